@@ -4,7 +4,11 @@
 
 Nested: the constants that predict a stack are fitted without its rows, and so are the widths of its intervals, which
 come from errors of the other stacks, each predicted without itself and without the first. One stack has one vote (the
-median over its configurations); stacks with fewer than 8 configurations are pooled into one. The last line is JSON.
+median over its configurations); stacks with fewer than 8 configurations are pooled into one. A source is made worse
+where the median error of its rows, after 5 of them calibrated and averaged over the draws, is above that of the same
+rows before. Anchor: the smallest job of a ladder (one model, batch and recipe on several numbers of accelerators) was
+measured, the larger ones are predicted: by its pace, as `charter plan --probe` does, and by constants calibrated on
+that row. The last line is JSON.
 """
 
 import argparse
@@ -12,7 +16,7 @@ import json
 import math
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
@@ -34,9 +38,13 @@ from charter.validation.validate import safe_cases  # noqa: E402
 
 FEWEST = 8
 """Configurations of a stack that has a vote of its own; from the issue."""
+FEW = 5
+"""Rows of a stack or source that calibrate."""
 MISS = 10.0
 """Penalty on what an 80 % interval misses, in logarithms: 2 / (1 - 0.8), the interval score of Gneiting and Raftery
 (2007)."""
+LADDERS = ("FND", "IEV", "BSC", "TTN", "NTR")
+"""Sources that measured one job on several numbers of accelerators; from the issue."""
 WHOLE_STEPS = ("step_time_s", "ppo_step_time_s")
 
 
@@ -111,9 +119,12 @@ class Stacks:
             self._fits[key] = fitted_to(self.quantity, others)
         return self._fits[key]
 
-    def scored(self, stack: str, fitted: Fitted, used: frozenset[int] = frozenset()) -> list[Scored]:
-        """The cases of a stack predicted, after calibration on those of some indices."""
-        own = self.own(stack)
+    def source(self, prefix: str) -> list[Case]:
+        """The cases of a source."""
+        return [case for case in self.cases if case.row.prefix == prefix]
+
+    def scored(self, own: Sequence[Case], fitted: Fitted, used: frozenset[int] = frozenset()) -> list[Scored]:
+        """Cases predicted, after calibration on those of some indices."""
         if used:
             fitted = calibrated(self.quantity, [own[index] for index in sorted(used)], fitted)
         values = predict(self.quantity, own, fitted)
@@ -128,23 +139,78 @@ class Stacks:
             replace(item, stack=other)
             for other in self.names
             if other != stack
-            for item in self.scored(other, self.without(stack, other))
+            for item in self.scored(self.own(other), self.without(stack, other))
         ]
         spread = spreads({"unseen": inner})
         return lambda group: spread.half_width(group, "unseen")
 
 
-def draws_of(stacks: Stacks, stack: str, rows: int, draws: int) -> list[list[Scored]]:
-    """A stack predicted after calibration on a few of its configurations, drawn at random."""
-    own = stacks.own(stack)
+def draws_of(stacks: Stacks, name: str, own: Sequence[Case], fitted: Fitted, draws: int) -> list[list[Scored]]:
+    """Cases predicted after calibration on a few of their configurations, drawn at random."""
     first: dict[str, int] = {}
     for index, case in enumerate(own):
         first.setdefault(key_of(case.row), index)
-    if len(first) <= rows:
+    if len(first) <= FEW:
         return []
-    generator = random.Random(f"{stacks.quantity.name} {stack}")
-    choices = [frozenset(generator.sample(sorted(first.values()), rows)) for _ in range(draws)]
-    return [stacks.scored(stack, stacks.without(stack), choice) for choice in choices]
+    generator = random.Random(f"{stacks.quantity.name} {name}")
+    choices = [frozenset(generator.sample(sorted(first.values()), FEW)) for _ in range(draws)]
+    return [stacks.scored(own, fitted, choice) for choice in choices]
+
+
+def before_and_after(items: Sequence[Scored], trials: Sequence[Sequence[Scored]]) -> tuple[float, float]:
+    """Mean over draws of the median error of the rows that did not calibrate, before the calibration and after."""
+    before = [[replace(a, used=b.used) for a, b in zip(items, trial, strict=True)] for trial in trials]
+    return mean(median(votes(rows)) for rows in before), mean(median(votes(rows)) for rows in trials)
+
+
+def sources_moved(stacks: Stacks, draws: int) -> dict[str, tuple[float, float]]:
+    """Errors of each source before and after a few of its rows, from constants that saw none of its stacks."""
+    moved = {}
+    for prefix in sorted({case.row.prefix for case in stacks.cases}):
+        own = stacks.source(prefix)
+        fitted = stacks.without(*sorted({stack_of(case.row) for case in own}))
+        trials = draws_of(stacks, prefix, own, fitted, draws)
+        if trials:
+            moved[f"{prefix} {stacks.quantity.name}"] = before_and_after(stacks.scored(own, fitted), trials)
+    return moved
+
+
+def ladder_of(row: Measurement) -> tuple[object, ...]:
+    """What stays the same along a ladder; the recipe of a size may differ (NTR prints the best of a sweep)."""
+    recipe = () if row.prefix == "NTR" else (row.shard_kind, row.mbs if row.prefix == "FND" else None)
+    return (row.prefix, row.model, row.seq, row.accelerator, row.compute_dtype, row.recompute_kind, row.metric, *recipe)
+
+
+def anchors(stacks: Stacks) -> dict[str, dict[str, float]]:
+    """Errors of the larger jobs of ladders: predicted plainly, with the smallest one's pace, calibrated on it."""
+    ladders: dict[tuple[object, ...], list[Case]] = {}
+    for case in stacks.cases:
+        if case.row.prefix in LADDERS and case.row.gpus:
+            ladders.setdefault(ladder_of(case.row), []).append(case)
+    errors: dict[str, list[list[float]]] = {}
+    for cases in ladders.values():
+        least = min(case.row.gpus or 0 for case in cases)
+        base = [case for case in cases if case.row.gpus == least]
+        rest = [case for case in cases if (case.row.gpus or 0) > least]
+        if not rest:
+            continue
+        fitted = stacks.without(stack_of(base[0].row))
+        measured_before = predict(stacks.quantity, base, fitted)
+        ratios = [math.log(case.row.value / value) for case, value in zip(base, measured_before, strict=True)]
+        plain = predict(stacks.quantity, rest, fitted)
+        moved = predict(stacks.quantity, rest, calibrated(stacks.quantity, base, fitted))
+        for case, first, last in zip(rest, plain, moved, strict=True):
+            guesses = (first, first * math.exp(median(ratios)), last)
+            found = [abs(float(guess) / case.row.value - 1) for guess in guesses]
+            errors.setdefault(case.row.prefix, []).append(found)
+    errors["all"] = [found for rows in errors.values() for found in rows]
+    ways = ("zero_shot", "pace", "calibrated")
+    return {
+        name: {"rows": len(rows)}
+        | {f"{way}_median": median(row[at] for row in rows) for at, way in enumerate(ways)}
+        | {f"{way}_p90": sorted(row[at] for row in rows)[int(0.9 * (len(rows) - 1))] for at, way in enumerate(ways)}
+        for name, rows in errors.items()
+    }
 
 
 def interval_score(error: float, half_width: float) -> float:
@@ -194,6 +260,8 @@ def column(rows: Sequence[Measurement], draws: int) -> dict[str, object]:
     zero: dict[str, list[tuple[str, Scored]]] = {}
     after: dict[str, list[float]] = {}
     widths: dict[str, list[tuple[str, Scored, float]]] = {}
+    moved: dict[str, tuple[float, float]] = {}
+    ladders: dict[str, dict[str, float]] = {}
     refused, worse, compared = 0, 0, 0
     for quantity in QUANTITIES:
         print(quantity.name, file=sys.stderr)
@@ -201,19 +269,23 @@ def column(rows: Sequence[Measurement], draws: int) -> dict[str, object]:
         refused += len(stacks.refused)
         drawn: list[dict[str, list[tuple[str, Scored]]]] = [{} for _ in range(draws)]
         for stack in stacks.names:
-            items = stacks.scored(stack, stacks.without(stack))
+            own, fitted = stacks.own(stack), stacks.without(stack)
+            items = stacks.scored(own, fitted)
             width = stacks.widths(stack)
             for item in items:
                 zero.setdefault(kind_of(item.row), []).append((stack, item))
                 widths.setdefault(group_of(item.row), []).append((stack, item, width(group_of(item.row))))
-            trials = draws_of(stacks, stack, 5, draws)
+            trials = draws_of(stacks, stack, own, fitted, draws)
             for trial, table in zip(trials, drawn, strict=False):
                 for item in trial:
                     table.setdefault(kind_of(item.row), []).append((stack, item))
             if trials:
                 compared += 1
-                used_free = [votes([replace(a, used=b.used) for a, b in zip(items, t, strict=True)]) for t in trials]
-                worse += mean(median(votes(t)) for t in trials) > mean(median(found) for found in used_free)
+                before, later = before_and_after(items, trials)
+                worse += later > before
+        moved |= sources_moved(stacks, draws)
+        if quantity.name == "training step time":
+            ladders = anchors(stacks)
         for table in drawn:
             for kind, found in table.items():
                 error = over_stacks(found)[0]
@@ -236,7 +308,10 @@ def column(rows: Sequence[Measurement], draws: int) -> dict[str, object]:
         "fits": fits(rows),
         "refused": refused / len(rows),
         "made_worse_by_5": [worse, compared],
+        "sources_by_5": {name: [before, later] for name, (before, later) in moved.items()},
+        "anchors": ladders,
         "rows": len(rows),
+        "draws": draws,
     }
 
 
@@ -247,7 +322,9 @@ def percent(value: object) -> str:
 
 def table(figures: dict[str, object]) -> str:
     """The column as Markdown."""
-    lines = ["| quantity | stacks, configurations | zero-shot | after 5 rows | under by > 5 % |", "| --- " * 5 + "|"]
+    lines = ["| quantity | stacks, configurations | zero-shot | after 5 rows (DRAWS draws) | under by > 5 % |"]
+    lines[0] = lines[0].replace("DRAWS", str(figures["draws"]))
+    lines.append("| --- " * 5 + "|")
     for name, item in figures["lines"].items():  # type: ignore[attr-defined]
         cells = [percent(item[key]) for key in ("zero_shot", "after_5", "under_by_5_percent")]
         lines.append(f"| {name} | {item['stacks']}, {item['configurations']} | {' | '.join(cells)} |")
@@ -264,8 +341,34 @@ def table(figures: dict[str, object]) -> str:
         f"out of memory above 0.5: {judged['oom_above_half']}; ran below 0.2: {percent(judged['ran_below_fifth'])}",  # type: ignore[index]
         f"refused: {percent(figures['refused'])} of {figures['rows']} rows; "
         f"made worse by 5 rows: {worse} of {compared} stacks and quantities",
+        sources_line(figures["sources_by_5"], int(figures["draws"])),  # type: ignore[arg-type, call-overload]
+        "",
+        *anchor_lines(figures["anchors"]),  # type: ignore[arg-type]
     ]
     return "\n".join(line.replace("%", " %").replace("  %", " %") for line in lines)
+
+
+def sources_line(moved: Mapping[str, tuple[float, float]], draws: int) -> str:
+    """Sources whose rows are predicted worse after five of them, and how much worse where it is more than a little."""
+    worse = {name: (before, later) for name, (before, later) in moved.items() if later > before}
+    listed = ", ".join(f"{name} {before:.1%} to {later:.1%}" for name, (before, later) in worse.items())
+    clearly = sum(later > 1.05 * before for before, later in worse.values())
+    share = percent(len(worse) / len(moved)) if moved else "-"
+    return (
+        f"sources made worse by 5 rows (mean over {draws} draws): {len(worse)} of {len(moved)} ({share}), "
+        f"{clearly} by more than a twentieth: {listed or 'none'}"
+    )
+
+
+def anchor_lines(anchors: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """The table of ladders."""
+    head = "| anchor: larger jobs of a ladder | rows | zero-shot | pace of the smallest | calibrated on it |"
+    lines = [head, "| --- " * 5 + "|"]
+    for name, item in anchors.items():
+        ways = ("zero_shot", "pace", "calibrated")
+        cells = [f"{item[f'{way}_median']:.1%}, p90 {item[f'{way}_p90']:.1%}" for way in ways]
+        lines.append(f"| {name} | {item['rows']} | {' | '.join(cells)} |")
+    return lines
 
 
 def main() -> None:

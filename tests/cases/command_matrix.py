@@ -90,6 +90,8 @@ ARGUMENTS = {
     "catalog prices list": HERE,
     "validate": "OUT/list.csv",
     "validate calibrate": "OUT/list.csv",
+    "validate convert": "OUT/list.csv -o OUT/typed.csv",
+    "validate share": "OUT/list.csv --as ABC -o OUT/shared.csv",
 }
 """What each command is given; the words in capitals stand for directories."""
 

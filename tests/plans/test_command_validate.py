@@ -128,3 +128,17 @@ def test_calibrate_wants_one_thing(tmp_path):
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(DataError, match="is not a calibration"):
         run("plan", "--template", "cai-8b", "--calibration", tmp_path / "bad.json")
+
+
+def test_an_impossible_row_is_left_out_of_a_calibration(tmp_path, rows):
+    own = renamed([row for row in rows if row["id"].startswith("KOR")][:4], "OWN")
+    wrong = {**own[0], "id": "OWN-9", "value": str(float(own[0]["value"]) / 20)}
+    texts = []
+    for name, chosen in (("sound", own), ("wrong", [*own, wrong])):
+        file, output = write(tmp_path / "own.csv", chosen), tmp_path / f"{name}.json"
+        texts.append(run("validate", "calibrate", file, "-o", output))
+    assert "left out OWN-9: the implied MFU" in texts[1]
+    assert "left out" not in texts[0]
+    assert load(tmp_path / "sound.json").quantities == load(tmp_path / "wrong.json").quantities
+    with pytest.raises(UsageError, match="OWN-9: the implied MFU"):
+        run("validate", "calibrate", write(tmp_path / "one.csv", [wrong]), "-o", tmp_path / "none.json")

@@ -44,8 +44,9 @@ def calibrate(
         raise UsageError("give a CSV of measurements, or -C DIR for the steps of a project's run")
     from charter.physics.fitted import load, save
 
+    left_out: dict[str, tuple[str, ...]] = {}
     if file is not None:
-        bundle, output = _fitted(file, alone), output or Path("calibration.json")
+        (bundle, left_out), output = _fitted(file, alone), output or Path("calibration.json")
         if output.is_file():
             bundle = replace(bundle, paces=load(output).paces)
     else:
@@ -56,25 +57,39 @@ def calibrate(
             bundle = replace(bundle, quantities=load(output).quantities)
     save(bundle, output)
     if json_:
-        print_json(_report(bundle, output))
+        print_json(_report(bundle, output) | {"left_out": {name: list(texts) for name, texts in left_out.items()}})
     else:
         _print(bundle, output)
+        for name, texts in left_out.items():
+            typer.echo(f"left out {name}: {'; '.join(texts)}")
 
 
-def _fitted(file: Path, alone: bool) -> "Bundle":
-    """The published constants moved to the file's rows; or a fit of the file and nothing else."""
+def _fitted(file: Path, alone: bool) -> "tuple[Bundle, dict[str, tuple[str, ...]]]":
+    """The published constants moved to the file's rows, or a fit of the file alone; and what it leaves out, and why.
+
+    The published rows are fitted as they are: their alarms are models of a few million parameters, read and confirmed.
+    """
     from datetime import date
 
+    from charter.errors import UsageError
     from charter.physics.fitted import bundled
+    from charter.validation.alarms import flagged
     from charter.validation.bundled import MEASUREMENTS
     from charter.validation.fitting import extend, make
     from charter.validation.quantity import QUANTITIES
     from charter.validation.rows.measurement import read_measurements
 
     rows, today = read_measurements(file), date.today().isoformat()
-    if alone or file.resolve() == MEASUREMENTS.resolve():
-        return make(QUANTITIES, rows, source=file.name, as_of=today)
-    return extend(bundled(), QUANTITIES, rows, source=f"published rows, then {file.name}", as_of=today)
+    if file.resolve() == MEASUREMENTS.resolve():
+        return make(QUANTITIES, rows, source=file.name, as_of=today), {}
+    alarms = flagged(rows)
+    sound = [row for row in rows if row.id not in alarms]
+    if rows and not sound:
+        reasons = "\n".join(f"  {name}: {'; '.join(texts)}" for name, texts in alarms.items())
+        raise UsageError(f"no row of {file} can be fitted to; each cannot be what it says:\n{reasons}")
+    if alone:
+        return make(QUANTITIES, sound, source=file.name, as_of=today), alarms
+    return extend(bundled(), QUANTITIES, sound, source=f"published rows, then {file.name}", as_of=today), alarms
 
 
 def _paced(project: Any, root: Path) -> "Bundle":

@@ -55,6 +55,8 @@ COMMANDS: Mapping[str, str] = {
     "catalog prices": "prices.prices_app",
     "validate": "validate.validate",
     "validate calibrate": "calibrate.calibrate",
+    "validate convert": "measurements.convert",
+    "validate share": "measurements.share",
 }
 """The module in this package and the command or group in it, by the words that call it; a group of nothing else has
 none."""

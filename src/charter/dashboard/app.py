@@ -63,12 +63,12 @@ class Streams:
     async def _events(self, request: Request, key: str) -> AsyncIterator[str]:
         self._open += 1
         try:
-            told, said_at = "", time.monotonic()
+            sent, said_at = "", time.monotonic()
             yield "retry: 2000\n\n"
             while not self._ending() and not await request.is_disconnected():
                 version = await run_in_threadpool(self._version, key)
-                if version != told:
-                    told, said_at = version, time.monotonic()
+                if version != sent:
+                    sent, said_at = version, time.monotonic()
                     yield f"event: version\ndata: {json_text({'version': version})}\n\n"
                 elif time.monotonic() - said_at > ALIVE_SECONDS:
                     said_at = time.monotonic()
@@ -141,7 +141,7 @@ class Shown:
         self._writers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pages")
 
     def endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
-        """What answers requests for one page."""
+        """Return the handler that answers requests for one page."""
 
         async def answer(request: Request) -> Response:
             return await run_in_threadpool(self._answer, page, request)
@@ -163,17 +163,17 @@ class Shown:
             csrf=csrf_of(self._site.settings.token_of(role)), acts=may_act(self._site.settings, role),
         )  # fmt: skip
         with self._lock:
-            kept, turn = self._kept.get(key), self._writing.setdefault(key, threading.Lock())
-        if kept is not None and kept.state == self._state(reader):
-            return kept.response
-        if kept is not None and time.monotonic() - kept.written_at < STALE_SECONDS:
+            stored, turn = self._kept.get(key), self._writing.setdefault(key, threading.Lock())
+        if stored is not None and stored.state == self._state(reader):
+            return stored.response
+        if stored is not None and time.monotonic() - stored.written_at < STALE_SECONDS:
             if not turn.locked():
                 self._writers.submit(self._renew, key, turn, page, context)
-            return kept.response
+            return stored.response
         return self._renew(key, turn, page, context)
 
     def _state(self, reader: ProjectReader | None) -> object:
-        """What a page is written from; another one needs another page."""
+        """Return the key of a page's content; another key needs another page."""
         return self._site.version(reader), int(time.time() / SAME_SECONDS)
 
     def _renew(self, key: object, turn: threading.Lock, page: Page, context: Context) -> Response:
@@ -181,9 +181,9 @@ class Shown:
         with turn:
             state = self._state(context.reader)
             with self._lock:
-                kept = self._kept.get(key)
-            if kept is not None and kept.state == state:
-                return kept.response
+                stored = self._kept.get(key)
+            if stored is not None and stored.state == state:
+                return stored.response
             response = self._write(page, context)
             with self._lock:
                 self._kept.pop(key, None)
@@ -207,11 +207,11 @@ class Shown:
 
 async def asset(request: Request) -> Response:
     """A style or a script, by a name of the list."""
-    found = ASSET_FILES.get(request.path_params["name"])
-    if found is None:
+    asset_file = ASSET_FILES.get(request.path_params["name"])
+    if asset_file is None:
         raise HTTPException(404)
     return Response(
-        asset_bytes(request.path_params["name"]), media_type=found[2], headers={"cache-control": "no-cache"}
+        asset_bytes(request.path_params["name"]), media_type=asset_file[2], headers={"cache-control": "no-cache"}
     )
 
 

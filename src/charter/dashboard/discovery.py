@@ -37,14 +37,14 @@ def check_roots(roots: Iterable[Path]) -> None:
 
 def find_projects(roots: Iterable[Path]) -> tuple[Found, ...]:
     """Every project below the directories, in the order of their paths; each once."""
-    found: dict[Path, Found] = {}
+    projects: dict[Path, Found] = {}
     for root in roots:
-        whole = root.resolve()
-        for path in _walk(whole, DEEPEST):
-            if path not in found and len(found) < MOST:
-                label = whole.name if path == whole else str(path.relative_to(whole))
-                found[path] = Found(key=key_of(path), root=path, label=label)
-    return tuple(sorted(found.values(), key=lambda item: (item.label, item.key)))
+        resolved = root.resolve()
+        for path in _walk(resolved, DEEPEST):
+            if path not in projects and len(projects) < MOST:
+                label = resolved.name if path == resolved else str(path.relative_to(resolved))
+                projects[path] = Found(key=key_of(path), root=path, label=label)
+    return tuple(sorted(projects.values(), key=lambda item: (item.label, item.key)))
 
 
 def key_of(root: Path) -> str:

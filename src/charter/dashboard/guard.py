@@ -52,31 +52,31 @@ def allowed_hosts(settings: Settings, port: int) -> frozenset[str]:
 
 
 def host_allowed(host: str | None, allowed: frozenset[str]) -> bool:
-    """Whether a request names this server."""
+    """Return True if a request names this server."""
     return host is not None and host.lower() in allowed
 
 
 def origin_allowed(origin: str | None, *, scheme: str, allowed: frozenset[str]) -> bool:
-    """Whether a request that may change something comes from a page of this server; browsers always say."""
+    """Return True if a request that may change something comes from a page of this server; browsers always say."""
     if origin is None:
         return False
-    found, _, host = origin.partition("://")
-    return found == scheme and host.lower() in allowed
+    its_scheme, _, host = origin.partition("://")
+    return its_scheme == scheme and host.lower() in allowed
 
 
 def fetched_from_elsewhere(headers: Mapping[str, str]) -> bool:
-    """Whether another site's page asks for a part of it; a link that is followed (`navigate`) is no part."""
+    """Return True if another site's page requests a part of it; a link that is followed (`navigate`) is no part."""
     site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
     return site in ("cross-site", "same-site") and mode != "navigate"
 
 
 def session_of(token: str) -> str:
-    """What the cookie holds: proof of the token, from which the token cannot be told."""
+    """Return the value of the session cookie: proof of the token, from which the token cannot be derived."""
     return _derived(token, "session")
 
 
 def csrf_of(token: str) -> str:
-    """What a form must carry beside the cookie; another site can make a browser send the one, not read the other."""
+    """Return the value that a form carries beside the cookie; another site can send the one, not read the other."""
     return _derived(token, "csrf")
 
 

@@ -15,7 +15,7 @@ TAIL_BYTES = 256
 
 @dataclass
 class Growing:
-    """What is known of one file: how far it was read, and as which file."""
+    """Reading position of one file: how far it was read, and as which file."""
 
     inode: int = 0
     offset: int = 0
@@ -60,7 +60,7 @@ class LineFile:
         return lines
 
     def _is_as_left(self, file: Any) -> bool:
-        """Whether what was read last still stands there: a file that was cut may have grown again since, and more."""
+        """Return True if the last bytes read still stand there: a file that was cut may have grown again since."""
         tail = self._known.tail
         file.seek(self._known.offset - len(tail))
         return bool(file.read(len(tail)) == tail)
@@ -90,18 +90,18 @@ class MetricFiles:
     def steps(self, path: Path) -> dict[int, dict[str, float]]:
         """The finite numbers of every step, in the order of steps; a step that was done again counts once."""
         with self._lock:
-            kept = self._kept.pop(path, None) or _Kept(file=LineFile(path))
-            self._kept[path] = kept
+            cached = self._kept.pop(path, None) or _Kept(file=LineFile(path))
+            self._kept[path] = cached
             while len(self._kept) > self._most:
                 self._kept.popitem(last=False)
-        with kept.lock:
-            fresh = kept.file.new_lines(kept.steps.clear)
+        with cached.lock:
+            fresh = cached.file.new_lines(cached.steps.clear)
             for line in fresh:
-                if (found := _numbers(line)) is not None:
-                    kept.steps[found[0]] = found[1]
-            if fresh and list(kept.steps) != sorted(kept.steps):
-                kept.steps = dict(sorted(kept.steps.items()))
-            return dict(kept.steps)
+                if (numbers := _numbers(line)) is not None:
+                    cached.steps[numbers[0]] = numbers[1]
+            if fresh and list(cached.steps) != sorted(cached.steps):
+                cached.steps = dict(sorted(cached.steps.items()))
+            return dict(cached.steps)
 
 
 def _numbers(line: bytes) -> tuple[int, dict[str, float]] | None:

@@ -1,4 +1,4 @@
-"""What a page is: an address, and a function from a snapshot to what its template prints.
+"""A page: an address, and a function from a snapshot to the values that its template prints.
 
 To add one: a view model (pure, in `report` or `dashboard/view`), a module in `dashboard/pages` with a `PAGE`, a
 template, and its name in `dashboard/table.py`. Navigation, live updates, export and the tests of every page follow.
@@ -38,7 +38,7 @@ class Links(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What a page shows."""
+    """Values of a page, for its template."""
 
     title: str
     model: Any
@@ -50,7 +50,7 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a page may look at."""
+    """Sources that a page may read."""
 
     site: Site
     links: Links
@@ -100,5 +100,5 @@ class Page:
 
     @property
     def of_project(self) -> bool:
-        """Whether it belongs to one project."""
+        """Return True if it belongs to one project."""
         return "{project}" in self.path

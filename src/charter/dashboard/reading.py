@@ -44,7 +44,7 @@ SECONDS_PER_DAY = 86_400
 
 
 class LedgerPlace(TypedDict):
-    """Where the ledger of a project is, and which run of it."""
+    """Location of a project's ledger, and the run in it."""
 
     run_dir: Path
     run: str | None
@@ -60,8 +60,8 @@ def read_ledger(run_dir: Path, *, run: str | None, server: str | None) -> Ledger
     try:
         with Ledger.open(place, create=False) as ledger:
             parts, running = ledger.sums(by=BY, run=only), ledger.running(run=only)
-            whole = total_of(parts)
-            recent = ledger.recent(run=only, limit=RECENT) if whole.totals.attempts <= RECENT else ()
+            total = total_of(parts)
+            recent = ledger.recent(run=only, limit=RECENT) if total.totals.attempts <= RECENT else ()
     except NoLedgerError:
         return LedgerNow()  # on a server: nothing has run yet
     except CharterError as error:
@@ -71,7 +71,7 @@ def read_ledger(run_dir: Path, *, run: str | None, server: str | None) -> Ledger
         if part.totals.attempts:
             outcomes[part.key["stage"]][part.key["outcome"]] += part.totals.attempts
     return LedgerNow(
-        whole=whole,
+        whole=total,
         by_stage=_by(parts, "stage"),
         by_accelerator=_groups(parts, "accelerator"),
         by_owner=_groups(parts, "owner"),
@@ -93,7 +93,7 @@ def read_attempts(run_dir: Path, *, run: str | None, server: str | None, stage: 
 
 
 def exact_spend(accounted: Iterable[Accounted]) -> tuple[tuple[float, int], ...]:
-    """What was spent until when, each attempt evenly over its time: unix seconds and micro-USD, never falling."""
+    """Spending over time, each attempt evenly over its duration: unix seconds and micro-USD, never falling."""
     rates: dict[float, float] = defaultdict(float)
     for item in accounted:
         cost, seconds = item.cost_micro_usd, item.attempt.seconds
@@ -126,11 +126,11 @@ def _midnight(day: str) -> float:
 
 
 def _by(parts: Iterable[Sums], name: str) -> dict[str, Sums]:
-    found: dict[str, Sums] = {}
+    sums: dict[str, Sums] = {}
     for part in parts:
         key = part.key[name]
-        found[key] = found.get(key, Sums()) + part
-    return found
+        sums[key] = sums.get(key, Sums()) + part
+    return sums
 
 
 def _groups(parts: Iterable[Sums], name: str) -> tuple[Group, ...]:
@@ -140,12 +140,12 @@ def _groups(parts: Iterable[Sums], name: str) -> tuple[Group, ...]:
 
 def _tags(parts: Iterable[Sums]) -> tuple[Group, ...]:
     """Every `tag: value`; what has several tags counts under each."""
-    found: dict[str, Sums] = {}
+    by_tag: dict[str, Sums] = {}
     for part in parts:
         for key, value in json.loads(part.key["tags"] or "{}").items():
             name = f"{key}: {value}"
-            found[name] = found.get(name, Sums()) + part
-    return _sorted([Group(name=name, sums=sums) for name, sums in found.items()])
+            by_tag[name] = by_tag.get(name, Sums()) + part
+    return _sorted([Group(name=name, sums=sums) for name, sums in by_tag.items()])
 
 
 def _sorted(groups: Sequence[Group]) -> tuple[Group, ...]:
@@ -154,7 +154,7 @@ def _sorted(groups: Sequence[Group]) -> tuple[Group, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Looked:
-    """What stages are judged by beside their directories."""
+    """Evidence for the states of stages that stands beside their directories."""
 
     root: Path
     ledger: LedgerNow
@@ -194,17 +194,17 @@ def left_stages(looked: Looked, files: JsonFiles) -> tuple[StageNow, ...]:
             other = newest.get(name)
             if other is None or _started(path) > _started(other):
                 newest[name] = path
-    found = []
+    stages = []
     for name, path in sorted(newest.items(), key=lambda item: _started(item[1])):
         job = files.read(path / JOB_FILE)
         inputs = [item for items in (job.get("inputs") or {}).values() for item in items if isinstance(item, dict)]
         reads = tuple(dict.fromkeys(str(item.get("name")) for item in inputs if item.get("source") == "stage"))
         fingerprint = str(job.get("fingerprint", ""))
         kind = str(job.get("kind", ""))
-        found.append(
+        stages.append(
             _left(name, kind, path, fingerprint, looked, files, inputs=tuple(name for name in reads if name in newest))
         )
-    return tuple(found)
+    return tuple(stages)
 
 
 def _started(path: Path) -> int:
@@ -230,8 +230,8 @@ def _left(
     inputs: tuple[str, ...],
 ) -> StageNow:
     evidence = read_stage(directory, proof="sizes", read=files.read, now=looked.now)
-    found = stage_state(replace(evidence, last_sign=looked.signs.get(name)), now=looked.now)
-    return _shown(name, kind, fingerprint, found, directory, looked, files, inputs=inputs)
+    now_state = stage_state(replace(evidence, last_sign=looked.signs.get(name)), now=looked.now)
+    return _shown(name, kind, fingerprint, now_state, directory, looked, files, inputs=inputs)
 
 
 def _shown(
@@ -334,11 +334,11 @@ class ProjectReader:
             if self._latest is not None and self._latest.version == version:
                 return self._latest
             start = time.monotonic()
-            found = self._fresh(version)
+            snapshot = self._fresh(version)
             self._took = time.monotonic() - start
             self._read_until = time.monotonic() + REST_SHARE * self._took
-            self._latest = found
-            return found
+            self._latest = snapshot
+            return snapshot
 
     def _fresh(self, version: str) -> Snapshot:
         root, now = self.found.root, time.time()
@@ -385,26 +385,26 @@ class ProjectReader:
         return left_stages(looked, self.files)
 
     def project(self) -> tuple[Project | None, str]:
-        """What `charter.yaml` says, or none and why."""
+        """Return the project of `charter.yaml`, or None and the reason."""
         return self._load()
 
     def attempts(self, stage: str) -> tuple[Accounted, ...]:
         """The last attempts at one stage, oldest first, read once for a snapshot; as last read where that cannot be."""
         snapshot = self.snapshot()
         with self._asking:
-            version, found = self._attempts.get(stage, ("", ()))
+            version, rows = self._attempts.get(stage, ("", ()))
             if version != snapshot.version and not snapshot.ledger.problem:
                 with suppress(CharterError):  # the next snapshot says what is wrong
-                    found = read_attempts(**self._ledger_of(self._load()[0]), stage=stage)
-                self._attempts[stage] = (snapshot.version, found)
-            return found
+                    rows = read_attempts(**self._ledger_of(self._load()[0]), stage=stage)
+                self._attempts[stage] = (snapshot.version, rows)
+            return rows
 
     def _ledger(self, project: Project | None, now: float) -> LedgerNow:
         """The ledger as it is now; as it was last read, and why, where it cannot be read."""
-        found = read_ledger(**self._ledger_of(project))
-        if not found.problem:
-            return replace(found, read_at=now)
-        return replace(self._latest.ledger if self._latest else found, problem=found.problem)
+        ledger = read_ledger(**self._ledger_of(project))
+        if not ledger.problem:
+            return replace(ledger, read_at=now)
+        return replace(self._latest.ledger if self._latest else ledger, problem=ledger.problem)
 
     def _asks_server(self) -> bool:
         project, _ = self._load()
@@ -422,31 +422,31 @@ class ProjectReader:
         stamp = stamp_of(path)
         if self._project is not None and self._project[0] == stamp:
             return self._project[1], self._project[2]
-        found: Project | None = None
+        project: Project | None = None
         problem = ""
         if stamp is None:
             problem = f"there is no {FILE} here any more: what the run has left is shown"
         else:
             try:
-                found = load_project(path, env=dict(os.environ))
+                project = load_project(path, env=dict(os.environ))
             except CharterError as error:
                 problem = f"{FILE} does not load; what the run has left is shown\n{error}"
-        self._project = (stamp, found, problem)
-        return found, problem
+        self._project = (stamp, project, problem)
+        return project, problem
 
     def _pipeline_of(self, project: Project) -> tuple[Pipeline | None, str]:
         root = self.found.root
         stamp = (stamp_of(root / FILE), stamp_of(run_dir(root) / ACCEPTED_FILE))
-        known = self._pipeline
-        if known is not None and known[0] == stamp and time.monotonic() - known[1] < PIPELINE_SECONDS:
-            return known[2], known[3]
+        cached = self._pipeline
+        if cached is not None and cached[0] == stamp and time.monotonic() - cached[1] < PIPELINE_SECONDS:
+            return cached[2], cached[3]
         try:
-            found: Pipeline | None = build_pipeline(project, root, hashes=self._hashes)
+            pipeline: Pipeline | None = build_pipeline(project, root, hashes=self._hashes)
             problem = ""
         except (CharterError, OSError) as error:
-            found, problem = None, f"the pipeline could not be resolved; what the run has left is shown\n{error}"
-        self._pipeline = (stamp, time.monotonic(), found, problem)
-        return found, problem
+            pipeline, problem = None, f"the pipeline could not be resolved; what the run has left is shown\n{error}"
+        self._pipeline = (stamp, time.monotonic(), pipeline, problem)
+        return pipeline, problem
 
     def _version(self) -> str:
         """A hash over the stamps of all files that a snapshot is made from."""
@@ -481,5 +481,5 @@ def _left_name(ledger: LedgerNow, root: Path) -> str:
 
 def _log_stamp(path: Path) -> Stamp | None:
     """The stamp of a write-ahead log that holds something: reading a ledger makes an empty one for a moment."""
-    found = stamp_of(path)
-    return found if found is not None and found[1] else None
+    stamp = stamp_of(path)
+    return stamp if stamp is not None and stamp[1] else None

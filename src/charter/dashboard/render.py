@@ -21,7 +21,7 @@ from charter.units import format_bytes, format_count, format_seconds, format_usd
 @cache
 def environment() -> Environment:
     """The environment of all templates."""
-    found = Environment(
+    jinja = Environment(
         loader=PackageLoader("charter.dashboard", "templates"),
         autoescape=select_autoescape(default=True, default_for_string=True),
         undefined=StrictUndefined,
@@ -29,7 +29,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    found.filters.update(
+    jinja.filters.update(
         bytes=format_bytes,
         count=format_count,
         seconds=format_seconds,
@@ -41,7 +41,7 @@ def environment() -> Environment:
         short_seconds=short_seconds,
         state_word=state_word,
     )
-    return found
+    return jinja
 
 
 def render_page(page: Page, context: Context, view: View, *, pages: Sequence[Page], version: str = "") -> str:

@@ -52,22 +52,22 @@ def address(settings: Settings, port: int) -> str:
 def open_socket(settings: Settings) -> socket.socket:
     """A listening socket at the asked address."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((settings.host, settings.port))
-        found.listen(256)
+        listener.bind((settings.host, settings.port))
+        listener.listen(256)
     except OSError as error:
-        found.close()
+        listener.close()
         why = error.strerror or str(error)
         raise UsageError(
             f"cannot listen on {settings.host} port {settings.port}: {why}; give another --port (0 takes a free one)"
         ) from None
-    return found
+    return listener
 
 
 def missing_extra(error: ImportError) -> MissingExtraError:
-    """What to install; raises the error itself when it is a module of ours that is missing."""
+    """Return the error that names the extra to install; raise the given error where a module of ours is missing."""
     if (error.name or "charter").partition(".")[0] == "charter":
         raise error
     return MissingExtraError(

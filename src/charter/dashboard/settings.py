@@ -1,4 +1,4 @@
-"""What the dashboard serves, where, and to whom: checked before a socket is opened."""
+"""Settings of the dashboard: projects, address, audience; checked before a socket is opened."""
 
 import ipaddress
 import os
@@ -41,7 +41,7 @@ class Settings:
 
     @property
     def tls(self) -> bool:
-        """Whether it speaks HTTPS."""
+        """Return True if it speaks HTTPS."""
         return self.certificate is not None
 
     @property
@@ -51,7 +51,7 @@ class Settings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine only; a name other than `localhost` is not trusted to be.
+    """Return True if an address is reached from this machine only; a name other than `localhost` is not trusted to be.
 
     >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("0.0.0.0"), is_loopback("example.org")
     (True, True, False, False)
@@ -97,10 +97,10 @@ def token_from(reference: str | None) -> str:
         return secrets.token_urlsafe(32)
     kind, _, where = reference.partition(":")
     if kind == "env" and where:
-        found = os.environ.get(where)
-        if found is None:
+        token = os.environ.get(where)
+        if token is None:
             raise UsageError(f"--token {reference}: the variable {where} is not set")
-        return found.strip()
+        return token.strip()
     if kind == "file" and where:
         try:
             return Path(where).read_text(encoding="utf-8").strip()

@@ -19,7 +19,7 @@ Drawn = tuple[tuple[Curve, ...], tuple[Phase, ...]]
 
 
 class Curves:
-    """What a stage's page draws of its metrics."""
+    """Curves of a stage's page, from its metrics."""
 
     def __init__(self, metrics: MetricFiles, most: int = 64) -> None:
         self._metrics = metrics
@@ -31,10 +31,10 @@ class Curves:
         """The curves and the phases of the metrics in a file."""
         with self._lock:
             stamp = stamp_of(path)
-            kept = self._kept.get(path)
-            if kept is not None and kept[0] == stamp:
+            cached = self._kept.get(path)
+            if cached is not None and cached[0] == stamp:
                 self._kept.move_to_end(path)
-                return kept[1]
+                return cached[1]
             steps = self._metrics.steps(path)
             drawn = curves_of(steps), phases_of(steps)
             self._kept[path] = (stamp, drawn)
@@ -97,8 +97,8 @@ class Site:
         """The readers of all projects, in the order of their labels."""
         with self._lock:
             if time.monotonic() - self._found_at > DISCOVERY_SECONDS:
-                found = find_projects(self.settings.roots)
-                self._readers = {item.key: self._readers.get(item.key) or ProjectReader(item) for item in found}
+                projects = find_projects(self.settings.roots)
+                self._readers = {item.key: self._readers.get(item.key) or ProjectReader(item) for item in projects}
                 self._found_at = time.monotonic()
             return tuple(self._readers.values())
 
@@ -107,6 +107,6 @@ class Site:
         return next((reader for reader in self.readers() if reader.found.key == key), None)
 
     def version(self, reader: ProjectReader | None) -> str:
-        """What changes whenever a project has changed, or any of them."""
+        """Return a value that changes whenever a project has changed, or any of them."""
         readers = (reader,) if reader else self.readers()
         return "/".join(item.snapshot().version for item in readers)

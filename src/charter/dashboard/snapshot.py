@@ -61,7 +61,7 @@ class StageNow:
 
     @property
     def done_share(self) -> float:
-        """How far it is, from 0 to 1."""
+        """Return the finished share, from 0 to 1."""
         if self.state == "done":
             return 1.0
         return min(1.0, self.step / self.target_step) if self.target_step else 0.0
@@ -69,7 +69,7 @@ class StageNow:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """What one owner, tag or kind of accelerator has cost."""
+    """Cost of one owner, tag or kind of accelerator."""
 
     name: str
     sums: Sums
@@ -98,11 +98,11 @@ class LedgerNow:
 
     @property
     def attempts(self) -> int:
-        """How many there are."""
+        """Return the number of attempts."""
         return self.whole.totals.attempts
 
     def stage(self, name: str) -> Sums:
-        """What one stage came to."""
+        """Return the sums of one stage."""
         return self.by_stage.get(name, Sums())
 
 

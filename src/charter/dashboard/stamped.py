@@ -11,16 +11,16 @@ Stamp = tuple[int, int, int]
 
 
 def stamp_of(path: Path | str) -> Stamp | None:
-    """What tells one state of a file from another; None when there is no such file."""
+    """Return the stamp that tells one state of a file from another; None when there is no such file."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 class JsonFiles:
-    """What JSON files hold, by their stamps."""
+    """Contents of JSON files, cached by their stamps."""
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[Stamp, Mapping[str, Any]]] = {}
@@ -32,14 +32,14 @@ class JsonFiles:
         if stamp is None:
             return {}
         with self._lock:
-            known = self._known.get(path)
-        if known is not None and known[0] == stamp:
-            return known[1]
+            cached = self._known.get(path)
+        if cached is not None and cached[0] == stamp:
+            return cached[1]
         try:
             content: Any = json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError):
             return {}
-        found: Mapping[str, Any] = content if isinstance(content, dict) else {}
+        mapping: Mapping[str, Any] = content if isinstance(content, dict) else {}
         with self._lock:
-            self._known[path] = (stamp, found)
-        return found
+            self._known[path] = (stamp, mapping)
+        return mapping

@@ -30,11 +30,11 @@ def log_tail(path: Path, *, most_bytes: int = LOG_BYTES) -> LogTail:
         content, size = end_of_file(path, most_bytes)
     except OSError:
         return LogTail(lines=(), whole=True, size_bytes=0)
-    whole = len(content) == size
-    if not whole:
+    complete = len(content) == size
+    if not complete:
         content = content.partition(b"\n")[2]
     text = without_shapes(content.decode("utf-8", "replace"))
-    return LogTail(lines=tuple(plain(line) for line in text.splitlines()), whole=whole, size_bytes=size)
+    return LogTail(lines=tuple(plain(line) for line in text.splitlines()), whole=complete, size_bytes=size)
 
 
 def plain(line: str) -> str:

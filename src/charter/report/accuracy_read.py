@@ -25,7 +25,7 @@ def _used(root: Path) -> tuple[Pace, ...]:
 
 
 def _shown(root: Path) -> tuple[Pace, ...]:
-    """What a calibration on this run would store; nothing where the project can no longer be planned."""
+    """Return the calibration that this run would store; nothing where the project can no longer be planned."""
     try:
         return measured_paces(load_project(root), root)
     except CharterError:

@@ -26,7 +26,7 @@ def _quantity(found: Accuracy) -> Any:
             for stage in found.stages
             if getattr(stage, key).p50 or getattr(stage, key).actual
         ]
-        inside, told = found.inside(key)
+        inside, settled = found.inside(key)
         bias = found.bias(key)
         if not rows or all(row["actual"] == "-" for row in rows):
             return None
@@ -35,7 +35,7 @@ def _quantity(found: Accuracy) -> Any:
             "name": name,
             "rows": rows,
             "inside": inside,
-            "told": told,
+            "told": settled,
             "bias": "" if bias is None else f"{bias:.2f}",
         }
 

@@ -1,4 +1,4 @@
-"""What the cards of models and of data sets are made of: tables and the licence."""
+"""Parts of the cards of models and of data sets: tables and the licence."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ UNKNOWN_LICENCE = "unknown"
 
 
 def licence_text(licence: str) -> str:
-    """What a card says of the licence that was given."""
+    """Return the words of a card on the licence that was given."""
     if licence != UNKNOWN_LICENCE:
         return f"{licence}, as given to `charter artifacts export`.\n"
     return "Not known. It follows from the licences of the models and data above; give it with `--license`.\n"

@@ -16,15 +16,15 @@ from charter.units import format_usd
 
 def saved_table(plans: Sequence[tuple[str, Mapping[str, Any]]]) -> RenderableType:
     """Stages in rows, plans in columns: hardware, layout, peak, time and cost p50-p90, risk; ratios to the first."""
-    found: Any = comparison(plans)
+    result: Any = comparison(plans)
     table = Table(box=box.SIMPLE_HEAD, show_lines=True)
     table.add_column("Stage", no_wrap=True)
-    for plan in found["plans"]:
+    for plan in result["plans"]:
         table.add_column(Text(plan["label"]), overflow="fold")
-    for stage in found["stages"]:
+    for stage in result["stages"]:
         table.add_row(Text(stage["name"]), *(_stage(item) for item in stage["plans"]))
     table.add_section()
-    table.add_row(Text("total", style="bold"), *(_total(plan) for plan in found["plans"]))
+    table.add_row(Text("total", style="bold"), *(_total(plan) for plan in result["plans"]))
     return table
 
 
@@ -64,5 +64,5 @@ def _times(ratio: Mapping[str, Any] | None, measure: str) -> str:
 
 def _risk(risk: Mapping[str, Any] | None) -> list[str]:
     """Interruptions to be expected, where the plan says so."""
-    found = None if risk is None else risk.get("expected_interruptions")
-    return [] if not found else [f"{found:.1f} interruptions"]
+    interruptions = None if risk is None else risk.get("expected_interruptions")
+    return [] if not interruptions else [f"{interruptions:.1f} interruptions"]

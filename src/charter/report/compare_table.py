@@ -28,8 +28,8 @@ def compare_table(plans: Sequence[tuple[str, Plan]]) -> RenderableType:
     for name in _names([plan for _, plan in plans]):
         table.add_row(Text(name), *(_stage_cell(plan.stage(name), first.stage(name)) for _, plan in plans))
     table.add_section()
-    whole = all(plan.cost is not None for _, plan in plans)
-    totals = [plan.project_usd if whole else plan.usd for _, plan in plans]
+    all_priced = all(plan.cost is not None for _, plan in plans)
+    totals = [plan.project_usd if all_priced else plan.usd for _, plan in plans]
     cells = (_total_cell(plan, usd, first, totals[0]) for (_, plan), usd in zip(plans, totals, strict=True))
     table.add_row(Text("total", style="bold"), *cells)
     return table

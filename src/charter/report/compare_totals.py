@@ -71,7 +71,7 @@ def _over(value: float | None, base: float | None) -> float | None:
 
 
 def _risk_of_plan(plan: Mapping[str, Any]) -> dict[str, float]:
-    """How much the p90 exceeds the median: the risk of the whole, in time and money."""
+    """Return the distance from the median to the p90 of the total, in time and money."""
     total = plan["total"]
     spread = {measure: _over(total[measure]["p90"], total[measure]["p50"]) for measure in ("seconds", "usd")}
     return {f"{measure}_p90_over_p50": value for measure, value in spread.items() if value is not None}

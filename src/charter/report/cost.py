@@ -13,7 +13,7 @@ SCHEMA = "charter.cost/1"
 
 
 def cost_json(view: Overview, accounted: tuple[Accounted, ...], usage: tuple[ApiUsage, ...] = ()) -> dict[str, Any]:
-    """What `charter cost report --json` prints.
+    """Return the JSON of `charter cost report --json`.
 
     `seconds` and `usd` are medians where they are estimates, with `_p10` and `_p90` beside them. `usd` is null
     where no price is known. The whole `milliseconds` and `micro_usd` of attempts and of calls add up to those of
@@ -71,18 +71,18 @@ def unit_costs(totals: Totals, actual: Amount) -> dict[str, dict[str, float | in
 
     Redone tokens or episodes are in the cost but not in the count: waste makes a unit dearer.
     """
-    found: dict[str, dict[str, float | int | None]] = {}
+    costs: dict[str, dict[str, float | int | None]] = {}
     for name in COUNTERS:
         count = getattr(totals, f"useful_{name}")
         if count:
             usd = None if actual.usd is None or not totals.fully_priced else actual.usd / count
-            found[name] = {
+            costs[name] = {
                 "count": count,
                 "usd_each": usd,
                 "usd_per_million": None if usd is None else usd * 1e6,
                 "seconds_each": actual.seconds / count,
             }
-    return found
+    return costs
 
 
 def _actual(totals: Totals, actual: Amount, calls: CallSums) -> dict[str, Any]:

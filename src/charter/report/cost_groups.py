@@ -20,7 +20,7 @@ STATE_STYLES = {"ok": "green", "warn": "yellow", "hold": "yellow", "stop": "bold
 
 
 def groups_json(facts: CostFacts) -> dict[str, Any]:
-    """What `charter cost report --json` has beside its older fields: `by`, `waste`, `energy`, `storage`, `limits`.
+    """Return the later fields of `charter cost report --json`: `by`, `waste`, `energy`, `storage`, `limits`.
 
     In every group the parts add up to the same total; waste is part of the cost, not beside it.
     """
@@ -55,7 +55,7 @@ def sums_json(part: Sums) -> dict[str, Any]:
 
 
 def waste_json(part: Sums) -> dict[str, float | None]:
-    """What was paid for nothing, by cause; `idle` is null where nobody looked."""
+    """Return the money paid for nothing, by cause; `idle` is null where nobody looked."""
     totals = part.totals
     return {
         "lost_to_kills_usd": totals.lost_to_kills_micro_usd / MICRO_USD_PER_USD,
@@ -80,7 +80,7 @@ def energy_json(part: Sums, power_usage_effectiveness: float) -> dict[str, float
 
 
 def print_groups(facts: CostFacts, console: Console) -> None:
-    """Where the money went, when there is more than one answer, and what of it was idle; energy."""
+    """Print the spending by group, where there is more than one, with its idle part, and the energy."""
     for name, parts in facts.groups.items():
         shown = name.startswith("tag:") or name in TITLES
         if shown and len(parts) > 1:

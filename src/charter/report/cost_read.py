@@ -1,4 +1,4 @@
-"""What the cost report needs beside the run's files: sums, limits, bills, advice. The edge to ledger and samples."""
+"""Inputs of the cost report beside the run's files: sums, limits, bills, advice. The edge to ledger and samples."""
 
 import time
 from collections.abc import Mapping
@@ -79,15 +79,15 @@ def read_costs(project: Project, root: Path, *, with_groups: bool = True) -> Cos
 
 
 def read_advice(facts: CostFacts, root: Path) -> tuple[Advice, ...]:
-    """What would make the run cheaper, the largest saving first; reads the samples of its stages."""
+    """Return advice that would make the run cheaper, the largest saving first; reads the samples of its stages."""
     pipeline = build_pipeline(facts.project, root)
     uses = (use for name in pipeline.stages if (use := _use(facts, pipeline, name)) is not None)
-    found = [item for use in uses for item in advice(use)]
-    return tuple(sorted(found, key=lambda item: -(item.saving_usd or 0.0)))
+    items = [item for use in uses for item in advice(use)]
+    return tuple(sorted(items, key=lambda item: -(item.saving_usd or 0.0)))
 
 
 def _use(facts: CostFacts, pipeline: Pipeline, name: str) -> Use | None:
-    """What a stage has held, by its sums and its samples; None for one that has not run."""
+    """Return the machines that a stage has held, by its sums and its samples; None for one that has not run."""
     part = facts.spending.by_stage.get(name)
     if part is None or not part.totals.attempts:
         return None
@@ -96,12 +96,12 @@ def _use(facts: CostFacts, pipeline: Pipeline, name: str) -> Use | None:
     peak, size = seen.gpu_memory_peak_bytes, seen.gpu_memory_bytes
     priced = bool(totals.priced_attempts)
     left = facts.left.stages.get(name)
-    held = facts.newest.get(name)
+    newest = facts.newest.get(name)
     return Use(
         stage=name,
-        accelerator=held.accelerator if held else ", ".join(seen.gpu_names),
-        count=held.count if held else max(1, seen.gpus),
-        market=held.market if held else "",
+        accelerator=newest.accelerator if newest else ", ".join(seen.gpu_names),
+        count=newest.count if newest else max(1, seen.gpus),
+        market=newest.market if newest else "",
         seconds=seen.seconds,
         usd=part.usd if priced else None,
         activity=seen.gpu_activity,

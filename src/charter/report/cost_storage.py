@@ -1,4 +1,4 @@
-"""What a run has stored and sent: bytes, GiB-months and money by place, beside the plan. Pure."""
+"""Stored and sent bytes of a run: bytes, GiB-months and money by place, beside the plan. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -43,25 +43,25 @@ def stored_places(samples: Iterable[StoredSample], *, now: float) -> tuple[Store
 
 def storage_json(places: Iterable[StoredPlace], plan: Mapping[str, Any] | None) -> dict[str, Any]:
     """The `storage` of `charter cost report --json`: metered beside planned; `usd` is null where no price is known."""
-    found = list(places)
-    priced = [place.micro_usd for place in found if place.micro_usd is not None]
+    listed = list(places)
+    priced = [place.micro_usd for place in listed if place.micro_usd is not None]
     return {
         "planned_usd": planned_usd(plan, "storage"),
         "metered_usd": sum(priced) / MICRO_USD_PER_USD if priced else None,
         "metered_micro_usd": sum(priced) if priced else None,
-        "metered_gib_months": sum(place.gib_months for place in found),
+        "metered_gib_months": sum(place.gib_months for place in listed),
         "planned_transfer_usd": planned_usd(plan, "transfer"),
-        "sent_bytes": sum(place.sent_bytes for place in found),
-        "places": [{**asdict(place), "usd": _usd(place.micro_usd)} for place in found],
+        "sent_bytes": sum(place.sent_bytes for place in listed),
+        "places": [{**asdict(place), "usd": _usd(place.micro_usd)} for place in listed],
     }
 
 
 def planned_usd(plan: Mapping[str, Any] | None, part: str) -> float | None:
-    """What the plan has for `storage` or `transfer` over all stages; None where a stage has no price, or no plan."""
+    """Return the planned `storage` or `transfer` of all stages; None where a stage has no price, or without a plan."""
     stages = (plan or {}).get("stages") or ()
     amounts = [((stage.get("breakdown") or {}).get("usd") or {}).get(part) for stage in stages]
-    known = [float(amount) for amount in amounts if amount is not None]
-    return sum(known) if known and len(known) == len(amounts) else None
+    priced = [float(amount) for amount in amounts if amount is not None]
+    return sum(priced) if priced and len(priced) == len(amounts) else None
 
 
 def print_storage(places: tuple[StoredPlace, ...], plan: Mapping[str, Any] | None, console: Console) -> None:
@@ -84,10 +84,10 @@ def print_storage(places: tuple[StoredPlace, ...], plan: Mapping[str, Any] | Non
             f"{datetime.fromtimestamp(place.last_at, tz=UTC):%Y-%m-%d %H:%M} UTC",
         )
     console.print(table)
-    found = storage_json(places, plan)
-    planned = found["planned_usd"]
+    content = storage_json(places, plan)
+    planned = content["planned_usd"]
     said = "" if planned is None else f", planned {format_usd(planned)} with what is kept afterwards"
-    console.print(f"Stored so far: {format_usd(found['metered_usd'])}{said}", highlight=False)
+    console.print(f"Stored so far: {format_usd(content['metered_usd'])}{said}", highlight=False)
     for place in places:
         if place.usd_per_month:
             text = f"{place.place} costs {format_usd(place.usd_per_month)} a month as it is"

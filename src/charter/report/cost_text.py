@@ -97,17 +97,17 @@ def print_waste(view: Overview, console: Console) -> None:
 
 def print_imported(accounted: Sequence[Accounted], console: Console) -> None:
     """Say which part is of runs that Charter did not start."""
-    found = [item for item in accounted if item.attempt.is_imported]
-    if found:
-        totals = totals_of(found)
-        stages = ", ".join(dict.fromkeys(escape(item.attempt.stage) for item in found))
+    imported = [item for item in accounted if item.attempt.is_imported]
+    if imported:
+        totals = totals_of(imported)
+        stages = ", ".join(dict.fromkeys(escape(item.attempt.stage) for item in imported))
         cost = f", {format_usd(spent(totals).usd)}" if totals.priced_attempts else ", unpriced"
         time = format_seconds(totals.milliseconds / 1000)
         console.print(f"Imported (charter artifacts import): {time}{cost} of stage {stages}", highlight=False)
 
 
 def unit_table(view: Overview) -> Table:
-    """What one kept token, pair, episode or record cost, by stage."""
+    """Return the table of the cost of one kept token, pair, episode or record, by stage."""
     table = _table("Per unit that was kept")
     for name in ("Stage", "Unit"):
         table.add_column(name)

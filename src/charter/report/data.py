@@ -1,4 +1,4 @@
-"""What the charts of a report show, as one JSON value: pure, from what was read.
+"""Values of a report's charts, as one JSON value: pure, from what was read.
 
 Times are seconds, memory is bytes, and nothing here is text from a data set: names, numbers and states only.
 """
@@ -59,22 +59,22 @@ def result_panels(run: RunFiles) -> list[dict[str, Any]]:
 
 
 def allocation(view: Overview) -> dict[str, Any]:
-    """Where the money went, by stage, kept and lost; the time where there is no price, the plan before a run."""
+    """Return the spending by stage, kept and lost; the time where there is no price, the plan before a run."""
     ran = view.totals.attempts > 0
     unit = "usd" if (view.actual.usd if ran else view.plan.p50.usd) is not None else "seconds"
     rows = []
     for stage in view.stages:
         totals = stage.totals
         if not ran and stage.plan is not None:
-            whole, wasted = getattr(stage.plan.p50, unit) or 0.0, 0.0
+            total, wasted = getattr(stage.plan.p50, unit) or 0.0, 0.0
         elif unit == "usd":
-            whole = totals.micro_usd / 1e6
+            total = totals.micro_usd / 1e6
             wasted = (totals.lost_to_kills_micro_usd + totals.lost_to_failures_micro_usd) / 1e6
         else:
-            whole = totals.milliseconds / 1e3
+            total = totals.milliseconds / 1e3
             wasted = (totals.milliseconds - totals.useful_milliseconds) / 1e3
-        if whole > 0:
-            rows.append({"stage": stage.name, "kept": whole - wasted, "lost": wasted})
+        if total > 0:
+            rows.append({"stage": stage.name, "kept": total - wasted, "lost": wasted})
     return {"unit": unit, "planned": not ran, "rows": rows}
 
 
@@ -140,20 +140,20 @@ def memory_terms(breakdown: Mapping[str, Any]) -> dict[str, float]:
     inner = next((breakdown[key] for key in ("memory", "memory_bytes", "bytes") if key in breakdown), breakdown)
     if not isinstance(inner, Mapping):
         return {}
-    found = {str(name): float(value) for name, value in inner.items() if isinstance(value, int | float)}
-    return {name: value for name, value in found.items() if value > 0}
+    terms = {str(name): float(value) for name, value in inner.items() if isinstance(value, int | float)}
+    return {name: value for name, value in terms.items() if value > 0}
 
 
 def curves(run: RunFiles, *, order: Sequence[str]) -> list[dict[str, Any]]:
     """The training curves of every stage that logged some; a metric that never changes is left out."""
-    found = []
+    drawn = []
     for name in order:
         points_of_stage = run.stages[name].metrics if name in run.stages else ()
         for metric in CURVES:
             points = list(series(points_of_stage, metric))
             if len({value for _, value in points}) > 1:
-                found.append({"stage": name, "metric": metric, **thinned(points)})
-    return found
+                drawn.append({"stage": name, "metric": metric, **thinned(points)})
+    return drawn
 
 
 def thinned(points: Sequence[tuple[int, float]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is wrong with a data set before anything is trained on it: rows that cannot be read, or are there twice."""
+"""Faults of a data set before anything is trained on it: rows that cannot be read, or are there twice."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -52,7 +52,7 @@ class _BadRows(SkippedRows):
 
 @dataclass(frozen=True)
 class DataCheck:
-    """What was found in one data set."""
+    """Faults of one data set."""
 
     path: Path
     rows: int
@@ -64,7 +64,7 @@ class DataCheck:
 
     @property
     def is_sound(self) -> bool:
-        """Whether every row can be read and has its texts."""
+        """Return True if every row can be read and has its texts."""
         return not self.bad.count and not self.blank.count
 
     def to_json(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class DataCheck:
             "path": str(self.path),
             "rows": self.rows,
             "kinds": dict(self.kinds),
-            **{name: {"count": found.count, "first": found.first} for name, found in sorts.items()},
+            **{name: {"count": sort.count, "first": sort.first} for name, sort in sorts.items()},
         }
 
 
@@ -145,7 +145,7 @@ def _key(row: Row) -> bytes | None:
 
 
 def _is_worked_critique(row: Row) -> bool:
-    """Whether a row is an example for critique stages, which has named texts instead of turns."""
+    """Return True if a row is an example for critique stages, which has named texts instead of turns."""
     return "messages" not in row.value and all(name in row.value for name in CRITIQUE_FIELDS)
 
 

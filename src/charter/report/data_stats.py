@@ -25,7 +25,7 @@ QUANTILES = (0.5, 0.95, 0.99)
 
 @dataclass
 class Labels:
-    """What the labels of preference rows say."""
+    """Figures of the labels of preference rows."""
 
     probabilities: "array[float]" = field(default_factory=lambda: array("f"))
     chosen_is_longer: int = 0
@@ -34,7 +34,7 @@ class Labels:
 
 @dataclass
 class Principle:
-    """How often a principle was drawn, and how the judge answered under it."""
+    """Uses of a principle, and the judge's answers under it."""
 
     rows: int = 0
     asked_both_ways: int = 0
@@ -59,10 +59,10 @@ class DataStats:
 
 def data_stats(path: Path, spec: DataSpec | None = None) -> DataStats:
     """Go through a data set once."""
-    found = DataStats(path)
-    for row, kind, candidate in each_row(path, spec, found.skipped, lambda row: [_read(row)]):
-        _count(found, row, kind, candidate)
-    return found
+    stats = DataStats(path)
+    for row, kind, candidate in each_row(path, spec, stats.skipped, lambda row: [_read(row)]):
+        _count(stats, row, kind, candidate)
+    return stats
 
 
 def _read(row: Row) -> tuple[Row, str, Candidate]:
@@ -91,8 +91,8 @@ def _count(found: DataStats, row: Row, kind: str, candidate: Candidate) -> None:
 
 def principles_of(value: Mapping[str, Any]) -> Iterator[str]:
     """The principles that a record of a critique or label stage was made under."""
-    found = value.get("principles") or [value.get("principle")]
-    yield from (name for name in found if isinstance(name, str)) if isinstance(found, list) else ()
+    names = value.get("principles") or [value.get("principle")]
+    yield from (name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
 
 
 def add_principle(found: Principle, value: Mapping[str, Any]) -> None:
@@ -148,18 +148,18 @@ def _labels(labels: Labels) -> dict[str, Any] | None:
 
 
 def _principle(item: Principle) -> dict[str, Any]:
-    asked = item.asked_both_ways
+    both_ways = item.asked_both_ways
     return {
         "rows": item.rows,
         "mean_chosen_probability": item.probability_sum / item.rows if item.probability_sum else None,
-        "orders_agree_share": item.orders_agree / asked if asked else None,
+        "orders_agree_share": item.orders_agree / both_ways if both_ways else None,
     }
 
 
 def histogram(values: Any, edges: Any) -> tuple[list[float], list[int]]:
     """Counts between edges; the last bin has its upper edge too."""
-    counts, found = np.histogram(values, bins=edges)
-    return [float(edge) for edge in found], [int(count) for count in counts]
+    counts, bin_edges = np.histogram(values, bins=edges)
+    return [float(edge) for edge in bin_edges], [int(count) for count in counts]
 
 
 def length_histogram(values: Sequence[int]) -> tuple[list[float], list[int]]:
@@ -186,19 +186,20 @@ def stats_lines(found: DataStats) -> list[str]:
     lines = [f"{found.path}: {found.rows:,} rows: {kinds}", *found.skipped.lines()]
     for title, values in (("prompt", found.prompts), ("answer", found.answers)):
         if (lengths := _lengths(values)) is not None:
-            told = ", ".join(f"{name} {lengths[name]:,.0f}" for name in ("mean", "p50", "p95", "p99", "max"))
-            lines += [f"characters of {title}: {told}", *bars(*length_histogram(values), "{:>7,.0f} - {:>7,.0f}")]
+            figures = ", ".join(f"{name} {lengths[name]:,.0f}" for name in ("mean", "p50", "p95", "p99", "max"))
+            lines += [f"characters of {title}: {figures}", *bars(*length_histogram(values), "{:>7,.0f} - {:>7,.0f}")]
     return [*lines, *_label_lines(found.labels), *_principle_lines(found)]
 
 
 def _label_lines(labels: Labels) -> list[str]:
-    told = _labels(labels)
-    if told is None:
+    figures = _labels(labels)
+    if figures is None:
         return []
     return [
-        f"labels: {told['hard_share']:.1%} hard, mean probability of chosen {told['mean_chosen_probability']:.3f}; "
-        f"chosen is the longer answer in {told['chosen_longer_share']:.1%}",
-        *bars(told["histogram"]["edges"], told["histogram"]["counts"], "{:.1f} - {:.1f}"),
+        f"labels: {figures['hard_share']:.1%} hard, "
+        f"mean probability of chosen {figures['mean_chosen_probability']:.3f}; "
+        f"chosen is the longer answer in {figures['chosen_longer_share']:.1%}",
+        *bars(figures["histogram"]["edges"], figures["histogram"]["counts"], "{:.1f} - {:.1f}"),
     ]
 
 
@@ -208,8 +209,8 @@ def _principle_lines(found: DataStats) -> list[str]:
     width = max(map(len, found.principles))
     lines = ["principles: rows, mean probability of chosen, orders that agree"]
     for name, item in sorted(found.principles.items(), key=lambda pair: (-pair[1].rows, pair[0])):
-        told = _principle(item)
-        shares = (told["mean_chosen_probability"], told["orders_agree_share"])
+        figures = _principle(item)
+        shares = (figures["mean_chosen_probability"], figures["orders_agree_share"])
         cells = "  ".join("-" if share is None else f"{share:.3f}" for share in shares)
         lines.append(f"  {name:<{width}} {item.rows:>9,}  {cells}")
     return lines

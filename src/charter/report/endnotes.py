@@ -7,7 +7,7 @@ from charter.report.sections import stage_name
 
 
 def assumptions(run: RunFiles) -> Markup:
-    """What the plan rests on, with source and date."""
+    """Return the assumptions of the plan, with source and date."""
     rows = [
         (item.get("name", ""), _plain(item.get("value")), item.get("source", ""), item.get("as_of") or "")
         for item in (run.plan or {}).get("assumptions", [])
@@ -36,7 +36,7 @@ def rejected(view: Overview) -> Markup:
 
 
 def versions(run: RunFiles, *, charter_version: str) -> Markup:
-    """What computed the run, and what could not be read."""
-    found = {"report made by charter": charter_version, **run.versions}
+    """Return the versions of the software that computed the run, and the files that could not be read."""
+    all_versions = {"report made by charter": charter_version, **run.versions}
     notes = join(f"<p>{esc(note)}</p>" for note in run.notes)
-    return section("Versions", table(("Part", "Version"), list(found.items())), notes)
+    return section("Versions", table(("Part", "Version"), list(all_versions.items())), notes)

@@ -1,4 +1,4 @@
-"""What other engines could do on the accelerators of each stage, as lines of text."""
+"""Other engines on the accelerators of each stage, with time and money, as lines of text."""
 
 from collections.abc import Iterator
 

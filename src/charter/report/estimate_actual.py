@@ -33,7 +33,7 @@ class Against:
 
     @property
     def place(self) -> Place:
-        """Whether the actual value is within the band."""
+        """Return the place of the actual value: below, inside or above the band, or open."""
         if not self.is_final or self.actual is None or self.p10 is None or self.p90 is None or self.p10 == self.p90:
             return "open"
         return "above" if self.actual > self.p90 else "below" if self.actual < self.p10 else "inside"
@@ -74,10 +74,10 @@ class Accuracy:
     paces: tuple[PaceLine, ...]
 
     def inside(self, quantity: str) -> tuple[int, int]:
-        """How many finished stages lie within p10 to p90, and of how many that can be said."""
+        """Return the number of finished stages within p10 to p90, and the number of which that can be said."""
         places = [getattr(stage, quantity).place for stage in self.stages]
-        told = [place for place in places if place != "open"]
-        return told.count("inside"), len(told)
+        settled = [place for place in places if place != "open"]
+        return settled.count("inside"), len(settled)
 
     def bias(self, quantity: str) -> float | None:
         """The geometric mean of actual over planned over finished stages; None where there is none.
@@ -147,7 +147,7 @@ def pace_lines(used: Sequence[Pace], shown: Sequence[Pace]) -> tuple[PaceLine, .
         PaceLine(
             accelerator=accelerator,
             kind=kind,
-            used=found.factor if (found := now.get((accelerator, kind))) else None,
+            used=known_pace.factor if (known_pace := now.get((accelerator, kind))) else None,
             shown=measured.factor if (measured := fresh.get((accelerator, kind))) else None,
             steps=measured.steps if measured else 0,
         )

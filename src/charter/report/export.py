@@ -48,7 +48,7 @@ def export_stage(project: Project, root: Path, name: str, target: Path, *, licen
 
 def figures_about(pipeline: Pipeline, fingerprint: str) -> Mapping[str, Sequence[Mapping[str, Any]]]:
     """The figures of every finished evaluation that read a stage of this fingerprint."""
-    found = {}
+    figures = {}
     for name, stage in pipeline.stages.items():
         record = read_record(stage.directory) if stage.spec.kind == "eval" else None
         if record is None:
@@ -56,12 +56,12 @@ def figures_about(pipeline: Pipeline, fingerprint: str) -> Mapping[str, Sequence
         read = {item["fingerprint"] for items in record.inputs.values() for item in items}
         path = stage.directory / OUTPUTS / "results.json"
         if fingerprint in read and path.exists():
-            found[name] = read_json(path).get("figures", [])
-    return found
+            figures[name] = read_json(path).get("figures", [])
+    return figures
 
 
 def cost_of(stage: PlannedStage, accounted: Sequence[Accounted], calls: CallSums) -> Mapping[str, Any]:
-    """What the attempts of a stage took together; no dollars where none of them has a price."""
+    """Return the cost of a stage's attempts together; no dollars where none of them has a price."""
     costs = [item.cost_micro_usd for item in accounted if item.cost_micro_usd is not None]
     return {
         "schema": SCHEMA,

@@ -87,13 +87,13 @@ def export_handover(
     stage = project.pipeline.get(name)
     if stage is None:
         raise UsageError(f"there is no stage {name}; the stages are {', '.join(project.pipeline)}")
-    known = handover_engine(engine)
+    handover = handover_engine(engine)
     check_kind(name, engine, stage.kind)
-    changed = with_engine(project, name, known.name)
-    made = exported(changed, plan_project(changed, root, today=today), name, rows=_rows(changed, root, name))
+    changed = with_engine(project, name, handover.name)
+    rendered = exported(changed, plan_project(changed, root, today=today), name, rows=_rows(changed, root, name))
     if scratch is None:
-        return made
-    return with_inputs(changed, made, export_inputs(changed, root, name, scratch))
+        return rendered
+    return with_inputs(changed, rendered, export_inputs(changed, root, name, scratch))
 
 
 def exported(project: Project, plan: Plan, name: str, *, rows: Mapping[str, int]) -> HandoverExport:

@@ -1,4 +1,4 @@
-"""What an exported stage reads, made by a process of its own: rows in Charter's order, models as directories."""
+"""Inputs of an exported stage, written by a process of its own: rows in Charter's order, models as directories."""
 
 import subprocess
 from collections.abc import Mapping

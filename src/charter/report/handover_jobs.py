@@ -1,4 +1,4 @@
-"""How an exported stage is started: a script for one node, and that script as a job of SkyPilot and of Slurm. Pure."""
+"""Start of an exported stage: a script for one node, and that script as a job of SkyPilot and of Slurm. Pure."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ _PLAIN = re.compile(r"^[A-Za-z0-9_@%+=:,./-]+$")
 
 
 def script_of(handover: Handover, rendered: RenderedRun) -> str:
-    """What one node runs: the engine's command in the directory of the script."""
+    """Return the script of one node: the engine's command in the directory of the script."""
     several = handover.num_nodes > 1
     uses_ray = rendered.command[0] == RAY
     lines = [
@@ -57,11 +57,11 @@ def shell_word(word: str) -> str:
     """
     if _PLAIN.match(word):
         return word
-    made, end = [], 0
-    for found in _VARIABLE.finditer(word):
-        made += [_SPECIAL.sub(r"\\\1", word[end : found.start()]), found.group()]
-        end = found.end()
-    return '"' + "".join((*made, _SPECIAL.sub(r"\\\1", word[end:]))) + '"'
+    pieces, end = [], 0
+    for variable in _VARIABLE.finditer(word):
+        pieces += [_SPECIAL.sub(r"\\\1", word[end : variable.start()]), variable.group()]
+        end = variable.end()
+    return '"' + "".join((*pieces, _SPECIAL.sub(r"\\\1", word[end:]))) + '"'
 
 
 def skypilot_of(handover: Handover, option: Option) -> str:
@@ -158,7 +158,7 @@ def _ray_cluster(handover: Handover) -> Iterator[str]:
 
 
 def _given_to_ray(command: tuple[str, ...]) -> tuple[str, ...]:
-    """What node 0 runs beside its Ray: the command itself, so that relative paths stay those of this directory."""
+    """Return the command that node 0 runs beside its Ray: itself, so that paths stay relative to this directory."""
     return command[command.index("--") + 1 :] if command[0] == RAY else command
 
 

@@ -1,4 +1,4 @@
-"""What an export says of itself: the mapping line by line, the plan of the stage, and how to go on. Pure."""
+"""Pages of an export: the mapping line by line, the plan of the stage, and how to go on. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,15 +46,15 @@ def mapping_page(handover: Handover, rendered: RenderedRun) -> str:
 
 def counts(mapping: Sequence[MappedField]) -> Mapping[str, int]:
     """Fields by what became of them, in the order of `HOW_WORDS`."""
-    found: Counter[str] = Counter(row.how for row in mapping)
-    return {how: found[how] for how in HOW_WORDS if found[how]}
+    by_treatment: Counter[str] = Counter(row.how for row in mapping)
+    return {how: by_treatment[how] for how in HOW_WORDS if by_treatment[how]}
 
 
 def plan_page(handover: Handover, planned: StagePlan) -> str:
     """The part of the plan that the configuration comes from: where, how much memory, how long, how much money."""
-    whole = planned.to_json()
-    known = {key: whole[key] for key in _PLAN_KEYS}
-    return json_text({"schema": PLAN_SCHEMA, "stage": handover.name, "target_steps": handover.target_steps, **known})
+    content = planned.to_json()
+    selected = {key: content[key] for key in _PLAN_KEYS}
+    return json_text({"schema": PLAN_SCHEMA, "stage": handover.name, "target_steps": handover.target_steps, **selected})
 
 
 def readme(

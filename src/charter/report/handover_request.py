@@ -94,20 +94,20 @@ def target_steps(stage: Stage, question: Question) -> int:
 def model_inputs(project: Project, name: str) -> tuple[ModelInput, ...]:
     """The models that a stage reads: by their name on a hub, or below the directory of the export."""
     stage = project.pipeline[name]
-    found = []
+    inputs = []
     for role, names in references(stage).items():
         if stage.REFERENCES[role] != MODEL:
             continue
         spec = project.models.get(names[0])
         hub = None if spec is None else spec.model
-        found.append(
+        inputs.append(
             ModelInput(
                 role=role,
                 path=hub if hub is not None and _on_a_hub(hub) else f"{MODELS_DIR}/{role}",
                 made_by=names[0] if names[0] in project.pipeline else None,
             )
         )
-    return tuple(found)
+    return tuple(inputs)
 
 
 def data_roles(stage: Stage) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ def data_roles(stage: Stage) -> tuple[str, ...]:
 
 
 def _on_a_hub(model: str) -> bool:
-    """Whether a name is that of a model and not of a directory.
+    """Return True if a name is that of a model and not of a directory.
 
     >>> _on_a_hub("meta-llama/Llama-3.1-8B"), _on_a_hub("/models/mine"), _on_a_hub("models/a/b")
     (True, False, False)
@@ -126,16 +126,16 @@ def _on_a_hub(model: str) -> bool:
 
 def _architectures(stage: Stage, question: Question) -> dict[str, Architecture]:
     roles = {role.name: role.architecture for role in question.work.roles}
-    found = {}
+    by_role = {}
     for role in references(stage):
         for name in _ROLE_OF_SPEC.get(role, ()):
-            if name in roles and role not in found:
-                found[role] = roles[name]
-    return found
+            if name in roles and role not in by_role:
+                by_role[role] = roles[name]
+    return by_role
 
 
 def placement_of(option: Option) -> RlPlacement:
-    """Where the roles of a reinforcement-learning stage run, by what was planned."""
+    """Return the planned placement of the roles of a reinforcement-learning stage."""
     arrangement: Arrangement = "offloaded" if option.waits_on_host else _ARRANGEMENTS.get(option.placement, "colocated")
     apart = len(option.groups) > 1
     return RlPlacement(

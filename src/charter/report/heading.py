@@ -70,14 +70,14 @@ def _budget_bar(view: Overview) -> str:
         return ""
     limit, used = budget["limit_usd"], budget["spent_usd"] or 0.0
     median, high = budget["forecast_usd"] or 0.0, budget["forecast_usd_p90"] or 0.0
-    whole = max(limit, high, median, used) * 1.04 or 1.0
+    scale = max(limit, high, median, used) * 1.04 or 1.0
     bars = "".join(
-        f'<span class="{name}" style="width:{100 * value / whole:.2f}%"></span>'
+        f'<span class="{name}" style="width:{100 * value / scale:.2f}%"></span>'
         for name, value in (("high", high), ("median", median), ("used", used))
     )
     text = (
         f"Budget {format_usd(limit)}: {_spent(view)}, forecast "
         f"{format_usd(budget['forecast_usd'])} (p90 {format_usd(budget['forecast_usd_p90'])})"
     )
-    mark = f'<span class="limit" style="left:{100 * limit / whole:.2f}%"></span>'
+    mark = f'<span class="limit" style="left:{100 * limit / scale:.2f}%"></span>'
     return f'<div class="budget {esc(budget["state"])}"><div class="bar">{bars}{mark}</div><p>{esc(text)}</p></div>'

@@ -17,9 +17,9 @@ def report_html(run: RunFiles, *, now: float) -> str:
     view = overview(run)
     charts = chart_data(run, view)
     ran = view.totals.attempts > 0
-    made = datetime.fromtimestamp(now, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
+    stamp = datetime.fromtimestamp(now, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
     body = (
-        header(view, title=run.project, subtitle=f"{'Run' if ran else 'Plan'} report, {made}"),
+        header(view, title=run.project, subtitle=f"{'Run' if ran else 'Plan'} report, {stamp}"),
         sections.results(run, charts["results"], charts["measured"]),
         sections.rewards(run),
         sections.stage_table(view),

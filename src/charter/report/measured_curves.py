@@ -15,7 +15,7 @@ _SHOWN = ("low", "high", "n", "label")
 
 @dataclass(frozen=True, kw_only=True)
 class _Kind:
-    """How the points of one sort are drawn."""
+    """Style of the points of one sort."""
 
     title: str
     x: str
@@ -32,7 +32,7 @@ RELIABILITY, REWARD, QUALITY = (
 
 
 def is_point(figure: Mapping[str, Any]) -> bool:
-    """Whether a figure is a point of a curve, and not a row of its own in charts."""
+    """Return True if a figure is a point of a curve, and not a row of its own in charts."""
     return figure.get("at") is not None
 
 
@@ -54,9 +54,9 @@ def measured_curves(run: RunFiles) -> list[dict[str, Any]]:
             "x": kinds[curve].x,
             "y": kinds[curve].y,
             "diagonal": kinds[curve].diagonal,
-            "points": sorted(found, key=lambda point: float(point["x"])),
+            "points": sorted(marks, key=lambda point: float(point["x"])),
         }
-        for curve, found in points.items()
+        for curve, marks in points.items()
     ]
 
 

@@ -44,14 +44,14 @@ def _front_matter(score: ScoreMeaning | None, licence: str) -> str:
 
 
 def _score_text(score: ScoreMeaning) -> str:
-    told = (
+    words = (
         "`AutoModelForSequenceClassification` gives one logit per text, higher is better. Charter's own score is "
         f"`logit + {score.bias!r}` (its head has a bias, that class has none), and its reward is that score minus "
         f"{score.mean!r}, divided by {score.deviation!r} (mean and deviation on the training pairs).\n"
     )
     if score.pooling == "last":
-        return told + "The logit is read at the last token that is not padding: end the text with the answer's last.\n"
-    return told + (
+        return words + "The logit is read at the last token that is not padding: end the text with the answer's last.\n"
+    return words + (
         f"\n**The logit is not this model's score**: the model was trained with the pooling `{score.pooling}` over the "
         "answer, and that class reads the last token. Average the per-token values to get the score.\n"
     )
@@ -80,7 +80,7 @@ def _results(figures: Mapping[str, Sequence[Json]]) -> list[str]:
     if not figures:
         return ["## Results\n", "No evaluation has read this model.\n"]
     parts = ["## Results\n"]
-    for stage, found in figures.items():
+    for stage, stage_figures in figures.items():
         rows = [
             (
                 item.get("label") or item.get("key"),
@@ -88,7 +88,7 @@ def _results(figures: Mapping[str, Sequence[Json]]) -> list[str]:
                 interval_text(item),
                 item.get("n") or "",
             )
-            for item in found
+            for item in stage_figures
         ]
         parts += [
             f"By stage {stage}, on held-out data:\n",

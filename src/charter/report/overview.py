@@ -37,7 +37,7 @@ class StageView:
 
     @property
     def actual(self) -> Amount:
-        """What was spent so far: attempts, and calls as far as they are settled."""
+        """Return the money spent so far: attempts, and calls as far as they are settled."""
         return spent(self.totals) + spent_on_calls(self.calls)
 
     @property
@@ -78,7 +78,7 @@ class Overview:
 
     @property
     def actual(self) -> Amount:
-        """What was spent so far: attempts, and calls as far as they are settled."""
+        """Return the money spent so far: attempts, and calls as far as they are settled."""
         return spent(self.totals) + spent_on_calls(self.calls)
 
     @property
@@ -89,7 +89,7 @@ class Overview:
 
     @property
     def priced(self) -> bool:
-        """Whether any price is known."""
+        """Return True if any price is known."""
         return self.actual.micro_usd is not None or self.plan.p50.micro_usd is not None
 
 
@@ -140,7 +140,7 @@ def spent_on_calls(calls: CallSums) -> Amount:
 
 
 def lost(totals: Totals, cause: Literal["kills", "failures"]) -> Amount:
-    """What was spent for nothing, by cause."""
+    """Return the money spent for nothing, by cause."""
     priced = bool(totals.priced_attempts)
     return Amount(
         milliseconds=getattr(totals, f"lost_to_{cause}_milliseconds"),
@@ -179,10 +179,10 @@ def _view(
 def _so_far(stage: StageView, files: StageFiles, accounted: Iterable[Accounted]) -> StageSoFar:
     """One stage as the forecast sees it: attempts under the fingerprint that counts now, and its calls."""
     mine = [item for item in accounted if item.attempt.stage == stage.name]
-    kept = totals_of(item for item in mine if item.attempt.fingerprint == mine[-1].attempt.fingerprint)
-    lost = kept.lost_to_kills_micro_usd + kept.lost_to_failures_micro_usd
-    usd = (kept.micro_usd - lost + stage.calls.most_micro_usd) / 1e6
-    priced = kept.priced_attempts or stage.calls.most_micro_usd
+    current = totals_of(item for item in mine if item.attempt.fingerprint == mine[-1].attempt.fingerprint)
+    lost = current.lost_to_kills_micro_usd + current.lost_to_failures_micro_usd
+    usd = (current.micro_usd - lost + stage.calls.most_micro_usd) / 1e6
+    priced = current.priced_attempts or stage.calls.most_micro_usd
     paced_steps, paced_seconds = paced(files.progress or {})
     return StageSoFar(
         name=stage.name,
@@ -192,7 +192,7 @@ def _so_far(stage: StageView, files: StageFiles, accounted: Iterable[Accounted])
         done=stage.state == "done",
         step=0 if stage.state == "pending" else stage.step or 0,
         target_step=stage.target_step,
-        kept_seconds=kept.useful_milliseconds / 1000,
+        kept_seconds=current.useful_milliseconds / 1000,
         kept_usd=usd if priced else None,
         calls_usd=stage.calls.most_micro_usd / 1e6,
         paced_steps=paced_steps,

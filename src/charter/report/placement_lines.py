@@ -1,4 +1,4 @@
-"""Who does what in a plan, as lines of text: groups of a placement, endpoints, servers between stages."""
+"""Division of work in a plan, as lines of text: groups of a placement, endpoints, servers between stages."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""How the figures of a plan are written in a cell: ranges, hardware, peaks."""
+"""Figures of a plan as text of table cells: ranges, hardware, peaks."""
 
 from charter.physics.terms import Interval
 from charter.plan.option import DeviceGroup, Option

@@ -10,9 +10,9 @@ def dates_line(plan: Plan, today: date | None) -> list[str]:
     """`catalog 2026-11`, `prices 2026-08-20 (92 days old)`: the newest entry used, and the oldest price used."""
     parts = []
     entries = [stage.option.place.accelerator for stage in plan.stages if not stage.option.place.is_cpu]
-    known = [entry.provenance.as_of for entry in entries if as_of_key(entry.provenance.as_of)[0]]
-    if known:
-        parts.append(f"catalog {short_date(max(known, key=as_of_key))}")
+    dates = [entry.provenance.as_of for entry in entries if as_of_key(entry.provenance.as_of)[0]]
+    if dates:
+        parts.append(f"catalog {short_date(max(dates, key=as_of_key))}")
     priced = [stage.option.price for stage in plan.stages if stage.option.price.usd_per_hour]
     dated = [price.as_of for price in priced if as_of_key(price.as_of)[0]]
     if dated:
@@ -57,6 +57,6 @@ def age_note(as_of: str, today: date | None) -> str:
 
 
 def is_stale(name: str, as_of: str, today: date | None) -> bool:
-    """Whether an assumption is a price and older than 60 days, or said to be; other figures do not age."""
+    """Return True if an assumption is a price and older than 60 days, or said to be; other figures do not age."""
     days = age_days(as_of, today)
     return name.startswith(PREFIX) or ("price" in name and days is not None and days > STALE_DAYS)

@@ -106,13 +106,13 @@ def _rate(bytes_per_second: float) -> str:
 
 
 def _risk(stage: StagePlan) -> list[RenderableType]:
-    """What is expected of failures, in a table; why this market."""
-    found: list[RenderableType] = []
+    """Return a table of expected failures, with the reason for this market."""
+    blocks: list[RenderableType] = []
     if stage.market_reason:
-        found.append(Text(f"Market: {stage.market_reason}."))
+        blocks.append(Text(f"Market: {stage.market_reason}."))
     risk = stage.risk
     if risk is None or not risk.interruptions:
-        return found
+        return blocks
     table = Table(title="Failures expected", title_justify="left", box=box.SIMPLE_HEAD)
     for header in ("What", "Value", "From"):
         table.add_column(header)
@@ -132,7 +132,7 @@ def _risk(stage: StagePlan) -> list[RenderableType]:
         rows.append(("spare nodes", str(spares.nodes), f"{worth}; best: {spares.best}"))
     for row in rows:
         table.add_row(*map(Text, row))
-    return [*found, table]
+    return [*blocks, table]
 
 
 def _interval_of(risk: StageRisk) -> str:
@@ -140,7 +140,7 @@ def _interval_of(risk: StageRisk) -> str:
 
 
 def _groups(stage: StagePlan) -> list[RenderableType]:
-    """Who does what, where not all accelerators do the same."""
+    """Return the division of work, where not all accelerators do the same."""
     option = stage.option
     host = f"; {format_bytes(option.host_bytes)} per accelerator wait in host memory" if option.host_bytes else ""
     if not option.groups:
@@ -182,7 +182,7 @@ def _quantiles(money: MicroUsd | None) -> list[str]:
 
 def _options(stage: StagePlan) -> list[RenderableType]:
     """Near-tied layouts on the chosen machines, and options that nothing beats or that cost as much as the chosen."""
-    found: list[RenderableType] = []
+    blocks: list[RenderableType] = []
     tied = [item for item in stage.option.tied_layouts if item.label != stage.option.layout.label]
     if tied:
         table = Table(title="As good on the same machines", title_justify="left", box=box.SIMPLE_HEAD)
@@ -190,12 +190,12 @@ def _options(stage: StagePlan) -> list[RenderableType]:
             table.add_column(header)
         for item in tied:
             table.add_row(Text(item.label), format_seconds(item.seconds), format_bytes(item.peak_bytes))
-        found.append(table)
+        blocks.append(table)
     front, alike = pareto(stage.options), near_tied(stage.options, stage.option)
     marked = [o for o in stage.options if o is stage.option or any(o is one for one in (*front, *alike))]
     if len(marked) > 1:
-        found.append(_front_table(stage, marked, front, alike))
-    return found
+        blocks.append(_front_table(stage, marked, front, alike))
+    return blocks
 
 
 def _front_table(stage: StagePlan, marked: list[Option], front: tuple[Option, ...], alike: tuple[Option, ...]) -> Table:

@@ -1,4 +1,4 @@
-"""What stands below the table of a plan: what decides it, what else there is, what it is unsure of."""
+"""Notes below the table of a plan: what decides it, the alternatives, the uncertainties."""
 
 from collections.abc import Iterator
 
@@ -51,11 +51,11 @@ def dominant_phase(stage: StagePlan) -> tuple[str, float] | None:
     parts: dict[str, float] = {}
     for term in stage.option.time_terms:
         parts[term.part] = parts.get(term.part, 0.0) + term.value
-    whole = sum(parts.values())
-    if whole <= 0:
+    total = sum(parts.values())
+    if total <= 0:
         return None
     name = max(parts, key=lambda key: parts[key])
-    return name, parts[name] / whole
+    return name, parts[name] / total
 
 
 def alternatives(stage: StagePlan) -> list[tuple[str, Option]]:
@@ -64,15 +64,15 @@ def alternatives(stage: StagePlan) -> list[tuple[str, Option]]:
     Nothing is named that saves less than 2 %. Without prices only the faster one is known.
     """
     chosen = stage.option
-    found: list[tuple[str, Option]] = []
+    others: list[tuple[str, Option]] = []
     priced = [option for option in stage.options if option.usd is not None]
     cheapest = min(priced, key=lambda option: (_usd(option), option.seconds.p50), default=None)
     if cheapest is not None and chosen.usd is not None and _usd(cheapest) * WORTH_NAMING < _usd(chosen):
-        found.append(("Cheaper", cheapest))
+        others.append(("Cheaper", cheapest))
     fastest = min(stage.options, key=lambda option: (option.seconds.p50, _usd(option)), default=None)
     if fastest is not None and fastest.seconds.p50 * WORTH_NAMING < chosen.seconds.p50:
-        found.append(("Faster", fastest))
-    return found
+        others.append(("Faster", fastest))
+    return others
 
 
 def _usd(option: Option) -> float:
@@ -131,7 +131,7 @@ def _advice(plan: Plan) -> Iterator[Text]:
 
 
 def _market_and_risk(plan: Plan) -> Iterator[Text]:
-    """Why the longest stage is on spot or on demand, and what is expected to go wrong in it."""
+    """Yield the reason for the market of the longest stage, and its expected failures."""
     pole = longest_pole(plan)
     if pole.market_reason:
         yield Text(f"Market for {pole.name}: {pole.market_reason}.")
@@ -186,16 +186,16 @@ def _uncertain(plan: Plan) -> Iterator[Text]:
 
 
 def _price_lines(plan: Plan) -> Iterator[Text]:
-    found = {
+    prices = {
         f"{option.place.label} {option.price.market.replace('_', ' ')}"
         f" {format_usd(option.price.usd_per_hour)} per accelerator-hour,"
         f" as of {short_date(option.price.as_of) or 'now'}"
         for option in (stage.option for stage in plan.stages)
         if option.price.usd_per_hour
     }
-    if not found and plan.usd is not None:
+    if not prices and plan.usd is not None:
         return
-    for text in sorted(found) or ["none known for this machine; set resources.price to see a cost"]:
+    for text in sorted(prices) or ["none known for this machine; set resources.price to see a cost"]:
         yield Text(f"Prices: {text}.")
 
 

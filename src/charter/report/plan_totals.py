@@ -1,4 +1,4 @@
-"""What a plan pays for beside the machines of its stages, in sums that add up to its total."""
+"""Costs of a plan beside the machines of its stages, in sums that add up to its total."""
 
 from collections.abc import Iterable
 
@@ -12,18 +12,18 @@ REPEATED = "reruns, idle time"
 
 
 def beside_the_machines(plan: Plan) -> list[tuple[str, MicroUsd | None]]:
-    """What is paid for beside the machines of the stages, by name; together with those it is the total.
+    """Return the costs beside the machines of the stages, by name; together with those they are the total.
 
     Without a price for everything these are storage, transfer, endpoints, and None for what has no price.
     """
     if plan.cost is None or plan.cost.total is None:
         return _of_stages(plan)
-    found = plan.cost.by_bucket
-    accelerators = added(found[name] for name in BUCKETS if name in found) or NOTHING
+    buckets = plan.cost.by_bucket
+    accelerators = added(buckets[name] for name in BUCKETS if name in buckets) or NOTHING
     machines = added(stage.compute_usd for stage in plan.stages if stage.compute_usd is not None) or NOTHING
     repeated = less(accelerators, machines)
     rows: list[tuple[str, MicroUsd | None]] = [(REPEATED, repeated)] if repeated.p90 else []
-    return [*rows, *((name, amount) for name, amount in found.items() if name not in BUCKETS)]
+    return [*rows, *((name, amount) for name, amount in buckets.items() if name not in BUCKETS)]
 
 
 def _of_stages(plan: Plan) -> list[tuple[str, MicroUsd | None]]:

@@ -28,7 +28,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class StageFiles:
-    """What one stage has written so far."""
+    """Files that one stage has written so far."""
 
     name: str
     job: Json | None = None
@@ -99,15 +99,15 @@ def read_run(
 
 
 def _lost_attempts(stages: Path, run: str) -> tuple[Attempt, ...]:
-    """What the directories of finished stages keep of attempts that a lost or emptied ledger has not."""
-    found: list[Attempt] = []
+    """Return attempts that the directories of finished stages have and a lost or emptied ledger has not."""
+    attempts: list[Attempt] = []
     for path in _stage_directories(stages, {}).values():
         job = _json_of(path / "job.json") or {}
         if {"stage", "kind", "fingerprint"} <= job.keys():
             stage, kind, fingerprint = (str(job[key]) for key in ("stage", "kind", "fingerprint"))
-            found += rebuilt_attempts(path, run=run, stage=stage, kind=kind, fingerprint=fingerprint)
-    found.sort(key=lambda attempt: attempt.started_at)
-    return tuple(replace(attempt, attempt_id=number) for number, attempt in enumerate(found, start=1))
+            attempts += rebuilt_attempts(path, run=run, stage=stage, kind=kind, fingerprint=fingerprint)
+    attempts.sort(key=lambda attempt: attempt.started_at)
+    return tuple(replace(attempt, attempt_id=number) for number, attempt in enumerate(attempts, start=1))
 
 
 def _lost_words(run_dir: Path, lost: Sequence[Attempt]) -> str:
@@ -136,14 +136,14 @@ def _newest(
 ) -> tuple[ApiUsage, ...]:
     """The calls as their own stores have them, and those of stores that are gone as the ledger has them."""
     places: list[str | Path] = [facts.ledger] if facts.ledger else sorted((run_dir / STAGES).glob(f"*/{CALLS_FILE}"))
-    found = {(item.store_id, item.route.endpoint, item.route.model): item for item in usage}
+    by_route = {(item.store_id, item.route.endpoint, item.route.model): item for item in usage}
     for place in filter(has_ledger, places):
         with CallBooks.open(place, create=False, check_whole=checked) as books:
             for item in books.usage(run=facts.name if facts.ledger else None, checked=checked):
                 key = (item.store_id, item.route.endpoint, item.route.model)
-                refuse_fewer(found[key].route.sums.requests if key in found else None, item)
-                found[key] = item
-    return tuple(found.values())
+                refuse_fewer(by_route[key].route.sums.requests if key in by_route else None, item)
+                by_route[key] = item
+    return tuple(by_route.values())
 
 
 def _stage_directories(directory: Path, latest: Mapping[str, str]) -> dict[str, Path]:
@@ -201,7 +201,7 @@ def _read_stage(name: str, path: Path, notes: list[str], *, with_metrics: bool) 
 
 @dataclass(frozen=True, kw_only=True)
 class _ProjectFacts:
-    """What a report takes from `charter.yaml`."""
+    """Facts of `charter.yaml` that a report shows."""
 
     name: str | None = None
     budget_limit_usd: float | None = None
@@ -232,12 +232,12 @@ def _project_facts(project_dir: Path) -> _ProjectFacts:
 
 def _versions(stages: Mapping[str, StageFiles]) -> dict[str, str]:
     """Versions by name over all records; several of one name are joined."""
-    found: dict[str, list[str]] = {}
+    by_package: dict[str, list[str]] = {}
     for stage in stages.values():
         for name, version in (stage.record or {}).get("versions", {}).items():
-            if str(version) not in found.setdefault(name, []):
-                found[name].append(str(version))
-    return {name: ", ".join(versions) for name, versions in sorted(found.items())}
+            if str(version) not in by_package.setdefault(name, []):
+                by_package[name].append(str(version))
+    return {name: ", ".join(versions) for name, versions in sorted(by_package.items())}
 
 
 def _json_of(path: Path) -> Json | None:

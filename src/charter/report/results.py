@@ -39,7 +39,7 @@ def print_summary(project_dir: Path, console: Console) -> None:
 
 
 def outcomes(run: RunFiles) -> list[Outcome]:
-    """What the evaluations say of their policies."""
+    """Return the outcomes of the evaluations."""
     return [outcome_of(name, results) for name, results in all_results(run)]
 
 

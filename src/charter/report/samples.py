@@ -1,4 +1,4 @@
-"""What models said, to be read by people: answers, critiques with their revisions, comparisons with the verdict.
+"""Samples of what models said, for people to read: answers, critiques with revisions, comparisons with verdicts.
 
 Files of stages are read as they lie there, line by line and up to a bound, so that a page of a large run costs what a
 page of a small one does. Nothing here is a figure: figures with their intervals are the evaluation's.
@@ -67,7 +67,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Which samples are shown; what is empty does not choose."""
+    """Filter of samples; an empty field does not filter."""
 
     stage: str = ""
     text: str = ""

@@ -20,11 +20,11 @@ def scaling_html(found: Study, *, source: str) -> str:
     """The page of a study; nothing is loaded and no script runs."""
     css = files("charter.report.assets").joinpath("report.css").read_text(encoding="utf-8")
     law = found.fitted.law
-    told = f"{source}; form {law.form}; a run lies {found.fitted.noise:.2%} from the law (standard deviation)."
+    caption = f"{source}; form {law.form}; a run lies {found.fitted.noise:.2%} from the law (standard deviation)."
     key = "Line: the law's best size; band: p10 to p90; points: runs. Right of the dashed line nothing was fitted."
     body = join(
         (
-            f"<h1>Scaling law</h1><p>{esc(told)}</p>",
+            f"<h1>Scaling law</h1><p>{esc(caption)}</p>",
             section("Best loss by compute", _drawing(found), note=key),
             section("Constants", _constants(found)),
             section("The largest runs, predicted from the smaller ones", _held_back(found)),

@@ -29,15 +29,15 @@ def results(run: RunFiles, panels: list[dict[str, Any]], curves: list[dict[str, 
             f"{esc(item.why)}.</p>"
             for item in outcome.comparisons
         ]
-    for _, found in all_results(run):
-        parts.append(_claims(found.get("claims") or {}))
+    for _, stage_results in all_results(run):
+        parts.append(_claims(stage_results.get("claims") or {}))
     for index, panel in enumerate(panels):
         label = f"Figures in {panel['unit'] or 'their own unit'} with 95 % intervals"
         height = ROW * len(panel["rows"]) + (46 if panel["mark"] == 0.5 else 66)
         parts.append(chart("results", label=label, height=height, index=index))
     parts.append(measured_charts(curves))
-    for _, found in all_results(run):
-        rows = [_figure_row(figure) for figure in found.get("figures", [])]
+    for _, stage_results in all_results(run):
+        rows = [_figure_row(figure) for figure in stage_results.get("figures", [])]
         head = ("Figure", "Value", "95 % interval", "n", "Method", "Note")
         parts.append(table(head, rows, numeric=(1, 2, 3)))
     return section(
@@ -178,7 +178,7 @@ def _stage_row(view: Overview, stage: StageView) -> list[object]:
 
 
 def spending(view: Overview, charts: Mapping[str, Any]) -> Markup:
-    """Where time and money went: allocation, waste, plan against actual, cost per unit."""
+    """Return the section on time and money: allocation, waste, plan against actual, cost per unit."""
     share = charts["allocation"]
     what = "Cost" if share["unit"] == "usd" else "Time (no price is set)"
     title = f"{'Planned ' + what.lower() if share['planned'] else what} by stage"
@@ -239,7 +239,7 @@ def timeline(charts: Mapping[str, Any]) -> Markup:
 
 def curves(view: Overview, charts: Mapping[str, Any]) -> Markup:
     """Loss, reward, KL and the rest over steps, in small multiples."""
-    found = charts["curves"]
+    charted = charts["curves"]
     cells = [
         chart(
             "curve",
@@ -249,12 +249,12 @@ def curves(view: Overview, charts: Mapping[str, Any]) -> Markup:
             + (f" (mean of {curve['mean_of']} steps)" if curve["mean_of"] > 1 else ""),
             index=index,
         )
-        for index, curve in enumerate(found)
+        for index, curve in enumerate(charted)
     ]
-    if not found:
+    if not charted:
         return Markup("")
     head = ("Stage", "Metric", "First", "Last", "Lowest", "Highest")
-    rows = [_curve_row(view, curve) for curve in found]
+    rows = [_curve_row(view, curve) for curve in charted]
     numbers = f"<details><summary>As numbers</summary>{table(head, rows, numeric=(2, 3, 4, 5))}</details>"
     return section("Curves", Markup(f'<div class="multiples">{"".join(cells)}</div>'), numbers)
 
@@ -267,12 +267,12 @@ def _curve_row(view: Overview, curve: Mapping[str, Any]) -> tuple[object, ...]:
 
 def memory(view: Overview, charts: Mapping[str, Any]) -> Markup:
     """Planned peak memory by term, against the capacity."""
-    found = charts["memory"]
-    if not found["rows"]:
+    charted = charts["memory"]
+    if not charted["rows"]:
         return Markup("")
     head = ("Stage", "Peak", "Capacity", "Full", "Largest terms")
     rows = []
-    for row in found["rows"]:
+    for row in charted["rows"]:
         peak, capacity = sum(row["terms"].values()), row["capacity"]
         largest = sorted(row["terms"].items(), key=lambda term: -term[1])[:3]
         words = ", ".join(f"{name} {format_bytes(value)}" for name, value in largest)

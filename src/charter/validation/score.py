@@ -9,7 +9,7 @@ import numpy as np
 
 from charter.physics.columns import Array, array
 from charter.physics.fitted import Fitted
-from charter.validation.fit import fit
+from charter.validation.fit import calibrate, fit
 from charter.validation.quantity import Quantity
 from charter.validation.rows.measurement import Measurement, Refusal
 
@@ -96,23 +96,21 @@ def predict(quantity: Quantity, cases: Sequence[Case], fitted: Fitted) -> Array:
     return quantity.predict(quantity.prepare([case.case for case in cases]), constants)
 
 
-ROW_NOISE = 0.04
-"""Scatter of rows of one source around a calibrated model, where a quantity does not say otherwise (`row_noise`)."""
+ROW_NOISE = 0.08
+"""Scatter of rows of a stack around a model that was calibrated on it: the median error of dense training steps after
+five rows (docs/concepts/accuracy.md)."""
 
 
-def calibrated(quantity: Quantity, cases: Sequence[Case], start: Fitted, *, noise: float | None = None) -> Fitted:
-    """Constants of the stacks in a few rows of one source moved to fit them, from where `start` has them."""
+def calibrated(quantity: Quantity, cases: Sequence[Case], start: Fitted) -> Fitted:
+    """Constants of the stacks in a few rows of one source, as far from `start` as the rows themselves bear out."""
     prepared, taught = quantity.prepare([case.case for case in cases]), _taught(quantity)
-    return fit(
+    return calibrate(
         lambda constants: taught(prepared, constants),
         quantity.constants,
         array([case.row.value for case in cases]),
-        array([1.0] * len(cases)),
         [case.stack for case in cases],
         start=start,
-        shared=False,
-        noise=getattr(quantity, "row_noise", ROW_NOISE) if noise is None else noise,
-        stack_share=1.0,
+        noise=ROW_NOISE,
     )
 
 

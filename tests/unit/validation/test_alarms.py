@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from charter.validation.alarms import alarms_of
 from charter.validation.rows.measurement import Measurement
-from charter.validation.validate import alarms_of, score, validate
+from charter.validation.validate import score, validate
 
 STEP = Measurement(
     id="ABC-1", kind="sft", model="Llama-3.1-8B", seq=4096, gpu="H100-SXM-80GB", mem_gb=80.0, gpus=8, mbs=2.0, gbs=64.0,

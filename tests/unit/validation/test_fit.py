@@ -8,7 +8,7 @@ import pytest
 from charter.physics.columns import Array, array
 from charter.physics.constants import constant, describe, moved
 from charter.physics.fitted import Fitted
-from charter.validation.fit import fit
+from charter.validation.fit import calibrate, fit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,3 +75,40 @@ def test_a_limit_is_never_passed() -> None:
 
 def test_sets_are_described() -> None:
     assert [item.name for item in describe(Machine)] == ["share", "launch_seconds", "fixed"]
+
+
+def few(shift: float, scatter: list[float]) -> Fitted:
+    """Five rows of a stack that differs by a shift of its share, each off by its scatter."""
+    rows = slice(1, 2 * len(scatter), 2)
+    measured = truth({"a": {"share": shift}, "b": {}})[rows] * np.exp(scatter)
+
+    def of_rows(constants: Machine) -> Array:
+        return array(WORK[rows] / constants.share + OPS[rows] * constants.launch_seconds)
+
+    return calibrate(of_rows, Machine, measured, ["a"] * len(scatter), start=Fitted(), noise=0.08)
+
+
+def test_few_rows_that_agree_move_their_stack() -> None:
+    assert few(0.5, [0.01, -0.01, 0.02, -0.02, 0.0]).shift("a")["share"] == pytest.approx(0.5, abs=0.12)
+
+
+def test_few_rows_that_scatter_both_ways_move_almost_nothing() -> None:
+    moved_by = few(0.0, [0.1, -0.1, 0.08, -0.09, 0.01]).shift("a")
+    assert max(abs(shift) for shift in moved_by.values()) < 0.08
+
+
+def test_a_single_row_moves_its_stack_part_of_the_way() -> None:
+    assert 0.05 < few(0.4, [0.0]).shift("a")["share"] < 0.4
+
+
+def test_calibration_never_touches_other_stacks() -> None:
+    start = Fitted(shared={"share": 0.1}, stacks={"b": {"share": 0.2}})
+    rows = slice(1, 11, 2)
+    measured = truth({"a": {"share": 0.6}, "b": {}})[rows]
+
+    def of_rows(constants: Machine) -> Array:
+        return array(WORK[rows] / constants.share + OPS[rows] * constants.launch_seconds)
+
+    found = calibrate(of_rows, Machine, measured, ["a"] * 5, start=start, noise=0.08)
+    assert found.shared == start.shared
+    assert found.stacks["b"] == start.stacks["b"]

@@ -23,13 +23,13 @@ class AccuracyPage:
 def build(context: Context) -> View:
     """The page of a project."""
     project = context.project
-    found = piece(context, question_of(project), f"/p/{project.key}/accuracy/piece")
-    model = AccuracyPage(piece=found, ran=project.ledger.attempts > 0)
-    return View(title=f"Estimate and actual, {project.name}", model=model, charts=found.charts)
+    tables = piece(context, question_of(project), f"/p/{project.key}/accuracy/piece")
+    model = AccuracyPage(piece=tables, ran=project.ledger.attempts > 0)
+    return View(title=f"Estimate and actual, {project.name}", model=model, charts=tables.charts)
 
 
 def question_of(project: Snapshot) -> Question:
-    """What is asked: again when a stage ends, not with every step of one."""
+    """Return the job that fills the page, with a state that changes when a stage ends, not with every step."""
     done = tuple((stage.name, stage.state) for stage in project.stages)
     return Question(
         job="accuracy",

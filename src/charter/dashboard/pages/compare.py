@@ -41,14 +41,14 @@ class ComparePage:
 def build(context: Context) -> View:
     """The page: choices, and the comparison of those that are chosen (`run=KEY`, the first is the base)."""
     readers = [reader for reader in context.site.readers() if reader.snapshot().ledger.attempts]
-    asked = context.all_asked("run")
-    if context.links.static and not asked:
-        asked = tuple(reader.found.key for reader in readers[:MOST])
-    chosen = chosen_of(readers, asked)
-    found = None
+    run_keys = context.all_asked("run")
+    if context.links.static and not run_keys:
+        run_keys = tuple(reader.found.key for reader in readers[:MOST])
+    chosen = chosen_of(readers, run_keys)
+    result = None
     if len(chosen) > 1:
         address = "/compare/piece?" + "&".join(f"run={reader.found.key}" for reader in chosen)
-        found = piece(context, question_of(chosen), address)
+        result = piece(context, question_of(chosen), address)
     model = ComparePage(
         choices=tuple(
             Choice(
@@ -60,10 +60,10 @@ def build(context: Context) -> View:
             )
             for reader in readers
         ),
-        piece=found,
-        remark=f"Only the first {MOST} of those chosen are compared." if len(set(asked)) > MOST else "",
+        piece=result,
+        remark=f"Only the first {MOST} of those chosen are compared." if len(set(run_keys)) > MOST else "",
     )
-    return View(title="Compare runs", model=model, charts={} if found is None else found.charts)
+    return View(title="Compare runs", model=model, charts={} if result is None else result.charts)
 
 
 def state_of(reader: ProjectReader) -> str:
@@ -76,12 +76,12 @@ def state_of(reader: ProjectReader) -> str:
 
 def chosen_of(readers: Sequence[ProjectReader], keys: Sequence[str]) -> list[ProjectReader]:
     """The readers of some keys, in the order of the keys, each once."""
-    known = {reader.found.key: reader for reader in readers}
-    return [known[key] for key in dict.fromkeys(keys) if key in known][:MOST]
+    by_key = {reader.found.key: reader for reader in readers}
+    return [by_key[key] for key in dict.fromkeys(keys) if key in by_key][:MOST]
 
 
 def question_of(chosen: Sequence[ProjectReader]) -> Question:
-    """What is asked: again when a stage of one of them ends."""
+    """Return the job that fills the page, with a state that changes when a stage of one of the runs ends."""
     snapshots = [reader.snapshot() for reader in chosen]
     labels = [reader.found.label for reader in chosen]
     state = tuple(

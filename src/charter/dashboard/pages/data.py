@@ -52,9 +52,9 @@ def build(context: Context) -> View:
         SourceCard(source=source, piece=_piece(context, source) if not source.problem else None)
         for source in sources_of(context.reader, project)
     )
-    found, problem = _constitution(context, project, cards)
+    view, problem = _constitution(context, project, cards)
     path = "" if project is None or project.constitution is None else project.constitution
-    model = DataPage(cards=cards, constitution=found, constitution_problem=problem, constitution_path=path)
+    model = DataPage(cards=cards, constitution=view, constitution_problem=problem, constitution_path=path)
     return View(title=f"Data, {context.project.name}", model=model)
 
 
@@ -82,7 +82,7 @@ def _piece(context: Context, source: DataSource) -> Piece:
 
 
 def question_of(source: DataSource) -> Question:
-    """What is asked to count a source; again when one of its files changes."""
+    """Return the job that counts a source, with a state that changes with its files."""
     files = find_files(source.path, "auto" if source.spec is None else source.spec.format).files
     aside = None if source.aside is None else str(source.aside)
     return Question(
@@ -104,32 +104,32 @@ def _constitution(
     if project is None or project.constitution is None:
         return None, ""
     try:
-        found = load_constitution(context.project.root / project.constitution)
+        constitution = load_constitution(context.project.root / project.constitution)
     except CharterError as error:
         return None, str(error)
     uses: dict[str, Mapping[str, int]] = {}
     for card in cards:
         if card.source.kind == "data set":
             continue
-        told = uses_of_summary(card.source.summary) or _counted(context, card.source)
-        if told:
-            uses[card.source.name] = told
-    return constitution_view(found, uses), ""
+        stage_uses = uses_of_summary(card.source.summary) or _counted(context, card.source)
+        if stage_uses:
+            uses[card.source.name] = stage_uses
+    return constitution_view(constitution, uses), ""
 
 
 def _counted(context: Context, source: DataSource) -> dict[str, int]:
     """Uses as the count of the records has them, where that is done; a critique's summary does not say."""
-    asked = question_of(source)
-    known: Any = context.site.work.known(asked.job, asked.arguments, asked.state)
-    return uses_of_counts(known["found"]["principles"]) if known and "found" in known else {}
+    question = question_of(source)
+    counts: Any = context.site.work.known(question.job, question.arguments, question.state)
+    return uses_of_counts(counts["found"]["principles"]) if counts and "found" in counts else {}
 
 
 async def data_piece(request: Request) -> Response:
     """`GET /p/{project}/data/{source}`: the figures of one source as a piece of the page."""
     site: Site = request.app.state.site
     reader = site.reader(request.path_params["project"])
-    found = sources_of(reader) if reader else ()
-    source = next((item for item in found if item.key == request.path_params["source"]), None)
+    sources = sources_of(reader) if reader else ()
+    source = next((item for item in sources if item.key == request.path_params["source"]), None)
     if source is None or source.problem:
         return JSONResponse({"state": "error", "html": "<p>There is no such data any more.</p>"}, 404)
     return await answer_piece(request, question_of(source))

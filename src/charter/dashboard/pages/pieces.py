@@ -23,7 +23,7 @@ EXPORT_SECONDS = 1800.0
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What a child process is asked for one piece."""
+    """Job of a child process for one piece of a page."""
 
     job: str
     arguments: Json
@@ -49,16 +49,16 @@ class Piece:
 
 def piece(context: Context, question: Question, address: str) -> Piece:
     """The piece as far as it is known; an export waits for it, and so does a reader without scripts (`wait`)."""
-    asked = (question.job, question.arguments, question.state)
+    request = (question.job, question.arguments, question.state)
     waits = context.links.static or context.asked("wait") != ""
     work = context.site.work
-    found = work.wait(*asked, seconds=EXPORT_SECONDS) if waits else work.known(*asked)
-    made = _made(question, found, {})
+    answer = work.wait(*request, seconds=EXPORT_SECONDS) if waits else work.known(*request)
+    drawn = _made(question, answer, {})
     return Piece(
-        state=made["state"],
-        html=Markup(made["html"]),  # of our own template, which has escaped what it was given
-        address=address if made["state"] == "loading" else "",
-        charts=made.get("charts") or {},
+        state=drawn["state"],
+        html=Markup(drawn["html"]),  # of our own template, which has escaped what it was given
+        address=address if drawn["state"] == "loading" else "",
+        charts=drawn.get("charts") or {},
     )
 
 

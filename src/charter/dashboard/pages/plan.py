@@ -45,9 +45,9 @@ def _page(root: Path, query: Mapping[str, str], context: Context) -> PlanPage:
         question = Question.of(query)
     except UsageError as error:
         return PlanPage(question=Question(), state="error", error=str(error), **shown)
-    asked = (*_asked(root, question),)
+    questions = (*_asked(root, question),)
     waits = context.links.static or "wait" in query
-    answer = context.site.work.wait(*asked, seconds=PLAN_SECONDS) if waits else context.site.work.known(*asked)
+    answer = context.site.work.wait(*questions, seconds=PLAN_SECONDS) if waits else context.site.work.known(*questions)
     if answer is None:
         return PlanPage(question=question, state="loading", **shown)
     if "error" in answer:

@@ -1,4 +1,4 @@
-"""What the plan page shows: the controls with what the file says, and a result, a wait or an error. Pure."""
+"""View model of the plan page: controls with the file's values, and a result, a wait or an error. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ State = Literal["ready", "loading", "error"]
 
 @dataclass(frozen=True, kw_only=True)
 class InFile:
-    """What `charter.yaml` says of each control, in words: shown where a control is empty."""
+    """Values of `charter.yaml` for each control, in words: shown where a control is empty."""
 
     accelerators: str = "as in charter.yaml"
     market: str = "as in charter.yaml"

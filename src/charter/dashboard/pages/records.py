@@ -69,7 +69,7 @@ def build(context: Context) -> View:
 
 
 def _found(context: Context, path: Path, wanted: str) -> tuple[int, str]:
-    """Where the record with an id begins; or the first page, and why."""
+    """Return the position of the record with an id; or the first page, and the reason."""
     arguments = {"path": str(path), "id": wanted}
     answer = context.site.work.wait("find", arguments, stamp_of(path), seconds=FIND_SECONDS)
     if "error" in answer:

@@ -13,7 +13,7 @@ def build(context: Context) -> View:
 
 
 def _outcomes(project: Snapshot) -> tuple[Outcome, ...]:
-    """What the finished evaluations say of their policies."""
+    """Return the outcomes of the finished evaluations."""
     done = [stage for stage in project.stages if stage.kind == "eval" and stage.state == "done" and stage.directory]
     read = [(stage.name, read_results(stage.directory)) for stage in done if stage.directory is not None]
     return tuple(outcome_of(name, results) for name, results in read if results is not None)

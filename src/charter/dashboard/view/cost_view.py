@@ -17,7 +17,7 @@ OF_NO_STAGE = "(no stage)"
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """What one stage, owner, tag or accelerator came to, and how it divides. Parts add up to the whole."""
+    """Cost of one stage, owner, tag or accelerator, and its parts, which add up to it."""
 
     name: str
     colour: int
@@ -42,7 +42,7 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
-    """What one stage is still expected to take."""
+    """Time and money that one stage is still expected to take."""
 
     name: str
     state: str
@@ -146,17 +146,17 @@ def _splits(groups: Iterable[Group], unit: str) -> tuple[Split, ...]:
 def _split(name: str, colour: int, sums: Sums, unit: str) -> Split:
     totals = sums.totals
     if unit == "usd":
-        whole, idle = totals.micro_usd / 1e6, totals.idle_micro_usd / 1e6
+        total, idle = totals.micro_usd / 1e6, totals.idle_micro_usd / 1e6
         lost = (totals.lost_to_kills_micro_usd + totals.lost_to_failures_micro_usd) / 1e6
         calls, other = sums.calls.settled_micro_usd / 1e6, sums.other_micro_usd / 1e6
     else:
-        whole, idle = totals.milliseconds / 1e3, totals.idle_milliseconds / 1e3
+        total, idle = totals.milliseconds / 1e3, totals.idle_milliseconds / 1e3
         lost = (totals.lost_to_kills_milliseconds + totals.lost_to_failures_milliseconds) / 1e3
         calls = other = 0.0
     return Split(
         name=name,
         colour=colour,
-        kept=whole - lost - idle,
+        kept=total - lost - idle,
         lost=lost,
         idle=idle,
         calls=calls,
@@ -167,13 +167,13 @@ def _split(name: str, colour: int, sums: Sums, unit: str) -> Split:
 
 
 def _left(stage: StageNow, eta: Eta) -> Left:
-    found = eta.left.stages[stage.name]
+    rest = eta.left.stages[stage.name]
     return Left(
         name=stage.name,
         state=stage.state,
         phase=stage.phase.value,
-        basis=found.basis,
-        p50_usd=found.usd.p50 if found.usd else None,
-        p90_usd=found.usd.p90 if found.usd else None,
+        basis=rest.basis,
+        p50_usd=rest.usd.p50 if rest.usd else None,
+        p90_usd=rest.usd.p90 if rest.usd else None,
         seconds=eta.stage_seconds(stage.name),
     )

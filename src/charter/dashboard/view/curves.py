@@ -36,7 +36,7 @@ class Curve:
         return tuple(value for _, value in self.points)
 
     def to_json(self) -> dict[str, object]:
-        """What the script draws."""
+        """Return the values that the script draws."""
         return {
             "metric": self.metric, "title": self.title, "unit": self.unit, "meanOf": self.mean_of,
             "points": [list(point) for point in self.points], "band": [list(ends) for ends in self.band],
@@ -71,7 +71,7 @@ def curves_of(steps: Mapping[int, Mapping[str, float]], *, most: int = MOST_POIN
     """The curves of a stage; a metric that never changes is left out."""
     logged = {name for values in steps.values() for name in values}
     numbers = np.fromiter(steps, dtype=np.int64, count=len(steps))
-    found = []
+    drawn = []
     for metric, (title, unit) in TITLES.items():
         if metric not in logged:
             continue
@@ -79,8 +79,8 @@ def curves_of(steps: Mapping[int, Mapping[str, float]], *, most: int = MOST_POIN
         series = np.fromiter(column, dtype=np.float64, count=len(steps))
         there = ~np.isnan(series)
         if there.sum() > 1 and np.ptp(series[there]) > 0:
-            found.append(thinned(metric, title, unit, numbers[there], series[there], most=most))
-    return tuple(found)
+            drawn.append(thinned(metric, title, unit, numbers[there], series[there], most=most))
+    return tuple(drawn)
 
 
 def thinned(metric: str, title: str, unit: str, steps: Numbers, values: Numbers, *, most: int) -> Curve:
@@ -107,7 +107,7 @@ def thinned(metric: str, title: str, unit: str, steps: Numbers, values: Numbers,
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """Where the time of the last steps went."""
+    """Share of one phase in the time of the last steps."""
 
     name: str
     seconds: float
@@ -131,5 +131,5 @@ def phases_of(steps: Mapping[int, Mapping[str, float]]) -> tuple[Phase, ...]:
     before = timed[-len(last) - 1][0] if len(timed) > len(last) else 0
     covered = max(1, last[-1][0] - before)
     means = {name: sum(line.get(f"seconds_{name}", 0.0) for _, line in last) / covered for name in PHASES}
-    whole = sum(means.values())
-    return tuple(Phase(name=name, seconds=mean, share=mean / whole) for name, mean in means.items() if mean > 0)
+    total = sum(means.values())
+    return tuple(Phase(name=name, seconds=mean, share=mean / total) for name, mean in means.items() if mean > 0)

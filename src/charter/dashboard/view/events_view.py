@@ -24,8 +24,8 @@ class EventLine:
 
 def event_lines(events: Sequence[Mapping[str, Any]]) -> tuple[EventLine, ...]:
     """The last events, newest first."""
-    told = [event for event in events if event.get("event") not in _SILENT]
-    return tuple(_line(event) for event in reversed(told[-MOST:]))
+    shown = [event for event in events if event.get("event") not in _SILENT]
+    return tuple(_line(event) for event in reversed(shown[-MOST:]))
 
 
 def _line(event: Mapping[str, Any]) -> EventLine:

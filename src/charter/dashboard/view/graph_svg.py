@@ -12,7 +12,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where nodes and edges are, in units of one layer and one row."""
+    """Positions of nodes and edges, in units of one layer and one row."""
 
     nodes: Mapping[str, Point]
     """Layer, and row within it: rows of one layer are at least 1 apart."""
@@ -29,14 +29,14 @@ def direct_edges(inputs: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
     [('a', 'b'), ('b', 'c')]
     """
     above: dict[str, set[str]] = {}
-    found = []
+    edges = []
     for name, sources in inputs.items():
-        known = [source for source in dict.fromkeys(sources) if source in inputs]
-        above[name] = set(known).union(*(above.get(source, set()) for source in known))
-        for source in known:
-            if not any(source in above.get(other, set()) for other in known if other != source):
-                found.append((source, name))
-    return found
+        stage_sources = [source for source in dict.fromkeys(sources) if source in inputs]
+        above[name] = set(stage_sources).union(*(above.get(source, set()) for source in stage_sources))
+        for source in stage_sources:
+            if not any(source in above.get(other, set()) for other in stage_sources if other != source):
+                edges.append((source, name))
+    return edges
 
 
 def layered(inputs: Mapping[str, Sequence[str]]) -> Layout:
@@ -93,9 +93,9 @@ def _neighbours(chains: Sequence[Sequence[str]]) -> tuple[dict[str, list[str]], 
 def _ordered(columns: list[list[str]], towards: Mapping[str, Sequence[str]], *, forward: bool) -> list[list[str]]:
     """Every layer sorted by the mean place of its neighbours; nodes without any keep theirs."""
     place = {name: index for names in columns for index, name in enumerate(names)}
-    found = [list(names) for names in columns]
-    for index in range(len(found)) if forward else reversed(range(len(found))):
-        names = found[index]
+    ordered = [list(names) for names in columns]
+    for index in range(len(ordered)) if forward else reversed(range(len(ordered))):
+        names = ordered[index]
 
         def mean(name: str) -> float:
             near = towards.get(name, ())
@@ -103,7 +103,7 @@ def _ordered(columns: list[list[str]], towards: Mapping[str, Sequence[str]], *, 
 
         names.sort(key=mean)
         place.update({name: position for position, name in enumerate(names)})
-    return found
+    return ordered
 
 
 def _rows(
@@ -140,7 +140,7 @@ def _apart(names: Sequence[str], wanted: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How large boxes are and how far they stand apart, in pixels."""
+    """Sizes of boxes and of the gaps between them, in pixels."""
 
     width: float
     height: float
@@ -170,7 +170,7 @@ class Box:
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """What is drawn."""
+    """Drawing of a graph."""
 
     width: float
     height: float
@@ -182,7 +182,7 @@ class Graph:
 
 def graph_svg(inputs: Mapping[str, Sequence[str]], size: Size) -> Graph:
     """A pipeline's graph; `inputs` says what each stage reads."""
-    found = layered(inputs)
+    graph = layered(inputs)
     layer_step = (size.height if size.down else size.width) + size.gap_along
     row_step = (size.width if size.down else size.height) + size.gap_across
 
@@ -192,11 +192,11 @@ def graph_svg(inputs: Mapping[str, Sequence[str]], size: Size) -> Graph:
 
     boxes = tuple(
         Box(name=name, shown=_short(name, size.letters), x=round(corner(at)[0], 1), y=round(corner(at)[1], 1))
-        for name, at in found.nodes.items()
+        for name, at in graph.nodes.items()
     )
-    lines = tuple((a, b, _path([corner(point) for point in points], size)) for a, b, points in found.edges)
-    along = max(0.0, found.layers * layer_step - size.gap_along)
-    across = max(0.0, found.rows * row_step - size.gap_across)
+    lines = tuple((a, b, _path([corner(point) for point in points], size)) for a, b, points in graph.edges)
+    along = max(0.0, graph.layers * layer_step - size.gap_along)
+    across = max(0.0, graph.rows * row_step - size.gap_across)
     width, height = (across, along) if size.down else (along, across)
     return Graph(width=round(width + 2, 1), height=round(height + 2, 1), box=size, boxes=boxes, lines=lines)
 

@@ -1,4 +1,4 @@
-"""How busy the machines of a stage were: figures and series for charts. Pure."""
+"""Use of a stage's machines: figures and series for charts. Pure."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ MOST_POINTS = 240
 
 @dataclass(frozen=True, kw_only=True)
 class MeterView:
-    """What was metered of a stage."""
+    """Metered figures of a stage."""
 
     summary: MeterSummary
     charts: tuple[dict[str, Any], ...]
@@ -80,8 +80,8 @@ def _power(row: MeterRow) -> float | None:
 
 
 def _cpu(row: MeterRow) -> float | None:
-    whole = row.interval_seconds * row.node_cpus
-    return row.cpu_seconds / whole if whole > 0 else None
+    available = row.interval_seconds * row.node_cpus
+    return row.cpu_seconds / available if available > 0 else None
 
 
 def _disk(row: MeterRow) -> float | None:
@@ -89,5 +89,5 @@ def _disk(row: MeterRow) -> float | None:
 
 
 def _mean(values: Sequence[float | int | None]) -> float | None:
-    known = [float(value) for value in values if value is not None]
-    return fmean(known) if known else None
+    numbers = [float(value) for value in values if value is not None]
+    return fmean(numbers) if numbers else None

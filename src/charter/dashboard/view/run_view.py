@@ -46,7 +46,7 @@ class StageRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Money:
-    """What was spent, against what may be."""
+    """Spending against the budget."""
 
     spent_usd: float | None
     per_hour_usd: float | None
@@ -211,14 +211,14 @@ def _planned_times(plan: Mapping[str, Any] | None) -> list[tuple[str, tuple[floa
 
 
 def run_share(snapshot: Snapshot) -> float:
-    """How far a run is: its stages' shares, weighted by their planned time where all have one."""
+    """Return the finished share of a run: its stages' shares, weighted by their planned time where all have one."""
     stages = snapshot.stages
     planned = [planned_interval(stage, "seconds") for stage in stages]
     weights = [item.p50 for item in planned if item is not None and item.p50]
     if len(weights) < len(stages):
         weights = [1.0] * len(stages)
-    whole = sum(weights)
-    return sum(w * stage.done_share for w, stage in zip(weights, stages, strict=True)) / whole if whole else 0.0
+    total = sum(weights)
+    return sum(w * stage.done_share for w, stage in zip(weights, stages, strict=True)) / total if total else 0.0
 
 
 def money_of(snapshot: Snapshot, eta: Eta) -> Money:

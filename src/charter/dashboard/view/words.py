@@ -1,4 +1,4 @@
-"""How figures and states are said on a page. Pure."""
+"""Words for figures and states on a page. Pure."""
 
 STATE_WORDS = {
     "pending": "pending",
@@ -27,7 +27,7 @@ def percent(share: float | None, digits: int = 0) -> str:
 
 
 def ago(moment: float, now: float) -> str:
-    """How long ago, in its largest unit.
+    """Return the time since a moment, in its largest unit.
 
     >>> ago(100, 100), ago(40, 100), ago(0, 7300)
     ('just now', '60 s ago', '2 h ago')

@@ -15,7 +15,7 @@ LOOK_SECONDS = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Heard:
-    """What a process has said within the time that a request may take."""
+    """Messages of a process within the time that a request may take."""
 
     found: Json | None = None
     """The answer: `found` or `error`; None while it works."""
@@ -38,15 +38,15 @@ async def hear(
 
     Work that nobody waits for `linger_seconds` after this is ended: cancelling a request cancels its work.
     """
-    asked = workers.ask(job, arguments, state)
+    job_request = workers.ask(job, arguments, state)
     loop, gone = asyncio.get_running_loop(), False
     until = loop.time() + hold_seconds
     try:
-        while not asked.answer.done() and loop.time() < until:
+        while not job_request.answer.done() and loop.time() < until:
             if gone := await request.is_disconnected():
                 break
             await asyncio.sleep(min(LOOK_SECONDS, 0.02 + (until - loop.time()) / 100))
-        done = asked.answer.done() and not asked.answer.cancelled()
-        return Heard(found=asked.answer.result() if done else None, told=dict(asked.told), gone=gone)
+        done = job_request.answer.done() and not job_request.answer.cancelled()
+        return Heard(found=job_request.answer.result() if done else None, told=dict(job_request.told), gone=gone)
     finally:
-        workers.leave(asked, linger_seconds=linger_seconds)
+        workers.leave(job_request, linger_seconds=linger_seconds)

@@ -18,12 +18,12 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a library prints is no answer
     for line in sys.stdin:
-        asked = json.loads(line)
-        _say(answers, answer(asked, lambda told: _say(answers, {"told": told})))
+        request = json.loads(line)
+        _say(answers, answer(request, lambda told: _say(answers, {"told": told})))
 
 
 def answer(asked: dict[str, Any], tell: Any) -> dict[str, Any]:
-    """What a job has found, or why it has found nothing, in words for people."""
+    """Return the result of a job, or the reason why it has none, in words for people."""
     try:
         return {"found": JOBS[asked["job"]](asked["arguments"], tell)}
     except CharterError as error:

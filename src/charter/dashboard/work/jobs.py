@@ -1,4 +1,4 @@
-"""What a child process can be asked, by name: plain JSON in, plain JSON out."""
+"""Jobs of a child process, by name: plain JSON in, plain JSON out."""
 
 import json
 import os
@@ -31,8 +31,8 @@ def plan(asked: Json, tell: Tell) -> Json:
     if not changes:
         return asdict(plan_view(base, base))
     changed = load_project(root, overrides=changes, env=dict(os.environ))
-    found = plan_project(changed, root, today=today)
-    return asdict(plan_view(found, base, changed=changes, command=command(changes, str(root))))
+    planned = plan_project(changed, root, today=today)
+    return asdict(plan_view(planned, base, changed=changes, command=command(changes, str(root))))
 
 
 @lru_cache(maxsize=8)
@@ -54,17 +54,17 @@ def count(asked: Json, tell: Tell) -> Json:
     sample = sample_rows(path, spec)
     if sample is not None:
         tell({"sample": asdict(sample)})
-    found = count_rows(path, spec, tell=lambda rows: tell({"rows": rows}))
+    counted = count_rows(path, spec, tell=lambda rows: tell({"rows": rows}))
     aside = count_set_aside(Path(asked["aside"])) if asked.get("aside") else None
-    return asdict(found) | {"aside": None if aside is None else asdict(aside)}
+    return asdict(counted) | {"aside": None if aside is None else asdict(aside)}
 
 
 def find(asked: Json, tell: Tell) -> Json:
-    """Where the record with an id stands in a JSONL file."""
+    """Return the position of the record with an id in a JSONL file."""
     from charter.report.data_page.browsing import find_id
 
-    found = find_id(Path(asked["path"]), asked["id"])
-    return {"offset": found}
+    position = find_id(Path(asked["path"]), asked["id"])
+    return {"offset": position}
 
 
 def compare(asked: Json, tell: Tell) -> Json:
@@ -75,8 +75,8 @@ def compare(asked: Json, tell: Tell) -> Json:
     from charter.report.run_compare.read import read_sides
 
     sides = read_sides([Path(root) for root in asked["roots"]], asked["labels"])
-    found = compare_runs(sides)
-    return {"rows": page_rows(found), "charts": chart_data(found)}
+    comparison = compare_runs(sides)
+    return {"rows": page_rows(comparison), "charts": chart_data(comparison)}
 
 
 def accuracy(asked: Json, tell: Tell) -> Json:
@@ -87,10 +87,10 @@ def accuracy(asked: Json, tell: Tell) -> Json:
     from charter.report.estimate_actual import accuracy_chart
 
     try:
-        found = read_accuracy(Path(asked["root"]))
+        accuracy_tables = read_accuracy(Path(asked["root"]))
     except UsageError as error:
         return {"none": str(error)}
-    return {"rows": accuracy_rows(found), "charts": accuracy_chart(found)}
+    return {"rows": accuracy_rows(accuracy_tables), "charts": accuracy_chart(accuracy_tables)}
 
 
 JOBS: Mapping[str, Callable[[Json, Tell], Json]] = {

@@ -71,25 +71,25 @@ class Workers:
         """Ask, or join those who have asked the same. Every caller must `leave` in the end."""
         key = _key(job, arguments, state)
         with self._lock:
-            found = self._asked.get(key)
-            if found is None:
-                found = Asked(job=job, arguments=arguments, key=key)
-                if (known := self._kept(key)) is not None:
-                    found.answer.set_result(known)
+            request = self._asked.get(key)
+            if request is None:
+                request = Asked(job=job, arguments=arguments, key=key)
+                if (answer := self._kept(key)) is not None:
+                    request.answer.set_result(answer)
                 elif self._closed:
-                    found.answer.set_result({"error": "the dashboard is ending"})
+                    request.answer.set_result({"error": "the dashboard is ending"})
                 else:
-                    self._asked[key] = found
-                    self._start(found)
-            found.waiting += 1
-            return found
+                    self._asked[key] = request
+                    self._start(request)
+            request.waiting += 1
+            return request
 
     def _kept(self, key: Hashable) -> Json | None:
         """An answer that still holds; for whoever has the lock."""
-        kept = self._answers.get(key)
-        if kept is None or ("error" in kept.answer and time.monotonic() - kept.at > ERROR_SECONDS):
+        answer = self._answers.get(key)
+        if answer is None or ("error" in answer.answer and time.monotonic() - answer.at > ERROR_SECONDS):
             return None
-        return kept.answer
+        return answer.answer
 
     def leave(self, asked: Asked, *, linger_seconds: float = 0.0) -> None:
         """No longer wait for an answer; the last one to leave ends the work on it, unless somebody soon asks again."""
@@ -109,25 +109,28 @@ class Workers:
 
     def wait(self, job: str, arguments: Json, state: Hashable, *, seconds: float = LONGEST_SECONDS) -> Json:
         """The answer, waited for; an error in its place after `seconds`."""
-        asked = self.ask(job, arguments, state)
+        request = self.ask(job, arguments, state)
         try:
-            return asked.answer.result(timeout=seconds)
+            return request.answer.result(timeout=seconds)
         except TimeoutError:
             return {"error": f"no answer within {seconds:.0f} s"}
         finally:
-            self.leave(asked)
+            self.leave(request)
 
     def close(self) -> None:
         """End all processes and threads."""
         with self._lock:
             self._closed = True
-            children, threads = list(self._children), [item for found in self._threads.values() for item in found]
+            children, threads = (
+                list(self._children),
+                [item for lane_threads in self._threads.values() for item in lane_threads],
+            )
             waiting, self._asked = list(self._asked.values()), {}
         for lane, queue in self._queues.items():
             for _ in self._threads[lane]:
                 queue.put(None)
-        for asked in waiting:
-            asked.answer.cancel()
+        for request in waiting:
+            request.answer.cancel()
         for child in children:
             child.kill()
         for thread in threads:
@@ -149,13 +152,13 @@ class Workers:
         try:
             while True:
                 try:
-                    asked = self._queues[lane].get(timeout=IDLE_SECONDS)
+                    request = self._queues[lane].get(timeout=IDLE_SECONDS)
                 except Empty:
                     child.kill()
                     continue
-                if asked is None:
+                if request is None:
                     return
-                self._answer(child, asked)
+                self._answer(child, request)
         finally:
             child.kill()
             with self._lock:
@@ -166,17 +169,17 @@ class Workers:
             if asked.answer.cancelled():
                 return
             asked.child = child
-        found = self._asked_twice(child, asked)
+        answer = self._asked_twice(child, asked)
         with self._lock:
             asked.child = None
             self._asked.pop(asked.key, None)
             if asked.answer.cancelled():
                 return
-            if "stopped" not in found:
-                self._answers[asked.key] = Kept(answer=found, at=time.monotonic())
+            if "stopped" not in answer:
+                self._answers[asked.key] = Kept(answer=answer, at=time.monotonic())
                 while len(self._answers) > KEPT_ANSWERS:
                     self._answers.popitem(last=False)
-            asked.answer.set_result(found)
+            asked.answer.set_result(answer)
 
     @staticmethod
     def _asked_twice(child: Child, asked: Asked) -> Json:

@@ -31,10 +31,10 @@ class Child:
             process.stdin.write(json.dumps({"job": job, "arguments": arguments}) + "\n")
             process.stdin.flush()
             for line in process.stdout:
-                found: Json = json.loads(line)
-                if "told" not in found:
-                    return found
-                told(found["told"])
+                answer: Json = json.loads(line)
+                if "told" not in answer:
+                    return answer
+                told(answer["told"])
         except (OSError, ValueError):
             pass
         self.kill()

@@ -1,4 +1,4 @@
-"""Which columns of a stage's records go out, and what they mean. Pure."""
+"""Columns of a stage's records that are exported, and their meaning. Pure."""
 
 from collections.abc import Mapping
 from typing import Any

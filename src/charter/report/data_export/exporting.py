@@ -24,7 +24,7 @@ RECORDS = "records.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class DataExported:
-    """What was written."""
+    """Files of an export."""
 
     fingerprint: str
     rows: int

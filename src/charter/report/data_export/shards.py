@@ -45,8 +45,8 @@ def write_files(rows: Rows, target: Path, format: DataFormat, *, count: int, per
 
 
 def _shards(rows: Iterable[Mapping[str, Any]], size: int) -> Iterator[list[Mapping[str, Any]]]:
-    found = iter(rows)
-    while some := list(islice(found, size)):
+    remaining = iter(rows)
+    while some := list(islice(remaining, size)):
         yield some
 
 

@@ -48,14 +48,14 @@ def record_page(path: Path, offset: int, rows: int = PAGE_ROWS) -> RecordPage:
 
 
 def last_page(path: Path, rows: int = PAGE_ROWS) -> int:
-    """Where the last page begins."""
+    """Return the position at which the last page begins."""
     size = path.stat().st_size
     with path.open("rb") as file:
         return _back(file, size, rows)
 
 
 def find_id(path: Path, wanted: str) -> int | None:
-    """Where the first record with an id begins; the file is read once in pieces, and none of it is kept."""
+    """Return the position of the first record with an id; the file is read once in pieces, and none of it is kept."""
     needles = {json.dumps(wanted, ensure_ascii=flag).encode() for flag in (True, False)}
     needles |= {wanted.encode()} if wanted.isdecimal() else set()
     with path.open("rb") as file:
@@ -69,14 +69,14 @@ def _lines_with(file: BinaryIO, needles: set[bytes]) -> Iterator[tuple[int, byte
     """Lines that hold one of the texts anywhere, with their places."""
     at, rest = 0, b""
     while chunk := file.read(CHUNK_BYTES):
-        whole, newline, tail = (rest + chunk).rpartition(b"\n")
-        if newline and any(needle in whole for needle in needles):
+        complete, newline, tail = (rest + chunk).rpartition(b"\n")
+        if newline and any(needle in complete for needle in needles):
             place = at
-            for line in whole.split(b"\n"):
+            for line in complete.split(b"\n"):
                 if any(needle in line for needle in needles):
                     yield place, line
                 place += len(line) + 1
-        at += len(whole) + len(newline)
+        at += len(complete) + len(newline)
         rest = tail
     if rest and any(needle in rest for needle in needles):
         yield at, rest
@@ -87,8 +87,8 @@ def _id_of(line: bytes) -> str | None:
         value = json.loads(line)
     except ValueError:
         return None
-    found = value.get("id") if isinstance(value, dict) else None
-    return str(found) if isinstance(found, str | int) and not isinstance(found, bool) else None
+    row_id = value.get("id") if isinstance(value, dict) else None
+    return str(row_id) if isinstance(row_id, str | int) and not isinstance(row_id, bool) else None
 
 
 def _records(file: BinaryIO, rows: int) -> Iterator[RawRecord]:
@@ -137,7 +137,7 @@ def _line_start(file: BinaryIO, offset: int) -> int:
 
 
 def _back(file: BinaryIO, offset: int, rows: int) -> int:
-    """Where the line begins that is `rows` lines before the one that begins at `offset`."""
+    """Return the position of the line that is `rows` lines before the one that begins at `offset`."""
     place, newlines = offset, 0
     while place > 0:
         size = min(BACK_BYTES, place)

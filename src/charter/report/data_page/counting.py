@@ -43,7 +43,7 @@ def count_rows(
 
 
 def count_set_aside(path: Path) -> DataSummary:
-    """Why rows were set aside, of a stage's `set_aside.jsonl`."""
+    """Count the reasons for which rows were set aside, of a stage's `set_aside.jsonl`."""
     tally = Tally()
     with path.open("rb") as lines:
         for line in lines:
@@ -61,9 +61,9 @@ def sample_rows(path: Path, spec: DataSpec | None = None) -> DataSummary | None:
     Longer rows are likelier to be before a place, so that the row after it is taken: with lengths that do not hang on
     those of the neighbour this is unbiased. The number of rows is the size over the mean length of a row.
     """
-    found = find_files(path, "auto" if spec is None else spec.format)
-    file = found.files[0]
-    if found.format != "jsonl" or len(found.files) > 1 or file.stat().st_size < LARGE_BYTES:
+    data_files = find_files(path, "auto" if spec is None else spec.format)
+    file = data_files.files[0]
+    if data_files.format != "jsonl" or len(data_files.files) > 1 or file.stat().st_size < LARGE_BYTES:
         return None
     if spec is not None and spec.limit is not None:
         return None

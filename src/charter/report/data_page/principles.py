@@ -43,11 +43,11 @@ def constitution_view(found: Constitution, uses: Mapping[str, Mapping[str, int]]
     counts = {item.id: _used(item.id, uses) for item in found.principles}
     strangers = [name for stage in uses.values() for name in stage if name not in counts]
     counts |= {name: _used(name, uses) for name in strangers}
-    whole, weights = sum(map(sum, counts.values())), sum(item.weight for item in found.principles)
-    known = {item.id: item for item in found.principles}
+    total, weights = sum(map(sum, counts.values())), sum(item.weight for item in found.principles)
+    by_id = {item.id: item for item in found.principles}
     lines = []
     for name, used in counts.items():
-        item = known.get(name)
+        item = by_id.get(name)
         lines.append(
             PrincipleLine(
                 id=name,
@@ -58,7 +58,7 @@ def constitution_view(found: Constitution, uses: Mapping[str, Mapping[str, int]]
                 weight=item.weight if item else 0.0,
                 wanted_share=item.weight / weights if item else None,
                 used=used,
-                share=sum(used) / whole if whole else None,
+                share=sum(used) / total if total else None,
             )
         )
     return ConstitutionView(
@@ -66,8 +66,8 @@ def constitution_view(found: Constitution, uses: Mapping[str, Mapping[str, int]]
         version=found.version,
         stages=stages,
         lines=tuple(lines),
-        uses=whole,
-        unused=tuple(name for name, used in counts.items() if whole and not sum(used)),
+        uses=total,
+        unused=tuple(name for name, used in counts.items() if total and not sum(used)),
     )
 
 
@@ -76,7 +76,7 @@ def _used(name: str, uses: Mapping[str, Mapping[str, int]]) -> tuple[int, ...]:
 
 
 def uses_of_summary(summary: Mapping[str, object]) -> dict[str, int]:
-    """How often each principle was used, as a label stage's `summary.json` counts it.
+    """Return the number of uses of each principle, as a label stage's `summary.json` counts them.
 
     >>> uses_of_summary({"principle/privacy": 6, "ties": 0})
     {'privacy': 6}

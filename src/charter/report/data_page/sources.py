@@ -1,4 +1,4 @@
-"""Which data a project has: the data sets of its file, and what its stages have written."""
+"""Data of a project: the data sets of its file, and the records of its stages."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ class DataSource:
 
     @property
     def can_be_browsed(self) -> bool:
-        """Whether its records can be shown a page at a time."""
+        """Return True if its records can be shown a page at a time."""
         return not self.problem and self.path.is_file() and self.path.suffix in (".jsonl", ".ndjson", "")
 
 
@@ -44,11 +44,11 @@ def data_sources(
     project: Project | None, root: Path, stages: Sequence[tuple[str, str, Path | None]], summaries: Mapping[str, Any]
 ) -> tuple[DataSource, ...]:
     """Data sets of the file in its order, then records of stages: (name, kind, directory) in the order of the run."""
-    found = [] if project is None else list(_data_sets(project, root))
-    found += [
+    sources = [] if project is None else list(_data_sets(project, root))
+    sources += [
         source for name, kind, path in stages if path for source in _records(name, kind, path, project, summaries)
     ]
-    return tuple(found)
+    return tuple(sources)
 
 
 def _data_sets(project: Project, root: Path) -> Iterator[DataSource]:

@@ -37,7 +37,7 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class PrincipleUse:
-    """How often one principle was drawn, and how the judge answered under it."""
+    """Uses of one principle, and the judge's answers under it."""
 
     name: str
     rows: int
@@ -47,7 +47,7 @@ class PrincipleUse:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelFigures:
-    """What preference labels say, and what they favour besides the better answer."""
+    """Figures of preference labels, and what they favour besides the better answer."""
 
     count: int
     mean_chosen_probability: float
@@ -152,8 +152,8 @@ def wilson(wins: float, count: int) -> Share | None:
     share, z = wins / count, Z_95
     middle = share + z * z / (2 * count)
     spread = z * float(np.sqrt(share * (1 - share) / count + z * z / (4 * count * count)))
-    whole = 1 + z * z / count
-    return Share(value=share, low=(middle - spread) / whole, high=(middle + spread) / whole, count=count)
+    denominator = 1 + z * z / count
+    return Share(value=share, low=(middle - spread) / denominator, high=(middle + spread) / denominator, count=count)
 
 
 def _labels(tally: Tally) -> LabelFigures | None:
@@ -184,7 +184,7 @@ def _position(judged: Judged) -> Share | None:
 
 
 def _principles(tally: Tally) -> tuple[PrincipleUse, ...]:
-    found = [
+    uses = [
         PrincipleUse(
             name=name,
             rows=item.rows,
@@ -193,4 +193,4 @@ def _principles(tally: Tally) -> tuple[PrincipleUse, ...]:
         )
         for name, item in tally.principles.items()
     ]
-    return tuple(sorted(found, key=lambda item: (-item.rows, item.name)))
+    return tuple(sorted(uses, key=lambda item: (-item.rows, item.name)))

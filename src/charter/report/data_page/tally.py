@@ -17,7 +17,7 @@ OTHERS = "others"
 
 @dataclass
 class Judged:
-    """How the questions of label records were answered."""
+    """Counts of answers to the questions of label records."""
 
     questions: int = 0
     first_wins: float = 0.0
@@ -32,7 +32,7 @@ class Judged:
 
 @dataclass
 class Tally:
-    """What was counted so far."""
+    """Counts so far."""
 
     rows: int = 0
     blank: int = 0
@@ -82,8 +82,8 @@ class Tally:
 
     def _add_fields(self, value: Mapping[str, Any]) -> None:
         for name in principles_of(value):
-            known = name if name in self.principles or len(self.principles) < MOST_NAMES else OTHERS
-            add_principle(self.principles.setdefault(known, Principle()), value)
+            counted_name = name if name in self.principles or len(self.principles) < MOST_NAMES else OTHERS
+            add_principle(self.principles.setdefault(counted_name, Principle()), value)
         if isinstance(tokens := value.get("tokens"), int) and 0 < tokens < 2**32:
             self.generated_tokens.append(tokens)
         if isinstance(value.get("source"), str):
@@ -92,8 +92,8 @@ class Tally:
         if isinstance(orders, dict) and isinstance(orders.get("agree"), bool):
             self.judged.asked_both_ways += 1
             self.judged.orders_agree += orders["agree"]
-        asked = value.get("judgements")
-        for item in asked if isinstance(asked, list) else ():
+        judgements = value.get("judgements")
+        for item in judgements if isinstance(judgements, list) else ():
             if isinstance(item, dict):
                 _add_judgement(self.judged, item)
 

@@ -1,4 +1,4 @@
-"""What the charts of the plan page show, as one JSON value. Times are seconds, memory bytes, money usd."""
+"""Values of the plan page's charts, as one JSON value. Times are seconds, memory bytes, money usd."""
 
 from typing import Any
 
@@ -92,14 +92,14 @@ def memory(plan: Plan) -> dict[str, Any]:
 
 
 def tornado(plan: Plan) -> dict[str, Any]:
-    """What the total is when one cause is low or high."""
+    """Return the total with one cause low or high."""
     unit, base = median_total(plan)
     rows = [{"name": item.name, "low": item.low, "high": item.high} for item in drivers(plan)]
     return {"unit": unit, "base": base, "rows": rows}
 
 
 def levers(plan: Plan) -> dict[str, Any]:
-    """What the sliders compute totals from."""
+    """Return the values from which the sliders compute totals."""
     rows = [
         {
             "stage": stage.name,
@@ -123,7 +123,7 @@ def levers(plan: Plan) -> dict[str, Any]:
 
 
 def _around(plan: Plan) -> list[float]:
-    """What the project costs beside the machines and the storage of its stages, at p50 and p90."""
+    """Return the cost beside the machines and the storage of its stages, at p50 and p90."""
     total = plan.project_usd
     if total is None:
         return [0.0, 0.0]

@@ -1,4 +1,4 @@
-"""What moves the total of a plan, one cause at a time: the figures of the tornado chart."""
+"""Causes that move the total of a plan, one at a time: the figures of the tornado chart."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ class Driver:
 
     @property
     def width(self) -> float:
-        """How far it moves the total."""
+        """Return the distance by which it moves the total."""
         return abs(self.high - self.low)
 
 
@@ -44,11 +44,11 @@ def drivers(plan: Plan) -> list[Driver]:
     the high end twice the expected loss: a bound, not a percentile.
     """
     unit, base = median_total(plan)
-    made = []
+    entries = []
     for name, note, shift in _causes(unit):
         low, high = (base + sum(_amount(stage, unit) * shift(stage, side) for stage in plan.stages) for side in (-1, 1))
-        made.append(Driver(name=name, low=low, high=high, note=note))
-    return sorted((item for item in made if item.width > 1e-9 * base), key=lambda item: -item.width)
+        entries.append(Driver(name=name, low=low, high=high, note=note))
+    return sorted((item for item in entries if item.width > 1e-9 * base), key=lambda item: -item.width)
 
 
 def _causes(unit: str) -> Iterator[tuple[str, str, Callable[[StagePlan, int], float]]]:

@@ -72,13 +72,13 @@ def _bars(plan: Plan) -> str:
 
 def _bar(median: float, high: float, limit: float, text: str, verdict: str | None) -> str:
     """Two bars on one axis and a mark at the limit; the colour and the words say the verdict."""
-    whole = max(limit, high) * 1.04 or 1.0
+    scale = max(limit, high) * 1.04 or 1.0
     state = {"ok": "", "p90 over": " warn", "over": " exceeded"}.get(verdict or "", "")
     spans = "".join(
-        f'<span class="{name}" style="width:{100 * value / whole:.2f}%"></span>'
+        f'<span class="{name}" style="width:{100 * value / scale:.2f}%"></span>'
         for name, value in (("high", high), ("used", median))
     )
-    mark = f'<span class="limit" style="left:{100 * limit / whole:.2f}%"></span>'
+    mark = f'<span class="limit" style="left:{100 * limit / scale:.2f}%"></span>'
     words = f"{text}: {VERDICT_WORDS.get(verdict or '', verdict or '')}"
     return f'<div class="budget{state}"><div class="bar">{spans}{mark}</div><p>{esc(words)}</p></div>'
 

@@ -66,7 +66,7 @@ def units(plan: Plan) -> Markup:
 
 
 def schedule(plan: Plan, charts: dict[str, Any]) -> Markup:
-    """When each stage runs, at the median and at p90."""
+    """Return the times at which each stage runs, at the median and at p90."""
     drawn = chart("gantt", label="Start and end of each stage", height=ROW * len(plan.stages) + 40)
     path = " > ".join(plan.timeline().critical_path)
     clock = "" if charts["gantt"]["start"] is None else " Times are UTC."
@@ -105,13 +105,13 @@ def choices(charts: dict[str, Any]) -> Markup:
 
 
 def sensitivity(plan: Plan) -> Markup:
-    """What the total is when one cause is low or high."""
-    found = drivers(plan)
-    if not found:
+    """Return the chart of the total with one cause low or high."""
+    entries = drivers(plan)
+    if not entries:
         return Markup("")
     unit, base = median_total(plan)
     text = format_usd if unit == "usd" else format_seconds
-    rows = [(item.name, text(item.low), text(item.high), text(item.width), item.note) for item in found]
+    rows = [(item.name, text(item.low), text(item.high), text(item.width), item.note) for item in entries]
     numbers = table(("Cause", "Low", "High", "Width", "What it is"), rows, numeric=(1, 2, 3))
     label = f"What moves the {'cost' if unit == 'usd' else 'time'} of the plan"
     drawn = chart("tornado", label=label, height=ROW * len(rows) + 46)

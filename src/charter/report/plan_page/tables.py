@@ -52,7 +52,7 @@ def stage_table(plan: Plan) -> Markup:
 
 
 def _around(plan: Plan) -> list[tuple[object, ...]]:
-    """What the project costs beside the machines, storage and transfer of its stages, where there is any."""
+    """Return the cost beside the machines, storage and transfer of its stages, where there is any."""
     total = plan.project_usd
     if total is None or plan.usd is None or not less(total, plan.usd).p90:
         return []
@@ -164,7 +164,7 @@ def _option_row(option: Option, reason: str) -> tuple[object, ...]:
 
 
 def rejected_families(plan: Plan) -> Markup:
-    """What does not fit or is not to be had, one reason each."""
+    """Return the options that do not fit or cannot be had, one reason each."""
     rows = [
         (stage_name(plan, stage.name), item.option, item.reason)
         for stage in plan.stages
@@ -177,7 +177,7 @@ def rejected_families(plan: Plan) -> Markup:
 
 
 def assumptions(plan: Plan, today: date) -> Markup:
-    """What the plan rests on, with source and date; old prices are marked."""
+    """Return the assumptions of the plan, with source and date; old prices are marked."""
     rows = []
     for item in plan.assumptions:
         stale = Markup(' <span class="pill interrupted">stale</span>') if is_stale(item.name, item.as_of, today) else ""

@@ -1,4 +1,4 @@
-"""What the charts of compared runs show, as one JSON value. Pure."""
+"""Values of the charts of compared runs, as one JSON value. Pure."""
 
 from typing import Any
 

@@ -27,7 +27,7 @@ class RunComparison:
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """What `charter plan compare --json` prints of runs."""
+        """Return the JSON of `charter plan compare --json` for runs."""
         return {
             "schema": SCHEMA,
             "runs": [
@@ -58,24 +58,24 @@ def compare_runs(sides: Sequence[Side]) -> RunComparison:
 
 
 def _notes(sides: Sequence[Side], figures: Sequence[FigureRow]) -> list[str]:
-    found = [f"{side.label}: {note}" for side in sides for note in side.run.notes]
+    notes = [f"{side.label}: {note}" for side in sides for note in side.run.notes]
     for side in sides:
         if side.view.state != "done":
-            found.append(f"{side.label} is {side.view.state}: its figures are those so far.")
+            notes.append(f"{side.label} is {side.view.state}: its figures are those so far.")
     tested = sum(item is not None and item.low is not None for row in figures for item in row.differences)
     if tested:
-        found.append(
+        notes.append(
             f"{tested} differences have an interval; of runs that do not differ at all, "
             f"about {tested * 0.05:.1f} of them would be beyond noise by chance."
         )
-        found.append("Intervals cover the choice of prompts and pairs, not another training seed.")
+        notes.append("Intervals cover the choice of prompts and pairs, not another training seed.")
     unlike = sorted({role for row in figures for role in row.yardsticks})
     if unlike:
-        found.append(
+        notes.append(
             f"The evaluations do not share {', '.join(unlike)}: figures marked with it are not of one measure, "
             "and their difference is not only one of the models."
         )
-    return found
+    return notes
 
 
 def _figure_json(row: FigureRow) -> dict[str, Any]:

@@ -49,11 +49,11 @@ def stage_groups(sides: Sequence[Side]) -> list[tuple[str | None, ...]]:
         left = [[other for other, of in table.items() if of == kind and other not in shared] for table in kinds]
         if name in shared or any(name in group for group in groups.values()):
             continue
-        alone = all(len(found) <= 1 for found in left) and not any(
+        alone = all(len(unmatched) <= 1 for unmatched in left) and not any(
             kinds[0].get(other) == kind for other in shared if other in kinds[0]
         )
         groups[name] = (
-            tuple(found[0] if found else None for found in left)
+            tuple(unmatched[0] if unmatched else None for unmatched in left)
             if alone
             else tuple(name if name in table else None for table in kinds)
         )

@@ -51,19 +51,19 @@ class FigureRow:
 
 def figure_rows(sides: Sequence[Side]) -> tuple[FigureRow, ...]:
     """Every figure that a run has, in the order of the first run that has it; points of curves are left out."""
-    found = [_figures(side) for side in sides]
-    keys = dict.fromkeys(key for figures in found for key in figures)
-    return tuple(_row(key, [figures.get(key) for figures in found], _unlike(key, sides)) for key in keys)
+    by_side = [_figures(side) for side in sides]
+    keys = dict.fromkeys(key for figures in by_side for key in figures)
+    return tuple(_row(key, [figures.get(key) for figures in by_side], _unlike(key, sides)) for key in keys)
 
 
 def _figures(side: Side) -> dict[str, Mapping[str, Any]]:
     """The figures of all evaluation stages by key; the first stage that has one counts."""
-    found: dict[str, Mapping[str, Any]] = {}
+    by_name: dict[str, Mapping[str, Any]] = {}
     for _, results in all_results(side.run):
         for figure in results.get("figures", []):
             if figure.get("value") is not None and not is_point(figure):
-                found.setdefault(str(figure.get("key") or figure.get("label") or ""), figure)
-    return found
+                by_name.setdefault(str(figure.get("key") or figure.get("label") or ""), figure)
+    return by_name
 
 
 def _row(key: str, figures: Sequence[Mapping[str, Any] | None], yardsticks: tuple[str, ...]) -> FigureRow:
@@ -103,8 +103,8 @@ def _number(value: Any) -> int | None:
 def _unlike(key: str, sides: Sequence[Side]) -> tuple[str, ...]:
     """The inputs that a figure is measured with and that differ between the runs that have said theirs."""
     roles = YARDSTICKS.get(key.partition(".")[0], ())
-    inputs = [found for side in sides if (found := _evaluation_inputs(side)) is not None]
-    return tuple(role for role in roles if len({str(found.get(role)) for found in inputs}) > 1)
+    inputs = [evaluated for side in sides if (evaluated := _evaluation_inputs(side)) is not None]
+    return tuple(role for role in roles if len({str(evaluated.get(role)) for evaluated in inputs}) > 1)
 
 
 def _evaluation_inputs(side: Side) -> Mapping[str, Any] | None:

@@ -12,7 +12,7 @@ from charter.report.run_compare.read import Side
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """What one run, or one of its stages, has taken."""
+    """Time and money of one run, or of one of its stages."""
 
     name: str
     state: str
@@ -56,11 +56,11 @@ def totals(sides: Sequence[Side]) -> tuple[Spent, ...]:
 def stage_spending(sides: Sequence[Side]) -> tuple[tuple[Spent | None, ...], ...]:
     """Stages that answer each other, one row each."""
     views = [{stage.name: stage for stage in side.view.stages} for side in sides]
-    found = []
+    spending = []
     for group in stage_groups(sides):
         row = [None if name is None else _of_stage(view[name]) for view, name in zip(views, group, strict=True)]
-        found.append(_row(row))
-    return tuple(found)
+        spending.append(_row(row))
+    return tuple(spending)
 
 
 def _of_stage(stage: StageView) -> Spent:

@@ -1,4 +1,4 @@
-"""Whether two measured figures differ by more than the noise of measuring them. Pure."""
+"""Test whether two measured figures differ by more than the noise of measuring them. Pure."""
 
 import math
 from dataclasses import dataclass

@@ -28,10 +28,10 @@ SCRIPTS = ("compare.js",)
 
 def comparison_html(found: RunComparison, *, now: float) -> str:
     """The whole page; `now` is the time that it says it was made at."""
-    made = datetime.fromtimestamp(now, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
+    stamp = datetime.fromtimestamp(now, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
     title = " and ".join(found.labels)
     body = (
-        Markup(f'<p class="kicker">{esc(f"Comparison of runs, {made}")}</p><h1>{esc(title)}</h1>'),
+        Markup(f'<p class="kicker">{esc(f"Comparison of runs, {stamp}")}</p><h1>{esc(title)}</h1>'),
         totals(found),
         figures(found),
         curves(found),
@@ -124,7 +124,7 @@ def _ends(points: tuple[tuple[int, float], ...]) -> tuple[str, ...]:
 
 
 def settings(found: RunComparison) -> Markup:
-    """What was asked for where it differs."""
+    """Return the settings that differ."""
     parts = []
     for title, computed in (("What is computed", True), ("Where and how", False)):
         rows = [
@@ -154,6 +154,6 @@ def _stage(item: Spent | None) -> tuple[str, str]:
 
 
 def notes(found: RunComparison) -> Markup:
-    """What to keep in mind."""
+    """Return the notes to keep in mind."""
     items = "".join(f"<li>{esc(note)}</li>" for note in found.notes)
     return section("What to keep in mind", Markup(f"<ul>{items}</ul>") if items else "")

@@ -23,7 +23,7 @@ class Side:
 
 
 def has_run(path: Path) -> bool:
-    """Whether a path names a project that has run, or its run directory.
+    """Return True if a path names a project that has run, or its run directory.
 
     A project whose ledger is on a server is known by its plan.
     """
@@ -41,14 +41,14 @@ def project_dir_of(path: Path) -> Path:
 
 def read_sides(paths: Sequence[Path], labels: Sequence[str], *, with_metrics: bool = True) -> tuple[Side, ...]:
     """Every run with its label; UsageError for a path that has none."""
-    found = []
+    sides = []
     for path, label in zip(paths, labels, strict=True):
         directory = project_dir_of(path)
         if not directory.is_dir():
             raise UsageError(f"there is no {path}; give the directory of a project that has run")
         run = read_run(directory, with_metrics=with_metrics)
-        found.append(Side(label=label, run=run, view=overview(run), file=_file(directory)))
-    return tuple(found)
+        sides.append(Side(label=label, run=run, view=overview(run), file=_file(directory)))
+    return tuple(sides)
 
 
 def _file(directory: Path) -> Mapping[str, Any]:
@@ -60,7 +60,7 @@ def _file(directory: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = plain(load_project(path))
+        content = plain(load_project(path))
     except CharterError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

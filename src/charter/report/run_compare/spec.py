@@ -1,4 +1,4 @@
-"""What two runs were asked for, and where it differs: one row per value. Pure."""
+"""Settings of two runs, and where they differ: one row per value. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class SpecRow:
 
     @property
     def is_computed(self) -> bool:
-        """Whether it is about what is computed, and not about where and how."""
+        """Return True if it is about what is computed, and not about where and how."""
         return self.path.partition(".")[0] in COMPUTED
 
 
@@ -75,18 +75,18 @@ def _stage_names(sides: Sequence[Side]) -> list[str]:
 
 
 def _pipeline(side: Side) -> Mapping[str, Any]:
-    found = side.file.get("pipeline")
-    return found if isinstance(found, Mapping) else {}
+    stages = side.file.get("pipeline")
+    return stages if isinstance(stages, Mapping) else {}
 
 
 def _stage_values(name: str, sides: Sequence[Side]) -> list[dict[str, str]]:
     path = f"pipeline.{name}"
     files = [side.run.stages.get(name) for side in sides]
     written = [_pipeline(side).get(name) for side in sides]
-    known = [job is not None or text is not None for job, text in zip(files, written, strict=True)]
-    if not all(known):
+    readable = [job is not None or text is not None for job, text in zip(files, written, strict=True)]
+    if not all(readable):
         kinds = [_kind(stage, text) for stage, text in zip(files, written, strict=True)]
-        return [{path: f"a stage of kind {kind}"} if there else {} for kind, there in zip(kinds, known, strict=True)]
+        return [{path: f"a stage of kind {kind}"} if there else {} for kind, there in zip(kinds, readable, strict=True)]
     if all(stage is not None and stage.job for stage in files):
         return [dict(flat(_as_run(stage), path)) for stage in files if stage is not None]
     return [dict(flat(text or {}, path)) for text in written]
@@ -99,17 +99,17 @@ def _kind(stage: StageFiles | None, written: Any) -> str:
 
 
 def _as_run(stage: StageFiles) -> dict[str, Any]:
-    """What a stage was started with: settings, inputs by name, the constitution and the seed."""
+    """Return the values with which a stage was started: settings, inputs by name, the constitution and the seed."""
     identity, inputs = _identity(stage), (stage.job or {}).get("inputs") or {}
     names = {
-        role: [str(item.get("name")) for item in found if isinstance(item, Mapping)]
-        for role, found in inputs.items()
-        if isinstance(found, list)
+        role: [str(item.get("name")) for item in items if isinstance(item, Mapping)]
+        for role, items in inputs.items()
+        if isinstance(items, list)
     }
     constitution = {"constitution": str(identity["constitution"])[:12]} if identity.get("constitution") else {}
     return {"kind": identity.get("kind"), **names, **(identity.get("spec") or {}), **constitution}
 
 
 def _identity(stage: StageFiles) -> Mapping[str, Any]:
-    found = (stage.job or {}).get("identity")
-    return found if isinstance(found, Mapping) else {}
+    identity = (stage.job or {}).get("identity")
+    return identity if isinstance(identity, Mapping) else {}

@@ -1,4 +1,4 @@
-"""How amounts and differences of compared runs are written, in a terminal and on a page. Pure."""
+"""Words for amounts and differences of compared runs, in a terminal and on a page. Pure."""
 
 from charter.report.results import figure_text
 from charter.report.run_compare.figures import FigureRow
@@ -44,11 +44,11 @@ def difference_text(found: Difference | None, unit: str) -> str:
 
 
 def verdict_text(row: FigureRow, index: int) -> str:
-    """Whether a run differs from the first beyond noise, and what they do not share."""
-    found = row.differences[index]
-    if found is None:
+    """Return the verdict on whether a run differs from the first beyond noise, and what they do not share."""
+    difference = row.differences[index]
+    if difference is None:
         return ""
-    words = VERDICTS[found.verdict]
+    words = VERDICTS[difference.verdict]
     return f"{words}, but measured with another {' and '.join(row.yardsticks)}" if row.yardsticks else words
 
 
@@ -68,7 +68,7 @@ def usd_text(item: Spent) -> str:
 
 
 def waste_text(item: Spent) -> str:
-    """What was lost to kills and failed attempts; `nothing` where that is none."""
+    """Return the amount lost to kills and failed attempts in words; `nothing` where that is none."""
     if not item.lost_seconds:
         return "nothing"
     money = "" if item.lost_usd is None else f", {format_usd(item.lost_usd)}"

@@ -1,1 +1,1 @@
-"""What if: the plan of a project again with a change, beside the plan as it is."""
+"""Plan of a project with a change, beside the plan as it is."""

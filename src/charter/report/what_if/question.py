@@ -1,4 +1,4 @@
-"""What a plan is asked with a change: the controls of the plan page, as values put over `charter.yaml`. Pure."""
+"""Changes to a plan: the controls of the plan page, as values put over `charter.yaml`. Pure."""
 
 import re
 import shlex
@@ -47,17 +47,17 @@ class Question:
 
     def overrides(self, project: Project) -> tuple[str, ...]:
         """The `--set` values; UsageError for one that cannot be meant."""
-        found: list[str] = []
+        settings: list[str] = []
         for name, value in self._given().items():
             if name == "more" or not value:
                 continue
             if ";" in value:
                 raise UsageError(f"{name}: {value!r} holds a semicolon; write it as in charter.yaml")
             if value.lower() == NONE and name in ("budget", "deadline"):
-                found.append(f"{name}=null")
+                settings.append(f"{name}=null")
             else:
-                found += overrides_of(f"{name}={value}", project)
-        return (*found, *self._more())
+                settings += overrides_of(f"{name}={value}", project)
+        return (*settings, *self._more())
 
     def query(self) -> str:
         """The part of an address that asks the same again; a link to share."""

@@ -28,7 +28,7 @@ def _rows(plan: Plan) -> Iterator[dict[str, Any]]:
                 parts = _by_role(peak)
                 yield {
                     "stage": f"{stage.name} ({name})" if name else stage.name,
-                    "roles": {role: sum(found.values()) for role, found in parts.items()},
+                    "roles": {role: sum(terms.values()) for role, terms in parts.items()},
                     "parts": parts,
                     "capacity": capacity,
                     "moment": peak.moment,
@@ -37,8 +37,8 @@ def _rows(plan: Plan) -> Iterator[dict[str, Any]]:
 
 def _by_role(peak: Peak) -> dict[str, dict[str, float]]:
     alone = len({role for role, _ in peak.parts if role}) == 0
-    found: dict[str, dict[str, float]] = {}
+    by_role: dict[str, dict[str, float]] = {}
     for role, term in peak.parts:
-        parts = found.setdefault(role or (MODEL if alone else SHARED), {})
+        parts = by_role.setdefault(role or (MODEL if alone else SHARED), {})
         parts[term.part] = parts.get(term.part, 0.0) + term.value
-    return found
+    return by_role

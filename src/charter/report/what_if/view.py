@@ -72,7 +72,7 @@ class Refused:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanView:
-    """What the plan page shows; JSON as it stands."""
+    """View model of the plan page; JSON as it stands."""
 
     name: str
     objective: str
@@ -108,7 +108,7 @@ def plan_view(plan: Plan, base: Plan, *, changed: Sequence[str] = (), command: s
 
 
 def charts(plan: Plan) -> dict[str, Any]:
-    """What the charts of the page show."""
+    """Return the values of the page's charts."""
     return {
         "stages": [stage.name for stage in plan.stages],
         "gantt": gantt(plan, start=None),
@@ -168,12 +168,12 @@ def change_text(value: float | None, base: float | None) -> str:
 
 
 def _limits(plan: Plan) -> tuple[Limit, ...]:
-    found = []
+    limits = []
     if plan.budget_usd is not None and plan.budget_verdict is not None:
-        found.append(_limit("Budget", format_usd(plan.budget_usd), plan.budget_verdict))
+        limits.append(_limit("Budget", format_usd(plan.budget_usd), plan.budget_verdict))
     if plan.deadline_seconds is not None and plan.deadline_verdict is not None:
-        found.append(_limit("Deadline", format_seconds(plan.deadline_seconds), plan.deadline_verdict))
-    return tuple(found)
+        limits.append(_limit("Deadline", format_seconds(plan.deadline_seconds), plan.deadline_verdict))
+    return tuple(limits)
 
 
 def _limit(name: str, limit: str, state: str) -> Limit:

@@ -308,8 +308,6 @@ class Generation:
     """Rates and latencies of prefill and decode; see `charter.validation.quantity.Quantity`."""
 
     name = "generation"
-    row_noise = 0.07
-    """Scatter of rows of one source around a calibrated model, in logarithms (judgement)."""
     constants = ServingConstants
 
     def accepts(self, row: Measurement) -> bool:

@@ -263,8 +263,6 @@ class RlStep:
     """Whole steps and phases; see `charter.validation.quantity.Quantity`."""
 
     name = "rl step"
-    row_noise = 0.1
-    """Scatter of rows of one source around a calibrated model, in logarithms (judgement)."""
     constants = RlConstants
 
     def accepts(self, row: Measurement) -> bool:

@@ -398,8 +398,6 @@ class RunTotal:
     """Whole runs; see `charter.validation.quantity.Quantity`."""
 
     name = "run total"
-    row_noise = 0.25
-    """Scatter of rows of one source around a calibrated model, in logarithms (judgement)."""
     constants = RunConstants
 
     def accepts(self, row: Measurement) -> bool:

@@ -1,0 +1,106 @@
+"""Alarms: what cannot be true of a measured row, so that nothing is fitted to it and no figure averages it in."""
+
+import re
+from collections.abc import Sequence
+
+from charter.errors import CharterError
+from charter.physics.shapes import count_parameters
+from charter.spec.layout import ZeroStage
+from charter.units import GB
+from charter.validation.quantities.memory_cases import training_case
+from charter.validation.quantities.training_time import training_case as time_case
+from charter.validation.rows.accelerator import accelerator_of
+from charter.validation.rows.architecture import architecture_of
+from charter.validation.rows.measurement import Measurement, Refusal
+
+LEAST_MFU, MOST_MFU = 0.05, 0.75
+"""Model FLOP/s over the peak of the row's dtype outside which a training step is misread; from the accuracy issue.
+Published steps of well-fed devices lie between 0.1 and 0.6."""
+NEAR = 0.15
+"""Relative difference of memory up to which two figures mean the same device."""
+SHARE_OF_STATES = 0.95
+"""Memory below so much of weights, gradients and optimizer state was not measured on one device of this job."""
+
+
+def alarms_of(row: Measurement) -> tuple[str, ...]:
+    """Everything about a row that cannot be; empty where nothing can be checked.
+
+    >>> row = Measurement(id="X-1", metric="step_time_s", value=1.0, model="Llama-3.1-8B", ep=8, gpu="H100")
+    >>> alarms_of(row)[0]
+    'experts are spread over 8 ranks in a model without experts'
+    """
+    alarms = []
+    for check in (_experts, _device, _speed, _memory):
+        try:
+            text = check(row)
+        except (Refusal, CharterError, ArithmeticError, LookupError, TypeError, ValueError):
+            continue
+        if text:
+            alarms.append(text)
+    return tuple(alarms)
+
+
+def flagged(rows: Sequence[Measurement]) -> dict[str, tuple[str, ...]]:
+    """Alarms of the rows that have any, by id."""
+    return {row.id: alarms for row in rows if (alarms := alarms_of(row))}
+
+
+def _experts(row: Measurement) -> str:
+    if (row.ep or 1) > 1 and architecture_of(row).mixture is None:
+        return f"experts are spread over {row.ep} ranks in a model without experts"
+    return ""
+
+
+def _device(row: Measurement) -> str:
+    """The memory that a row gives its device against that in the device's name."""
+    named = re.search(r"(\d+)\s*GB\b", row.gpu, flags=re.IGNORECASE)
+    if not named or not row.mem_gb or row.device_hbm_gb:
+        return ""
+    if abs(row.mem_gb / float(named[1]) - 1) <= NEAR:
+        return ""
+    return f"the device is called {row.gpu} and is said to have {row.mem_gb:g} GB"
+
+
+def _speed(row: Measurement) -> str:
+    """Implied MFU of full dense or sparse pretraining and tuning: `6 N_active tokens / (time x devices x peak)`."""
+    if row.kind not in ("pretrain", "sft") or row.adapter not in ("", "full") or row.offload not in ("", "none"):
+        return ""
+    if row.metric not in ("step_time_s", "tokens_per_s_per_gpu", "tokens_per_s_total") or not (row.gpus and row.value):
+        return ""
+    case = time_case(row)
+    sequences = case.layout.micro_batch * case.layout.accumulation * case.layout.data
+    rates = {
+        "step_time_s": sequences * case.seq / row.value / row.gpus,
+        "tokens_per_s_total": row.value / row.gpus,
+        "tokens_per_s_per_gpu": row.value,
+    }
+    if row.metric == "step_time_s" and not (row.gbs and row.seq):
+        return ""
+    peak = accelerator_of(row).peak_flops_per_second({32.0: "fp32", 8.0: "fp8", 4.0: "fp4"}.get(case.bits, "bf16"))
+    active = float(count_parameters(case.architecture).active)
+    attention = 2.0 * case.architecture.num_layers * case.seq * case.architecture.hidden_size / 2
+    mfu = 3 * (2 * active + attention) * rates[row.metric] / peak
+    if LEAST_MFU <= mfu <= MOST_MFU:
+        return ""
+    return f"the implied MFU is {mfu:.1%}, outside {LEAST_MFU:.0%} to {MOST_MFU:.0%}"
+
+
+def _memory(row: Measurement) -> str:
+    """A peak below the states of its device, where nothing is offloaded and the types are given."""
+    if not row.metric.startswith("peak_mem") or row.kind not in ("pretrain", "sft", "rm") or not row.parameter_dtype:
+        return ""
+    if row.offload not in ("", "none") or row.adapter not in ("", "full") or "unknown" in (row.shard_kind, row.shard):
+        return ""
+    case = training_case(row)
+    lay, states = case.layout, case.job.precision
+    if case.job.architecture.mixture is not None:
+        return ""
+    each = float(count_parameters(case.job.architecture).total) / lay.tensor / lay.pipeline
+    shards = [lay.data * lay.context if lay.zero >= stage else 1 for stage in (
+        ZeroStage.PARAMETERS, ZeroStage.GRADIENTS, ZeroStage.OPTIMIZER)]  # fmt: skip
+    sizes = (states.parameter_bytes, states.gradient_bytes, states.optimizer_bytes)
+    least = each * sum(size / share for size, share in zip(sizes, shards, strict=True))
+    measured = row.value * case.unit / case.devices
+    if measured >= SHARE_OF_STATES * least:
+        return ""
+    return f"{measured / GB:.1f} GB is less than the {least / GB:.1f} GB of weights, gradients and optimizer state"
