@@ -52,9 +52,14 @@ def check_layout(project: Project, name: str, stage: Stage, *, facts: NodeFacts 
         hint = f"tensor must divide {world}: {one_of(_divisors(world))}"
         yield Problem(path=f"{where}.tensor", message=f"{tensor} does not divide the {world} processes", hint=hint)
         return
-    if isinstance(stage, PpoStage) and stage.judges and world > 1:
-        message = f"a judge as the reward runs in one process; found {world}"
-        hint = "give the stage one accelerator, or a preference model as its reward"
+    serving = project.serving
+    if (
+        isinstance(stage, PpoStage)
+        and world > 1
+        and (here := [it for it in stage.judges if it not in serving or not serving[it].is_used])
+    ):
+        message = f"the judge {here[0]!r}, whose weights are loaded, runs in one process; found {world}"
+        hint = "serve it (`serving`), give the stage one accelerator, or a preference model as its reward"
         yield Problem(
             path=f"pipeline.{name}.{'rewards' if stage.rewards else 'reward_from'}", message=message, hint=hint
         )

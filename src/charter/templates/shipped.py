@@ -88,6 +88,12 @@ TEMPLATES: tuple[Template, ...] = (
         shared={},
         brings=("problems.jsonl",),
     ),
+    Template(
+        name="constitution-rl-8b",
+        summary="the constitution as a served judge's rubric, GRPO, for an 8B model; no preference model",
+        shared=CONSTITUTION,
+        brings=("demonstrations.jsonl", "prompts.jsonl", "test_pairs.jsonl", "refuse.jsonl", "benign.jsonl"),
+    ),
 )
 
 

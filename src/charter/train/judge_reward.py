@@ -52,13 +52,14 @@ class JudgeReward:
         """The judges that the stage names, by their models; `stack` gives them back."""
         if not spec.judges:
             return {}
-        if setup.ranks.world_size > 1:
+        served = setup.job.serving
+        here = [name for name in spec.judges if name not in served]
+        if here and setup.ranks.world_size > 1:
             raise DataError(
-                f"a judge as the reward runs in one process, and this stage has {setup.ranks.world_size}\n"
-                "  give it one accelerator, or train a preference model on the judge's labels and use that"
+                f"the judge {here[0]!r} is loaded in one process, and this stage has {setup.ranks.world_size}\n"
+                "  serve it, give the stage one accelerator, or train a preference model on the judge's labels"
             )
         answerer = stack.enter_context(open_answerer(setup.stage, [spec.judge_role]))
-        served = setup.job.serving
         return {
             name: JudgeReward(setup, answerer, spec.role_of(name), is_exact=name not in served) for name in spec.judges
         }

@@ -339,8 +339,16 @@ def open_rewards(
         spec.max_failed_share,
         all_have=lambda stored: not setup.ranks.any(not stored),
         group=spec.samples_per_prompt,
-        spent=next((judge.settled_micro_usd for judge in judges.values()), lambda: 0),
+        spent=_spent(setup, judges),
     )
+
+
+def _spent(setup: Setup, judges: Mapping[str, JudgeReward]) -> Callable[[], int] | None:
+    """Known cost so far; None where other processes of the stage add to the same bill meanwhile."""
+    if not judges:
+        return lambda: 0
+    first = next(iter(judges.values()))
+    return first.settled_micro_usd if setup.ranks.world_size == 1 else None
 
 
 def _turns(

@@ -1,8 +1,11 @@
 """PPO with a list of rewards, with options of the loss, and without a reference, on a very small real model."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
+import forks
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -10,10 +13,12 @@ torch = pytest.importorskip("torch")
 from contextlib import ExitStack
 
 from engine_bench import farthest, metrics, run, run_in_two, stage, weights
+from pooled import save_judge
 
 from charter.artifacts.checkpoints import Position
 from charter.artifacts.job import JobInput, read_job, write_job
 from charter.errors import StageError
+from charter.spec.project import Serving
 from charter.spec.rewards import REWARD_SOURCES, RUBRICS, Reward, Rubric
 from charter.tracking import overoptimisation
 from charter.tracking.overoptimisation import OVEROPTIMISATION, Overoptimised
@@ -325,3 +330,35 @@ def test_stopped_stage_with_a_gold_ends_with_the_same_bits(listed, monkeypatch):
     assert farthest(weights(undisturbed), weights(stopped)) == 0.0
     flags = [[row["overoptimised"] for row in metrics(item)] for item in (undisturbed, stopped)]
     assert flags[0] == flags[1] == [0.0, 1.0, 1.0, 1.0]
+
+
+@pytest.fixture
+def address(tmp_path):
+    """A server of a judge that likes A and B."""
+    model = str(save_judge(tmp_path / "judge"))
+    command = [sys.executable, "-m", "charter.cli.main", "run", "serve", model, "--name", "base"]
+    process = forks.Process(
+        command, preload=forks.STAGES, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=None
+    )
+    try:
+        line = process.stdout.readline()
+        assert " at http://" in line, process.communicate(timeout=60)[1]
+        yield line.split(" at ")[1].strip()
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.mark.thorough
+def test_served_judge_is_asked_by_every_process_of_a_stage(judged, address):
+    found = judged(by_rubric("kind", ask="pairwise", only=("kind",)), frozen={"world_size": 2})
+    job = read_job(found.path)
+    serving = Serving(endpoint=address, api="completions", model="base", canary_every=0, billed=False)
+    write_job(found.path, replace(job, serving={"base": serving}))
+    rows = metrics(run(type(found)(found.path), ppo))
+    assert len(rows) == 2
+    for row in rows:
+        assert row["reward_kind_mean"] == pytest.approx(0.5), "what one wins, another loses"
+        assert row["reward_kind_failed"] == 0.0
+        assert "reward_kind_usd" not in row, "two processes have one bill"

@@ -179,7 +179,7 @@ def test_heads_that_cannot_be_shared_are_found_through_the_stages_before(heads, 
         assert found[0].endswith(wanted)
 
 
-def test_a_judge_as_the_reward_runs_in_one_process():
+def test_judge_with_its_weights_here_runs_in_one_process():
     stage = replace(PPO, reward_from="judge")
     assert problems(stage, "cpu:1") == []
-    assert any("reward_from: a judge as the reward runs in one process; found 4" in told for told in problems(stage))
+    assert any("whose weights are loaded, runs in one process; found 4" in told for told in problems(stage))
