@@ -86,7 +86,7 @@ def measure(project: Path, arguments: argparse.Namespace) -> dict[str, object]:
 
 def run_name(project: Path) -> str:
     """The name of the project's run."""
-    from charter.spec.load import load_project
+    from charter.engines.project import load_project
 
     return load_project(project).name
 

@@ -99,10 +99,10 @@ def measured(engine: str, project: Path, log: Path) -> dict[str, Any]:
 
 def figures_of(project: Path, wall: float) -> dict[str, Any]:
     """What the ledger and the records say of a run that took so long."""
+    from charter.engines.project import load_project
     from charter.ledger import Ledger
     from charter.run.status import status_of
     from charter.spec.graph import execution_order, inputs_of
-    from charter.spec.load import load_project
 
     loaded = load_project(project)
     with Ledger.open(project / "run" / "ledger.sqlite", create=False) as ledger:

@@ -79,9 +79,9 @@ def die_after(owner: Any, name: str) -> None:
 
 def main() -> None:
     """Run the project in the first argument up to the stage in the second."""
+    from charter.engines.project import load_project
     from charter.launch.commands import STAGE_MODULES
     from charter.run.runner import RunOptions, run_project
-    from charter.spec.load import load_project
 
     root, stage = Path(sys.argv[1]), sys.argv[2]
     run_project(

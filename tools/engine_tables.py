@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from charter.engines.common.engine import HandoverEngine
+from charter.engines import handover_engines, render
+from charter.engines.common.engine import TrainingEngine
 from charter.engines.common.mapping import CHARTERS_OWN, STAGE, MappedField
 from charter.engines.common.rendered import RenderedRun
-from charter.engines.handover import HANDOVER_ENGINES, render
 from charter.report.handover_pages import GUARANTEES
 from generated import write_part
 from plain_stages import STAGES, accepted_stage, handover
@@ -37,13 +37,13 @@ def reference() -> str:
 def _support() -> Iterator[str]:
     yield "| engine | version | kinds | the configuration is checked by | a killed run, resumed |"
     yield "| --- | --- | --- | --- | --- |"
-    for engine in HANDOVER_ENGINES:
+    for engine in handover_engines():
         kinds = ", ".join(f"`{kind}`" for kind in engine.kinds)
         known = f"{engine.title} (`{engine.name}`) | {engine.version} | {kinds} | {engine.checked_by}"
         yield f"| {known} | {_resume(engine)} |"
 
 
-def _resume(engine: HandoverEngine) -> str:
+def _resume(engine: TrainingEngine) -> str:
     by_guarantee: dict[str, list[str]] = {}
     for kind in engine.kinds:
         by_guarantee.setdefault(rendered(engine.name, kind).resume.guarantee, []).append(kind)
@@ -53,7 +53,7 @@ def _resume(engine: HandoverEngine) -> str:
 
 
 def _kind(kind: str) -> Iterator[str]:
-    engines = [engine for engine in HANDOVER_ENGINES if kind in engine.kinds]
+    engines = [engine for engine in handover_engines() if kind in engine.kinds]
     rows = {engine.name: {row.field: row for row in rendered(engine.name, kind).mapping} for engine in engines}
     notes: list[str] = []
     yield "| field | " + " | ".join(engine.title for engine in engines) + " |"

@@ -6,8 +6,8 @@ from math import ceil
 from typing import Any
 
 from charter.catalog import models
+from charter.engines import handover_engine, handover_engines
 from charter.engines.common.request import Handover, HandoverPaths, RlPlacement
-from charter.engines.handover import HANDOVER_ENGINES, handover_engine
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, ZeroStage
 from charter.spec.stage import (
@@ -61,7 +61,7 @@ def accepted_stage(engine: str, kind: str, **changes: Any) -> AnyStage:
 
 def pairs() -> list[tuple[str, str]]:
     """Every engine with every kind that it trains."""
-    return [(engine.name, kind) for engine in HANDOVER_ENGINES for kind in engine.kinds]
+    return [(engine.name, kind) for engine in handover_engines() for kind in engine.kinds]
 
 
 def layout_of(stage: Any, *, data: int = PER_NODE, micro: int = 2, **changes: Any) -> Layout:

@@ -12,12 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from charter.engines.project import load_project
 from charter.plan.plan import Plan
 from charter.plan.project_plan import plan_project
 from charter.plan.stage_plan import StagePlan, stage_line
 from charter.report.handover import HandoverExport, export_handover
 from charter.report.handover_pages import GUARANTEES
-from charter.spec.load import load_project
 from charter.spec.stage import TRAINS
 from charter.units import GIB
 from generated import write_part

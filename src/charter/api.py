@@ -18,6 +18,7 @@ from typing import Any, Literal
 from charter.catalog import accelerators, models
 from charter.catalog.accelerators import CPU, Accelerator
 from charter.catalog.price_book import PriceBook
+from charter.engines.project import load_project, project_of
 from charter.errors import UsageError
 from charter.physics.fitted import load
 from charter.physics.memory import training_memory
@@ -32,7 +33,6 @@ from charter.plan.project_plan import plan_project
 from charter.plan.stage_memory import training_precision
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout, ZeroStage
-from charter.spec.load import load_project, project_of
 from charter.spec.project import Project
 from charter.spec.stage import SftStage
 from charter.spec.yaml_source import Document

@@ -10,9 +10,9 @@ from typing import Any
 from charter.artifacts.file_facts import sha256_file
 from charter.artifacts.lease import Holder, host_id, start_ticks
 from charter.artifacts.record import Record, write_record
+from charter.engines.project import load_project
 from charter.ledger import Ledger
 from charter.run.graph import PlannedStage, build_pipeline
-from charter.spec.load import load_project
 
 FILE = """\
 name: {name}

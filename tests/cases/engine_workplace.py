@@ -16,8 +16,8 @@ import forks
 import yaml
 
 from charter.artifacts.job_files import JobFiles, NodeRecord, numbers
+from charter.engines.project import load_project
 from charter.run.status import status_of
-from charter.spec.load import load_project
 
 CASES = Path(__file__).resolve().parent
 STAGES = CASES.parent / "integration"

@@ -1,6 +1,9 @@
 """An engine that takes every field as it is, and refuses one value; projects to hand over to it."""
 
-from charter.engines.common.engine import HandoverEngine
+from dataclasses import replace
+
+from charter.engines import ENGINES, capabilities
+from charter.engines.common.engine import TrainingEngine
 from charter.engines.common.mapping import FieldMapper, fields_of
 from charter.engines.common.rendered import RenderedRun, Resume
 
@@ -28,13 +31,17 @@ def render_plainly(handover):
     )
 
 
-PLAIN = HandoverEngine(
-    name="trl",
+PLAIN = TrainingEngine(
+    capabilities=replace(capabilities("trl"), kinds=EVERY_KIND),
     title="Plain",
     package="plain",
     version="1.2.3",
     checked_by="nobody",
-    kinds=EVERY_KIND,
     render=render_plainly,
     data_suffix=".rows",
 )
+
+
+def alone(plain):
+    """The list of engines with this one in its place, where it is the only one for which a stage can be rendered."""
+    return tuple(plain if engine.name == plain.name else replace(engine, render=None) for engine in ENGINES)

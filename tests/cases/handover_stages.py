@@ -3,7 +3,7 @@
 from dataclasses import fields
 
 from charter.spec.layout import Adapter, Recompute, ZeroStage
-from charter.spec.rewards import Mismatch, Reward
+from charter.spec.rewards import Environment, Mismatch, Reward
 from charter.spec.stage import Guard, StageResources
 from plain_stages import GROUPS, NAME, PPO, STAGES, accepted_stage, handover, layout_of, pairs
 
@@ -120,6 +120,9 @@ OTHER_VALUES = {
         "kl_estimator": ["k3", "k2"],
         "loss_aggregation": ["sequence", "constant", "prompt"],
         "rewards": [(Reward(name="right", kind="function", call="charter:exact"),)],
+        "environment": [Environment(tools={"calculator": "charter:calculator"})],
+        "gold": ["gold_judge"],
+        "on_overoptimisation": ["stop"],
         "mixture": ["normalise_then_sum"],
         "max_failed_share": [0.2],
         "kl_in": ["loss", "reward"],

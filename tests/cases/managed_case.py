@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+from charter.engines.project import load_project
 from charter.spec.launching import KubernetesSettings, ManagedSettings
-from charter.spec.load import load_project
 from charter.spec.project import Project
 from charter.templates.shipped import find_template, write_template
 

@@ -1,10 +1,13 @@
 """Stages for Megatron-LM: Llama 3.1 8B on 16 accelerators unless told otherwise, every option within what it can do."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
 from charter.engines.common.request import Handover, HandoverPaths
-from charter.engines.megatron.schema import Schema
 from charter.spec.architecture import Architecture, MixtureOfExperts
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.spec.stage import PretrainStage, SftStage, StageResources
@@ -115,6 +118,22 @@ ACCEPTED = {
 
 
 NUMBERS = {"int": int, "float": float}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """Options of one commit."""
+
+    commit: str
+    version: str
+    options: Mapping[str, Mapping[str, Any]]
+
+
+@cache
+def recorded_schema() -> Schema:
+    """Options of Megatron-LM's parser, as tools/engine_schemas/megatron_lm.py recorded them."""
+    document = json.loads(files("charter.engines.megatron").joinpath("schema.json").read_text(encoding="utf-8"))
+    return Schema(commit=document["commit"], version=document["version"], options=document["options"])
 
 
 def refusals(words: Sequence[str], schema: Schema) -> Iterator[str]:

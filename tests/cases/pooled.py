@@ -12,12 +12,12 @@ from contextlib import closing
 import pytest
 import torch
 
+from charter.engines.project import load_project
 from charter.ledger.calls import CallStore
 from charter.models.language_model import new_language_model
 from charter.models.tokenizer import train_tokenizer
 from charter.run.graph import build_pipeline
 from charter.spec.architecture import Architecture
-from charter.spec.load import load_project
 
 TOPICS = ("bread", "a garden", "the moon", "old maps", "rain", "chess")
 TEXTS = [f"Conversation: Tell me about {topic}. The better answer is (A). I know {topic}, (B)." for topic in TOPICS]

@@ -14,7 +14,7 @@ import charter.ledger.database
 import charter.run.runner
 import charter.run.submit
 from charter.artifacts.job import JobInput, _adapter
-from charter.spec.load import load_project
+from charter.engines.project import load_project
 from charter.spec.project import EngineEnvironment, Serving
 from charter.spec.stage import STAGE_KINDS
 

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from charter.engines.project import load_project
 from charter.report.handover import export_handover
-from charter.spec.load import load_project
 
 FILES = Path(__file__).parent / "handover_fp8"
 RECIPE = Path(__file__).parents[2] / "recipes" / "70b-on-64xh100"

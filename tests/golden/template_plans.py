@@ -11,9 +11,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from charter.engines.project import load_project
 from charter.plan.machine import Machine
 from charter.plan.project_plan import plan_project
-from charter.spec.load import load_project
 from charter.templates.shipped import TEMPLATES, find_template, write_template
 
 PLANS = Path(__file__).parent / "plans"

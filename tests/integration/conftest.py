@@ -13,8 +13,8 @@ import forks
 import pytest
 from power_cut import is_power_cut, wait_until_all_ended
 
+from charter.engines.project import load_project
 from charter.run.status import status_of
-from charter.spec.load import load_project
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE))

@@ -6,11 +6,11 @@ import os
 import sys
 from pathlib import Path
 
+from charter.engines.project import load_project
 from charter.errors import CharterError
 from charter.launch.commands import STAGE_MODULES
 from charter.run.runner import RunOptions, run_project
 from charter.run.sweep import run_sweep, sweep_points
-from charter.spec.load import load_project
 
 MODULES = {
     kind: os.environ.get("COUNTING_MODULE", "counting_stage")

@@ -11,9 +11,9 @@ pytest.importorskip("sqlalchemy")
 from typer.testing import CliRunner
 
 from charter.cli.main import app
+from charter.engines.project import load_project
 from charter.errors import UsageError
 from charter.ledger import Ledger
-from charter.spec.load import load_project
 
 START = 1_780_000_000.0
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from charter.engines.project import load_project
 from charter.errors import InfeasibleError, MissingExtraError
 from charter.physics.fitted import Pace
 from charter.plan.machine import Machine
@@ -23,7 +24,6 @@ from charter.plan.probe import _nearest as nearest
 from charter.plan.project_plan import plan_project
 from charter.run import preflight
 from charter.run.probe import probe_project
-from charter.spec.load import load_project
 from charter.spec.project import Serving
 from charter.templates.shipped import find_template, write_template
 

@@ -8,7 +8,7 @@ Seen failing under mutations of production lines (tests that fail):
 import ppo_case as case
 import pytest
 
-from charter.engines.common.rl_engine import RL_ENGINES
+from charter.engines import rl_engines
 from charter.plan.rl_groups import Placed
 from charter.plan.rl_search import Setting, host_shortage, rl_options
 from charter.plan.rl_work import rl_work
@@ -42,7 +42,7 @@ def test_70b_ppo_on_four_nodes_as_openrlhf_566_says(accelerator):
     work = case.workload("Llama-3.1-70B", samples=1024)
     setting = Setting(
         question=case.question(work, "openrlhf"),
-        engine=RL_ENGINES["openrlhf"],
+        engine=rl_engines()["openrlhf"],
         work=rl_work(work),
         place=case.place(accelerator, nodes=(4,)),
     )

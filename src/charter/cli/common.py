@@ -43,8 +43,8 @@ def project_root(directory: Path) -> Path:
 
 def open_project(directory: Path, overrides: list[str] | None = None) -> "tuple[Project, Path]":
     """Read the project of a directory (or of a charter.yaml)."""
+    from charter.engines.project import load_project
     from charter.errors import UsageError
-    from charter.spec.load import load_project
 
     root = project_root(directory)
     path = directory if directory.is_file() else root / "charter.yaml"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from charter.cli.common import DirOption, JsonOption, SetOption, open_project, print_json
+from charter.engines import handover_engines
 
 if TYPE_CHECKING:
     from charter.report.handover import HandoverExport
@@ -17,8 +18,8 @@ EngineOption = Annotated[
     typer.Option(
         "--engine",
         metavar="ENGINE",
-        help="Write the stage as this engine's configuration instead: trl, accelerate, deepspeed, verl, openrlhf, "
-        "nemo_rl, megatron. The stage need not have run.",
+        help="Write the stage as this engine's configuration instead: "
+        f"{', '.join(engine.name for engine in handover_engines())}. The stage need not have run.",
         show_default=False,
     ),
 ]

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from charter.cli.common import DirOption, JsonOption, SetOption, open_project, print_json
 from charter.cli.import_view import import_json, print_import
+from charter.run.imports.logs import formats
 
 if TYPE_CHECKING:
     from charter.run.imports.charges import Machines
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from charter.validation.rows.measurement import Measurement
 
 
-RunFormat = Literal["auto", "transformers", "trl", "verl", "openrlhf", "nemo_rl", "megatron", "mlflow"]
 RunArgument = Annotated[
     str | None,
     typer.Argument(
@@ -27,7 +27,9 @@ RunArgument = Annotated[
     ),
 ]
 AsOption = Annotated[str | None, typer.Option("--as", metavar="STAGE", help="Stage of the project that it counts as.")]
-FormatOption = Annotated[RunFormat, typer.Option("--format", help="What wrote it.")]
+FormatOption = Annotated[
+    str, typer.Option("--format", metavar="FORMAT", help=f"What wrote it: auto, {', '.join(formats())}.")
+]
 UriOption = Annotated[str | None, typer.Option("--tracking-uri", help="MLflow server or database that holds RUN.")]
 AcceleratorsOption = Annotated[
     str | None, typer.Option("--accelerators", metavar="H100:8", help="What one node had; cpu for none.")
@@ -161,7 +163,7 @@ def _refuse_mixed(run: str | None, *, list_: bool, take_back: str | None) -> Non
         raise UsageError(f"give RUN, --list or --take-back ID; found {given_names}")
 
 
-def _found(run: str, *, format: RunFormat, tracking_uri: str | None, target_step: int | None) -> "FoundRun":
+def _found(run: str, *, format: str, tracking_uri: str | None, target_step: int | None) -> "FoundRun":
     from dataclasses import replace
 
     from charter.run.imports.importing import read_run

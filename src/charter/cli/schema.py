@@ -7,6 +7,6 @@ def schema_command() -> None:
     """Print the JSON Schema of charter.yaml."""
     import json
 
-    from charter.spec.schema import project_json_schema
+    from charter.engines.project import project_json_schema
 
     typer.echo(json.dumps(project_json_schema(), indent=2, ensure_ascii=False))

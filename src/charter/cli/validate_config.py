@@ -29,9 +29,9 @@ def check_command(
     """Check charter.yaml: every error at once, each with its line."""
     import os
 
+    from charter.engines.project import load_project
     from charter.spec.expand import project_yaml
     from charter.spec.graph import execution_order
-    from charter.spec.load import load_project
     from charter.spec.presets import deviation_lines
     from charter.spec.stage_checks import check_runnable
 

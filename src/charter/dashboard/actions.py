@@ -25,9 +25,9 @@ def may_act(settings: Settings, role: str) -> bool:
 
 
 def _approve(reader: ProjectReader, form: Form, by: str) -> None:
+    from charter.engines.project import load_project
     from charter.run.actions import approve_stage
     from charter.run.graph import build_pipeline
-    from charter.spec.load import load_project
 
     root = reader.found.root
     pipeline = build_pipeline(load_project(root, env=dict(os.environ)), root)

@@ -416,7 +416,7 @@ class ProjectReader:
         return {"run_dir": run_dir(self.found.root), "run": project.name, "server": project.storage.ledger}
 
     def _load(self) -> tuple[Project | None, str]:
-        from charter.spec.load import load_project
+        from charter.engines.project import load_project
 
         path = self.found.root / FILE
         stamp = stamp_of(path)

@@ -11,7 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from charter.errors import MissingExtraError
+from charter.artifacts.job import Job
+from charter.engines import handover_engine
+from charter.engines.common.adapter import Adapter
+from charter.errors import MissingExtraError, UsageError
 from charter.spec.project import Project
 from charter.spec.sections import EngineEnvironment
 from charter.spec.stage import Engine, Stage
@@ -22,19 +25,8 @@ HOSTED_DEGREES: Mapping[str, int] = MappingProxyType(
     {"pipeline": 1, "context": 1, "expert": 1, "interleave": 1, "sequence_parallel": 0}
 )
 """What the native engine has no more than one of, with the value of a stage that does not say it."""
-_BESIDE = {
-    "trl": ("accelerate", "transformers", "torch"),
-    "accelerate": ("trl", "transformers", "torch"),
-    "deepspeed": ("trl", "accelerate", "transformers", "torch"),
-    "verl": ("transformers", "torch"),
-    "openrlhf": ("deepspeed", "transformers", "torch"),
-    "nemo_rl": ("transformers", "torch"),
-    "megatron": ("torch",),
-}
-"""Packages that compute beside an engine's own."""
 PEFT = "peft"
-WITH_PEFT = ("trl", "accelerate", "deepspeed")
-"""Engines whose adapters are peft's, which computes only where there is one."""
+"""Computes only where there is an adapter."""
 ABSENT = "absent"
 _ASK_SECONDS = 60.0
 _ASK = """
@@ -64,19 +56,21 @@ def interpreter_of(engines: Mapping[Any, EngineEnvironment], name: Engine) -> st
     return environment.python if environment is not None and environment.python else sys.executable
 
 
-def package_of(name: Engine) -> str:
-    """The distribution whose version is the engine's."""
-    # Every command that knows the stages imports this module; only those that ask need the renderers of all engines.
-    from charter.engines.handover import handover_engine
-
-    return handover_engine(name).package
+def adapter_of(job: Job) -> Adapter:
+    """Return the adapter of the engine that computes a job; only that engine's is imported."""
+    engine = handover_engine(job.spec.engine)
+    if engine.adapter is None:
+        raise UsageError(
+            f"no adapter knows how the engine {engine.name!r} is followed; `charter artifacts export` renders its files"
+        )
+    return engine.adapter(job, interpreter_of(job.engines, engine.name))
 
 
 def stage_versions(engines: Mapping[Engine, EngineEnvironment], stage: Stage) -> Mapping[str, str]:
     """The versions of what computes a stage, as its engine's interpreter has them; `absent` for what it lacks."""
-    name = stage.engine
-    adapters = (PEFT,) if name in WITH_PEFT and getattr(stage, "adapter", None) is not None else ()
-    return versions_at(interpreter_of(engines, name), (package_of(name), *_BESIDE[name], *adapters))
+    engine = handover_engine(stage.engine)
+    adapters = (PEFT,) if engine.has_peft and getattr(stage, "adapter", None) is not None else ()
+    return versions_at(interpreter_of(engines, engine.name), (engine.package, *engine.beside, *adapters))
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from charter.engines.common.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from charter.engines.common.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from charter.engines.common.request import Handover
 from charter.errors import DataError, StageError
 from charter.models.adapters import product

@@ -11,7 +11,7 @@ from typing import Any
 
 from charter.artifacts.safetensors_file import read_header, write_tensors
 from charter.data.dataset import Turn
-from charter.engines.common.model_files import CONFIG, copy_beside
+from charter.engines.common.files import CONFIG, copy_beside
 from charter.errors import DataError
 from charter.models.preference import HEAD_FILE, HEAD_WEIGHTS
 

@@ -7,7 +7,7 @@ cannot express of a row (a soft label) is refused with the number of such rows, 
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,12 +16,14 @@ from charter.artifacts.draws import draw_seed
 from charter.artifacts.group import START
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.whole_dir import publish_dir
-from charter.data.dataset import read_prompts
-from charter.engines.verl.rows import write_parquet
-from charter.errors import DataError
+from charter.data.dataset import read_conversations, read_prompts
+from charter.engines import handover_engine
+from charter.engines.common.adapter import messages
+from charter.engines.common.engine import NOTHING, PARQUET, TOKENS
+from charter.engines.installed import adapter_of
+from charter.errors import DataError, MissingExtraError, UsageError
 from charter.hosted.classifier import check_prompts
-from charter.hosted.message_rows import message_rows, prompt_of_engine, reads_messages, suffix_of
-from charter.hosted.pair_rows import dpo_rows, reward_rows
+from charter.hosted.pair_rows import PairRows, dpo_rows, reward_rows
 from charter.models.chat import encode_prompt
 from charter.models.ranks import Ranks
 from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage
@@ -33,7 +35,8 @@ from charter.train.token_data import conversation_rows, text_stream
 DATA = "data"
 Row = Mapping[str, Any]
 BEAT_ROWS = 1000
-PARQUET = ".parquet"
+ROWS_PER_GROUP = 4096
+"""Rows that a Parquet file is written in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +90,8 @@ def write_data(stage: StageDir, setup: Setup, tokenizer: Any, directory: Path) -
 
 def _rows(stage: StageDir, setup: Setup, tokenizer: Any) -> Rows:
     spec = stage.job.spec
-    if isinstance(spec, SftStage) and not reads_messages(spec):
+    reads = handover_engine(spec.engine).reads
+    if isinstance(spec, SftStage) and reads == TOKENS:
         data = conversation_rows(stage, tokenizer, seq_len=spec.seq_len, ranks=Ranks())
         setup.count_skipped(data.skipped)
         count = len(pack(data.lengths(), spec.seq_len)) if spec.packing else len(data)
@@ -97,7 +101,7 @@ def _rows(stage: StageDir, setup: Setup, tokenizer: Any) -> Rows:
             tokens=lambda index: len(data[index].ids),
             items=len(data),
         )
-    if isinstance(spec, PretrainStage) and not reads_messages(spec):
+    if isinstance(spec, PretrainStage) and reads == TOKENS:
         stream = text_stream(stage, tokenizer, seq_len=spec.seq_len, ranks=Ranks())
         setup.count_skipped(stream.skipped)
         return Rows(
@@ -106,8 +110,8 @@ def _rows(stage: StageDir, setup: Setup, tokenizer: Any) -> Rows:
             tokens=lambda index: spec.seq_len,
             items=len(stream),
         )
-    if reads_messages(spec):
-        pair_rows = message_rows(setup, tokenizer, spec)
+    if reads != TOKENS:
+        pair_rows = _message_rows(stage, setup, tokenizer)
     elif isinstance(spec, PreferenceModelStage):
         pair_rows = reward_rows(setup, tokenizer, spec)
     else:
@@ -121,6 +125,28 @@ def _rows(stage: StageDir, setup: Setup, tokenizer: Any) -> Rows:
         sequences=spec.SEQUENCES_PER_ROW,
         notes=pair_rows.notes,
     )
+
+
+def _message_rows(stage: StageDir, setup: Setup, tokenizer: Any) -> PairRows:
+    """Return the rows of a stage as messages; tokens are not counted, since the engine makes them."""
+    spec = stage.job.spec
+    if handover_engine(spec.engine).reads == NOTHING or isinstance(spec, PretrainStage):
+        raise UsageError(
+            f"the data of {spec.engine} is made by tools of its own, which Charter does not run\n"
+            "  `charter artifacts export` renders the stage with the commands that make its data"
+        )
+    if isinstance(spec, SftStage):
+        conversations = [item.turns for item in setup.rows("data", read_conversations)]
+        rows = [
+            {"messages": messages(turns)} for turns in conversations if any(turn.role == "assistant" for turn in turns)
+        ]
+        if not rows:
+            raise DataError("no conversation with an assistant turn in the stage's data; the loss would count nothing")
+        return PairRows(rows=rows, tokens=[0] * len(rows))
+    assert isinstance(spec, PreferenceModelStage | DpoStage)
+    pairs = dpo_rows(setup, tokenizer, spec)
+    adapter = adapter_of(stage.job)
+    return replace(pairs, rows=[adapter.pair_row(row) for row in pairs.rows])
 
 
 def _masked(ids: Sequence[int], marks: Sequence[bool]) -> Row:
@@ -147,11 +173,11 @@ def _counters(
 
 def _write(stage: StageDir, directory: Path, role: str, rows: Iterable[Row]) -> str:
     """The file of a role, in the format of the engine; its path."""
-    name = f"{role}{suffix_of(stage.job.spec)}"
+    name = f"{role}{handover_engine(stage.job.spec.engine).data_suffix}"
 
     def write(target: Path) -> None:
         if name.endswith(PARQUET):
-            write_parquet((dict(row) for row in rows), target / name)
+            write_parquet(rows, target / name)
             return
         with (target / name).open("w", encoding="utf-8") as file:
             for number, row in enumerate(rows):
@@ -171,12 +197,13 @@ def _write_prompts(stage: StageDir, setup: Setup, tokenizer: Any, directory: Pat
         raise DataError(f"none of {len(prompts)} prompts has at most max_prompt_tokens {spec.max_prompt_tokens} tokens")
     check_prompts(stage.job.only("reward").location(), [item.turns for item in fitting])
     left_out = len(prompts) - len(fitting)
+    adapter = adapter_of(stage.job)
     rollouts = -(-spec.episodes // spec.rollout_batch)
     order = _in_order(stage, rollouts, spec.rollout_batch // spec.samples_per_prompt, len(fitting))
 
     def rows() -> Iterator[Row]:
         for number, index in enumerate(order):
-            yield prompt_of_engine(spec, fitting[index].turns, number)
+            yield adapter.prompt_row(fitting[index].turns, kind=spec.kind, index=number)
 
     path = _write(stage, directory, "prompts", rows())
     note = (
@@ -189,3 +216,33 @@ def _write_prompts(stage: StageDir, setup: Setup, tokenizer: Any, directory: Pat
         target_steps=rollouts,
         notes=(note,) if left_out else (),
     )
+
+
+def write_parquet(rows: Iterable[Row], path: Path) -> int:
+    """Write all rows as one Parquet file; returns their number."""
+    try:
+        import pyarrow as arrow
+        from pyarrow import parquet
+    except ImportError:
+        hint = "install it with: pip install 'charter-plan[data]'"
+        raise MissingExtraError(f"Parquet files need pyarrow; {hint}") from None
+    count, writer = 0, None
+    group: list[Row] = []
+
+    def flush() -> None:
+        nonlocal writer
+        table = arrow.Table.from_pylist(group)
+        writer = writer or parquet.ParquetWriter(path, table.schema)
+        writer.write_table(table)
+        group.clear()
+
+    for row in rows:
+        group.append(row)
+        count += 1
+        if len(group) == ROWS_PER_GROUP:
+            flush()
+    if group:
+        flush()
+    if writer is not None:
+        writer.close()
+    return count

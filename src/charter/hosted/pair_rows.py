@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from charter.data.dataset import Pair, Turn, read_pairs
+from charter.engines.common.adapter import messages
 from charter.errors import DataError
 from charter.inference.score import encode_scored
 from charter.spec.stage import DpoStage, PreferenceModelStage
@@ -97,8 +98,3 @@ def _check_ends(ends: Sequence[int], tokenizer: Any) -> None:
             "engine would read their scores one token earlier than Charter does\n  give the tokenizer of the model a "
             "padding token of its own, or compute the stage with `engine: native`"
         )
-
-
-def messages(turns: Sequence[Turn]) -> list[dict[str, str]]:
-    """Turns as every chat template reads them."""
-    return [{"role": turn.role, "content": turn.content} for turn in turns]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from charter.artifacts.safetensors_file import read_header, write_tensors
-from charter.engines.common.model_files import copy_beside
+from charter.engines.common.files import copy_beside
 from charter.errors import StageError
 from charter.hosted.weights import check_language_model
 from charter.models.preference import HEAD_FILE, HEAD_WEIGHTS, load_preference_model

@@ -20,12 +20,11 @@ from charter.artifacts.group import FAILURE, PUBLISH, START
 from charter.artifacts.hosted_facts import HostedFacts, write_hosted_facts
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import PEER_EXIT, PEER_LOST, stage_main
-from charter.engines.adapters import adapter_of
+from charter.engines import handover_engine, render
 from charter.engines.common.adapter import Adapter
 from charter.engines.common.rendered import RenderedRun
 from charter.engines.common.request import Handover, HandoverPaths
-from charter.engines.handover import handover_engine, render
-from charter.engines.installed import ENGINE, interpreter_of, package_of
+from charter.engines.installed import ENGINE, adapter_of, interpreter_of
 from charter.errors import DataError, InterruptedRunError, StageError
 from charter.hosted.adapter_merge import write_merged
 from charter.hosted.beating import beating
@@ -124,7 +123,7 @@ class HostedStage:
         """Write what a reader of the log must know, into the log and beside the record."""
         job = self.stage.job
         engine = handover_engine(job.spec.engine)
-        version = str(job.frozen.get(package_of(engine.name), ""))
+        version = str(job.frozen.get(engine.package, ""))
         notes = [*data.notes, *self.setup.skipped.lines()]
         if version != engine.version:
             notes.append(f"{engine.title} {version} is installed; the mapping was checked against {engine.version}")

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import charter
-from charter.engines.common.capabilities import capabilities
+from charter.engines import capabilities
 from charter.errors import StageError
 from charter.inference.generate import Answers, SamplingSettings, pad_left
 from charter.inference.generator import Weights, check_version

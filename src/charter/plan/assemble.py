@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from charter.catalog.price_book import PriceBook
 from charter.cost.monte_carlo import exactly
-from charter.engines.common.capabilities import capabilities
+from charter.engines import capabilities
 from charter.physics.shapes import count_parameters
 from charter.physics.terms import Interval, Term
 from charter.plan.decision import QUEUE_P10, QUEUE_P90, Whole, hub_transfer

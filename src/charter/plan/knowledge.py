@@ -7,7 +7,8 @@ from math import exp
 from typing import TypeVar
 
 from charter.catalog.accelerators import CPU, Accelerator, catalog
-from charter.engines.common.capabilities import Capabilities, capabilities
+from charter.engines import capabilities, fp8_instead, fp8_refusal
+from charter.engines.common.capabilities import Capabilities
 from charter.physics.constants import (
     InferenceMemoryConstants,
     ServingConstants,
@@ -22,8 +23,7 @@ from charter.physics.runs import RlConstants
 from charter.physics.stacks import PROFILES, StackProfile
 from charter.physics.step_time import native_profile
 from charter.physics.terms import Z90
-from charter.spec.number_formats import FP8, INSTEAD, fp8_refusal
-from charter.spec.stage import NATIVE, DpoStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage, Stage
+from charter.spec.stage import FP8, NATIVE, DpoStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage, Stage
 
 # -------- Constants of the planner beside its formulas: fitted ones, their uncertainty, and paces measured on a run.
 
@@ -65,6 +65,8 @@ class Knowledge:
     situations: Mapping[str, Situation] = field(default_factory=dict)
     measured: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Quantity -> source -> rows that the widths come from."""
+    errors: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    """Quantity -> group -> situation -> typical error of rows that were predicted without their stack or source."""
     paces: tuple[Pace, ...] = ()
     source: str = "priors of the constants"
     as_of: str = ""
@@ -82,6 +84,7 @@ class Knowledge:
             rl_situations=_rl_situations(fits.get(RL_STEP)),
             spreads={name: fit.spread for name, fit in fits.items()},
             measured={name: fit.sources for name, fit in fits.items()},
+            errors={name: fit.errors for name, fit in fits.items()},
             situations={name: _situation(fits[name], stack) for name, stack in NATIVE_STACKS.items()},
             paces=bundle.paces,
             source=bundle.source,
@@ -113,8 +116,17 @@ class Knowledge:
         dated = f" of {self.as_of}" if self.as_of else ""
         return (
             f"{group}, from {sum(rows.values())} rows of {len(rows)} sources ({', '.join(sorted(rows))}), each "
-            f"predicted without itself; stack {stack!r} {occurrence}; {self.source}{dated}"
+            f"predicted without itself; stack {stack!r} {occurrence}{self._typical_error(quantity, group, situation)}; "
+            f"{self.source}{dated}"
         )
+
+    def _typical_error(self, quantity: str, group: str, situation: Situation) -> str:
+        """The error of such rows, in words; nothing where no row of the kind was predicted in this situation."""
+        error = self.errors.get(quantity, {}).get(group, {}).get(situation)
+        if error is None:
+            return ""
+        where = "stacks" if situation == "unseen" else "sources"
+        return f", and {group} of {where} left out is {error:.0%} off in the median"
 
     def usable_bytes(self, accelerator: Accelerator) -> float:
         """Bytes that an estimate may reach so that its 90th percentile still fits the device."""
@@ -254,7 +266,7 @@ def engine_knowledge(name: str, knowledge: Knowledge) -> EngineKnowledge:
 @cache
 def _shipped(name: str) -> EngineKnowledge:
     does = capabilities(name)
-    stack = memory_of_stack(does.memory.name, "training memory")
+    stack = memory_of_stack(does.memory, "training memory")
     fitted = bundled().quantities[TRAINING].fitted
     return EngineKnowledge(
         does=does,
@@ -278,7 +290,7 @@ def format_refusal(dtype: str, engine: str, kind: str, accelerator: Accelerator)
         return None
     reason = fp8_refusal(engine, kind)
     if reason is not None:
-        return f"dtype fp8: {reason}; {INSTEAD}"
+        return f"dtype fp8: {reason}; {fp8_instead()}"
     if multiplies_in_fp8(accelerator):
         return None
     able = ", ".join(item.name for item in catalog() if multiplies_in_fp8(item))

@@ -6,7 +6,8 @@ from math import exp
 
 import numpy as np
 
-from charter.engines.common.capabilities import capabilities, unsupported
+from charter.engines import capabilities
+from charter.engines.common.capabilities import unsupported
 from charter.physics.columns import Array, Layouts, array
 from charter.physics.constants import context_factor
 from charter.physics.node import host_terms

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from charter.catalog.accelerators import Accelerator
-from charter.engines.common.rl_engine import RL_ENGINES
+from charter.engines import rl_engines
 from charter.physics.node import (
     TEXT_SECONDS_PER_TOKEN,
     TOKENISED_SECONDS_PER_TOKEN,
@@ -413,7 +413,7 @@ def _memory(work: Workload, option: Option, full_checkpoint_bytes: float) -> Bre
         return Breakdown(terms=tuple(term for term in terms if term.value))
     ranks = option.place.per_node
     loaded = max(count_parameters(role.architecture).total for role in work.roles if role.name not in work.remote)
-    staged = 0.0 if option.engine in RL_ENGINES else full_checkpoint_bytes * ranks / option.num_accelerators
+    staged = 0.0 if option.engine in rl_engines() else full_checkpoint_bytes * ranks / option.num_accelerators
     needs = host_terms(
         loading_bytes=2.0 * loaded,
         checkpoint_bytes=staged,

@@ -10,11 +10,12 @@ from operator import itemgetter
 import numpy as np
 
 from charter.catalog.accelerators import Accelerator
-from charter.engines.common.rl_engine import Arrangement, RlEngine
+from charter.engines.common.capabilities import Arrangement, RlEngine
 from charter.physics.columns import Array, array
 from charter.physics.constants import ServingConstants
 from charter.physics.devices import DeviceColumns
 from charter.physics.generation import Drain, issue_of, rollout_terms
+from charter.physics.memory_profiles import PROFILES as MEMORY_PROFILES
 from charter.physics.placement_memory import PpoJob, PpoTable, generation_bytes, ppo_table
 from charter.physics.runs import RlConstants, RlPhases, rl_step_terms
 from charter.physics.serving_devices import VLLM, ServingDevice, weight_format
@@ -102,7 +103,7 @@ class Groups:
             seq_len=work.longest,
             rollout_sequences=1.0,
             precision=engine.does.precision,
-            profile=engine.does.memory,
+            profile=MEMORY_PROFILES[engine.does.memory],
             accelerator=accelerator,
             logit_share=work.logit_share,
         )

@@ -6,7 +6,8 @@ from functools import lru_cache
 from itertools import permutations, product
 
 from charter.catalog.accelerators import Accelerator
-from charter.engines.common.rl_engine import RL_ENGINES, RlEngine
+from charter.engines import rl_engines
+from charter.engines.common.capabilities import RlEngine
 from charter.physics.constants import context_factor
 from charter.physics.node import host_terms
 from charter.physics.placement_memory import PpoJob, group_phases
@@ -137,7 +138,7 @@ def _groups(key: _TableKey) -> Groups:
 # -------- The ways to place the roles of a PPO stage on accelerators: of one place, and of two places with different
 # ones.
 #
-# Every engine is offered only the placements that it can execute (`rl_engine`). Of each placement the fastest division
+# Every engine is offered only the placements that it can execute (`RlEngine`). Of each placement the fastest division
 # is returned; money on one kind of hardware follows time, so nothing cheaper is lost.
 
 Answer = tuple[tuple[Option, ...], Missed]
@@ -154,7 +155,7 @@ def rl_answers(question: Question, sites: Sequence[Site]) -> tuple[Answer, ...]:
     An engine without placements of its own (`native`) shares all accelerators between all roles, under the layouts of
     `training_search`.
     """
-    if question.engine in RL_ENGINES:
+    if question.engine in rl_engines():
         return tuple(_placements(question, site) for site in sites)
     answers = options_of(question, sites)
     return tuple(
@@ -163,7 +164,7 @@ def rl_answers(question: Question, sites: Sequence[Site]) -> tuple[Answer, ...]:
 
 
 def _placements(question: Question, site: Site) -> Answer:
-    engine = RL_ENGINES[question.engine]
+    engine = rl_engines()[question.engine]
     setting = Setting(question=question, engine=engine, work=rl_work(question.work), place=site.place)
     options = tuple(_best(setting, site.num_nodes))
     if options:
@@ -364,10 +365,10 @@ def across(question: Question, places: tuple[Place, ...]) -> tuple[Option, ...]:
 
     Empty for engines whose roles share their accelerators, and where only spot machines may be used.
     """
-    if question.use_spot is True or question.engine not in RL_ENGINES:
+    if question.use_spot is True or question.engine not in rl_engines():
         return ()
     rented = [place for place in places if place.infra != LOCAL and not place.is_cpu and place.price.usd_per_hour]
-    work, engine = rl_work(question.work), RL_ENGINES[question.engine]
+    work, engine = rl_work(question.work), rl_engines()[question.engine]
     options: list[Option] = []
     for main, other in permutations(rented, 2):
         if main.infra == other.infra and main.accelerator.name != other.accelerator.name:

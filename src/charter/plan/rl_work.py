@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import ceil
 
-from charter.engines.common.rl_engine import RlEngine
+from charter.engines.common.capabilities import RlEngine
 from charter.physics.generation import USUAL_SPREAD, ResponseLengths
 from charter.physics.placement_memory import PpoRole
 from charter.physics.shapes import adapter_parameters, count_parameters

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 
 from charter.catalog import accelerators
-from charter.engines.common.capabilities import ENGINES, hardware_refusal, server_refusal
-from charter.engines.common.rl_engine import RL_ENGINES
+from charter.engines import engine_names, rl_engines
+from charter.engines.hardware import hardware_refusal, server_refusal
 from charter.plan.knowledge import format_refusal
 from charter.plan.layout_search import Site, options_of, training_options
 from charter.plan.offers import LOCAL, UNPRICED, Place
@@ -217,7 +217,7 @@ def _other_engines(question: Question, places: tuple[Place, ...]) -> list[str]:
     if not question.work.trained or any(place.is_cpu for place in places):
         return []
     engines = []
-    for name in (NATIVE, *RL_ENGINES) if isinstance(question.stage, PpoStage) else ENGINES:
+    for name in (NATIVE, *rl_engines()) if isinstance(question.stage, PpoStage) else engine_names():
         options = search(replace(question, engine=name, peaks={}), places).options
         if options:
             best = min(options, key=lambda option: option.overhead.useful_seconds)

@@ -7,12 +7,13 @@ from math import ceil
 import numpy as np
 
 from charter.catalog.accelerators import Accelerator
-from charter.engines.common.capabilities import capabilities
+from charter.engines import capabilities
 from charter.physics.columns import Array, Layouts, array
 from charter.physics.constants import context_factor
 from charter.physics.flops import kv_cache_bytes
 from charter.physics.inference_memory import PASS_TOKENS, inference_memory
 from charter.physics.memory import MemoryTable, StageTable, factored_memory, job_memory, least_state_bytes
+from charter.physics.memory_profiles import PROFILES as MEMORY_PROFILES
 from charter.physics.memory_profiles import AdapterUse, Head, MemoryJob
 from charter.physics.memory_shape import MemoryShape, ModelColumns, rank_columns, rank_parameters, stage_layers
 from charter.physics.precision import FP32, FSDP_MIXED, TrainingPrecision
@@ -23,8 +24,7 @@ from charter.physics.terms import MemoryBreakdown, Term
 from charter.plan.knowledge import FP8_COPIES_BYTES, EngineKnowledge, Knowledge, engine_knowledge
 from charter.plan.phase import Phase, Role, Workload
 from charter.spec.layout import Layout
-from charter.spec.number_formats import FP8
-from charter.spec.stage import NATIVE
+from charter.spec.stage import FP8, NATIVE
 from charter.units import GIB
 
 # -------- Peak bytes per accelerator of a stage under a layout, as named terms.
@@ -269,7 +269,7 @@ def training_job(work: Workload, role: Role, accelerator: Accelerator, dtype: st
         architecture=role.architecture,
         seq_len=max(1, round(phase.longest_tokens)),
         precision=does.precision if training_precision(dtype, accelerator) is not FP32 else FP32,
-        profile=does.memory,
+        profile=MEMORY_PROFILES[does.memory],
         adapter=AdapterUse.of(role.adapter) if role.adapter else None,
         head=_head(role),
         logit_share=phase.logit_share,

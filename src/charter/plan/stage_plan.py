@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import ceil, exp, log
 
 from charter.cost.job import micro_usd, usd
-from charter.engines.common.rl_engine import RL_ENGINES
+from charter.engines import rl_engines
 from charter.physics.terms import Interval, Term
 from charter.plan.endpoint_use import NOTHING_DONE, WorkDone
 from charter.plan.knowledge import (
@@ -186,7 +186,7 @@ def time_source(stage: Stage, option: Option, work: Workload, knowledge: Knowled
     """Return the source of the width of the stage's time, in words."""
     moe = any(role.architecture.mixture is not None for role in work.roles)
     quantity, group = time_group(stage, moe=moe)
-    engine = RL_ENGINES.get(option.engine) if option.groups else None
+    engine = rl_engines().get(option.engine) if option.groups else None
     pace = None if engine else knowledge.pace(option.place.accelerator, stage.kind)
     if work.remote and not work.needs_accelerator:
         source = ENDPOINT_SIGMA_SOURCE

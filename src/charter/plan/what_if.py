@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from charter.catalog.accelerators import CPU, parse_request
-from charter.engines.common.capabilities import ENGINES, hardware_refusal
-from charter.engines.common.rl_engine import RL_ENGINES
+from charter.engines import engine_names, rl_engines
+from charter.engines.hardware import hardware_refusal
 from charter.errors import UsageError
 from charter.plan.knowledge import format_refusal
 from charter.plan.layout_search import Site, training_options
@@ -97,7 +97,7 @@ def other_engines(question: Question, option: Option) -> tuple[EngineLayout, ...
     layouts: list[EngineLayout] = []
     site = Site(place=option.place, num_nodes=option.num_nodes)
     places_roles = policy is not None
-    for name in RL_ENGINES if places_roles else ENGINES:
+    for name in rl_engines() if places_roles else engine_names():
         kind, accelerator = question.stage.kind, option.place.accelerator
         refused = hardware_refusal(name, kind, accelerator) or format_refusal(question.dtype, name, kind, accelerator)
         if name == option.engine or refused:

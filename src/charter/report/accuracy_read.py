@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from charter.engines.project import load_project
 from charter.errors import CharterError
 from charter.physics.fitted import Pace, load
 from charter.plan.project_plan import CALIBRATION_FILE
@@ -9,7 +10,6 @@ from charter.report.estimate_actual import Accuracy, accuracy
 from charter.report.overview import overview
 from charter.report.read import read_run
 from charter.run.planned import measured_paces
-from charter.spec.load import load_project
 
 
 def read_accuracy(root: Path) -> Accuracy:

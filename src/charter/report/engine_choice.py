@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from charter.artifacts import durable
+from charter.engines import handover_engine
 from charter.engines.common.rendered import Guarantee
-from charter.engines.handover import handover_engine
 from charter.errors import CharterError
 from charter.plan.option import EngineLayout
 from charter.plan.plan import Plan

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts.whole_dir import publish_dir
-from charter.engines.common.engine import HandoverEngine
+from charter.engines import check_kind, handover_engine, render
+from charter.engines.common.engine import TrainingEngine
 from charter.engines.common.files import link_tree
 from charter.engines.common.rendered import RenderedRun
 from charter.engines.common.request import Handover
-from charter.engines.handover import check_kind, handover_engine, render
 from charter.errors import UsageError
 from charter.plan.inputs import read_inputs
 from charter.plan.pipeline_names import Library, Models
@@ -32,7 +32,7 @@ SCHEMA = "charter.handover/1"
 class HandoverExport:
     """One stage as files, with what they were made from."""
 
-    engine: HandoverEngine
+    engine: TrainingEngine
     handover: Handover
     rendered: RenderedRun
     planned: StagePlan

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from charter.artifacts.durable import json_text
-from charter.engines.common.engine import HandoverEngine
+from charter.engines.common.engine import TrainingEngine
 from charter.engines.common.mapping import MappedField
 from charter.engines.common.rendered import RenderedRun, Resume
 from charter.engines.common.request import Handover
@@ -60,7 +60,7 @@ def plan_page(handover: Handover, planned: StagePlan) -> str:
 def readme(
     handover: Handover,
     rendered: RenderedRun,
-    engine: HandoverEngine,
+    engine: TrainingEngine,
     inputs: Sequence[ModelInput],
     planned: StagePlan,
     *,
@@ -104,7 +104,7 @@ def _inputs_there(handover: Handover, notes: Sequence[str]) -> Iterator[str]:
 def _readme(
     handover: Handover,
     rendered: RenderedRun,
-    engine: HandoverEngine,
+    engine: TrainingEngine,
     inputs: Iterator[str],
     planned: StagePlan,
 ) -> Iterator[str]:

@@ -4,7 +4,7 @@ from charter.physics.terms import Interval
 from charter.plan.option import DeviceGroup, Option
 from charter.plan.stage_memory import Peak
 from charter.plan.stage_plan import MicroUsd
-from charter.spec.number_formats import FP8
+from charter.spec.stage import FP8
 from charter.units import GIB, format_usd
 
 VERDICT_WORDS = {

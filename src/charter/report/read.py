@@ -217,7 +217,7 @@ def _project_facts(project_dir: Path) -> _ProjectFacts:
     if not path.exists():
         return _ProjectFacts()
     try:
-        from charter.spec.load import load_project
+        from charter.engines.project import load_project
 
         project = load_project(path)
     except CharterError as error:

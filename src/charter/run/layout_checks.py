@@ -3,7 +3,8 @@
 import math
 from collections.abc import Iterator
 
-from charter.engines.common.capabilities import capabilities, one_of, refused_kernels, unsupported
+from charter.engines import capabilities
+from charter.engines.common.capabilities import one_of, refused_kernels, unsupported
 from charter.errors import Problem
 from charter.launch.machine import (
     CPU,

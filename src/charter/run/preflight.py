@@ -5,9 +5,10 @@ from importlib.util import find_spec
 
 from charter.artifacts.job import JobInput
 from charter.artifacts.stage_process import PIP_COMMAND
+from charter.engines import handover_engine, handover_engines, render
+from charter.engines.common.engine import TrainingEngine
 from charter.engines.common.request import HandoverPaths
-from charter.engines.handover import HANDOVER_ENGINES, handover_engine, render
-from charter.engines.installed import ABSENT, PEFT, WITH_PEFT, interpreter_of, package_of, stage_versions
+from charter.engines.installed import ABSENT, PEFT, interpreter_of, stage_versions
 from charter.errors import CharterError, DataError, MissingExtraError, Problem, SpecError
 from charter.launch.handing_over import data_roles, handover_of, model_roles
 from charter.launch.machine import NodeFacts, frozen_values, stage_device, stage_nodes
@@ -23,8 +24,6 @@ from charter.spec.stage import EvalStage, PrepareStage, is_hosted
 from charter.spec.stage_checks import check_runnable
 
 _NATIVE = "`engine: native`, which trains and merges adapters"
-ON_PROCESSORS = ("trl", "accelerate", "deepspeed")
-"""Engines that compute without an accelerator."""
 _SOMEWHERE = "/somewhere"
 _INSTEAD = "take one that is, or remove `engine`; `charter artifacts export` renders it for an engine elsewhere"
 
@@ -32,21 +31,22 @@ _INSTEAD = "take one that is, or remove `engine`; `charter artifacts export` ren
 def check_hosted(pipeline: Pipeline, stage: PlannedStage, *, facts: NodeFacts | None) -> Iterator[Problem]:
     """Problems of one stage that another engine is to compute; `facts` are those of an engine's node."""
     where, project, name = f"pipeline.{stage.name}", pipeline.project, stage.spec.engine
-    if name not in {engine.name for engine in HANDOVER_ENGINES}:
-        names = ", ".join(engine.name for engine in HANDOVER_ENGINES)
+    if name not in {engine.name for engine in handover_engines()}:
+        names = ", ".join(engine.name for engine in handover_engines())
         message = f"stages can be planned for the engine {name!r}, not handed over to it; the engines are {names}"
         yield Problem(path=f"{where}.engine", message=message, hint=_INSTEAD)
         return
-    title = handover_engine(name).title
+    engine = handover_engine(name)
+    title = engine.title
     if (nodes := stage_nodes(project, stage.spec)) > 1:
         message = f"this version of Charter starts {title} on one node; found {nodes}"
         hint = "`charter artifacts export` renders the command that each of several nodes runs"
         yield Problem(path=f"{where}.resources.num_nodes", message=message, hint=hint)
     gpus = None if facts is None else facts.gpus
-    if name not in ON_PROCESSORS and stage_device(project, stage.spec, gpus=gpus) == "cpu":
+    if not engine.has_processors and stage_device(project, stage.spec, gpus=gpus) == "cpu":
         message = f"{title} needs accelerators, and this stage runs on processors"
         yield Problem(path=f"{where}.engine", message=message, hint=_INSTEAD)
-    yield from _check_adapter(stage, title)
+    yield from _check_adapter(stage, engine)
     if facts is None:
         yield from check_accelerators(project, stage.spec, f"{where}.resources")
     yield from _refused(pipeline, stage, facts)
@@ -60,7 +60,7 @@ def check_hosted_packages(project: Project, todo: Sequence[PlannedStage]) -> Non
         name = stage.spec.engine
         engine, python = handover_engine(name), interpreter_of(project.engines, name)
         versions = stage_versions(project.engines, stage.spec)
-        wanted = {package_of(name): f"{engine.package}=={engine.version}", PEFT: PEFT}
+        wanted = {engine.package: f"{engine.package}=={engine.version}", PEFT: PEFT}
         if lacking := [text for package, text in wanted.items() if versions.get(package) == ABSENT]:
             names = " and ".join(text.partition("==")[0] for text in lacking)
             why = " and an adapter" if PEFT in versions else ""
@@ -71,14 +71,15 @@ def check_hosted_packages(project: Project, todo: Sequence[PlannedStage]) -> Non
             )
 
 
-def _check_adapter(stage: PlannedStage, title: str) -> Iterator[Problem]:
+def _check_adapter(stage: PlannedStage, engine: TrainingEngine) -> Iterator[Problem]:
     """Adapters that Charter cannot merge when the engine has left them apart from their base model."""
-    adapter, where = getattr(stage.spec, "adapter", None), f"pipeline.{stage.name}.adapter"
+    adapter, where, title = getattr(stage.spec, "adapter", None), f"pipeline.{stage.name}.adapter", engine.title
     if adapter is None:
         return
-    if stage.spec.engine not in WITH_PEFT:
+    if not engine.has_peft:
+        others = ", ".join(item.name for item in handover_engines() if item.has_peft)
         message = f"{title} leaves an adapter apart from its base model, which this version of Charter cannot take back"
-        hint = f"{_NATIVE}, one of {', '.join(WITH_PEFT)} too; `charter artifacts export` renders it for others"
+        hint = f"{_NATIVE}, one of {others} too; `charter artifacts export` renders it for others"
         yield Problem(path=where, message=message, hint=hint)
     elif adapter.base_bits != WHOLE_BITS:
         message = f"this version of Charter merges what {title} has trained over a base in 16 bits; found base_bits "

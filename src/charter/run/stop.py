@@ -46,7 +46,7 @@ def stop_run(root: Path, *, wait_seconds: float) -> Holder | None:
 
 def stop_left_jobs(root: Path, *, wait_seconds: float) -> list[str]:
     """Stop the jobs that a supervisor has left under way, at a checkpoint where there is time; their names."""
-    from charter.spec.load import load_project
+    from charter.engines.project import load_project
 
     engines = _engines(root)
     if not engines:
@@ -67,8 +67,8 @@ def stop_left_jobs(root: Path, *, wait_seconds: float) -> list[str]:
 
 def end_sent_supervisor(root: Path) -> str:
     """End the supervisor that `charter submit` has sent and that does not work yet; its job, empty without one."""
+    from charter.engines.project import load_project
     from charter.launch import sent_supervisor
-    from charter.spec.load import load_project
 
     if not sent_supervisor.supervisor_dir(root).is_dir():
         return ""

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from charter.engines.project import load_project
 from charter.errors import BudgetError, CharterError, ExitCode, StageError, UsageError
 from charter.run.graph import Pipeline, build_pipeline
 from charter.run.staleness import assess
 from charter.spec.graph import execution_order, stage_inputs
-from charter.spec.load import load_project
 from charter.spec.project import Project
 from charter.spec.sections import Budget
 from charter.spec.sweep import Point, Sweep, points_of

@@ -7,11 +7,11 @@ Nothing is looked up on disk but the file itself: paths in it stay as written, r
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any
 
 from charter.errors import Problem, SpecError, UsageError
 from charter.redaction import holds_secret
@@ -20,7 +20,7 @@ from charter.spec.checks import check_data, check_model, check_project
 from charter.spec.graph import check_graph
 from charter.spec.presets import expand_preset, missing_needs
 from charter.spec.project import Project
-from charter.spec.stage import AUTO, NATIVE, TRAINS, Engine, Optimization, Stage
+from charter.spec.stage import AUTO, NATIVE, TRAINS, Optimization, Stage
 from charter.spec.stage_checks import check_stage
 from charter.spec.suggest import did_you_mean, nearest
 from charter.spec.yaml_source import Document, Mark, Path_, dotted, kind_of, parse_value, read_document
@@ -136,15 +136,27 @@ DEFAULT_EPOCHS = 1.0
 """Passes over the data of a training stage that gives neither epochs nor steps."""
 
 
-def load_project(path: Path, *, overrides: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Project:
+Check = Callable[[Project], Iterable[Problem]]
+"""Problems of a project that this package cannot know, such as names of engines, in the parts that could be read."""
+
+
+def load_project(
+    path: Path,
+    *,
+    overrides: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    check: Check = lambda project: (),
+) -> Project:
     """The project in a file (or in `charter.yaml` of a directory), or a `SpecError` with all its problems.
 
     `overrides` are texts like `pipeline.ppo.episodes=640`; `env` is the environment, in which variables like
-    `CHARTER_PIPELINE__PPO__EPISODES` do the same with less strength.
+    `CHARTER_PIPELINE__PPO__EPISODES` do the same with less strength. `check` yields further problems.
     """
     if path.is_dir() and (path / DEFAULT_FILE).is_file():
         path = path / DEFAULT_FILE
-    return project_of(read_document(path), overrides=overrides, env=env, engines=chosen_engines(path.parent))
+    return project_of(
+        read_document(path), overrides=overrides, env=env, engines=chosen_engines(path.parent), check=check
+    )
 
 
 ENGINES_FILE = "engines.json"
@@ -163,7 +175,7 @@ def chosen_engines(root: Path) -> Mapping[str, str]:
         return {}
     except ValueError:
         content = None
-    if not isinstance(content, dict) or not all(item in get_args(Engine) for item in content.values()):
+    if not isinstance(content, dict) or not all(isinstance(item, str) for item in content.values()):
         raise UsageError(f"{path} does not hold engines by stage; move it away to have them chosen again")
     return content
 
@@ -185,6 +197,7 @@ def project_of(
     overrides: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     engines: Mapping[str, str] = MappingProxyType({}),
+    check: Check = lambda project: (),
 ) -> Project:
     """The project in a document that has been read; the document is changed on the way.
 
@@ -201,7 +214,7 @@ def project_of(
     needs = missing_needs(document, preset) if preset else {}
     bound = bind(document)
     problems += [*needs.values(), *bound.problems]
-    problems += [_place(document, problem) for problem in _check(document, bound, told=needs)]
+    problems += [_place(document, problem) for problem in _check(document, bound, check, told=needs)]
     problems += secrets_in(document, reported={problem.path for problem in problems})
     if problems or bound.project is None:
         raise SpecError(sorted(problems, key=lambda problem: problem.line or 0))
@@ -237,7 +250,7 @@ def _texts(value: Any, path: Path_) -> Iterator[tuple[Path_, str]]:
             yield from _texts(item, (*path, index))
 
 
-def _check(document: Document, bound: Bound, *, told: Iterable[str]) -> Iterator[Problem]:
+def _check(document: Document, bound: Bound, check: Check, *, told: Iterable[str]) -> Iterator[Problem]:
     for name, model in bound.models.items():
         yield from check_model(name, model)
     for name, data in bound.data.items():
@@ -250,6 +263,7 @@ def _check(document: Document, bound: Bound, *, told: Iterable[str]) -> Iterator
     tables = [document.value.get(section) for section in ("models", "data", "pipeline")]
     written = {name for table in tables if isinstance(table, dict) for name in table}
     graph = Project(name="", models=bound.models, data=bound.data, pipeline=_stages(bound))
+    yield from check(bound.project or graph)
     yield from check_graph(graph, unreadable=(written - set(readable)).union(told))
 
 

@@ -8,7 +8,7 @@ listed in `REFERENCES`, so that the graph can be drawn and checked without knowi
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Final, Literal, get_args
+from typing import Annotated, ClassVar, Final, Literal
 
 from charter.spec.layout import Adapter
 from charter.spec.quantity import Count, Names, Reads, Seconds, added, execution
@@ -32,6 +32,7 @@ from charter.spec.rewards import (
 
 Schedule = Literal["constant", "linear", "cosine"]
 Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
+FP8 = "fp8"
 OptimizerName = Literal["adamw", "adamw_8bit"]
 OnDivergence = Literal["stop", "skip", "roll_back"]
 
@@ -107,11 +108,12 @@ class Sampling:
 
 MODEL, DATA = "model", "data"
 NATIVE: Final = "native"
-Engine = Literal["native", "megatron", "deepspeed", "fsdp", "accelerate", "trl", "verl", "openrlhf", "nemo_rl"]
+Engine = str
+"""Name of what updates weights; `charter.engines` lists those that there are, and checks a project's."""
 
 
 AUTO = "auto"
-StageEngine = Annotated[Engine, Reads(lambda value: value, {"enum": [AUTO, *get_args(Engine)]})]
+StageEngine = Annotated[Engine, Reads(lambda value: value, {"type": "string"})]
 """An engine, or `auto`, which `spec.load` turns into the one that was chosen."""
 
 

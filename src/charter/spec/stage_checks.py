@@ -8,7 +8,6 @@ from dataclasses import MISSING, fields
 from charter.errors import Problem
 from charter.spec.checks import check_accelerators, check_name
 from charter.spec.layout import Adapter
-from charter.spec.number_formats import FP8, INSTEAD, fp8_refusal
 from charter.spec.quantity import (
     ABOVE_ONE,
     AT_LEAST_ONE,
@@ -59,13 +58,6 @@ _GUARD: tuple[tuple[str, Range], ...] = (
     ("skip_steps", NOT_NEGATIVE),
     ("most", AT_LEAST_ONE),
 )
-
-
-def check_dtype(dtype: str, engine: str, kind: str, path: str) -> Iterator[Problem]:
-    """The number format is one that the engine trains in."""
-    reason = fp8_refusal(engine, kind) if dtype == FP8 else None
-    if reason is not None:
-        yield Problem(message=reason, path=f"{path}.dtype", hint=INSTEAD)
 
 
 def check_adapter(adapter: Adapter | None, path: str) -> Iterator[Problem]:
@@ -444,8 +436,6 @@ def check_stage(name: str, stage: Stage) -> Iterator[Problem]:
         yield from _check_shards(name, stage)
     if isinstance(stage, Optimization):
         yield from _check_optimization(stage, path)
-    if isinstance(stage, Optimization | PpoStage):
-        yield from check_dtype(stage.dtype, stage.engine, stage.kind, path)
     if isinstance(stage, Sampling):
         yield from _check_sampling(stage, path)
     for cls, check in _BY_KIND.items():

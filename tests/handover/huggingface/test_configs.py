@@ -9,7 +9,7 @@ import pytest
 import yaml
 from huggingface_case import KINDS, every_layout, handover
 
-from charter.engines.handover import render
+from charter.engines import render
 from charter.spec.layout import Adapter
 from charter.train.schedule import learning_rate_factor
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from huggingface_case import handover
 
+from charter.engines import render
 from charter.engines.common.request import HandoverPaths
-from charter.engines.handover import render
 from charter.spec.layout import Layout
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from openrlhf_case import ACCEPTED
 
-from charter.engines.openrlhf.engine import OPENRLHF
+from charter.engines.openrlhf import OPENRLHF
 
 ROOT = Path(__file__).resolve().parents[3]
 PYTHON = ROOT / ".engines/openrlhf/bin/python"

@@ -11,7 +11,7 @@ from engine_case import ask_engine, engine_python
 from engine_stages import handover, ppo, sft, sharded
 
 from charter.engines.common.request import Handover, HandoverPaths, RlPlacement
-from charter.engines.verl.render import render
+from charter.engines.verl.mapping import render_verl
 from charter.spec.layout import Adapter, Recompute, ZeroStage
 from charter.spec.stage import StageResources
 
@@ -63,7 +63,7 @@ def written(case: Handover, directory: Path, name: str) -> str:
     """The case's YAML below a name of its own, with the models of the directory."""
     places = dict.fromkeys(case.paths.models, str(directory / "model"))
     paths = HandoverPaths(work="/job", models=places, data=case.paths.data, resume_from=case.paths.resume_from)
-    run = render(Handover(**{**vars(case), "paths": paths}))
+    run = render_verl(Handover(**{**vars(case), "paths": paths}))
     [file] = [item for item in run.files if item.endswith(".yaml")]
     (directory / f"{name}.yaml").write_text(run.files[file])
     return f"{name}.yaml"
@@ -97,7 +97,7 @@ def test_a_wrong_key_and_a_wrong_value_are_noticed(answers: dict[str, str]) -> N
 
 @pytest.mark.parametrize("name", ["ppo", "sft"])
 def test_verls_own_command_composes_the_file(tmp_path: Path, name: str) -> None:
-    run = render(CASES[name])
+    run = render_verl(CASES[name])
     (tmp_path / f"{name}.yaml").write_text(run.files[f"{name}.yaml"])
     module = run.command.index("-m", 3 if name == "sft" else 0)
     ended = subprocess.run(

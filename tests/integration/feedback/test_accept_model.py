@@ -10,11 +10,11 @@ from fault_server import Behaviour, fault_server
 from typer.testing import CliRunner
 
 from charter.cli.main import app
+from charter.engines.project import load_project
 from charter.errors import CharterError
 from charter.physics.serving.identity_questions import QUESTIONS
 from charter.run.graph import build_pipeline
 from charter.run.staleness import states_of
-from charter.spec.load import load_project
 
 pytestmark = pytest.mark.torch
 FILE = """

@@ -17,8 +17,8 @@ import pytest
 from layouts import THOROUGH, in_turn
 from power_cut import wait_until_all_ended
 
+from charter.engines.project import load_project
 from charter.run.status import status_of
-from charter.spec.load import load_project
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from engine_workplace import PROJECT, EngineWorkplace
 
+from charter.engines.project import load_project
 from charter.launch.job_engine import JobEngine
 from charter.launch.subprocess_scheduler import KEEPER, STATE_VARIABLE, SubprocessScheduler
 from charter.run import runner
 from charter.run.runner import PlannedWork, RunOptions, run_project
-from charter.spec.load import load_project
 
 A, B = ({**PROJECT["pipeline"][name], "steps": steps} for name, steps in (("a", 3), ("b", 1)))
 

@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 from charter.artifacts.job_files import JobFiles, numbers, read_submission, write_submission
 from charter.artifacts.lease import LEASE, Lease, this_process
 from charter.cli.main import app
+from charter.engines.project import load_project
 from charter.launch import sent_supervisor
 from charter.launch.slurm.commands import SlurmCommands
 from charter.launch.slurm.queue import GLANCE_SECONDS
 from charter.launch.subprocess_scheduler import KEEPER, STATE_VARIABLE, SubprocessScheduler
 from charter.run.events import Events
 from charter.run.submit import submit_supervisor
-from charter.spec.load import load_project
 
 SQUEUE = """#!{python}
 import os, sys, time

@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 from charter.artifacts.job_files import JobFiles, numbers, read_submission, write_submission
 from charter.artifacts.lease import LEASE, Lease, this_process
 from charter.cli.main import app
+from charter.engines.project import load_project
 from charter.errors import StageError, UsageError
 from charter.launch import sent_supervisor
 from charter.launch.scheduler import JobState
 from charter.launch.subprocess_scheduler import KEEPER, STATE_VARIABLE, SubprocessScheduler
 from charter.run.submit import submit_supervisor
-from charter.spec.load import load_project
 
 STANDS_FOR_PYTHON = '#!/bin/sh\nprintf "%s\\n" "$@" > "$PWD/words.part"\nmv words.part words\nexec sleep 600\n'
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import forks
 import pytest
 
+from charter.engines.project import load_project
 from charter.launch.subprocess_scheduler import STATE_VARIABLE
 from charter.run.status import status_of
-from charter.spec.load import load_project
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 SETTINGS = (

@@ -17,8 +17,8 @@ from pooled import POOL, QUESTIONS, answers, project_at, servers_of, stage_of, v
 from charter.artifacts.batch_files import finished_batches
 from charter.artifacts.job import Job, JobInput, write_job
 from charter.artifacts.stage_dir import StageDir
+from charter.engines.project import load_project
 from charter.feedback import label
-from charter.spec.load import load_project
 from charter.spec.project import DataSpec
 
 pytestmark = pytest.mark.torch

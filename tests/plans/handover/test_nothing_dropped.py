@@ -10,11 +10,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from charter.engines import capabilities, handover_engines, render
 from charter.engines.common.mapping import CHARTERS_OWN, FieldMapper, fields_of
-from charter.engines.handover import HANDOVER_ENGINES, render
 from charter.errors import SpecError
 from charter.spec.layout import Adapter, Layout
-from charter.spec.number_formats import FP8_KINDS, WITHOUT_FP8
 
 PAIRS = cases.pairs()
 CHOOSES_THE_RENDERER = ("kind", "engine")
@@ -113,14 +112,14 @@ def test_each_field_alone_counts(engine, kind):
 @pytest.mark.parametrize(("engine", "kind"), PAIRS)
 def test_fp8_is_written_or_refused_by_name_and_never_taken_for_16_bits(engine, kind, adapter):
     stage = cases.accepted_stage(engine, kind, dtype="fp8", adapter=adapter)
-    if kind in FP8_KINDS.get(engine, ()) and adapter is None:
+    if kind in capabilities(engine).fp8_kinds and adapter is None:
         row = next(row for row in rendered(stage).mapping if row.field == "stage.dtype")
         assert any("fp8" in place for place in row.to)
         return
     with pytest.raises(SpecError) as found:
         rendered(stage)
     told = refusals(found.value)
-    if engine in WITHOUT_FP8:
+    if not capabilities(engine).fp8_kinds:
         assert f"{engine} cannot express fp8" in told[f"pipeline.{cases.NAME}.dtype"]
 
 
@@ -241,7 +240,7 @@ def test_a_renderer_that_forgets_a_field_is_a_defect():
         mapper.finish()
 
 
-@pytest.mark.parametrize("engine", HANDOVER_ENGINES, ids=lambda engine: engine.name)
+@pytest.mark.parametrize("engine", handover_engines(), ids=lambda engine: engine.name)
 def test_every_engine_says_what_it_is_and_how_it_is_checked(engine):
     assert engine.title
     assert engine.package

@@ -7,19 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charter.catalog import models
-from charter.engines.common.capabilities import ENGINES
-from charter.engines.common.rl_engine import RL_ENGINES
-from charter.engines.handover import HANDOVER_ENGINES, render
+from charter.engines import capabilities, engine_names, handover_engines, render, rl_engines
 from charter.errors import SpecError
 from charter.plan.layout_space import Asked, space
 from charter.plan.rl_search import rl_options
 from charter.report.handover_request import placement_of
-from charter.spec.number_formats import FP8_KINDS
 from charter.spec.stage import DpoStage, PpoStage
 
 SHAPES = {name: models.get(name).architecture for name in ("Llama-3.1-8B", "Llama-3.1-70B", "Llama-3.1-405B")}
-PLACED = tuple(name for name in RL_ENGINES if any(engine.name == name for engine in HANDOVER_ENGINES))
-BY_LAYOUT = [pair for pair in cases.pairs() if not (pair[1] == "ppo" and pair[0] in RL_ENGINES)]
+PLACED = tuple(name for name in rl_engines() if any(engine.name == name for engine in handover_engines()))
+BY_LAYOUT = [pair for pair in cases.pairs() if not (pair[1] == "ppo" and pair[0] in rl_engines())]
 """The rest places the roles of PPO itself."""
 
 
@@ -37,7 +34,7 @@ def offered(stage, shape, accelerators):
     batch = stage.minibatch if is_ppo else stage.global_batch * stage.SEQUENCES_PER_ROW
     return space(
         Asked(
-            engine=ENGINES[stage.engine],
+            engine=capabilities(stage.engine),
             architecture=shape,
             num_accelerators=accelerators,
             per_node=min(8, accelerators),
@@ -50,16 +47,8 @@ def offered(stage, shape, accelerators):
     )
 
 
-def test_the_planner_knows_the_kinds_that_a_renderer_has():
-    for engine in HANDOVER_ENGINES:
-        assert set(ENGINES[engine.name].kinds) == set(engine.kinds) | (
-            {"ppo"} if engine.name in RL_ENGINES and "ppo" in ENGINES[engine.name].kinds else set()
-        ), engine.name
-        assert ("ppo" in engine.kinds) == (engine.name in RL_ENGINES or "ppo" in ENGINES[engine.name].kinds)
-
-
 FORMATS = [(engine, kind, "bf16") for engine, kind in BY_LAYOUT] + [
-    (engine, kind, "fp8") for engine, kinds in FP8_KINDS.items() for kind in kinds
+    (engine, kind, "fp8") for engine in engine_names() for kind in capabilities(engine).fp8_kinds
 ]
 
 

@@ -18,6 +18,7 @@ import pytest
 from ray_cluster import CPUS_PER_NODE, GPUS_PER_NODE, NODES, RayCluster
 from scheduler_contract import alive, tiny
 
+from charter.engines.project import load_project
 from charter.errors import CharterError
 from charter.launch.job import StageJob
 from charter.launch.ray.node_task import DIES_WITH_PARENT
@@ -26,7 +27,6 @@ from charter.launch.scheduler import JobState
 from charter.run.runner import RunOptions, run_project
 from charter.run.status import status_of
 from charter.spec.launching import RaySettings
-from charter.spec.load import load_project
 from charter.spec.project import Project
 from charter.templates.shipped import find_template, write_template
 

@@ -11,10 +11,10 @@ import pytest
 from engine_workplace import STAGES, EngineWorkplace
 from ray_cluster import CPUS_PER_NODE, RayCluster
 
+from charter.engines.project import load_project
 from charter.launch.ray.scheduler import RayScheduler
 from charter.run.submit import submit_supervisor
 from charter.spec.launching import RaySettings
-from charter.spec.load import load_project
 
 PYTHON = """#!/bin/sh
 # Stands for python on the nodes: `charter run` runs the counting stages.

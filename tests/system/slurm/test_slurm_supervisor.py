@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from charter.artifacts.job_files import numbers
 from charter.cli.main import app
+from charter.engines.project import load_project
 from charter.launch.sent_supervisor import supervisor_dir
 from charter.launch.slurm.scheduler import SlurmScheduler
 from charter.run.status import status_of
 from charter.run.submit import submit_supervisor
 from charter.spec.launching import SlurmSettings
-from charter.spec.load import load_project
 
 PYTHON = """#!/bin/sh
 # Stands for python on the nodes: `charter run` runs the counting stages.

@@ -18,10 +18,9 @@ pytest.importorskip("sqlalchemy")
 from dashboard_case import FILE, ProjectCase
 
 from charter.cli.main import entry
+from charter.engines.project import load_project, project_json_schema
 from charter.launch.preview import preview_job
 from charter.run.graph import build_pipeline
-from charter.spec.load import load_project
-from charter.spec.schema import project_json_schema
 
 SCHEMA = project_json_schema()
 KINDS = {

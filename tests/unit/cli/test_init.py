@@ -4,8 +4,8 @@ import pytest
 from typer.testing import CliRunner
 
 from charter.cli.main import app
+from charter.engines.project import load_project
 from charter.errors import UsageError
-from charter.spec.load import load_project
 from charter.templates.shipped import TEMPLATES
 
 

@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from charter.cli.main import app
-from charter.spec.load import load_project
+from charter.engines.project import load_project
 
 TEXT = """
 name: x

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from charter.cli.main import app
+from charter.engines.project import project_json_schema
 from charter.errors import SpecError
-from charter.spec.schema import project_json_schema
 from charter.templates.shipped import find_template, write_template
 
 

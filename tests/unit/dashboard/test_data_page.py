@@ -45,8 +45,8 @@ class Judged(ProjectCase):
     """The same project, read again with its label stage."""
 
     def __init__(self, root):
+        from charter.engines.project import load_project
         from charter.run.graph import build_pipeline
-        from charter.spec.load import load_project
 
         self.root, self.run = root, root / "run"
         self.project = load_project(root / "charter.yaml")

@@ -4,10 +4,10 @@ import pytest
 from prepare_case import prepared, results, stage_of
 
 from charter.artifacts.batch_files import batch_paths, finished_batches
+from charter.engines.project import load_project
 from charter.errors import DataError, SpecError
 from charter.feedback import prepare
 from charter.feedback.prepare_rows import count_candidates
-from charter.spec.load import load_project
 from charter.spec.project import DataSpec
 
 QUESTION = "Which herbs grow well on a shady balcony that faces north in a cold and windy city"

@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 from charter.artifacts.job import JOB_FILE
+from charter.engines.project import load_project
 from charter.ledger import Ledger
 from charter.run.status import status_of
-from charter.spec.load import load_project
 from charter.templates.shipped import find_template, write_template
 
 HEAVY_FOR_HELP = {"torch", "numpy", "pydantic", "transformers", "tokenizers", "sqlalchemy", "psutil"}

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from charter.engines.project import load_project
 from charter.launch.tags import (
     aws_tags,
     azure_tags,
@@ -15,7 +16,6 @@ from charter.launch.tags import (
     object_tags,
     tags_of,
 )
-from charter.spec.load import load_project
 
 PROJECT = """\
 name: assistant

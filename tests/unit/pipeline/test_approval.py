@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from charter.engines.project import load_project
 from charter.errors import DataError
 from charter.run.approval import approve, read_approval, waits_for_approval
 from charter.run.graph import build_pipeline
-from charter.spec.load import load_project
 
 PROJECT = """\
 name: n

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from charter.cli.main import app
+from charter.engines.project import load_project
 from charter.launch.node_checks.report import leave_out
 from charter.run.doctor import (
     ask,
@@ -25,7 +26,6 @@ from charter.run.doctor import (
     torch_cuda,
 )
 from charter.spec.launching import KubernetesSettings, Launch, SlurmSettings
-from charter.spec.load import load_project
 from charter.spec.project import Project, Serving, Storage
 from charter.spec.sections import Alerts
 from charter.templates.shipped import find_template, write_template

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from charter.artifacts import durable
+from charter.engines.project import load_project
 from charter.errors import InfeasibleError
 from charter.launch.machine import NodeFacts, frozen_values
 from charter.models.engine_layout import StageLayout, engine_layout
@@ -27,7 +28,6 @@ from charter.spec.execution import (
     execution_from_json,
     resolved,
 )
-from charter.spec.load import load_project
 from charter.spec.project import Project, Resources
 from charter.spec.stage import PreferenceModelStage, SftStage, StageResources
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from charter.engines.installed import engines_at, interpreter_of, stage_versions, versions_at
+from charter.engines.project import load_project
 from charter.errors import DataError, MissingExtraError, SpecError
 from charter.launch.commands import HOSTED_MODULE, STAGE_MODULES, module_of, preloaded_modules
 from charter.launch.handing_over import layout_of
@@ -16,7 +17,6 @@ from charter.run.doctor import needed_extras
 from charter.run.graph import build_pipeline, job_of
 from charter.run.preflight import check_before_start, check_hosted, check_hosted_packages
 from charter.run.prepare import drift, prepare
-from charter.spec.load import load_project
 from charter.spec.sections import EngineEnvironment
 from charter.spec.stage import DpoStage
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from charter.catalog import models
-from charter.engines.common.capabilities import capabilities
+from charter.engines import capabilities
 from charter.launch.machine import NodeFacts
 from charter.plan.layout_space import Asked, families
 from charter.run.layout_checks import check_layout

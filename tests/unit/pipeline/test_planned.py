@@ -8,11 +8,11 @@ from typer.testing import CliRunner
 
 from charter.artifacts.stage_state import Phase
 from charter.cli.main import app
+from charter.engines.project import load_project
 from charter.errors import DataError, InfeasibleError
 from charter.run.planned import plan_now
 from charter.run.runner import RunOptions, check_work, find_work, plan_work, refuse_overflow
 from charter.run.submit import submit_supervisor
-from charter.spec.load import load_project
 
 TOO_BIG = {"hidden_size": 16384, "num_layers": 128, "num_heads": 128, "intermediate_size": 65536, "vocab_size": 32000}
 FILE = {

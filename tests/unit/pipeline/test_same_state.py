@@ -22,12 +22,12 @@ from charter.artifacts.lease import Holder, host_id, start_ticks
 from charter.artifacts.stage_state import STATES, TRACKER_STATES, Phase
 from charter.dashboard.discovery import Found
 from charter.dashboard.reading import ProjectReader
+from charter.engines.project import load_project
 from charter.errors import ExitCode
 from charter.report.cost import cost_json
 from charter.report.overview import overview
 from charter.report.read import read_run
 from charter.run.status import status_of
-from charter.spec.load import load_project
 from charter.tracking.destinations.prometheus import StageMetrics, figures
 from charter.tracking.progress import RunProgress
 

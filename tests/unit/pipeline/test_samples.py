@@ -2,9 +2,9 @@ import json
 
 import pytest
 
+from charter.engines.project import load_project
 from charter.run.approval import samples_of, shown_fields, visible
 from charter.run.graph import build_pipeline
-from charter.spec.load import load_project
 
 PROJECT = """\
 name: n

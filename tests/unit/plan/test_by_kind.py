@@ -7,10 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from charter.cli.main import app
+from charter.engines.project import load_project
 from charter.errors import InfeasibleError, UsageError
 from charter.plan.ask import SIZES, WORDS, Inquiry, Rung, kind_file, kind_of, most_data, rungs, with_amount
 from charter.plan.project_plan import plan_project
-from charter.spec.load import load_project
 
 KINDS = tuple(dict.fromkeys(WORDS.values()))
 GPUS = "H100:8"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from charter.catalog import accelerators, models
-from charter.engines.common.capabilities import ENGINES
+from charter.engines import capabilities
 from charter.plan import layout_search
 from charter.plan.knowledge import engine_knowledge, shipped, time_group
 from charter.plan.layout_search import Site, asked, evaluate, host_room, search_sites, tied_layouts, tied_limit
@@ -78,7 +78,7 @@ def test_beside_a_pipeline_only_the_optimizer_is_sharded():
 
 @pytest.mark.parametrize("engine", ["native", "fsdp", "verl"])
 def test_hybrid_sharding_and_offload_exclude_each_other(engine):
-    assert ENGINES[engine].hybrid
+    assert capabilities(engine).hybrid
     found = layouts(engine)
     assert any(one.replicas > 1 for one in found)
     assert any(one.offload_optimizer for one in found)

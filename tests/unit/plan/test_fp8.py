@@ -19,7 +19,7 @@ from charter.report.plan_cells import layout as layout_cell
 from charter.spec.layout import Layout
 from charter.spec.project import Resources
 from charter.spec.stage import DpoStage, PretrainStage, SftStage, StageResources
-from charter.validation.quantities import training_cases
+from charter.validation.quantities import training_time
 from charter.validation.quantities.memory_cases import training_case
 from charter.validation.rows.measurement import Measurement
 
@@ -66,7 +66,7 @@ def test_memory_is_asked_for_as_for_measured_rows_of_megatron(both, dtype):
 
 
 def test_products_are_timed_as_for_measured_rows_of_megatron():
-    bits, block_scaled = training_cases._bits("FP8")
+    bits, block_scaled = training_time._bits("FP8")
     mine = step_job(Layout(), seq_len=4096, dtype="fp8", precision=MEGATRON, adapter=None, head_share=1.0, causal=True)
     assert (float(mine.bits), bool(mine.block_scaled)) == (bits, block_scaled) == (8.0, False)
 

@@ -5,9 +5,9 @@ import json
 from typer.testing import CliRunner
 
 from charter.cli.main import app
+from charter.engines.project import load_project
 from charter.plan.project_plan import plan_project
 from charter.report.plan_notes import notes
-from charter.spec.load import load_project
 
 GLM = {"model_type": "glm4_moe", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
 GLM |= {"intermediate_size": 512, "vocab_size": 1024, "hidden_act": "silu", "rms_norm_eps": 1e-5}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.engines.common.rl_engine import RL_ENGINES
+from charter.engines import rl_engines
 from charter.physics.columns import array
 from charter.physics.placement_memory import group_phases
 from charter.physics.runs import RlConstants, RlPhases, rl_step_terms
@@ -97,7 +97,7 @@ def test_of_phases_that_scale_no_split_needs_fewer_accelerator_seconds(generate,
 
     parts = (generating, size - generating)
     found = [item("colocated", size, size), item("split", *parts), item("async", *parts)]
-    shared, split, beside = step_table(found, rl_work(WORK), RL_ENGINES["openrlhf"], IDEAL).total
+    shared, split, beside = step_table(found, rl_work(WORK), rl_engines()["openrlhf"], IDEAL).total
     assert shared * size == pytest.approx(generate + score + update)
     assert split >= shared * (1 - 1e-9)
     assert beside >= shared * (1 - 1e-9)
@@ -112,7 +112,7 @@ def endless_links(accelerator):
 
 def test_twice_the_accelerators_in_the_same_ratio_are_never_slower():
     accelerator = endless_links(case.place("H100").accelerator)
-    engine, work = RL_ENGINES["verl"], rl_work(case.workload(samples=4096, minibatch=1024))
+    engine, work = rl_engines()["verl"], rl_work(case.workload(samples=4096, minibatch=1024))
     sizes = [4, 8, 16, 32, 64, 128]
     groups = Groups(work, engine, accelerator, sizes=sizes, per_node=8, constants=RlConstants())
     for arrangement in ("offloaded", "async"):
@@ -144,12 +144,12 @@ def test_any_engine_shows_the_placements_of_the_others():
     asked, where = case.question(WORK, "native"), case.place("H100", nodes=(4,))
     (chosen,), _ = rl_options(asked, where, 4)
     shown = other_engines(asked, replace(chosen, place=where))
-    assert {item.engine for item in shown} == set(RL_ENGINES) - {"nemo_rl"}  # which trains no value model
+    assert {item.engine for item in shown} == set(rl_engines()) - {"nemo_rl"}  # which trains no value model
     assert {"async", "split", "colocated"} <= {item.layout.split(":")[0] for item in shown}
     assert [item.seconds for item in shown] == sorted(item.seconds for item in shown)
 
 
-@pytest.mark.parametrize("engine", RL_ENGINES)
+@pytest.mark.parametrize("engine", rl_engines())
 def test_the_terms_of_the_chosen_are_those_of_its_tables(engine):
     """What the search saw in arrays, and what is reported term by term, are the same bytes and seconds."""
     found, _ = options(engine)
@@ -165,7 +165,7 @@ def test_the_terms_of_the_chosen_are_those_of_its_tables(engine):
 def test_columns_and_terms_of_a_group_agree():
     asked = case.question(WORK, "openrlhf")
     setting = Setting(
-        question=asked, engine=RL_ENGINES["openrlhf"], work=rl_work(WORK), place=case.place("H100", nodes=(4,))
+        question=asked, engine=rl_engines()["openrlhf"], work=rl_work(WORK), place=case.place("H100", nodes=(4,))
     )
     for arrangement in ("colocated", "split", "async"):
         item = next(
@@ -192,7 +192,7 @@ def test_memory_in_columns_is_the_memory_in_terms(names, offloaded):
     """For every layout that is tried, not only for those that win."""
     setting = Setting(
         question=case.question(WORK, "nemo_rl"),
-        engine=RL_ENGINES["nemo_rl"],
+        engine=rl_engines()["nemo_rl"],
         work=rl_work(WORK),
         place=case.place("H100"),
     )
@@ -300,7 +300,7 @@ def test_engines_that_pack_read_prompts_as_long_as_they_are():
 
 def test_what_waits_in_host_memory_counts_once_per_rank():
     setting = Setting(
-        question=case.question(WORK, "verl"), engine=RL_ENGINES["verl"], work=rl_work(WORK), place=case.place("H100")
+        question=case.question(WORK, "verl"), engine=rl_engines()["verl"], work=rl_work(WORK), place=case.place("H100")
     )
     group = TrainerChoice(
         layout=Layout(data=8), names=("policy",), update=1.0, score=1.0, peak_bytes=1.0, host_bytes=1e12

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planner_case import peak_bytes
 
 from charter.catalog import accelerators, models
-from charter.engines.common.capabilities import ENGINES
+from charter.engines import capabilities, engine_names
 from charter.physics.columns import Layouts, array
 from charter.physics.step_time import rows_of
 from charter.plan import stage_time
@@ -98,7 +98,7 @@ def scalar_seconds(question: Question, place: Place, layout) -> float:
 
 @QUICK
 @given(
-    engine=st.sampled_from(sorted(ENGINES)),
+    engine=st.sampled_from(sorted(engine_names())),
     architecture=st.sampled_from([LLAMA, MIXTRAL]),
     device=st.sampled_from(["H100", "A100-80GB", "MI300X"]),
     nodes=st.sampled_from([1, 4]),
@@ -227,9 +227,9 @@ def test_the_near_tied_set_starts_with_the_fastest_and_ends_at_the_limit():
     assert tied[-1].seconds <= tied_limit(question, engine_knowledge("native", KNOWN)) * tied[0].seconds
 
 
-@pytest.mark.parametrize("engine", sorted(ENGINES))
+@pytest.mark.parametrize("engine", sorted(engine_names()))
 def test_every_layout_is_one_that_the_engine_executes(engine):
-    able = ENGINES[engine]
+    able = capabilities(engine)
     found = space(asked(asking(engine, architecture=MIXTRAL), site("H100", 4)))
     assert found.size
     for family in found.families:

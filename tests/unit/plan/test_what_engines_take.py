@@ -7,8 +7,8 @@ import ppo_case
 import pytest
 
 from charter.catalog import models
-from charter.engines.common.capabilities import ENGINES, unsupported
-from charter.engines.common.rl_engine import RL_ENGINES
+from charter.engines import capabilities, engine_names, rl_engines
+from charter.engines.common.capabilities import unsupported
 from charter.plan.layout_space import Asked, space
 from charter.plan.plan import InfeasiblePlanError
 from charter.plan.rl_groups import mode_of, role_groups
@@ -24,7 +24,7 @@ LLAMA_405B = models.get("Llama-3.1-405B").architecture
 def layouts(engine, *, batch=96, accelerators=16, unit=1, architecture=planner_case.LLAMA_8B):
     made = space(
         Asked(
-            engine=ENGINES[engine],
+            engine=capabilities(engine),
             architecture=architecture,
             num_accelerators=accelerators,
             per_node=8,
@@ -38,21 +38,21 @@ def layouts(engine, *, batch=96, accelerators=16, unit=1, architecture=planner_c
     return [made.layout(row) for row in range(made.size)]
 
 
-@pytest.mark.parametrize("engine", sorted(set(ENGINES) - {"native"}))
+@pytest.mark.parametrize("engine", sorted(set(engine_names()) - {"native"}))
 @pytest.mark.parametrize(("batch", "unit"), [(96, 1), (96, 2), (60, 2)])
 def test_other_engines_are_offered_batches_that_divide(engine, batch, unit):
     made = layouts(engine, batch=batch, unit=unit)
     assert all(layout.data * layout.micro_batch * layout.accumulation == batch for layout in made)
     assert all(layout.micro_batch % unit == 0 for layout in made)
-    if ENGINES[engine].tensor or batch % 16 == 0:
+    if capabilities(engine).tensor or batch % 16 == 0:
         assert made
 
 
-@pytest.mark.parametrize("engine", sorted(ENGINES))
+@pytest.mark.parametrize("engine", sorted(engine_names()))
 def test_every_layout_that_is_tried_is_supported(engine):
     tried = layouts(engine, accelerators=32, batch=64, architecture=LLAMA_405B)
     assert tried
-    assert {reason for layout in tried for reason in unsupported(executable(layout), ENGINES[engine])} == set()
+    assert {reason for layout in tried for reason in unsupported(executable(layout), capabilities(engine))} == set()
 
 
 @pytest.mark.parametrize(
@@ -72,17 +72,18 @@ def test_every_layout_that_is_tried_is_supported(engine):
     ],
 )
 def test_a_layout_that_an_engine_lacks_is_refused_by_field(engine, field, value):
-    fits = ExecutableLayout(data=8, zero=int(ENGINES[engine].zero[0]))
-    assert list(unsupported(fits, ENGINES[engine])) == []
-    ((named, reason),) = unsupported(replace(fits, **{field: value}), ENGINES[engine])
+    fits = ExecutableLayout(data=8, zero=int(capabilities(engine).zero[0]))
+    assert list(unsupported(fits, capabilities(engine))) == []
+    ((named, reason),) = unsupported(replace(fits, **{field: value}), capabilities(engine))
     assert (named, engine in reason) == (field, True)
 
 
 def test_offload_goes_with_the_zero_stages_that_have_it():
-    ((field, reason),) = unsupported(ExecutableLayout(data=8, zero=0, offload="all"), ENGINES["native"])
+    ((field, reason),) = unsupported(ExecutableLayout(data=8, zero=0, offload="all"), capabilities("native"))
     assert (field, reason) == ("offload", "offload: all goes with zero: 2 or 3 in the native engine; found 0")
     beside = ExecutableLayout(data=8, pipeline=2, zero=3)
-    ((field, reason),) = unsupported(beside, replace(ENGINES["megatron"], zero=(*ENGINES["megatron"].zero, 3)))
+    megatron = capabilities("megatron")
+    ((field, reason),) = unsupported(beside, replace(megatron, zero=(*megatron.zero, 3)))
     assert (field, reason) == ("zero", "beside a pipeline the megatron engine runs zero: 0 or 1; found 3")
 
 
@@ -97,7 +98,7 @@ def plan_on(accelerator, *, engine):
         ("TPU-v5p:4", "native", "engine native does not run on TPU-v5p"),
         ("TPU-v5p:4", "megatron", "engine megatron does not run on TPU-v5p"),
         ("Trainium2:16", "native", "nor does any other engine"),
-        ("MI300X:8", "megatron", "engine: native, deepspeed, fsdp, accelerate, trl or verl does"),
+        ("MI300X:8", "megatron", "engine: native, trl, accelerate, deepspeed, verl or fsdp does"),
     ],
 )
 def test_an_engine_is_refused_on_accelerators_that_it_lacks(accelerator, engine, reason):
@@ -206,11 +207,11 @@ def test_estimators_that_compare_answers_are_planned_without_a_value_model(estim
 
 
 def test_only_beside_an_asynchronous_generator_may_all_roles_of_openrlhf_share():
-    work, engine = rl_work(ppo_case.workload()), RL_ENGINES["openrlhf"]
+    work, engine = rl_work(ppo_case.workload()), rl_engines()["openrlhf"]
     apart = (("policy", "reference"), ("value", "reward"))
     assert role_groups(work, engine, "split") == (apart,)
     assert [tuple(map(set, way)) for way in role_groups(work, engine, "async")] == [
         (set(work.names),),
         (set(apart[0]), set(apart[1])),
     ]
-    assert role_groups(work, RL_ENGINES["verl"], "colocated") == ((work.names,),)
+    assert role_groups(work, rl_engines()["verl"], "colocated") == ((work.names,),)

@@ -6,9 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from charter.cli.main import app
+from charter.engines.project import load_project
 from charter.errors import UsageError
 from charter.report.engine_choice import choose_engines, keep_engines
-from charter.spec.load import ENGINES_FILE, load_project
+from charter.spec.load import ENGINES_FILE
 
 PROJECT = """
 name: open

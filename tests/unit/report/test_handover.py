@@ -11,12 +11,12 @@ import planner_case
 import ppo_case
 import pytest
 import yaml
-from handover_case import PLAIN, REFUSED_RATE
+from handover_case import EVERY_KIND, PLAIN, REFUSED_RATE, alone
 from typer.testing import CliRunner
 
+from charter import engines
 from charter.cli.main import app
-from charter.engines import handover as engine_list
-from charter.engines.common.engine import HandoverEngine
+from charter.engines.project import load_project
 from charter.errors import SpecError, UsageError
 from charter.plan.project_plan import plan_project
 from charter.plan.rl_search import rl_options
@@ -25,7 +25,6 @@ from charter.report.handover import export_handover, exported, with_engine, writ
 from charter.report.handover_jobs import shell_word
 from charter.report.handover_pages import resume_words
 from charter.report.handover_request import placement_of
-from charter.spec.load import load_project
 from charter.spec.project import Resources
 
 PROJECT = """
@@ -44,7 +43,7 @@ resources: {infra: aws, accelerators: [H100:8], num_nodes: 2}
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch):
-    monkeypatch.setattr(engine_list, "HANDOVER_ENGINES", (PLAIN,))
+    monkeypatch.setattr(engines, "ENGINES", alone(PLAIN))
 
 
 @pytest.fixture
@@ -211,7 +210,7 @@ def test_the_command_without_an_engine_needs_a_directory(root):
 
 def test_the_roles_of_ppo_are_placed_as_planned(monkeypatch):
     project = with_engine(planner_case.project(), "ppo", "openrlhf")
-    monkeypatch.setattr(engine_list, "HANDOVER_ENGINES", (PLAIN_PPO,))
+    monkeypatch.setattr(engines, "ENGINES", alone(PLAIN_PPO))
     plan = planner_case.planned(project)
     option = plan.stage("ppo").option
     made = exported(project, plan, "ppo", rows={})
@@ -227,9 +226,9 @@ def test_the_roles_of_ppo_are_placed_as_planned(monkeypatch):
     assert resume_words(made.rendered.resume).startswith("same data order")
 
 
-PLAIN_PPO = HandoverEngine(
-    **{name: getattr(PLAIN, name) for name in ("title", "package", "version", "checked_by", "kinds", "render")},
-    name="openrlhf",
+OPENRLHF = next(engine for engine in engines.ENGINES if engine.name == "openrlhf")
+PLAIN_PPO = replace(
+    PLAIN, capabilities=replace(OPENRLHF.capabilities, kinds=EVERY_KIND), placements=OPENRLHF.placements
 )
 
 
@@ -273,7 +272,7 @@ def listening(port):
 
 
 def test_two_kinds_of_accelerators_at_once_are_refused(monkeypatch):
-    monkeypatch.setattr(engine_list, "HANDOVER_ENGINES", (PLAIN_PPO,))
+    monkeypatch.setattr(engines, "ENGINES", alone(PLAIN_PPO))
     places = Resources(infra="aws", accelerators=("H100:8", "A100-80GB:8"), max_nodes=4)
     project = with_engine(planner_case.project(places), "ppo", "openrlhf")
     plan = planner_case.planned(project)

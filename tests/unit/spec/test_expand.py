@@ -3,8 +3,8 @@
 import pytest
 import yaml
 
+from charter.engines.project import load_project
 from charter.spec.expand import project_yaml
-from charter.spec.load import load_project
 from charter.templates.shipped import TEMPLATES, write_template
 
 ODD = """

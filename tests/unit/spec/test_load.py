@@ -5,8 +5,8 @@ import textwrap
 
 import pytest
 
+from charter.engines.project import load_project
 from charter.errors import SpecError
-from charter.spec.load import load_project
 from charter.spec.project import DataSpec, ModelSpec
 
 BASE = """

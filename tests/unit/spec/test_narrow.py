@@ -10,9 +10,9 @@ from functools import cache
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from charter.engines.project import project_of
 from charter.errors import SpecError
 from charter.spec import bind
-from charter.spec.load import project_of
 from charter.spec.project import Project
 from charter.spec.stage import STAGE_KINDS
 from charter.spec.yaml_source import Document, parse_document

@@ -2,8 +2,8 @@
 
 import pytest
 
+from charter.engines.project import load_project
 from charter.errors import SpecError
-from charter.spec.load import load_project
 
 TEXT = """
 name: small

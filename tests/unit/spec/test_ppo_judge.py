@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from charter.engines.project import load_project
 from charter.errors import SpecError
-from charter.spec.load import load_project
 from charter.spec.stage import PpoStage
 from charter.spec.stage_checks import check_ppo
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from charter.engines.project import load_project
 from charter.errors import SpecError
 from charter.spec.graph import execution_order
-from charter.spec.load import load_project
 from charter.spec.presets import PRESETS, deviation_lines, preset_contents, preset_text
 
 SECTIONS = {

@@ -1,7 +1,7 @@
 import pytest
 
+from charter.engines.project import load_project
 from charter.errors import SpecError
-from charter.spec.load import load_project
 
 BASE = (
     "name: x\nmodels: {base: {model: openai/gpt2}}\ndata: {chat: chat.jsonl}\n"

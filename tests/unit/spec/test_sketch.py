@@ -3,9 +3,9 @@
 
 import pytest
 
+from charter.engines.project import load_project
 from charter.plan.machine import Machine
 from charter.plan.project_plan import plan_project
-from charter.spec.load import load_project
 from charter.spec.stage_checks import check_runnable
 
 SKETCH = """\

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from charter.engines.project import load_project
 from charter.errors import SpecError
-from charter.spec.load import load_project
 from charter.spec.sweep import Sweep, points_of
 from charter.templates.shipped import find_template, write_template
 

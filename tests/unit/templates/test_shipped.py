@@ -8,10 +8,9 @@ import jsonschema
 import pytest
 
 from charter.data.dataset import data_facts, read_conversations, read_pairs, read_prompts, read_texts
+from charter.engines.project import load_project, project_json_schema
 from charter.errors import UsageError
 from charter.spec.graph import check_graph, execution_order
-from charter.spec.load import load_project
-from charter.spec.schema import project_json_schema
 from charter.spec.stage import references
 from charter.spec.yaml_source import read_document
 from charter.templates.shipped import TEMPLATES, find_template, shipped_bytes, write_template

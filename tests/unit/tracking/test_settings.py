@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from charter.engines.project import load_project
 from charter.errors import SpecError, UsageError
 from charter.spec.expand import project_yaml
-from charter.spec.load import load_project
 from charter.spec.tracking import MlflowSettings, WandbSettings, holds_password, trackers_of
 from charter.tracking.secret_texts import Secrets, is_reference, read_secret
 

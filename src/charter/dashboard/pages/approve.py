@@ -4,11 +4,11 @@ import os
 from dataclasses import dataclass, replace
 
 from charter.dashboard.page import Context, NoSuchPageError, Page, View
+from charter.engines.project import load_project
 from charter.errors import CharterError
 from charter.run.actions import check_approvable
 from charter.run.approval import Sampled, read_approval, samples_of
 from charter.run.graph import build_pipeline
-from charter.spec.load import load_project
 
 SHOWN = 5
 """Records of each input."""

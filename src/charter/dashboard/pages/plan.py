@@ -18,9 +18,9 @@ from charter.dashboard.render import environment
 from charter.dashboard.site import Site
 from charter.dashboard.stamped import stamp_of
 from charter.dashboard.work.asking import hear
+from charter.engines.project import load_project
 from charter.errors import CharterError, UsageError
 from charter.report.what_if.question import Question
-from charter.spec.load import load_project
 from charter.spec.project import Project
 
 READ = ("charter.yaml", "prices.csv", "calibration.json", "constitution.yaml")

@@ -20,10 +20,10 @@ Tell = Callable[[Json], None]
 
 def plan(asked: Json, tell: Tell) -> Json:
     """A project's plan under a what-if, beside the plan as it is."""
+    from charter.engines.project import load_project
     from charter.plan.project_plan import plan_project
     from charter.report.what_if.question import Question, command
     from charter.report.what_if.view import plan_view
-    from charter.spec.load import load_project
 
     root, today = Path(asked["root"]), datetime.now(tz=UTC).date()
     project, base = _as_it_is(root, json.dumps(asked["state"]), today)
@@ -38,8 +38,8 @@ def plan(asked: Json, tell: Tell) -> Json:
 @lru_cache(maxsize=8)
 def _as_it_is(root: Path, state: str, today: date) -> "tuple[Project, Plan]":
     """A project and its plan without a change, made once for many questions; `state` is that of its files."""
+    from charter.engines.project import load_project
     from charter.plan.project_plan import plan_project
-    from charter.spec.load import load_project
 
     project = load_project(root, env=dict(os.environ))
     return project, plan_project(project, root, today=today)

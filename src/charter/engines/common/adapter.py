@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from charter.data.dataset import Turn
 from charter.engines.common.logged import LoggedStep
 from charter.engines.common.request import Handover
 
@@ -63,3 +64,20 @@ class Adapter(Protocol):
 
         Returns what is worth recording of it: versions, the command that converted.
         """
+
+    def prompt_row(self, turns: Sequence[Turn], *, kind: str, index: int) -> Mapping[str, object]:
+        """Return a prompt of a stage of this kind as the engine reads it; `index` counts its rows."""
+        return {"prompt": messages(turns)}
+
+    def pair_row(self, pair: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a pair of answers as the engine reads it, from `prompt`, `chosen` and `rejected` as messages."""
+        return dict(pair)
+
+
+def messages(turns: Sequence[Turn]) -> list[dict[str, str]]:
+    """Return turns as chat templates take them.
+
+    >>> messages([Turn(role="user", content="Hi")])
+    [{'role': 'user', 'content': 'Hi'}]
+    """
+    return [{"role": turn.role, "content": turn.content} for turn in turns]

@@ -12,21 +12,21 @@ keep clear of. What an engine can do only with extra packages or forks is left o
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from charter.catalog.accelerators import CPU, Accelerator
-from charter.errors import UsageError
-from charter.physics.memory_profiles import DEEPSPEED, FSDP, HUGGINGFACE, MEGATRON_STACK, MemoryProfile
-from charter.physics.memory_profiles import NATIVE as NATIVE_MEMORY
-from charter.physics.precision import FSDP_MIXED, MEGATRON, ZERO_PAPER, TrainingPrecision
+from charter.physics.precision import TrainingPrecision
 from charter.spec.execution import ExecutableLayout
 from charter.spec.layout import ZeroStage
-from charter.spec.stage import NATIVE, Stage, StageResources
+from charter.spec.stage import Stage, StageResources
+
+if TYPE_CHECKING:
+    from charter.physics.runs import RlStack
 
 NONE, OPTIMIZER, GRADIENTS, PARAMETERS = ZeroStage
 SIXTEEN_BITS = ("bf16", "fp16")
 EVERY_KIND = ("pretrain", "sft", "judge", "preference_model", "dpo", "ppo")
 """Of a library of parallelism, around which any loop can be written."""
-NVIDIA, AMD, GOOGLE = "NVIDIA", "AMD", "Google"
+NVIDIA, AMD = "NVIDIA", "AMD"
 """Makers of accelerators as the catalog spells them."""
 
 
@@ -39,7 +39,8 @@ class Capabilities:
     """In words, for messages."""
     stack: str
     """Profile of `physics.stacks`, whose constants time takes; empty: the native one of a device."""
-    memory: MemoryProfile
+    memory: str
+    """Profile of `physics.memory_profiles`, by which its memory is counted."""
     precision: TrainingPrecision
     zero: tuple[ZeroStage, ...]
     zero_searched: tuple[ZeroStage, ...] = ()
@@ -80,168 +81,55 @@ class Capabilities:
     untried: tuple[str, ...] = ()
     """Those of `makers` on which nobody here has seen it run, which a plan says."""
 
+    fp8_kinds: tuple[str, ...] = ()
+    """Kinds of stage that it trains with matrix products in 8 bits."""
+    without_fp8: str = ""
+    """The reason why it trains none so."""
+
     @property
     def searched(self) -> tuple[ZeroStage, ...]:
         """ZeRO stages that a search tries."""
         return self.zero_searched or self.zero
 
 
-_ALL_ZERO = (NONE, OPTIMIZER, GRADIENTS, PARAMETERS)
-_ENGINES = (
-    Capabilities(
-        name=NATIVE,
-        does="FSDP2 (ZeRO-3), HSDP, DDP, tensor parallelism inside a node, offload to the host",
-        stack="",
-        memory=NATIVE_MEMORY,
-        precision=FSDP_MIXED,
-        zero=(NONE, GRADIENTS, PARAMETERS),
-        # ZeRO-2 keeps every parameter gathered, which costs the memory of DDP's weights and saves no time against it
-        # that the model of a step knows: it is for those who have measured that it helps.
-        zero_searched=(NONE, PARAMETERS),
-        exact_batch=False,
-        tensor=True,
-        hybrid=True,
-        offload_parameters=(GRADIENTS, PARAMETERS),
-        vllm_share=0.4,
-        makers=(NVIDIA, AMD),
-        untried=(AMD,),
-    ),
-    Capabilities(
-        name="megatron",
-        does="tensor, sequence, pipeline (interleaved), context and expert parallelism, distributed optimizer (ZeRO-1)",
-        stack="megatron-core",
-        memory=MEGATRON_STACK,
-        precision=MEGATRON,
-        zero=(NONE, OPTIMIZER),
-        tensor=True,
-        sequence_parallel=True,
-        pipeline=True,
-        interleave=True,
-        even_pipeline=True,
-        context=True,
-        expert=True,
-        packs=True,
-        kinds=("pretrain", "sft"),
-    ),
-    Capabilities(
-        name="deepspeed",
-        does="ZeRO 1 to 3, offload of the optimizer (ZeRO 2, 3) and of parameters (ZeRO-3)",
-        stack="deepspeed-zero",
-        memory=DEEPSPEED,
-        precision=ZERO_PAPER,
-        zero=_ALL_ZERO,
-        offload_optimizer=(GRADIENTS, PARAMETERS),
-        offload_parameters=(PARAMETERS,),
-        kinds=("pretrain", "sft", "preference_model", "dpo"),
-        makers=(NVIDIA, AMD),
-        untried=(AMD,),
-    ),
-    Capabilities(
-        name="fsdp",
-        does="FSDP2 (ZeRO-3), HSDP, DDP, tensor and context parallelism, offload",
-        stack="fsdp",
-        memory=FSDP,
-        precision=FSDP_MIXED,
-        zero=(NONE, PARAMETERS),
-        tensor=True,
-        sequence_parallel=True,
-        context=True,
-        hybrid=True,
-        offload_optimizer=(PARAMETERS,),
-        offload_parameters=(PARAMETERS,),
-        makers=(NVIDIA, AMD),
-        untried=(AMD,),
-    ),
-    Capabilities(
-        name="accelerate",
-        does="FSDP2, HSDP, DDP, context parallelism, offload of all",
-        stack="huggingface",
-        memory=FSDP,
-        precision=FSDP_MIXED,
-        zero=(NONE, PARAMETERS),
-        context=True,
-        context_of_pairs=False,
-        context_only_sharded=True,
-        hybrid=True,
-        offload_parameters=(PARAMETERS,),
-        kinds=("pretrain", "sft", "preference_model", "dpo"),
-        makers=(NVIDIA, AMD),
-        untried=(AMD,),
-    ),
-    Capabilities(
-        name="trl",
-        does="DDP, FSDP2 and ZeRO 1 to 3 through accelerate, packing, offload",
-        stack="huggingface",
-        memory=HUGGINGFACE,
-        precision=FSDP_MIXED,
-        zero=_ALL_ZERO,
-        offload_optimizer=(GRADIENTS, PARAMETERS),
-        offload_parameters=(PARAMETERS,),
-        packs=True,
-        kinds=("sft", "preference_model", "dpo", "ppo"),
-        vllm_share=0.3,  # the default of GRPOConfig and RLOOConfig
-        vllm_everywhere=True,
-        makers=(NVIDIA, AMD),
-        untried=(AMD,),
-    ),
-    Capabilities(
-        name="openrlhf",
-        does="DeepSpeed ZeRO 1 to 3, ring attention (context parallelism), packing, offload of the optimizer",
-        stack="deepspeed-zero",
-        memory=DEEPSPEED,
-        precision=ZERO_PAPER,
-        zero=_ALL_ZERO,
-        context=True,
-        offload_optimizer=(GRADIENTS, PARAMETERS),
-        packs=True,
-        kinds=("sft", "preference_model", "dpo", "ppo"),
-    ),
-    Capabilities(
-        name="verl",
-        does="FSDP (ZeRO-3), HSDP, sequence parallelism of attention (counted as context), packing, offload",
-        stack="fsdp",
-        memory=FSDP,
-        precision=FSDP_MIXED,
-        zero=(PARAMETERS,),
-        context=True,
-        context_divides_heads=True,
-        hybrid=True,
-        offload_parameters=(PARAMETERS,),
-        packs=True,
-        kinds=("sft", "ppo"),
-        makers=(NVIDIA, AMD),
-        untried=(AMD,),
-    ),
-    Capabilities(
-        name="nemo_rl",
-        does="FSDP2 with tensor, sequence and context parallelism, packing, offload",
-        stack="fsdp",
-        memory=FSDP,
-        precision=FSDP_MIXED,
-        zero=(PARAMETERS,),
-        tensor=True,
-        sequence_parallel=True,
-        context=True,
-        hybrid=True,
-        offload_parameters=(PARAMETERS,),
-        packs=True,
-        kinds=("sft", "preference_model", "dpo", "ppo"),
-    ),
-)
-ENGINES = {engine.name: engine for engine in _ENGINES}
-SERVER_MAKERS = (NVIDIA, AMD, GOOGLE)
-"""Of accelerators on which vLLM answers, which is what pools are planned with (docs.vllm.ai, "Installation")."""
+ALL_ZERO = (NONE, OPTIMIZER, GRADIENTS, PARAMETERS)
+Arrangement = Literal["colocated", "offloaded", "split", "async"]
 
 
-def capabilities(name: str) -> Capabilities:
-    """Return what an engine can do, by its name.
+@dataclass(frozen=True, kw_only=True)
+class RlEngine:
+    """Abilities of a runner with the roles of a PPO stage; generation is vLLM's."""
 
-    >>> capabilities("megatron").pipeline, capabilities("native").pipeline
-    (True, False)
-    """
-    if name not in ENGINES:
-        raise UsageError(f"engine {name!r} is not known; one of {', '.join(ENGINES)}")
-    return ENGINES[name]
+    does: Capabilities
+    """Capabilities of the engine that trains."""
+    arrangements: tuple[Arrangement, ...]
+    roles_apart: bool = False
+    """Whether value model and reward may have accelerators of their own, beside those of policy and reference; in a
+    split they then must (OpenRLHF 0.11.2: colocate_actor_ref, colocate_critic_reward)."""
+    reward_apart: bool = False
+    """Whether the reward model always has accelerators of its own, beside those that policy, reference and generator
+    share; a value model cannot be trained then."""
+    one_mode: bool = False
+    """Whether all that is trained shares tensor parallelism, ZeRO stage, recomputation and offload."""
+    source: str
+
+    @property
+    def name(self) -> str:
+        """Return the name of the engine, as a stage's field `engine` has it."""
+        return self.does.name
+
+    @property
+    def stack(self) -> "RlStack":
+        """Return the stack that runs a step, under whose name its constants were fitted."""
+        # Every command reads the list of engines; those that plan alone need the physics, and numpy with it.
+        from charter.physics.runs import rl_stack_named
+
+        return rl_stack_named(self.name.replace("_", "-"))
+
+    @property
+    def optimizer_offload(self) -> tuple[ZeroStage, ...]:
+        """ZeRO stages with which Adam may live in host memory, where the roles do not already move there in turns."""
+        return () if "offloaded" in self.arrangements else self.does.offload_optimizer
 
 
 DEGREES = ("tensor", "pipeline", "interleave", "context", "expert", "sequence_parallel")
@@ -255,7 +143,8 @@ def unsupported(
 
     Offloading is a word without effect `on_accelerator=False`, where everything is in the host's memory anyway.
 
-    >>> list(unsupported(ExecutableLayout(data=2, tensor=2, pipeline=2), capabilities("native")))
+    >>> from charter.engines.native.capabilities import CAPABILITIES
+    >>> list(unsupported(ExecutableLayout(data=2, tensor=2, pipeline=2), CAPABILITIES))
     [('pipeline', 'the native engine runs pipeline: 1 only; found 2')]
     """
     for field in DEGREES:
@@ -316,33 +205,3 @@ def one_of(values: Sequence[object]) -> str:
     """
     *most, last = map(str, values)
     return f"{', '.join(most)} or {last}" if most else last
-
-
-def hardware_refusal(engine: str, kind: str, accelerator: Accelerator) -> str | None:
-    """Return why an engine does not train on an accelerator, with those that do; None where it does.
-
-    Every engine of PyTorch runs on processors too, slowly.
-
-    >>> from charter.catalog.accelerators import get
-    >>> hardware_refusal("native", "sft", get("H100")) is None
-    True
-    >>> hardware_refusal("native", "sft", get("Trainium2"))
-    'engine native does not run on Trainium2 (AWS), nor does any other engine that Charter knows'
-    """
-    if accelerator.vendor in capabilities(engine).makers or accelerator.kind == CPU:
-        return None
-    others = [one.name for one in _ENGINES if accelerator.vendor in one.makers and kind in one.kinds]
-    instead = f"; engine: {one_of(tuple(others))} does" if others else ", nor does any other engine that Charter knows"
-    return f"engine {engine} does not run on {accelerator.name} ({accelerator.vendor}){instead}"
-
-
-def server_refusal(accelerator: Accelerator) -> str | None:
-    """Return why no server of models is planned on an accelerator; None where one is.
-
-    >>> from charter.catalog.accelerators import get
-    >>> server_refusal(get("TPU-v5p")) is None, server_refusal(get("Gaudi3"))
-    (True, 'vLLM does not run on Gaudi3-128GB (Intel), as Charter starts it')
-    """
-    if accelerator.vendor in SERVER_MAKERS or accelerator.kind == CPU:
-        return None
-    return f"vLLM does not run on {accelerator.name} ({accelerator.vendor}), as Charter starts it"

@@ -1,15 +1,15 @@
-"""Files of an engine: whose work directory it is, hard links where the file system has them, moves, logs."""
+"""Files of an engine: whose work directory it is, links, moves, logs, and models put together from its weights."""
 
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from charter.artifacts import durable
 from charter.artifacts.file_facts import files_under
-from charter.errors import DataError
+from charter.errors import DataError, StageError
 
 Read = TypeVar("Read")
 OWNER, PROCESSES = "owner.json", "processes"
@@ -63,3 +63,33 @@ def read_log(log: Path, read: Callable[[Iterable[str]], Iterator[Read]]) -> Iter
             yield from read(lines)
     except OSError:
         return
+
+
+CONFIG = "config.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""Of peft."""
+_BESIDE = (
+    CONFIG, "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*",
+    "merges.txt", "chat_template*", "*.model",
+)  # fmt: skip
+"""Training changes none of these. They are taken from the model that it began with: engines write paths, versions and
+settings of the training itself (`use_cache`) into theirs."""
+
+
+def write_model(weights: Sequence[Path], directory: Path, source: Path, target: Path) -> None:
+    """Put trained weights, and the index beside them, together with configuration and tokenizer of the first model."""
+    if not weights:
+        raise StageError(f"{directory} has no weights in safetensors files")
+    target.mkdir(parents=True, exist_ok=True)
+    for path in [*weights, *sorted(directory.glob("*.safetensors.index.json"))]:
+        link_file(path, target / path.name)
+    copy_beside(source, target)
+
+
+def copy_beside(source: Path, target: Path) -> None:
+    """Everything of a model but its weights."""
+    target.mkdir(parents=True, exist_ok=True)
+    for pattern in _BESIDE:
+        for path in sorted(source.glob(pattern)):
+            if path.is_file():
+                (target / path.name).write_bytes(path.read_bytes())

@@ -1,7 +1,8 @@
-"""One step as another engine has logged it, under Charter's names."""
+"""Steps as another engine has logged them, under Charter's names, and the readers of its logs."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 
 
@@ -20,3 +21,15 @@ class LoggedStep:
     """Of this step, where the engine tells it."""
     time: float | None = None
     """Unix seconds of its end, where the engine tells it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogReader:
+    """Readers of what one engine writes while it trains."""
+
+    console: Callable[[Iterable[str]], Iterable[LoggedStep]]
+    """Of the lines that it prints."""
+    json_lines: Callable[[Path], Iterable[LoggedStep]] | None = None
+    """Of a file of metrics, a JSON object per line."""
+    events: Callable[[Path], Iterable[LoggedStep]] | None = None
+    """Of a directory of TensorBoard events."""

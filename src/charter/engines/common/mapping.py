@@ -2,12 +2,17 @@
 
 A renderer says of every field of the stage, of every field of the layout and of the seed what becomes of it. What it
 does not mention is a defect of the renderer (`finish` raises); what the engine cannot express is refused with the
-reason, all of it at once.
+reason, all of it at once. `Sheet` fills in one YAML file, `Arguments` a command line, with the field each value came
+from.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from decimal import Decimal
+from types import MappingProxyType
 from typing import Literal
+
+import yaml
 
 from charter.engines.common.request import Handover
 from charter.errors import Problem, SpecError
@@ -161,3 +166,108 @@ def _field_of(problem: Problem, name: str) -> str:
 
 def _shown(value: object) -> str:
     return "nothing" if value is None else str(value)
+
+
+class Sheet:
+    """A file of dotted keys, and what each field of the stage became in it."""
+
+    def __init__(self, mapper: FieldMapper, file: str) -> None:
+        self.mapper = mapper
+        self.file = file
+        self.values: dict[str, object] = {}
+
+    def put(self, key: str, value: object) -> None:
+        """A key that no single field decides."""
+        *path, last = key.split(".")
+        place = self.values
+        for name in path:
+            inner = place.setdefault(name, {})
+            assert isinstance(inner, dict), key
+            place = inner
+        place[last] = value
+
+    def as_is(self, field: str, *keys: str, note: str = "") -> None:
+        """The field's own value under these keys."""
+        for key in keys:
+            self.put(key, self.mapper.value(field))
+        self.mapper.to(field, *self._targets(keys), note=note)
+
+    def computed(self, field: str, values: Mapping[str, object], note: str) -> None:
+        """Keys with values that follow from the field by the rule of the note."""
+        for key, value in values.items():
+            self.put(key, value)
+        self.mapper.to(field, *self._targets(tuple(values)), how="computed", note=note)
+
+    def idle(self, field: str, why: str) -> None:
+        """The field decides nothing in a stage with these settings, here or in Charter's own engine."""
+        self.mapper.same(field, (self.mapper.value(field),), f"decides nothing here: {why}")
+
+    def text(self) -> str:
+        """The file."""
+        return yaml.safe_dump(self.values, sort_keys=False, default_flow_style=False)
+
+    def _targets(self, keys: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(f"{self.file}: {key}" for key in keys)
+
+
+Value = str | int | float
+
+
+class Arguments:
+    """Collects options of a command line, and tells the mapping which field became which of them."""
+
+    def __init__(self, handover: Handover) -> None:
+        self.handover = handover
+        self.fields = FieldMapper(handover)
+        self._given: dict[str, tuple[str, ...]] = {}
+
+    def give(self, option: str, *values: Value) -> None:
+        """An option that no field of the file decides; without values it is a switch that is turned on."""
+        words = tuple(_word(value) for value in values)
+        assert self._given.get(option, words) == words, f"{option} is given twice: {self._given[option]}, {words}"
+        self._given[option] = words
+
+    def to(self, field: str, option: str, *values: Value, how: How = "as_is", note: str = "") -> None:
+        """A field becomes this option; its own value where none is given."""
+        given = values or (self._plain(field),)
+        self.give(option, *given)
+        self.fields.to(field, option, how=how, note=note)
+
+    def switch(self, field: str, option: str, *, how: How = "as_is", note: str = "") -> None:
+        """A field that is true turns an option on, one that is false leaves it out."""
+        if self.fields.value(field):
+            self.give(option)
+            self.fields.to(field, option, how=how, note=note)
+        else:
+            self.fields.same(field, (False, None), f"{option} is left out")
+
+    def unused(self, field: str, why: str) -> None:
+        """A field that means nothing beside the others, under any engine."""
+        self.fields.charter(field, f"decides nothing here: {why}")
+
+    def finish(self) -> tuple[tuple[str, ...], tuple[MappedField, ...]]:
+        """The words of the command line, options in the order that they were given, and the mapping."""
+        mapping = self.fields.finish()
+        return tuple(word for option, values in self._given.items() for word in (option, *values)), mapping
+
+    @property
+    def given(self) -> Mapping[str, tuple[str, ...]]:
+        """Option -> its values."""
+        return MappingProxyType(self._given)
+
+    def _plain(self, field: str) -> Value:
+        value = self.fields.value(field)
+        assert isinstance(value, str | int | float), f"{field} is {value!r}: say which values the option gets"
+        assert not isinstance(value, bool), f"{field} is a switch"
+        return value
+
+
+def _word(value: Value) -> str:
+    """As a parser reads it; argparse takes a negative number with an exponent for an option.
+
+    >>> _word(1e-6), _word(-1e-6), _word(32), _word("bf16")
+    ('1e-06', '-0.000001', '32', 'bf16')
+    """
+    if isinstance(value, float):
+        return format(Decimal(repr(value)), "f") if value < 0 else repr(value)
+    return str(value)

@@ -1,1 +1,66 @@
-"""TRL's trainers, alone, on Accelerate or on DeepSpeed, as their configuration files."""
+"""TRL, Accelerate and DeepSpeed: three ways to run TRL's scripts, each at a pinned version."""
+
+from typing import TYPE_CHECKING
+
+from charter.engines.common.engine import TrainingEngine
+from charter.engines.huggingface import capabilities
+
+if TYPE_CHECKING:
+    from charter.artifacts.job import Job
+    from charter.engines.common.adapter import Adapter
+    from charter.engines.common.rendered import RenderedRun
+    from charter.engines.common.request import Handover
+
+
+def _render(handover: "Handover") -> "RenderedRun":
+    from charter.engines.huggingface.mapping import render_trl
+
+    return render_trl(handover)
+
+
+def _adapter(job: "Job", python: str) -> "Adapter":
+    from charter.engines.huggingface.adapter import adapter_of
+
+    return adapter_of(job)
+
+
+_CHECKED = "TrlParser with the classes of its scripts"
+TRL = TrainingEngine(
+    capabilities=capabilities.TRL,
+    title="TRL",
+    package="trl",
+    version="1.16.0",
+    beside=("accelerate", "transformers", "torch"),
+    checked_by=f"{_CHECKED}; Accelerate's ClusterConfig and launcher; DeepSpeedConfig",
+    reads="tokens",
+    has_peft=True,
+    has_processors=True,
+    render=_render,
+    adapter=_adapter,
+)
+ACCELERATE = TrainingEngine(
+    capabilities=capabilities.ACCELERATE,
+    title="Accelerate",
+    package="accelerate",
+    version="1.15.0",
+    beside=("trl", "transformers", "torch"),
+    checked_by=f"{_CHECKED}; Accelerate's ClusterConfig and launcher",
+    reads="tokens",
+    has_peft=True,
+    has_processors=True,
+    render=_render,
+    adapter=_adapter,
+)
+DEEPSPEED = TrainingEngine(
+    capabilities=capabilities.DEEPSPEED,
+    title="DeepSpeed",
+    package="deepspeed",
+    version="0.19.8",
+    beside=("trl", "accelerate", "transformers", "torch"),
+    checked_by=f"DeepSpeedConfig, transformers' HfTrainerDeepSpeedConfig; {_CHECKED}; Accelerate's launcher",
+    reads="tokens",
+    has_peft=True,
+    has_processors=True,
+    render=_render,
+    adapter=_adapter,
+)

@@ -4,6 +4,10 @@ Read in transformers 5.23.0: `trainer.py` (`_save_checkpoint`: weights, optimize
 `trainer_state.json`; every rank writes its generators by itself), `trainer_jit_checkpoint.py` (SIGTERM),
 `trainer_callback.py` (`PrinterCallback`, one line per logged step; at the last step a checkpoint), TRL 1.16.0
 `scripts/*.py` (the final weights go straight into `output`, whatever step they belong to).
+
+A checkpoint is whole when every file is there that its order of writing promises. `trainer_state.json` is written last
+by rank 0; the generators of the other ranks may come later still, so they are counted. Weights have headers that fit
+their files; what torch saves is a ZIP file, whose directory is at its end.
 """
 
 import ast
@@ -11,19 +15,81 @@ import filecmp
 import json
 import math
 import re
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from charter.artifacts.job import Job
+from charter.artifacts.safetensors_file import read_header
 from charter.artifacts.whole_dir import MANIFEST
-from charter.engines.common.adapter import EngineCheckpoint
-from charter.engines.common.files import link_tree, move_to
+from charter.engines.common.adapter import Adapter, EngineCheckpoint
+from charter.engines.common.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, link_tree, move_to, processes_in, write_model
 from charter.engines.common.logged import LoggedStep
-from charter.engines.common.model_files import write_model
 from charter.engines.common.request import Handover
-from charter.engines.huggingface.checkpoint import is_whole
 from charter.engines.huggingface.log import NAMES
+from charter.errors import DataError
+from charter.spec.stage import PpoStage
+
+STATE, UNFINISHED = "trainer_state.json", "checkpoint-is-incomplete.txt"
+_TORCH_FILES = frozenset({".pt", ".pth", ".bin"})
+
+
+def is_whole(path: Path, step: int, work: Path) -> bool:
+    """Return True if nothing of a checkpoint is missing or torn; False also if it vanishes or is written again."""
+    try:
+        return _is_whole(path, step, processes_in(work))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _is_whole(path: Path, step: int, processes: int) -> bool:
+    if (path / UNFINISHED).exists() or _step_of(path / STATE) != step:
+        return False
+    names = ["rng_state.pth"] if processes == 1 else [f"rng_state_{rank}.pth" for rank in range(processes)]
+    if not all((path / name).is_file() for name in names):
+        return False
+    files = [item for item in path.rglob("*") if item.is_file()]
+    return _has_weights(path) and all(_is_readable(item) for item in files)
+
+
+def _has_weights(path: Path) -> bool:
+    """Whole weights with the names that an index gives, an adapter's, or the parts that FSDP and DeepSpeed write."""
+    adapter = [(path / name).is_file() for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)]
+    if any(adapter) and not all(adapter):
+        return False
+    for index in path.glob("*.safetensors.index.json"):
+        named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        if not all((path / name).is_file() for name in named):
+            return False
+    if (path / "latest").is_file():
+        return (path / (path / "latest").read_text(encoding="utf-8").strip()).is_dir()
+    sharded = [part for part in path.glob("pytorch_model_fsdp_*") if part.is_dir()]
+    optimizer = list(path.glob("optimizer*"))
+    if sharded:
+        return all(
+            (part / ".metadata").is_file() for part in [*sharded, *(item for item in optimizer if item.is_dir())]
+        )
+    return bool(list(path.glob("*.safetensors"))) and bool(optimizer)
+
+
+def _is_readable(path: Path) -> bool:
+    if path.suffix == ".safetensors":
+        try:
+            read_header(path)
+        except DataError:
+            return False
+    return zipfile.is_zipfile(path) if path.suffix in _TORCH_FILES else True
+
+
+def _step_of(path: Path) -> int | None:
+    try:
+        step = json.loads(path.read_text(encoding="utf-8"))["global_step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return step if isinstance(step, int) else None
+
 
 OUTPUT, TAKEN, RESUME = "output", "taken", "resume"
 """Below the work directory: what the engine writes; its newest checkpoint that Charter has; what it goes on from."""
@@ -34,7 +100,7 @@ _OWN_NAMES = {**NAMES, "grad_norm": "gradient_norm"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class HuggingFaceAdapter:
+class HuggingFaceAdapter(Adapter):
     """The Trainer of transformers as TRL's scripts run it."""
 
     updates: int = 1
@@ -90,6 +156,15 @@ class HuggingFaceAdapter:
             for step, path in numbered
             if is_whole(path, step, work)
         ]
+
+
+def adapter_of(job: Job) -> HuggingFaceAdapter:
+    """Return the adapter for a job: a rollout has several optimizer steps of the Trainer, and no save on SIGTERM."""
+    spec = job.spec
+    if not isinstance(spec, PpoStage):
+        return HuggingFaceAdapter()
+    updates = max(1, spec.ppo_epochs * spec.rollout_batch // spec.minibatch)
+    return HuggingFaceAdapter(updates=updates, saves_on_sigterm=False)
 
 
 def _numbered(directory: Path) -> Iterator[tuple[int, Path]]:

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from charter.artifacts.whole_dir import MANIFEST
-from charter.engines.common.adapter import EngineCheckpoint
-from charter.engines.common.files import link_tree, read_log
+from charter.engines.common.adapter import Adapter, EngineCheckpoint
+from charter.engines.common.files import link_tree, read_log, write_model
 from charter.engines.common.logged import LoggedStep
-from charter.engines.common.model_files import write_model
 from charter.engines.common.request import Handover
 from charter.engines.megatron.log import console_steps
-from charter.engines.megatron.training import CHECKPOINTS
+from charter.engines.megatron.mapping import CHECKPOINTS
 from charter.errors import StageError
 
 TRACKER, CONFIG, INDEX = "latest_checkpointed_iteration.txt", "metadata.json", ".metadata"
@@ -37,7 +36,7 @@ _NAME = re.compile(r"iter_(\d{7})")
 
 
 @dataclass(frozen=True)
-class MegatronAdapter:
+class MegatronAdapter(Adapter):
     """`pretrain_gpt.py` as one stage; `python` is the interpreter that has Megatron Bridge.
 
     It saves on SIGTERM, but torchrun gives its processes half a minute for that, which large models do not keep.

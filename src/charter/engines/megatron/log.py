@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 
-from charter.engines.common.logged import LoggedStep
+from charter.engines.common.logged import LoggedStep, LogReader
 
 NAMES = {"lm loss": "loss", "learning rate": "learning_rate", "grad norm": "gradient_norm"}
 """Others keep their own names."""
@@ -41,3 +41,6 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
+
+
+LOG = LogReader(console=console_steps)

@@ -11,17 +11,17 @@ import shutil
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from charter.artifacts.safetensors_file import read_header
 from charter.artifacts.whole_dir import MANIFEST
-from charter.engines.common.adapter import EngineCheckpoint
-from charter.engines.common.files import link_tree, move_to, read_log
+from charter.data.dataset import Turn
+from charter.engines.common.adapter import Adapter, EngineCheckpoint
+from charter.engines.common.files import link_tree, move_to, read_log, write_model
 from charter.engines.common.logged import LoggedStep
-from charter.engines.common.model_files import write_model
 from charter.engines.common.request import Handover
 from charter.engines.nemo_rl.log import console_steps
-from charter.engines.nemo_rl.run import CHECKPOINTS
+from charter.engines.nemo_rl.settings import CHECKPOINTS
 from charter.errors import DataError, StageError
 
 TAKEN = "taken"
@@ -29,7 +29,7 @@ TAKEN = "taken"
 _NAME = re.compile(r"step_(\d+)")
 
 
-class NemoRlAdapter:
+class NemoRlAdapter(Adapter):
     """NeMo RL's example scripts as one stage."""
 
     saves_on_sigterm: ClassVar[bool] = False
@@ -73,6 +73,21 @@ class NemoRlAdapter:
             )
         write_model(weights, weights[0].parent, Path(handover.paths.trained), target)
         return {"converted_by": "consolidated safetensors of NeMo RL's checkpoint", "step": newest.step}
+
+    def prompt_row(self, turns: Sequence[Turn], *, kind: str, index: int) -> Mapping[str, object]:
+        """Return a prompt of one user turn; there is no answer to compare with (nemo_rl/data/processors.py)."""
+        if [turn.role for turn in turns] != ["user"]:
+            roles = ", ".join(turn.role for turn in turns)
+            raise DataError(f"NeMo RL takes prompts of one user turn; prompt {index} has: {roles}")
+        return {"input": turns[0].content, "output": ""}
+
+    def pair_row(self, pair: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a pair as NeMo RL ranks it: 0 for the better.
+
+        Read in NeMo RL 0.6.0 (7ea279a): nemo_rl/data/datasets/preference_datasets/preference_dataset.py.
+        """
+        ranked = [{"rank": rank, "completion": pair[name]} for rank, name in enumerate(("chosen", "rejected"))]
+        return {"context": pair["prompt"], "completions": ranked}
 
 
 def _newest(work: Path) -> EngineCheckpoint | None:

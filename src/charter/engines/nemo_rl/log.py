@@ -8,7 +8,7 @@ Read in NeMo RL 0.6.0 (7ea279a): nemo_rl/algorithms/{sft,rm,dpo,grpo}.py. A step
 import re
 from collections.abc import Iterable, Iterator
 
-from charter.engines.common.logged import LoggedStep
+from charter.engines.common.logged import LoggedStep, LogReader
 
 NAMES = {
     "Loss": "loss",
@@ -45,3 +45,6 @@ def _value(name: str, text: str) -> dict[str, float]:
         return {NAMES.get(name, name): float(text)}
     except ValueError:
         return {}
+
+
+LOG = LogReader(console=console_steps)

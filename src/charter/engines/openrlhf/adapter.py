@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from charter.artifacts.whole_dir import MANIFEST
-from charter.engines.common.adapter import EngineCheckpoint
-from charter.engines.common.files import link_tree
+from charter.engines.common.adapter import Adapter, EngineCheckpoint
+from charter.engines.common.files import link_tree, write_model
 from charter.engines.common.logged import LoggedStep
-from charter.engines.common.model_files import write_model
 from charter.engines.common.request import Handover
-from charter.engines.openrlhf.common import CHECKPOINTS, LOGS, OUTPUT
-from charter.engines.openrlhf.engine import ARGUMENTS_FILE
 from charter.engines.openrlhf.log import event_steps
+from charter.engines.openrlhf.mapping import ARGUMENTS_FILE
+from charter.engines.openrlhf.settings import CHECKPOINTS, LOGS, OUTPUT
 from charter.errors import StageError
 
 ACTOR, CRITIC = "_actor", "_critic"
@@ -36,7 +35,7 @@ _TAG = re.compile(r"global_step(\d+)")
 
 
 @dataclass(frozen=True)
-class OpenRlhfAdapter:
+class OpenRlhfAdapter(Adapter):
     """Its programs as one stage; `python` is the interpreter that has OpenRLHF."""
 
     python: str = "python"

@@ -20,13 +20,13 @@ from typing import Any, ClassVar
 import yaml
 
 from charter.artifacts.whole_dir import MANIFEST
-from charter.engines.common.adapter import EngineCheckpoint
-from charter.engines.common.files import link_tree, move_to, read_log
+from charter.data.dataset import Turn
+from charter.engines.common.adapter import Adapter, EngineCheckpoint, messages
+from charter.engines.common.files import link_tree, move_to, read_log, write_model
 from charter.engines.common.logged import LoggedStep
-from charter.engines.common.model_files import write_model
 from charter.engines.common.request import Handover
 from charter.engines.verl.log import console_steps
-from charter.engines.verl.trainer import CHECKPOINTS
+from charter.engines.verl.settings import CHECKPOINTS
 from charter.errors import StageError
 
 TAKEN, RESUME, MERGED = "taken", "resume", "merged"
@@ -39,7 +39,7 @@ _NAME = re.compile(r"global_step_(\d+)")
 
 
 @dataclass(frozen=True)
-class VerlAdapter:
+class VerlAdapter(Adapter):
     """verl's trainers as one stage; `python` is the interpreter that has verl."""
 
     python: str = "python"
@@ -87,6 +87,19 @@ class VerlAdapter:
             raise StageError(f"{merged} holds an adapter beside its base; merge them with peft before it is used")
         write_model(sorted(merged.glob("*.safetensors")), merged, Path(handover.paths.trained), target)
         return {"converted_by": "verl.model_merger merge --backend fsdp", "step": newest.step}
+
+    def prompt_row(self, turns: Sequence[Turn], *, kind: str, index: int) -> Mapping[str, object]:
+        """Return a prompt whose answers a model scores: there is no right answer to compare with.
+
+        Read in verl 0.9.1: utils/dataset/rl_dataset.py and experimental/reward_loop/reward_manager/naive.py (`prompt`,
+        `data_source`, `reward_model`, `extra_info`); utils/dataset/multiturn_sft_dataset.py has `messages`.
+        """
+        return {
+            "prompt": messages(turns),
+            "data_source": kind,
+            "reward_model": {"style": "model", "ground_truth": ""},
+            "extra_info": {"index": index},
+        }
 
 
 def merge_command(python: str, checkpoint: Path, target: Path) -> list[str]:

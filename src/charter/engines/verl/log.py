@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from charter.engines.common.logged import LoggedStep
+from charter.engines.common.logged import LoggedStep, LogReader
 
 NAMES = {
     "train/loss": "loss",
@@ -72,3 +72,6 @@ def _number(text: str) -> float | None:
         return float(inner[1] if inner else text)
     except ValueError:
         return None
+
+
+LOG = LogReader(console=console_steps, json_lines=file_steps)

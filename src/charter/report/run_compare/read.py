@@ -53,8 +53,8 @@ def read_sides(paths: Sequence[Path], labels: Sequence[str], *, with_metrics: bo
 
 def _file(directory: Path) -> Mapping[str, Any]:
     """A file that no longer loads does not stop a comparison of what was run."""
+    from charter.engines.project import load_project
     from charter.spec.expand import plain
-    from charter.spec.load import load_project
 
     path = directory / "charter.yaml"
     if not path.is_file():

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from charter.catalog.accelerators import parse_request
+from charter.engines import handover_engines
 from charter.errors import Problem, SpecError, UsageError
 from charter.ledger.attempt import Outcome
 from charter.ledger.imported import ImportedAttempt, note_of
-from charter.run.imports.logs import Format, FoundAttempt, FoundRun, seconds_per_step
+from charter.run.imports.logs import FoundAttempt, FoundRun, seconds_per_step
 from charter.spec.stage import Stage
 from charter.units import MICRO_USD_PER_USD
 from charter.validation.quantity import quantity_of
@@ -182,14 +183,6 @@ def _attempt(
 
 PREFIX = "IMP"
 COLUMNS = tuple(field.name for field in fields(Measurement) if field.name != "problems")
-FRAMEWORKS: Mapping[Format, str] = {
-    "transformers": "HF Trainer",
-    "trl": "TRL",
-    "verl": "verl",
-    "openrlhf": "OpenRLHF",
-    "nemo_rl": "NeMo RL",
-    "megatron": "Megatron-LM",
-}
 KINDS = {"pretrain": "pretrain", "sft": "sft", "preference_model": "rm", "ppo": "ppo"}
 """Kind of a stage -> kind of a row; others have no rows."""
 NEEDED = ("kind", "framework", "gpu", "gpus")
@@ -212,7 +205,8 @@ def measured_row(run: FoundRun, facts: Mapping[str, str], given: Mapping[str, st
     Raises with every fact that is missing, and with what the reader of such files would refuse.
     """
     problems = [*_unknown(given)]
-    cells = {"framework": FRAMEWORKS.get(run.format, ""), **facts, **run.facts, **given}
+    titles = {"transformers": "HF Trainer", **{engine.name: engine.title for engine in handover_engines()}}
+    cells = {"framework": titles.get(run.format, ""), **facts, **run.facts, **given}
     cells |= {"id": given.get("id", f"{PREFIX}-{run.identity[:10]}"), "metric": "step_time_s", "unit": "s"}
     cells.setdefault("source", run.source)
     measured = seconds_per_step(run)

@@ -28,7 +28,15 @@ from charter.run.imports.charges import (
     row_hashes,
     without_row,
 )
-from charter.run.imports.logs import Format, FoundRun, is_trainer_state, read_engine_log, read_trainer_run
+from charter.run.imports.logs import (
+    TRAINER_FORMATS,
+    Format,
+    FoundRun,
+    formats,
+    is_trainer_state,
+    read_engine_log,
+    read_trainer_run,
+)
 from charter.run.imports.mlflow import read_run_directory, read_run_on_server, run_directory
 from charter.run.paths import run_dir
 from charter.spec.architecture import Architecture
@@ -422,11 +430,10 @@ def _text(file: str) -> str:
     return path.read_text(encoding="utf-8-sig") if path.is_file() else ""
 
 
-TRAINERS = ("transformers", "trl")
-
-
 def read_run(run: str, *, format: Format | None = None, tracking_uri: str | None = None) -> FoundRun:
     """The run that a path means, or with a tracking URI the MLflow run of that id."""
+    if format is not None and format not in formats():
+        raise UsageError(f"no reader is called {format!r}; --format is one of {', '.join(formats())}")
     if tracking_uri is not None:
         if format not in (None, "mlflow"):
             raise UsageError(f"--tracking-uri is of MLflow, but --format says {format}; leave one of them out")
@@ -435,7 +442,7 @@ def read_run(run: str, *, format: Format | None = None, tracking_uri: str | None
     if not path.exists():
         hint = "give --tracking-uri for the id of an MLflow run" if format in (None, "mlflow") else "correct the path"
         raise UsageError(f"there is no file or directory {run}; {hint}")
-    if format in TRAINERS or (format is None and is_trainer_state(path)):
+    if format in TRAINER_FORMATS or (format is None and is_trainer_state(path)):
         return read_trainer_run(path)
     if format in (None, "mlflow") and (directory := run_directory(path)) is not None:
         return read_run_directory(directory)

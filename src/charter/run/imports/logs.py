@@ -2,24 +2,24 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Literal, get_args
 
 from charter.artifacts.file_facts import sha256_file
+from charter.engines import log_readers
 from charter.engines.common.logged import LoggedStep
 from charter.engines.huggingface.log import STATE_FILE, TrainerLog, find_state, read_state
-from charter.engines.megatron import log as megatron
-from charter.engines.nemo_rl import log as nemo_rl
-from charter.engines.openrlhf import log as openrlhf
-from charter.engines.verl import log as verl
 from charter.errors import DataError, UsageError
 
-Format = Literal["transformers", "trl", "verl", "openrlhf", "nemo_rl", "megatron", "mlflow"]
+Format = str
+"""What wrote a run: an engine with a reader of its logs, the Trainer of transformers, or MLflow."""
+TRAINER_FORMATS = ("transformers", "trl")
+"""Written by the Trainer of transformers."""
+MLFLOW = "mlflow"
 WARM_UP_STEPS = 2
 """Left out of the seconds of a step where there are enough others: compiling, filling caches."""
 
@@ -139,16 +139,15 @@ def seconds_per_step(run: FoundRun) -> tuple[float, str] | None:
     return sum(seconds for seconds, _ in timed) / steps, f"mean over {steps} steps, start and checkpoints included"
 
 
-CONSOLES: Mapping[Format, Callable[[Iterable[str]], Iterable[LoggedStep]]] = {
-    "verl": verl.console_steps,
-    "openrlhf": openrlhf.console_steps,
-    "nemo_rl": nemo_rl.console_steps,
-    "megatron": megatron.console_steps,
-}
 JSON_LINES, EVENTS = ".jsonl", "events.out.tfevents.*"
 LOG_SUFFIXES = (".log", ".txt", ".jsonl", ".out")
 PROBED_LINES = 50_000
 """So far into a log its format is looked for."""
+
+
+def formats() -> tuple[Format, ...]:
+    """Return everything that can be read."""
+    return (*TRAINER_FORMATS, *log_readers(), MLFLOW)
 
 
 def read_engine_log(path: Path, format: Format | None = None) -> FoundRun:
@@ -156,8 +155,8 @@ def read_engine_log(path: Path, format: Format | None = None) -> FoundRun:
     if path.is_dir():
         return _read_events(path)
     lines, notes = _lines(path)
-    if format is not None and format not in CONSOLES:
-        raise UsageError(f"logs of {format} cannot be read; --format of a log is {', '.join(CONSOLES)}")
+    if format is not None and format not in (readers := log_readers()):
+        raise UsageError(f"logs of {format} cannot be read; --format of a log is {', '.join(readers)}")
     chosen = format or _format_of(path, lines)
     attempts = attempts_of(steps_of(chosen, path, lines))
     if not attempts:
@@ -167,21 +166,23 @@ def read_engine_log(path: Path, format: Format | None = None) -> FoundRun:
 
 def steps_of(format: Format, path: Path, lines: Iterable[str]) -> Iterable[LoggedStep]:
     """The steps in the log of an engine: of what it printed, or of the JSON lines that it wrote."""
-    if format == "verl" and path.suffix == JSON_LINES:
-        return verl.file_steps(path)
-    return CONSOLES[format](lines)
+    reader = log_readers()[format]
+    if reader.json_lines is not None and path.suffix == JSON_LINES:
+        return reader.json_lines(path)
+    return reader.console(lines)
 
 
 def _read_events(path: Path) -> FoundRun:
-    """A directory of TensorBoard events, which OpenRLHF writes."""
+    """A directory of TensorBoard events, which one engine writes."""
     files = sorted(path.rglob(EVENTS))
-    attempts = attempts_of(openrlhf.event_steps(path)) if files else ()
+    format, events = next((name, reader.events) for name, reader in log_readers().items() if reader.events is not None)
+    attempts = attempts_of(events(path)) if files else ()
     if not attempts:
         logs = sorted(item.name for item in path.iterdir() if item.suffix in LOG_SUFFIXES)
         hint = f"name one of {', '.join(logs[:5])}" if logs else "name the file that the run printed to"
         raise UsageError(f"{path} is a directory without a trainer_state.json, an MLflow run or events; {hint}")
     content = sha256("".join(sha256_file(file) for file in files).encode()).hexdigest()
-    return FoundRun(format="openrlhf", source=str(path), content=content, attempts=attempts)
+    return FoundRun(format=format, source=str(path), content=content, attempts=attempts)
 
 
 def _lines(path: Path) -> tuple[list[str], tuple[str, ...]]:
@@ -198,14 +199,14 @@ def _lines(path: Path) -> tuple[list[str], tuple[str, ...]]:
 
 def _format_of(path: Path, lines: list[str]) -> Format:
     matches: list[Format] = [
-        name for name in CONSOLES if next(iter(steps_of(name, path, lines[:PROBED_LINES])), None) is not None
+        name for name in log_readers() if next(iter(steps_of(name, path, lines[:PROBED_LINES])), None) is not None
     ]
     if len(matches) == 1:
         return matches[0]
-    names = ", ".join(get_args(Format))
+    names = ", ".join(formats())
     if not matches:
         raise UsageError(
-            f"{path}: neither a trainer_state.json nor a log with steps of {', '.join(CONSOLES)}; "
+            f"{path}: neither a trainer_state.json nor a log with steps of {', '.join(log_readers())}; "
             f"say what it is with --format ({names})"
         )
     raise UsageError(f"{path} can be read as {' and as '.join(matches)}; say which with --format")

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from huggingface_case import KINDS, handover, layout_of, stage_of
 
+from charter.engines import render
 from charter.engines.common.mapping import fields_of
-from charter.engines.handover import render
 from charter.errors import SpecError
 from charter.spec.layout import Adapter, Recompute, ZeroStage
 from charter.spec.rewards import Environment, Mismatch

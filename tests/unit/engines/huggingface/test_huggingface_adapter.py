@@ -6,8 +6,7 @@ import zipfile
 
 import pytest
 
-from charter.engines.huggingface.adapter import HuggingFaceAdapter
-from charter.engines.huggingface.checkpoint import is_whole
+from charter.engines.huggingface.adapter import HuggingFaceAdapter, is_whole
 from charter.hosted.workplace import OWNER
 
 ADAPTER = HuggingFaceAdapter()

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from huggingface_case import handover, layout_of
 
-from charter.engines.handover import render
+from charter.engines import render
 from charter.errors import SpecError
 from charter.spec.layout import Layout, ZeroStage
 from charter.spec.stage import StageResources

@@ -4,8 +4,8 @@ import pytest
 import yaml
 from huggingface_case import handover, layout_of
 
+from charter.engines import render
 from charter.engines.common.request import RlPlacement, RolesTogether
-from charter.engines.handover import render
 from charter.errors import SpecError
 
 

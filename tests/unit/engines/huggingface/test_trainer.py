@@ -6,8 +6,8 @@ import pytest
 import yaml
 from huggingface_case import BATCH, PATHS, handover, layout_of
 
+from charter.engines import render
 from charter.engines.common.request import HandoverPaths
-from charter.engines.handover import render
 from charter.errors import SpecError
 from charter.spec.layout import Adapter, Recompute, ZeroStage
 from charter.spec.stage import Guard, StageResources

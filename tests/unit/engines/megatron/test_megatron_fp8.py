@@ -4,10 +4,9 @@ import re
 from dataclasses import replace
 
 import pytest
-from megatron_case import LAYOUT, LLAMA, PRETRAIN, QWEN3_MOE, SFT, SHARED_MOE, handover, refusals
+from megatron_case import LAYOUT, LLAMA, PRETRAIN, QWEN3_MOE, SFT, SHARED_MOE, handover, recorded_schema, refusals
 
-from charter.engines.megatron.engine import render_megatron
-from charter.engines.megatron.schema import recorded_schema
+from charter.engines.megatron.mapping import render_megatron
 from charter.errors import SpecError
 
 EIGHT = replace(PRETRAIN, dtype="fp8")

@@ -16,11 +16,13 @@ from megatron_case import (
     SHARED_MOE,
     SMALL_LLAMA,
     handover,
+    recorded_schema,
     refusals,
 )
 
-from charter.engines.megatron.engine import COMMIT, MEGATRON, render_megatron
-from charter.engines.megatron.schema import recorded_schema
+from charter.engines.megatron import MEGATRON
+from charter.engines.megatron.capabilities import COMMIT
+from charter.engines.megatron.mapping import render_megatron
 from charter.errors import SpecError
 from charter.spec.architecture import MixtureOfExperts
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage

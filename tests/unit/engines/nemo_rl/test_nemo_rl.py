@@ -8,11 +8,12 @@ import yaml
 from engine_stages import dpo, handover, ppo, preference_model, sft, sharded
 from recorded_schema import RecordedSchema
 
+from charter.engines import handover_engine
 from charter.engines.common.mapping import fields_of
 from charter.engines.common.rendered import RenderedRun
 from charter.engines.common.request import RlPlacement
-from charter.engines.handover import handover_engine
-from charter.engines.nemo_rl.render import COMMIT, VERSION, render
+from charter.engines.nemo_rl.capabilities import COMMIT, VERSION
+from charter.engines.nemo_rl.mapping import render_nemo_rl
 from charter.errors import SpecError
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 from charter.spec.stage import Guard, Stage, StageResources
@@ -32,7 +33,7 @@ def rendered(
         beside = REWARD_ACCELERATORS
     chosen = layout or sharded(SEQUENCES[root])
     given.setdefault("per_node", chosen.num_accelerators + beside)
-    return render(handover("nemo_rl", MAKERS[root](**stage), chosen, **given))
+    return render_nemo_rl(handover("nemo_rl", MAKERS[root](**stage), chosen, **given))
 
 
 def content(run: RenderedRun) -> dict[str, Any]:
@@ -215,7 +216,7 @@ def test_parallel_degrees() -> None:
     assert at(run, "policy.make_sequence_length_divisible_by") == 2
     host = rendered("sft", sharded(64, offload_parameters=True, offload_optimizer=True))
     assert at(host, "policy.dtensor_cfg.cpu_offload") is True
-    copies = render(handover("nemo_rl", sft(), sharded(64, data=16, replicas=2), num_nodes=2))
+    copies = render_nemo_rl(handover("nemo_rl", sft(), sharded(64, data=16, replicas=2), num_nodes=2))
     assert at(copies, "policy.dtensor_cfg.dp_replicate_size") == 2
 
 
@@ -248,7 +249,7 @@ def test_every_field_is_told_of_and_every_key_that_is_named_exists(root: str) ->
 
 def test_commands() -> None:
     assert rendered("rm").command == ("python", "${NEMO_RL_DIR}/examples/run_rm.py", "--config", "/job/rm.yaml")
-    several = render(handover("nemo_rl", sft(), sharded(64, data=16), num_nodes=2))
+    several = render_nemo_rl(handover("nemo_rl", sft(), sharded(64, data=16), num_nodes=2))
     assert several.command[:3] == ("bash", "on_ray.sh", "python")
     assert '.get("GPU", 0) < 16' in several.files["on_ray.sh"]
 
@@ -262,4 +263,4 @@ def test_where_it_writes_is_below_the_work_directory() -> None:
     assert at(run, "checkpointing.save_consolidated") is True
     assert at(run, "checkpointing.metric_name") is None
     moved = replace(handover("nemo_rl", sft(), sharded(64)), keep_last=5)
-    assert at(render(moved), "checkpointing.keep_top_k") == 6
+    assert at(render_nemo_rl(moved), "checkpointing.keep_top_k") == 6

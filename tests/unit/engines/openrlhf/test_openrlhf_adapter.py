@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from openrlhf_case import DPO, GRPO, PPO, SFT, handover
 
+from charter.engines.openrlhf import OPENRLHF
 from charter.engines.openrlhf.adapter import OpenRlhfAdapter, merge_command
-from charter.engines.openrlhf.engine import OPENRLHF
 from charter.errors import StageError
 
 STEP_FILES = (

@@ -25,7 +25,7 @@ from openrlhf_case import (
 )
 
 from charter.engines.common.request import RlPlacement, RolesTogether
-from charter.engines.openrlhf.engine import render_openrlhf
+from charter.engines.openrlhf.mapping import render_openrlhf
 from charter.errors import SpecError
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 from charter.spec.rewards import Environment, Mismatch, Reward

@@ -7,11 +7,11 @@ import pytest
 import yaml
 from engine_stages import SHAPE, handover, ppo, sft, sharded
 
+from charter.engines import handover_engine
 from charter.engines.common.mapping import fields_of
 from charter.engines.common.rendered import RenderedRun
 from charter.engines.common.request import RlPlacement, RolesTogether
-from charter.engines.handover import handover_engine
-from charter.engines.verl.render import render
+from charter.engines.verl.mapping import render_verl
 from charter.errors import SpecError
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
@@ -20,12 +20,12 @@ from charter.spec.stage import Guard, StageResources
 
 def rendered_ppo(layout: Layout | None = None, settings: dict[str, Any] | None = None, **stage: Any) -> RenderedRun:
     spec = ppo(**stage)
-    return render(handover("verl", spec, layout or sharded(spec.minibatch), **(settings or {})))
+    return render_verl(handover("verl", spec, layout or sharded(spec.minibatch), **(settings or {})))
 
 
 def rendered_sft(layout: Layout | None = None, settings: dict[str, Any] | None = None, **stage: Any) -> RenderedRun:
     spec = sft(**stage)
-    return render(handover("verl", spec, layout or sharded(spec.global_batch), **(settings or {})))
+    return render_verl(handover("verl", spec, layout or sharded(spec.global_batch), **(settings or {})))
 
 
 def at(run: RenderedRun, key: str) -> Any:

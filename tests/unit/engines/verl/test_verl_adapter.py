@@ -12,7 +12,7 @@ from engine_stages import handover, ppo, sft, sharded
 
 from charter.engines.common.adapter import EngineCheckpoint
 from charter.engines.verl.adapter import VerlAdapter, merge_command
-from charter.engines.verl.render import render
+from charter.engines.verl.mapping import render_verl
 from charter.errors import StageError
 
 WORLD = 4
@@ -79,13 +79,13 @@ def found(work: Path) -> list[int]:
 
 @pytest.fixture
 def ppo_work(tmp_path: Path) -> Path:
-    write(tmp_path, [("ppo.yaml", render(handover("verl", ppo(), sharded(32))).files["ppo.yaml"].encode())])
+    write(tmp_path, [("ppo.yaml", render_verl(handover("verl", ppo(), sharded(32))).files["ppo.yaml"].encode())])
     return tmp_path
 
 
 @pytest.fixture
 def sft_work(tmp_path: Path) -> Path:
-    run = render(handover("verl", sft(), sharded(64, data=4)))
+    run = render_verl(handover("verl", sft(), sharded(64, data=4)))
     write(tmp_path, [("sft.yaml", run.files["sft.yaml"].encode())])
     return tmp_path
 
@@ -141,13 +141,13 @@ def test_what_the_engine_has_thinned_out_is_not_told(ppo_work: Path) -> None:
 
 
 def test_grpo_has_no_value_model_to_wait_for(tmp_path: Path) -> None:
-    run = render(handover("verl", ppo(estimator="grpo", samples_per_prompt=4), sharded(32)))
+    run = render_verl(handover("verl", ppo(estimator="grpo", samples_per_prompt=4), sharded(32)))
     write(tmp_path, [("ppo.yaml", run.files["ppo.yaml"].encode()), *ppo_files(10, critic=False)])
     assert found(tmp_path) == [10]
 
 
 def test_ranks_that_share_a_sequence_share_a_loader(tmp_path: Path) -> None:
-    run = render(handover("verl", sft(), sharded(64, data=2, context=2)))
+    run = render_verl(handover("verl", sft(), sharded(64, data=2, context=2)))
     write(tmp_path, [("sft.yaml", run.files["sft.yaml"].encode()), *sft_files(10, loaders=2)])
     assert found(tmp_path) == [10]
 

@@ -9,11 +9,11 @@ import yaml
 from skypilot_schema import HEADER, TASK
 
 from charter import __version__
+from charter.engines.project import load_project
 from charter.errors import MissingExtraError, UsageError
 from charter.launch.rendered import TARGETS, task_of, texts_for
 from charter.launch.rendered.skypilot import PIPELINE as FILE
 from charter.launch.rendered.skypilot import launch_command, sky_accelerator, sky_cloud, sky_task, submit
-from charter.spec.load import load_project
 from charter.spec.project import Project
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "launch" / "skypilot"

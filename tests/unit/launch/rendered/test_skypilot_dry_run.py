@@ -11,6 +11,7 @@ import pytest
 
 from charter.catalog.offer import Market
 from charter.catalog.price_book import PriceBook
+from charter.engines.project import load_project
 from charter.errors import InfeasibleError, StageError
 from charter.launch.rendered.skypilot import CLOUDS, PIPELINE, sky_accelerator
 from charter.launch.rendered.skypilot_dry_run import (
@@ -25,7 +26,6 @@ from charter.launch.rendered.skypilot_dry_run import (
 )
 from charter.launch.rendered.skypilot_script import secret_names
 from charter.plan.project_plan import plan_project
-from charter.spec.load import load_project
 from charter.templates.shipped import find_template, write_template
 
 

@@ -1,0 +1,362 @@
+"""A stage as the files and the command of TRL's scripts, and what a resume of it is worth.
+
+Pretraining, SFT, preference models and DPO by TRL's SFTTrainer, RewardTrainer and DPOTrainer, GRPO and RLOO by
+GRPOTrainer and RLOOTrainer (1.16.0).
+"""
+
+import json
+
+import yaml
+
+from charter.engines.common.rendered import RenderedRun, Resume
+from charter.engines.common.request import Handover
+from charter.engines.huggingface.capabilities import CAPABILITIES
+from charter.engines.huggingface.settings import (
+    ACCELERATE_FILE,
+    DEEPSPEED_FILE,
+    OUTPUT,
+    Configuration,
+    attention,
+    launch,
+    map_batches,
+    map_optimization,
+    map_parallelism,
+    map_trainer,
+)
+from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage, Stage
+
+ESTIMATORS = ("grpo", "rloo")
+NO_VALUE_MODEL = "decides nothing here: the estimator has no value model"
+
+
+def map_reinforcement(configuration: Configuration, stage: PpoStage) -> None:
+    """A policy that is sampled and updated in turn; refuses estimators with a value model."""
+    mapper = configuration.mapper
+    mapper.refuse_native_rewards()
+    updates = stage.rollout_batch // stage.minibatch * stage.ppo_epochs
+    if stage.estimator not in ESTIMATORS:
+        reason = "TRL's PPO was removed in 1.13; GRPOTrainer and RLOOTrainer have no value model"
+        mapper.refuse("stage.estimator", reason, "estimator: grpo or rloo, or another engine")
+    map_trainer(configuration, model="policy", data="prompts", updates=updates)
+    map_batches(configuration, batch=stage.minibatch, field="minibatch")
+    map_optimization(configuration, stage, updates=updates)
+    configuration.deepspeed["gradient_clipping"] = stage.gradient_clip
+    configuration.put({"enable_jit_checkpoint": False, "shuffle_dataset": False, "disable_dropout": True})
+    configuration.put({"reward_model_name_or_path": configuration.handover.paths.models["reward"]})
+    mapper.charter("stage.reward", "a sequence classifier, which Charter writes as reward_model_name_or_path")
+    note = f"rollouts * {updates} updates"
+    mapper.to("stage.episodes", configuration.place("max_steps"), how="computed", note=note)
+    _map_rollout(configuration, stage)
+    _map_generator(configuration, stage)
+    _map_penalty(configuration, stage)
+    _map_estimator(configuration, stage)
+    _refuse_unknown(configuration, stage)
+
+
+def _map_rollout(configuration: Configuration, stage: PpoStage) -> None:
+    write = configuration.write
+    write("stage.rollout_batch", {"generation_batch_size": stage.rollout_batch})
+    write("stage.samples_per_prompt", {"num_generations": stage.samples_per_prompt})
+    write("stage.ppo_epochs", {"num_iterations": stage.ppo_epochs})
+    write("stage.temperature", {"temperature": stage.temperature})
+    write("stage.top_p", {"top_p": stage.top_p})
+    write("stage.max_new_tokens", {"max_completion_length": stage.max_new_tokens})
+    configuration.put({"top_k": 0, "repetition_penalty": 1.0, "mask_truncated_completions": False})
+    least = "min_tokens" if stage.generator == "vllm" else "min_new_tokens"
+    if stage.min_new_tokens:
+        note = f"as {least} of the generator"
+        write("stage.min_new_tokens", {"generation_kwargs": {least: stage.min_new_tokens}}, how="computed", note=note)
+    else:
+        configuration.mapper.same("stage.min_new_tokens", 0, "an answer may be empty")
+    configuration.mapper.charter(
+        "stage.max_prompt_tokens", "TRL cuts no prompts, so Charter leaves longer ones out of the rows"
+    )
+    configuration.mapper.charter("stage.mean_new_tokens", "for the plan alone")
+    configuration.mapper.same("stage.checkpoint_epochs", False, "a checkpoint inside a rollout would lose the rollout")
+
+
+def _map_generator(configuration: Configuration, stage: PpoStage) -> None:
+    placement, mapper = configuration.handover.placement, configuration.mapper
+    uses_vllm = stage.generator == "vllm"
+    settings: dict[str, object] = {"use_vllm": uses_vllm}
+    arrangement = placement.arrangement if placement else "colocated"
+    if arrangement in ("split", "async") or (placement is not None and len(placement.groups) > 1):
+        configuration.refuse_engine(
+            f"trl places all roles on the same accelerators; the plan has them {arrangement}, in "
+            f"{len(placement.groups) if placement else 0} groups",
+            "another engine: verl, openrlhf",
+        )
+    if uses_vllm:
+        settings |= {
+            "vllm_mode": "colocate",
+            "vllm_tensor_parallel_size": placement.generator_tensor if placement else 1,
+            "vllm_gpu_memory_utilization": CAPABILITIES[configuration.handover.engine].vllm_share,
+            "vllm_enable_sleep_mode": arrangement == "offloaded",
+            "vllm_max_model_length": stage.max_prompt_tokens + stage.max_new_tokens,
+        }
+    configuration.write("stage.generator", settings, how="computed", note="vLLM inside the trainer, or generate()")
+    if stage.generator == "vllm" and stage.estimator == "grpo":
+        weighs = stage.mismatch_clip is not None
+        correction: dict[str, object] = {"vllm_importance_sampling_correction": weighs}
+        if weighs:
+            correction |= {
+                "vllm_importance_sampling_mode": "token_truncate",
+                "vllm_importance_sampling_clip_max": stage.mismatch_clip,
+            }
+        configuration.write("stage.mismatch_clip", correction, how="computed", note="cut token by token, as here")
+    else:
+        mapper.same("stage.mismatch_clip", None, "only GRPOTrainer with vLLM weighs the generator's probabilities")
+
+
+def _map_penalty(configuration: Configuration, stage: PpoStage) -> None:
+    mapper = configuration.mapper
+    where = "in the loss by k3" if stage.estimator == "grpo" else "in the reward by k1"
+    configuration.write("stage.kl_coefficient", {"beta": stage.kl_coefficient}, note=where)
+    mapper.same("stage.kl_target", None, "the coefficient of TRL's trainers is fixed")
+    mapper.charter("stage.kl_horizon", "decides nothing here: there is no kl_target")
+    if stage.estimator == "grpo":
+        mapper.charter("stage.kl_estimator", "decides nothing here: the loss of grpo has k3, in Charter too")
+    else:
+        mapper.same("stage.kl_estimator", "k1", "RLOOTrainer sums k1 over an answer (rloo_trainer.py)")
+    mapper.same("stage.reward_clip", None, "TRL would clip the raw score, here the normalised one is clipped")
+    mapper.same("stage.missing_end_penalty", None, "TRL has no penalty for an answer without an end")
+
+
+def _map_estimator(configuration: Configuration, stage: PpoStage) -> None:
+    write, mapper = configuration.write, configuration.mapper
+    mapper.to("stage.estimator", "command: trl.scripts", how="computed", note="chooses GRPOTrainer or RLOOTrainer")
+    configuration.put({"router_aux_loss_coef": 0.0})
+    if stage.estimator == "grpo":
+        loss = "dapo" if stage.loss_aggregation == "token" else "grpo"
+        note = "dapo: over the tokens of a rollout, here of a minibatch; grpo: mean of each answer's mean"
+        write("stage.loss_aggregation", {"loss_type": loss}, how="computed", note=note)
+        write("stage.clip_ratio", {"epsilon": stage.clip_ratio})
+        mapper.same("stage.scale_advantages", ("group", "batch", "none"), "scale_rewards has no other value")
+        _map_clip_above(configuration, stage)
+        write("stage.entropy_weight", {"entropy_coef": stage.entropy_weight})
+        configuration.put({"scale_rewards": stage.scale_advantages, "importance_sampling_level": "token"})
+        mapper.charter("stage.whiten_advantages", "decides nothing here: grpo scales groups instead")
+        return
+    _map_clip_above(configuration, stage)
+    mapper.same("stage.scale_advantages", "group", "scores of rloo are not scaled")
+    write("stage.clip_ratio", {"epsilon": stage.clip_ratio}, note="of whole answers, whose ratio is 1 in one update")
+    reason = "RLOOTrainer clips the ratio of a whole answer, not of a token; with one update both are 1"
+    if stage.ppo_epochs > 1:
+        mapper.refuse("stage.ppo_epochs", reason, "ppo_epochs: 1")
+    if stage.minibatch < stage.rollout_batch:
+        share = f"a rollout_batch of {stage.rollout_batch} is updated in parts, and {reason}"
+        mapper.refuse("stage.minibatch", share, f"minibatch: {stage.rollout_batch}")
+    summed = (
+        "RLOOTrainer divides the sum over tokens by the answers, here by the tokens: the same direction, longer by the "
+        "mean length, which Adam scales away and gradient_clip does not"
+    )
+    mapper.same("stage.loss_aggregation", "token", summed)
+    mapper.same("stage.entropy_weight", 0.0, "RLOOTrainer has no entropy bonus")
+    normalised = "over answers, here over their tokens"
+    write("stage.whiten_advantages", {"normalize_advantages": stage.whiten_advantages}, note=normalised)
+
+
+def _map_clip_above(configuration: Configuration, stage: PpoStage) -> None:
+    """The upper bound of the ratio, which both trainers take; neither bounds the loss of negative advantages by it."""
+    if stage.clip_ratio_high is None:
+        configuration.mapper.same("stage.clip_ratio_high", None, "epsilon_high is epsilon unless given")
+    else:
+        configuration.write("stage.clip_ratio_high", {"epsilon_high": stage.clip_ratio_high})
+    configuration.mapper.same("stage.dual_clip", None, "`delta` bounds the ratio, not the loss")
+
+
+def _refuse_unknown(configuration: Configuration, stage: PpoStage) -> None:
+    mapper = configuration.mapper
+    mapper.same("stage.reward_from", "preference_model", "TRL scores with a sequence classifier")
+    mapper.same("stage.stop_update_kl", None, "TRL goes over a rollout as often as it is told")
+    mapper.same("stage.ptx_weight", 0.0, "TRL mixes in no pretraining data")
+    mapper.same("stage.ptx_data", ((),), "TRL mixes in no pretraining data")
+    for name in ("ptx_batch", "seq_len"):
+        mapper.charter(f"stage.{name}", "decides nothing here: there is no ptx_data")
+    mapper.same("stage.discount", 1.0, "the trainers do not discount")
+    mapper.same("stage.value_warmup_rollouts", 0, "there is no value model")
+    mapper.same("stage.bootstrap_truncated", False, "there is no value model")
+    for name in ("value_learning_rate", "value_clip", "value_loss_weight", "gae_lambda"):
+        mapper.charter(f"stage.{name}", NO_VALUE_MODEL)
+
+
+FLASH = "flash_attention_2"
+
+
+Supervised = PretrainStage | SftStage | PreferenceModelStage | DpoStage
+
+
+def map_supervised(configuration: Configuration, stage: Supervised) -> None:
+    """A stage that learns from fixed rows."""
+    map_trainer(configuration, model="init", data="data")
+    mapper = configuration.mapper
+    map_batches(configuration, batch=stage.global_batch, field="global_batch")
+    map_optimization(configuration, stage)
+    configuration.deepspeed["gradient_clipping"] = stage.gradient_clip
+    cut = "TRL cuts the end of a longer pair, here its prompt" if isinstance(stage, DpoStage) else "Charter cuts before"
+    configuration.write("stage.seq_len", {"max_length": stage.seq_len}, note=cut)
+    mapper.charter("stage.epochs", "counted in steps, which max_steps says, and written row by row in the data file")
+    mapper.charter("stage.steps", "the target that max_steps says; Charter checks that it was reached")
+    mapper.same("stage.dropout", 0.0, "TRL's scripts load a model with the dropout of its own config")
+    configuration.put({"train_sampling_strategy": "sequential", "enable_jit_checkpoint": True})
+    if isinstance(stage, PreferenceModelStage):
+        _map_preference_model(configuration, stage)
+    elif isinstance(stage, DpoStage):
+        _map_dpo(configuration, stage)
+    else:
+        _map_language(configuration, stage)
+
+
+def _map_language(configuration: Configuration, stage: PretrainStage | SftStage) -> None:
+    """Rows hold their tokens and which of them count, so that TRL neither tokenises nor chooses."""
+    is_packed = isinstance(stage, SftStage) and stage.packing
+    configuration.put(
+        {
+            "loss_type": "nll",
+            "completion_only_loss": False,
+            "assistant_only_loss": False,
+            "router_aux_loss_coef": 0.0,
+            "packing": is_packed,
+        }
+    )
+    context = configuration.handover.layout.context
+    if context > 1:
+        configuration.put({"pad_to_multiple_of": 2 * context})
+    if not isinstance(stage, SftStage):
+        return
+    note = "packed by best fit, and drawn in TRL's own order" if is_packed else "a conversation is a row"
+    configuration.write("stage.packing", {"packing": is_packed}, note=note)
+    if not is_packed:
+        return
+    configuration.put({"packing_strategy": "bfd", "train_sampling_strategy": "random"})
+    if attention(configuration.handover) != FLASH:
+        reason = f"TRL keeps packed conversations apart with {FLASH} only (sft_trainer.py)"
+        configuration.mapper.refuse("stage.packing", reason, f"resources: {{attention: {FLASH}}}, or packing: false")
+    if context > 1:
+        configuration.mapper.refuse("stage.packing", "SFTTrainer refuses packing beside context parallelism")
+
+
+def _map_preference_model(configuration: Configuration, stage: PreferenceModelStage) -> None:
+    """A sequence classifier with one label; its head is drawn at random, here it starts from zero."""
+    mapper = configuration.mapper
+    configuration.put({"disable_dropout": True})
+    pooled = "transformers reads a sequence classifier at the last token that is not padding"
+    mapper.same("stage.pooling", "last", pooled)
+    mapper.charter("stage.context", "Charter cuts the conversation before it writes the rows")
+    mapper.charter("stage.shuffle_labels", "Charter permutes the labels before it writes the rows")
+    mapper.charter("stage.use_margin", "Charter writes the column `margin`, which RewardTrainer subtracts")
+    mapper.same("stage.head_learning_rate_ratio", 1.0, "the Trainer has one learning rate for all weights")
+    mapper.same("stage.label_smoothing", 0.0, "RewardTrainer knows hard labels only, so Charter refuses soft ones")
+    configuration.write("stage.center_weight", {"center_rewards_coefficient": stage.center_weight})
+
+
+def _map_dpo(configuration: Configuration, stage: DpoStage) -> None:
+    configuration.put(
+        {
+            "loss_type": ["sigmoid"],
+            "disable_dropout": True,
+            "precompute_ref_log_probs": False,
+            "router_aux_loss_coef": 0.0,
+        }
+    )
+    configuration.write("stage.beta", {"beta": stage.beta})
+    smoothing = "the sigmoid loss of DPOTrainer has no label smoothing, and its robust loss is another one"
+    configuration.mapper.same("stage.label_smoothing", 0.0, smoothing)
+
+
+ROLLOUTS = "TRL 1.16.0, grpo_trainer.py and rloo_trainer.py: _prepare_inputs, RepeatSampler"
+RESTORED = "weights, optimizer, schedule, step and the random states of every process are restored"
+TRAINER = "transformers 5.23.0, trainer.py: _save_checkpoint, _load_rng_state; sampler of train_sampling_strategy"
+MEASURED = (
+    "measured with TRL 1.16.0 on processors in fp32: SFT, preference model, DPO, GRPO and RLOO went on from a "
+    "checkpoint to the weights of an undisturbed run; all but RLOO also with an adapter"
+)
+
+
+def resume_of(configuration: Configuration) -> Resume:
+    """The guarantee of this stage on these processes."""
+    stage, handover = configuration.handover.stage, configuration.handover
+    if isinstance(stage, PpoStage) and stage.generator == "vllm":
+        return Resume(
+            guarantee="best_effort",
+            reason="prompts of finished rollouts are skipped; the random state of vLLM is not kept",
+            source=ROLLOUTS,
+        )
+    if isinstance(stage, SftStage) and stage.packing:
+        return Resume(
+            guarantee="same_data_order",
+            reason=f"{RESTORED}; the packed rows are drawn by data_seed again and the rows before are skipped",
+            source=TRAINER,
+        )
+    if configuration.backend == "process" and handover.is_cpu and configuration.mapper.value("stage.dtype") == "fp32":
+        return Resume(guarantee="bit_exact", reason=f"{RESTORED}; {_order(stage)}", source=MEASURED)
+    what = {
+        "process": "on an accelerator, or in 16 bits, sums in another order were not ruled out",
+        "torchrun": "sums over processes in the order of an undisturbed run were not measured",
+        "ddp": "gradient buckets of DDP may settle otherwise after a restart, and sums with them",
+        "fsdp": "sums over processes in the order of an undisturbed run were not measured",
+        "deepspeed": "DeepSpeed's own loss scale and buckets were not measured",
+    }[configuration.backend]
+    return Resume(
+        guarantee="same_data_order",
+        reason=f"{RESTORED}; {_order(stage)}; {what}",
+        source=ROLLOUTS if isinstance(stage, PpoStage) else TRAINER,
+    )
+
+
+def _order(stage: Stage) -> str:
+    if isinstance(stage, PpoStage):
+        return "prompts are read in the order of the file, and checkpoints fall between rollouts"
+    return "rows are read in the order of the file"
+
+
+CACHE = "datasets"
+"""Below the work directory: what the library `datasets` makes of the data file."""
+
+
+def render_trl(handover: Handover) -> RenderedRun:
+    """The stage as TRL's configuration; a `SpecError` holds everything that it cannot express."""
+    configuration = Configuration(handover)
+    match handover.stage:
+        case PpoStage() as stage:
+            map_reinforcement(configuration, stage)
+        case PretrainStage() | SftStage() | PreferenceModelStage() | DpoStage() as stage:
+            map_supervised(configuration, stage)
+        case stage:
+            raise AssertionError(f"TRL has no trainer for {stage.kind}")
+    map_parallelism(configuration)
+    return RenderedRun(
+        mapping=configuration.mapper.finish(),
+        files=_files(configuration),
+        command=launch(configuration),
+        resume=resume_of(configuration),
+        environment={"HF_DATASETS_CACHE": f"{handover.paths.work}/{CACHE}", "TOKENIZERS_PARALLELISM": "false"},
+        notes=_notes(configuration),
+    )
+
+
+def _files(configuration: Configuration) -> dict[str, str]:
+    files = {configuration.trainer_file: _yaml(configuration.trainer)}
+    if configuration.accelerate:
+        files[ACCELERATE_FILE] = _yaml(configuration.accelerate)
+    if configuration.backend == "deepspeed":
+        files[DEEPSPEED_FILE] = json.dumps(configuration.deepspeed, indent=2) + "\n"
+    return files
+
+
+def _yaml(settings: dict[str, object]) -> str:
+    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _notes(configuration: Configuration) -> tuple[str, ...]:
+    notes = [
+        "TRL's scripts ignore keys that they do not know; the files were checked by TRL's parser, hand edits are not.",
+        f"Checkpoints are {OUTPUT}/checkpoint-N; the final weights lie in {OUTPUT}.",
+    ]
+    if configuration.backend == "process":
+        notes.append("One process sees one accelerator: with several in the machine set CUDA_VISIBLE_DEVICES.")
+    if configuration.trainer.get("use_peft"):
+        notes.append(f"{OUTPUT} holds the adapter alone: `charter run` merges it, after an export you do.")
+    if configuration.script == "reward":
+        notes.append("The head is drawn at random from the seed; Charter's own engine starts from zeros.")
+    return tuple(notes)

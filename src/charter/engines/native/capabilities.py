@@ -1,0 +1,25 @@
+"""Layouts of Charter's own engine."""
+
+from charter.engines.common.capabilities import AMD, GRADIENTS, NONE, NVIDIA, PARAMETERS, Capabilities
+from charter.physics.precision import FSDP_MIXED
+from charter.spec.stage import NATIVE
+
+CAPABILITIES = Capabilities(
+    name=NATIVE,
+    does="FSDP2 (ZeRO-3), HSDP, DDP, tensor parallelism inside a node, offload to the host",
+    stack="",
+    memory="native",
+    precision=FSDP_MIXED,
+    zero=(NONE, GRADIENTS, PARAMETERS),
+    # ZeRO-2 keeps every parameter gathered, which costs the memory of DDP's weights and saves no time against it
+    # that the model of a step knows: it is for those who have measured that it helps.
+    zero_searched=(NONE, PARAMETERS),
+    exact_batch=False,
+    tensor=True,
+    hybrid=True,
+    offload_parameters=(GRADIENTS, PARAMETERS),
+    vllm_share=0.4,
+    makers=(NVIDIA, AMD),
+    untried=(AMD,),
+    without_fp8="it multiplies in 32 bits, or in 16 by autocast",
+)

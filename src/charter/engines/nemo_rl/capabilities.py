@@ -1,0 +1,30 @@
+"""Layouts of NeMo RL on its DTensor backend: FSDP2, tensor, sequence and context parallelism."""
+
+from charter.engines.common.capabilities import PARAMETERS, Capabilities, RlEngine
+from charter.physics.precision import FSDP_MIXED
+
+VERSION = "0.6.0"
+COMMIT = "7ea279abfbeb698b092856d0dab61e7cf39bc909"
+"""What the mapping was read from."""
+CAPABILITIES = Capabilities(
+    name="nemo_rl",
+    does="FSDP2 with tensor, sequence and context parallelism, packing, offload",
+    stack="fsdp",
+    memory="fsdp",
+    precision=FSDP_MIXED,
+    zero=(PARAMETERS,),
+    tensor=True,
+    sequence_parallel=True,
+    context=True,
+    hybrid=True,
+    offload_parameters=(PARAMETERS,),
+    packs=True,
+    kinds=("sft", "preference_model", "dpo", "ppo"),
+    without_fp8="fp8_cfg belongs to its Megatron backend; the DTensor backend, which is rendered, has none",
+)
+PLACEMENTS = RlEngine(
+    does=CAPABILITIES,
+    arrangements=("colocated",),
+    reward_apart=True,
+    source="NeMo RL 0.6.0: GRPO with a reward model environment, which has its own resources",
+)

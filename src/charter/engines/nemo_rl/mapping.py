@@ -1,0 +1,333 @@
+"""A stage for NeMo RL: a complete YAML file, the example script that reads it, and what a resume of it is worth.
+
+SFT, reward model, DPO, and GRPO with RLOO as its leave-one-out form. Read in nemo_rl/algorithms/{sft,rm,dpo,grpo}.py
+and nemo_rl/algorithms/advantage_estimator.py.
+"""
+
+from charter.engines.common.mapping import FieldMapper, Sheet
+from charter.engines.common.rendered import RAY_SCRIPT, RenderedRun, Resume, ray_script
+from charter.engines.common.request import Handover
+from charter.engines.nemo_rl.capabilities import COMMIT, VERSION
+from charter.engines.nemo_rl.settings import OFF, PRECISIONS, check_machine, map_policy, map_run
+from charter.errors import Problem
+from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, SftStage
+
+LENGTH = ("stage.epochs", "stage.steps")
+PAIRS = 2
+
+
+def sft_sheet(mapper: FieldMapper, stage: SftStage) -> Sheet:
+    """`examples/run_sft.py`."""
+    sheet = Sheet(mapper, "sft.yaml")
+    map_run(sheet, "sft", length_fields=LENGTH)
+    sheet.put("sft.only_unmask_final", False)
+    _policy(sheet, sequences_per_row=1)
+    _supervised_data(sheet, "openai_format", processor="sft_processor")
+    for name in ("add_bos", "add_eos", "add_generation_prompt"):
+        sheet.put(f"data.{name}", False)
+    mapper.same("stage.packing", False, "its batches count conversations, packed or not")
+    return sheet
+
+
+def reward_sheet(mapper: FieldMapper, stage: PreferenceModelStage) -> Sheet:
+    """`examples/run_rm.py`."""
+    sheet = Sheet(mapper, "rm.yaml")
+    map_run(sheet, "rm", length_fields=LENGTH)
+    _policy(sheet, sequences_per_row=PAIRS)
+    sheet.put("policy.reward_model_cfg", {"enabled": True, "reward_model_type": "bradley_terry"})
+    _supervised_data(sheet, "PreferenceDataset")
+    same = mapper.same
+    same("stage.pooling", "last", "its reward model is a sequence classifier, which reads the last token")
+    same("stage.head_learning_rate_ratio", 1.0, "all parameters have one learning rate")
+    same("stage.label_smoothing", 0.0, "its Bradley-Terry loss takes labels as they are")
+    same("stage.use_margin", False, "its Bradley-Terry loss has no margin")
+    same("stage.center_weight", 0.0, "its Bradley-Terry loss has no such term")
+    mapper.charter("stage.context", "how much of a conversation a row holds is decided when the file is written")
+    mapper.charter("stage.shuffle_labels", "labels are permuted when the file is written")
+    return sheet
+
+
+def dpo_sheet(mapper: FieldMapper, stage: DpoStage) -> Sheet:
+    """`examples/run_dpo.py`."""
+    sheet = Sheet(mapper, "dpo.yaml")
+    map_run(sheet, "dpo", length_fields=LENGTH)
+    _policy(sheet, sequences_per_row=PAIRS)
+    _supervised_data(sheet, "PreferenceDataset")
+    sheet.as_is("stage.beta", "dpo.reference_policy_kl_penalty")
+    for name, value in (("preference_loss_weight", 1.0), ("sft_loss_weight", 0.0)):
+        sheet.put(f"dpo.{name}", value)
+    for name in ("preference_average_log_probs", "sft_average_log_probs"):
+        sheet.put(f"dpo.{name}", False)
+    mapper.same("stage.label_smoothing", 0.0, "its loss takes labels as they are (DPOLossFn)")
+    return sheet
+
+
+def _policy(sheet: Sheet, *, sequences_per_row: int) -> None:
+    mapper = sheet.mapper
+    check_machine(sheet)
+    map_policy(sheet, "init", sequences_per_row=sequences_per_row, batch_field="stage.global_batch")
+    mapper.same("stage.dropout", 0.0, "the model is trained as it is, without dropout of its own")
+    note = "longer rows do not count in its loss, so none is written"
+    sheet.as_is("stage.seq_len", "policy.max_total_sequence_length", "data.max_input_seq_length", note=note)
+
+
+def _supervised_data(sheet: Sheet, dataset: str, *, processor: str | None = None) -> None:
+    train: dict[str, object] = {"dataset_name": dataset, "data_path": sheet.mapper.handover.paths.data["data"]}
+    sheet.computed("stage.data", {"data.train": train}, "one file of JSON lines, each row as often as it is used")
+    default: dict[str, object] = {"prompt_file": None, "system_prompt_file": None}
+    sheet.put("data.default", default | ({"processor": processor} if processor else {}))
+    sheet.put("data.validation", None)
+    sheet.put("data.shuffle", False)
+    sheet.put("data.num_workers", 1)
+
+
+MEMORY_SHARE = 0.6
+"""Of an accelerator for vLLM; NeMo RL's own default (examples/configs/grpo_math_1B.yaml)."""
+TEMPLATE_TOKENS = 128
+"""Room for what the reward model's chat template adds."""
+REWARD = "env.reward_model"
+
+
+def grpo_sheet(mapper: FieldMapper, stage: PpoStage) -> Sheet:
+    """`examples/run_grpo.py`."""
+    sheet = Sheet(mapper, "grpo.yaml")
+    mapper.refuse_native_rewards()
+    map_run(sheet, "grpo", length_fields=("stage.episodes",))
+    map_policy(sheet, "policy", sequences_per_row=1, batch_field="stage.minibatch")
+    rows = sheet.mapper.handover.layout.micro_batch
+    sheet.put("policy.logprob_batch_size", rows)
+    sheet.put("policy.max_total_sequence_length", stage.max_prompt_tokens + stage.max_new_tokens)
+    _estimator(sheet, stage)
+    _loss(sheet, stage)
+    _sampling(sheet, stage)
+    _data(sheet, stage)
+    _reward(sheet, stage)
+    _refused(sheet)
+    return sheet
+
+
+def _estimator(sheet: Sheet, stage: PpoStage) -> None:
+    mapper = sheet.mapper
+    is_rloo = stage.estimator == "rloo"
+    if stage.estimator in ("grpo", "rloo"):
+        switches = {
+            "normalize_rewards": not is_rloo and stage.scale_advantages == "group",
+            "use_leave_one_out_baseline": is_rloo,
+        }
+        keys: dict[str, object] = {f"grpo.{name}": value for name, value in switches.items()}
+        keys["grpo.adv_estimator"] = {"name": "grpo", **switches}
+        sheet.computed(
+            "stage.estimator", keys, "rloo: leave one out and no scale; grpo: the group's mean and deviation"
+        )
+    else:
+        hint = "estimator grpo or rloo, or engine verl"
+        mapper.refuse("stage.estimator", "Charter renders its GRPO trainer, which has no value model", hint)
+    if stage.estimator == "grpo" and stage.scale_advantages == "none":
+        sheet.computed("stage.scale_advantages", {"grpo.normalize_rewards": False}, "none: off")
+    else:
+        mapper.same("stage.scale_advantages", "group", "normalize_rewards is on or off, and of grpo alone")
+    if stage.estimator == "rloo" and stage.kl_coefficient:
+        reason = "its estimator compares scores without a KL penalty in them (GRPOAdvantageEstimator)"
+        mapper.refuse("stage.kl_coefficient", reason, "kl_coefficient: 0, or estimator grpo, which has it in the loss")
+    else:
+        sheet.as_is("stage.kl_coefficient", "loss_fn.reference_policy_kl_penalty")
+    if stage.estimator == "grpo":
+        sheet.idle("stage.whiten_advantages", "grpo scales by the group's deviation, here and there")
+    else:
+        mapper.same("stage.whiten_advantages", False, "its GRPO trainer does not whiten over the batch")
+    answers = stage.rollout_batch
+    if answers % stage.samples_per_prompt:
+        mapper.refuse("stage.rollout_batch", "samples_per_prompt must divide it")
+    else:
+        prompts: dict[str, object] = {"grpo.num_prompts_per_step": answers // stage.samples_per_prompt}
+        sheet.computed("stage.rollout_batch", prompts, "in prompts: answers / samples_per_prompt")
+    sheet.as_is("stage.samples_per_prompt", "grpo.num_generations_per_prompt")
+    mapper.same("stage.ppo_epochs", 1, "its GRPO trainer goes over a rollout once")
+
+
+def _loss(sheet: Sheet, stage: PpoStage) -> None:
+    mapper = sheet.mapper
+    sheet.as_is("stage.clip_ratio", "loss_fn.ratio_clip_min")
+    high = stage.clip_ratio if stage.clip_ratio_high is None else stage.clip_ratio_high
+    sheet.computed("stage.clip_ratio_high", {"loss_fn.ratio_clip_max": high}, "clip_ratio where none is given")
+    sheet.as_is("stage.dual_clip", "loss_fn.ratio_clip_c")
+    by_token: dict[str, object] = {"loss_fn.token_level_loss": stage.loss_aggregation == "token"}
+    sheet.computed("stage.loss_aggregation", by_token, "token: on, sequence: off")
+    sheet.put("loss_fn.reference_policy_kl_type", "k3")
+    for name in ("kl_input_clamp_value", "kl_output_clamp_value"):
+        sheet.put(f"loss_fn.{name}", None)
+    for name in ("use_kl_in_reward", "use_on_policy_kl_approximation", "force_on_policy_ratio", "disable_ppo_ratio"):
+        sheet.put(f"loss_fn.{name}", False)
+    sheet.put("grpo.skip_reference_policy_logprobs_calculation", stage.kl_coefficient == 0)
+    sheet.idle("stage.kl_estimator", "grpo has k3 in the loss whichever is named, rloo no penalty here")
+    clip = stage.mismatch_clip
+    correction: dict[str, object] = {
+        "loss_fn.use_importance_sampling_correction": clip is not None,
+        "loss_fn.truncated_importance_sampling_type": None if clip is None else "tis",
+        "loss_fn.truncated_importance_sampling_ratio": clip,
+    }
+    sheet.computed("stage.mismatch_clip", correction, "truncated importance sampling per token")
+    mapper.same("stage.entropy_weight", 0.0, "its loss has no entropy term")
+
+
+def _sampling(sheet: Sheet, stage: PpoStage) -> None:
+    mapper, handover = sheet.mapper, sheet.mapper.handover
+    generation, placement = "policy.generation", handover.placement
+    sheet.put(f"{generation}.backend", "vllm")
+    sheet.as_is("stage.temperature", f"{generation}.temperature", f"{generation}.val_temperature")
+    sheet.as_is("stage.top_p", f"{generation}.top_p", f"{generation}.val_top_p")
+    for name in ("top_k", "val_top_k", "stop_token_ids", "stop_strings"):
+        sheet.put(f"{generation}.{name}", None)
+    total = stage.max_prompt_tokens + stage.max_new_tokens
+    length: dict[str, object] = {"policy.max_total_sequence_length": total}
+    new = {f"{generation}.max_new_tokens": stage.max_new_tokens}
+    sheet.computed("stage.max_new_tokens", {**new, **length}, "and prompt and answer together")
+    prompt = {"data.max_input_seq_length": stage.max_prompt_tokens}
+    note = "longer prompts do not count in its loss, so none is written; prompt and answer together"
+    sheet.computed("stage.max_prompt_tokens", {**prompt, **length}, note)
+    vllm: dict[str, object] = {
+        "async_engine": False,
+        "precision": PRECISIONS[stage.dtype],
+        "kv_cache_dtype": "auto",
+        "logprobs_mode": "processed_logprobs",
+        "tensor_parallel_size": placement.generator_tensor if placement else 1,
+        "pipeline_parallel_size": 1,
+        "expert_parallel_size": 1,
+        "gpu_memory_utilization": MEMORY_SHARE,
+        "max_model_len": total,
+        "skip_tokenizer_init": True,
+        "enforce_eager": False,
+    }
+    sheet.put(f"{generation}.vllm_cfg", vllm)
+    sheet.put(f"{generation}.vllm_kwargs", {})
+    colocated = {"enabled": True, "resources": {"gpus_per_node": None, "num_nodes": None}}
+    sheet.put(f"{generation}.colocated", colocated)
+    sheet.computed("stage.generator", {f"{generation}.backend": "vllm"}, "vLLM whichever is named")
+    mapper.same("stage.min_new_tokens", 0, "it passes no min_tokens to vLLM")
+    mapper.charter("stage.mean_new_tokens", "read by the planner alone")
+    mapper.same("stage.checkpoint_epochs", False, "it saves between steps only")
+
+
+def _data(sheet: Sheet, stage: PpoStage) -> None:
+    path = sheet.mapper.handover.paths.data["prompts"]
+    train: dict[str, object] = {"data.train": {"dataset_name": "ResponseDataset", "data_path": path}}
+    sheet.computed("stage.prompts", train, "one file of JSON lines in Charter's order: input, and an empty output")
+    sheet.put("data.default", {
+        "input_key": "input", "output_key": "output", "prompt_file": None, "system_prompt_file": None,
+        "processor": "math_hf_data_processor", "env_name": "reward_model",
+    })  # fmt: skip
+    sheet.put("data.validation", None)
+    sheet.put("data.shuffle", False)
+    sheet.put("data.num_workers", 1)
+    sheet.put("data.use_multiple_dataloader", False)
+
+
+def _reward(sheet: Sheet, stage: PpoStage) -> None:
+    """The reward model has accelerators of its own: those that the layout leaves (setup of grpo.py)."""
+    handover = sheet.mapper.handover
+    left = handover.num_accelerators - handover.layout.num_accelerators
+    nodes, share = (1, left) if handover.num_nodes == 1 else (left // handover.per_node, handover.per_node)
+    path = f"pipeline.{handover.name}.resources"
+    if left < 1 or nodes * share != left:
+        reason = "its reward model needs accelerators of its own (of several nodes, whole ones), and the layout leaves"
+        hint = "place the reward model apart, or take engine verl or openrlhf"
+        sheet.mapper.problems.append(Problem(path=path, message=f"{reason} {left}", hint=hint))
+    else:
+        check_machine(sheet, beside=left)
+    if handover.placement is not None and handover.placement.arrangement in ("async", "offloaded"):
+        message = f"the arrangement {handover.placement.arrangement} of NeMo RL is not rendered"
+        sheet.mapper.problems.append(Problem(path=path, message=message, hint="colocated, or split for the reward"))
+    model = handover.paths.models["reward"]
+    dtensor = {
+        "_v2": True, "enabled": True, "sequence_parallel": False, "tensor_parallel_size": 1,
+        "context_parallel_size": 1, "custom_parallel_plan": None, "cpu_offload": False,
+        "activation_checkpointing": False,
+    }  # fmt: skip
+    environment: dict[str, object] = {
+        "enabled": True,
+        "model_name": model,
+        "tokenizer": {"name": model},
+        "precision": PRECISIONS[stage.dtype],
+        "batch_size": handover.layout.micro_batch,
+        "checkpoint_path": None,
+        "max_model_len": stage.max_prompt_tokens + stage.max_new_tokens + TEMPLATE_TOKENS,
+        "offload_optimizer_for_logprob": False,
+        "resources": {"gpus_per_node": share, "num_nodes": nodes},
+        "dtensor_cfg": dtensor,
+        "reward_model_cfg": {"enabled": True, "reward_model_type": "bradley_terry"},
+        "dynamic_batching": dict(OFF),
+        "sequence_packing": dict(OFF),
+        "max_grad_norm": None,
+    }
+    sheet.computed("stage.reward", {REWARD: environment}, "a sequence classifier on accelerators of its own")
+
+
+def _refused(sheet: Sheet) -> None:
+    same = sheet.mapper.same
+    same("stage.reward_clip", None, "scores are taken as they are")
+    same("stage.missing_end_penalty", None, "it does not look whether an answer has ended")
+    same("stage.bootstrap_truncated", False, "there is no value model")
+    same("stage.stop_update_kl", None, "a rollout is gone over once")
+    same("stage.ptx_weight", 0.0, "its loss has no language-modelling term")
+    same("stage.ptx_data", ((),), "its loss has no language-modelling term")
+    same("stage.kl_target", None, "its KL coefficient is fixed")
+    same("stage.reward_from", "preference_model", "a judge would need an environment of your own")
+    same("stage.value_warmup_rollouts", 0, "there is no value model to warm up")
+    for name in ("ptx_batch", "seq_len"):
+        sheet.idle(f"stage.{name}", "there is no ptx_data")
+    for name in ("value_learning_rate", "value_clip", "value_loss_weight", "gae_lambda", "discount"):
+        sheet.idle(f"stage.{name}", "grpo and rloo have no value model")
+    sheet.idle("stage.kl_horizon", "it belongs to kl_target")
+
+
+DIRECTORY = "${NEMO_RL_DIR}"
+"""Its checkout; the package on PyPI holds nothing."""
+SOURCE = f"NeMo RL {VERSION} ({COMMIT[:7]}): nemo_rl/utils/checkpoint.py, nemo_rl/algorithms"
+SUPERVISED = Resume(
+    guarantee="same_data_order",
+    reason=(
+        "weights, optimizer, schedule and the place in the data come back; random states do not (it saves none), "
+        "which matters only to what draws while it trains"
+    ),
+    source=SOURCE,
+)
+GRPO = Resume(
+    guarantee="same_data_order",
+    reason=(
+        "weights, optimizer, schedule and the place in the prompts come back; random states do not, and vLLM draws "
+        "anew, so the answers of a repeated rollout differ"
+    ),
+    source=SOURCE,
+)
+NOTES = (
+    "a checkpoint is whole once tmp_step_N is called step_N; a start takes the highest number in its directory",
+    "NEMO_RL_DIR is the checkout, at the commit of its version; it runs its scripts with uv, or in an environment",
+)
+
+
+def render_nemo_rl(handover: Handover) -> RenderedRun:
+    """The stage as NeMo RL's configuration; a `SpecError` holds every field that it cannot express."""
+    mapper = FieldMapper(handover)
+    sheet, resume = _sheet(mapper), GRPO if isinstance(handover.stage, PpoStage) else SUPERVISED
+    rows = mapper.finish()
+    name = sheet.file.removesuffix(".yaml")
+    files = {sheet.file: sheet.text()}
+    config = f"{handover.paths.work}/{sheet.file}"
+    command: tuple[str, ...] = ("python", f"{DIRECTORY}/examples/run_{name}.py", "--config", config)
+    if handover.num_nodes > 1:
+        files[RAY_SCRIPT] = ray_script(handover)
+        command = ("bash", RAY_SCRIPT, *command)
+    return RenderedRun(files=files, command=command, mapping=rows, resume=resume, notes=NOTES)
+
+
+def _sheet(mapper: FieldMapper) -> Sheet:
+    stage = mapper.handover.stage
+    match stage:
+        case SftStage():
+            return sft_sheet(mapper, stage)
+        case PreferenceModelStage():
+            return reward_sheet(mapper, stage)
+        case DpoStage():
+            return dpo_sheet(mapper, stage)
+    assert isinstance(stage, PpoStage)
+    return grpo_sheet(mapper, stage)

@@ -1,0 +1,27 @@
+"""Layouts of OpenRLHF: DeepSpeed and ring attention."""
+
+from charter.engines.common.capabilities import ALL_ZERO, GRADIENTS, PARAMETERS, Capabilities, RlEngine
+from charter.physics.precision import ZERO_PAPER
+
+VERSION = "0.11.2"
+"""What the mapping was read from."""
+CAPABILITIES = Capabilities(
+    name="openrlhf",
+    does="DeepSpeed ZeRO 1 to 3, ring attention (context parallelism), packing, offload of the optimizer",
+    stack="deepspeed-zero",
+    memory="deepspeed",
+    precision=ZERO_PAPER,
+    zero=ALL_ZERO,
+    context=True,
+    offload_optimizer=(GRADIENTS, PARAMETERS),
+    packs=True,
+    kinds=("sft", "preference_model", "dpo", "ppo"),
+    without_fp8="--ds.param_dtype is bf16 or fp16",
+)
+PLACEMENTS = RlEngine(
+    does=CAPABILITIES,
+    arrangements=("colocated", "split", "async"),
+    roles_apart=True,
+    one_mode=True,
+    source="OpenRLHF: *_num_nodes of every role, colocate_* and async_train, adam_offload",
+)

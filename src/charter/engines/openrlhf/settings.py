@@ -1,0 +1,208 @@
+"""Options that all of OpenRLHF's programs share: layout, optimizer, checkpoints, seed.
+
+Sources, all in OpenRLHF 0.11.2: cli/train_*.py (options), utils/deepspeed/deepspeed.py (schedules, batches,
+checkpoints), utils/deepspeed/deepspeed_utils.py (which parameters are decayed, what can be offloaded).
+"""
+
+from collections.abc import Sequence
+
+from charter.engines.common.mapping import Arguments
+from charter.engines.common.request import Handover
+from charter.spec.layout import Recompute, ZeroStage
+from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, SftStage, StageResources
+
+CHECKPOINTS, OUTPUT, LOGS = "checkpoints", "output", "tensorboard"
+"""Below the work directory: the engine's checkpoints, the final weights, what it logs."""
+FLASH = "flash_attention_2"
+SCHEDULES = "OpenRLHF passes a smallest rate to cosine_with_min_lr only (utils/deepspeed/deepspeed.py)"
+
+
+Trained = SftStage | PreferenceModelStage | DpoStage | PpoStage
+
+
+def trained(handover: Handover) -> Trained:
+    """The stage, which is of a kind that OpenRLHF trains."""
+    assert isinstance(handover.stage, Trained)
+    return handover.stage
+
+
+def engine_wide(given: Arguments, *, sequences_per_row: int, recompute: str, micro_batch: int | None = None) -> None:
+    """Everything that does not depend on the kind of stage; `recompute` names the option that turns it on.
+
+    `micro_batch` stands in for the layout's where roles with layouts of their own share the option.
+    """
+    handover = given.handover
+    _micro_batch(given, sequences_per_row, micro_batch or handover.layout.micro_batch)
+    _layout(given, recompute=recompute)
+    _attention(given)
+    given.to("seed", "--train.seed", handover.seed)
+    given.to("stage.checkpoint_every", "--ckpt.save_steps")
+    given.give("--ckpt.output_dir", f"{handover.paths.work}/{OUTPUT}")
+    given.give("--ckpt.path", f"{handover.paths.work}/{CHECKPOINTS}")
+    given.give("--ckpt.max_num", handover.keep_last + 1)
+    if handover.paths.resume_from is not None:
+        given.give("--ckpt.load_enable")
+    given.give("--logger.logging_steps", 1)
+    given.give("--logger.tensorboard_dir", f"{handover.paths.work}/{LOGS}")
+    given.give("--logger.wandb.run_name", handover.name)
+    given.fields.same("stage.optimizer", "adamw", "its Adam keeps its moments in 32 bits (DeepSpeed's AdamW)")
+    given.fields.same(
+        "stage.guard",
+        None,
+        "it has no check of the loss; Charter looks at what is logged and at the final weights",
+    )
+
+
+def precision(given: Arguments) -> None:
+    """bf16 and fp16 with fp32 master weights in the optimizer; there is no fp32."""
+    if trained(given.handover).dtype in ("bf16", "fp16"):
+        given.to("stage.dtype", "--ds.param_dtype")
+    else:
+        given.fields.refuse("stage.dtype", "--ds.param_dtype is bf16 or fp16", "dtype: bf16")
+
+
+def optimizer(given: Arguments, prefixes: Sequence[str], *, updates: int, updates_per_step: int = 1) -> None:
+    """Schedule, moments, decay and clipping, the same for every model that is trained: `""`, or `actor.`, `critic.`."""
+    stage = trained(given.handover)
+    for prefix in prefixes:
+        _every(given, "stage.beta1", f"--{prefix}adam.betas", stage.beta1, stage.beta2)
+        _every(given, "stage.beta2", f"--{prefix}adam.betas", stage.beta1, stage.beta2)
+        given.give(f"--{prefix}optim", "adam")
+        given.give(f"--{prefix}adam.eps", 1e-8)
+    decayed = "biases and norms are not decayed (utils/deepspeed/deepspeed_utils.py)"
+    _all(given, "stage.weight_decay", [f"--{prefix}adam.weight_decay" for prefix in prefixes], note=decayed)
+    _all(given, "stage.gradient_clip", [f"--{prefix}max_norm" for prefix in prefixes])
+    _schedule(given, prefixes, updates=updates, updates_per_step=updates_per_step)
+
+
+def _schedule(given: Arguments, prefixes: Sequence[str], *, updates: int, updates_per_step: int) -> None:
+    stage = trained(given.handover)
+    kind, warmup = stage.schedule, stage.warmup_steps * updates_per_step
+    names = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine_with_min_lr"}
+    ratio = max(0.0, warmup - 0.5) / updates
+    for prefix in prefixes:
+        given.give(f"--{prefix}lr_scheduler", names[kind])
+        given.give(f"--{prefix}lr_warmup_ratio", ratio)
+    given.fields.to("stage.schedule", *(f"--{prefix}lr_scheduler" for prefix in prefixes))
+    note = f"a share: OpenRLHF rounds {updates} updates times it up to {warmup}; its warm-up begins at 0"
+    given.fields.to(
+        "stage.warmup_steps", *(f"--{prefix}lr_warmup_ratio" for prefix in prefixes), how="computed", note=note
+    )
+    field = "stage.min_learning_rate_ratio"
+    if kind == "cosine":
+        _all(given, field, [f"--{prefix}min_lr_ratio" for prefix in prefixes])
+    elif kind == "constant":
+        given.unused(field, "a constant learning rate has no end")
+    elif stage.min_learning_rate_ratio == 0:
+        given.fields.same(field, 0.0, "its linear schedule ends at 0")
+    else:
+        given.fields.refuse(field, f"its linear schedule ends at 0; {SCHEDULES}", "schedule: cosine, or 0")
+
+
+def adapter(given: Arguments) -> None:
+    """LoRA and QLoRA on every linear layer but the output projection, saved as an adapter that Charter merges."""
+    chosen = trained(given.handover).adapter
+    if chosen is None:
+        given.fields.same("stage.adapter", None, "all parameters are trained")
+    elif given.handover.layout.zero is ZeroStage.PARAMETERS:
+        reason = "with ZeRO-3 it writes adapters as a pickle and removes the safetensors file (save_model)"
+        given.fields.refuse("stage.adapter", reason, "resources: {zero: 2}")
+    else:
+        given.give("--ds.lora.rank", chosen.rank)
+        given.give("--ds.lora.alpha", chosen.alpha)
+        options = ["--ds.lora.rank", "--ds.lora.alpha"]
+        if chosen.base_bits == 4:
+            given.give("--ds.load_in_4bit")
+            options.append("--ds.load_in_4bit")
+        given.fields.to("stage.adapter", *options, how="computed", note="all linear layers but the output projection")
+
+
+def _layout(given: Arguments, *, recompute: str) -> None:
+    layout, fields = given.handover.layout, given.fields
+    world = layout.data * layout.context * layout.tensor
+    if world != given.handover.num_accelerators and given.handover.placement is None:
+        fields.refuse("layout.data", f"the layout is of {world}, the machines have {given.handover.num_accelerators}")
+    else:
+        note = "accelerators over ring and tensor parallelism (setup_distributed)"
+        fields.to("layout.data", "--train.batch_size", how="computed", note=note)
+    given.to("layout.zero", "--ds.zero_stage", int(layout.zero))
+    given.to("layout.context", "--ds.ring_attn_size", note="ring attention")
+    _tensor(given)
+    fields.same("layout.pipeline", 1, "it has no pipeline parallelism")
+    fields.same("layout.interleave", 1, "it has no pipeline parallelism")
+    fields.same("layout.expert", 1, "it has no expert parallelism")
+    fields.same("layout.sequence_parallel", False, "it has no sequence parallelism beside tensor parallelism")
+    fields.same("layout.replicas", 1, "ZeRO shards over all ranks; ZeRO++'s secondary copies keep the shards as well")
+    fields.same("layout.offload_parameters", False, "it never offloads trained parameters (get_train_ds_config)")
+    _recompute(given, recompute)
+    if layout.offload_optimizer and layout.zero is ZeroStage.NONE:
+        fields.refuse("layout.offload_optimizer", "DeepSpeed offloads what ZeRO shards", "zero: 1 to 3")
+    else:
+        given.switch("layout.offload_optimizer", "--ds.adam_offload")
+
+
+def _micro_batch(given: Arguments, sequences_per_row: int, micro_batch: int) -> None:
+    layout, stage = given.handover.layout, trained(given.handover)
+    rows, rest = divmod(micro_batch, sequences_per_row)
+    if rest:
+        reason = f"it counts pairs, and {micro_batch} sequences are no whole number of them"
+        given.fields.refuse("layout.micro_batch", reason)
+        rows = max(1, rows)
+    note = "a pair is one here and two sequences of the plan" if sequences_per_row > 1 else "sequences of a rank"
+    given.to("layout.micro_batch", "--train.micro_batch_size", rows, how="computed", note=note)
+    batch = stage.minibatch if isinstance(stage, PpoStage) else stage.global_batch
+    field = "stage.minibatch" if isinstance(stage, PpoStage) else "stage.global_batch"
+    steps = layout.accumulation * layout.micro_batch // micro_batch
+    if rows * steps * layout.data == batch:
+        given.to(field, "--train.batch_size", batch)
+        note = "batch over micro-batch and data parallelism; DeepSpeed works it out"
+        given.fields.to("layout.accumulation", "--train.batch_size", how="computed", note=note)
+    else:
+        product = f"{rows} x {steps} x {layout.data} = {rows * steps * layout.data}"
+        given.fields.refuse(field, f"DeepSpeed asks for micro-batch x accumulation x data, {product}")
+        given.fields.refuse("layout.accumulation", f"the batch is {batch}, not {product}")
+
+
+def _tensor(given: Arguments) -> None:
+    if given.handover.layout.tensor > 1 and trained(given.handover).dtype != "bf16":
+        given.fields.refuse("layout.tensor", "tensor parallelism needs bf16 (deepspeed.py)", "dtype: bf16")
+    else:
+        given.to("layout.tensor", "--ds.tensor_parallel_size", note="DeepSpeed's AutoTP")
+
+
+def _recompute(given: Arguments, option: str) -> None:
+    recompute = given.handover.layout.recompute
+    if recompute is Recompute.SELECTIVE:
+        given.fields.refuse("layout.recompute", "it recomputes whole layers or nothing", "recompute: full")
+    elif recompute is Recompute.FULL:
+        given.give(option)
+        given.fields.to("layout.recompute", option)
+    else:
+        given.fields.same("layout.recompute", Recompute.NONE, f"{option} is left out")
+
+
+def _attention(given: Arguments) -> None:
+    """Micro-batches are packed without padding where flash attention runs: the same sums, fewer tokens."""
+    resources = given.handover.stage.resources or StageResources()
+    attention = resources.attention or FLASH
+    given.give("--ds.attn_implementation", attention)
+    if attention == FLASH:
+        given.give("--ds.packing_samples")
+    elif given.handover.layout.context > 1:
+        given.fields.refuse("layout.context", f"{attention} cannot pack, and a ring must", f"attention: {FLASH}")
+    if resources.compile:
+        given.fields.refuse("stage.resources", "torch.compile of the forward pass is not offered", "compile: false")
+
+
+def _every(given: Arguments, field: str, option: str, *values: float) -> None:
+    given.give(option, *values)
+    if field not in {row.field for row in given.fields.rows}:
+        given.fields.to(field, option)
+
+
+def _all(given: Arguments, field: str, options: Sequence[str], note: str = "") -> None:
+    value = given.fields.value(field)
+    assert isinstance(value, float | int)
+    for option in options:
+        given.give(option, value)
+    given.fields.to(field, *options, note=note)

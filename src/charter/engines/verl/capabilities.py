@@ -1,0 +1,30 @@
+"""Layouts of verl: FSDP with sequence parallelism of attention."""
+
+from charter.engines.common.capabilities import AMD, NVIDIA, PARAMETERS, Capabilities, RlEngine
+from charter.physics.precision import FSDP_MIXED
+
+VERSION = "0.9.1"
+"""What the mapping was read from."""
+CAPABILITIES = Capabilities(
+    name="verl",
+    does="FSDP (ZeRO-3), HSDP, sequence parallelism of attention (counted as context), packing, offload",
+    stack="fsdp",
+    memory="fsdp",
+    precision=FSDP_MIXED,
+    zero=(PARAMETERS,),
+    context=True,
+    context_divides_heads=True,
+    hybrid=True,
+    offload_parameters=(PARAMETERS,),
+    packs=True,
+    kinds=("sft", "ppo"),
+    makers=(NVIDIA, AMD),
+    untried=(AMD,),
+    without_fp8="its FSDP gathers parameters in bfloat16",
+)
+PLACEMENTS = RlEngine(
+    does=CAPABILITIES,
+    arrangements=("colocated", "offloaded"),
+    source="verl 0.9.1: hybrid workers, param_offload and optimizer_offload; its asynchronous trainers learn from "
+    "older answers and are not rendered",
+)

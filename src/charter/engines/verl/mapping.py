@@ -1,0 +1,421 @@
+"""A stage for verl: its YAML file, the command that starts it, and what a resume of it is worth.
+
+PPO, GRPO and RLOO run on its synchronous trainer (`python -m verl.trainer.main_ppo`), supervised fine-tuning on its
+engine (`torchrun -m verl.trainer.sft_trainer`). Read in verl/trainer/ppo/core_algos.py, verl/trainer/ppo/ray_trainer.py
+and verl/workers/utils/losses.py.
+"""
+
+from charter.engines.common.mapping import FieldMapper, Sheet
+from charter.engines.common.rendered import RAY_SCRIPT, RenderedRun, Resume, ray_script
+from charter.engines.common.request import Handover
+from charter.engines.verl.settings import (
+    ADAM_EPSILON,
+    METRICS,
+    check_machine,
+    map_adapter,
+    map_guard,
+    map_layout,
+    map_optimizer,
+    map_precision,
+    map_trainer,
+)
+from charter.errors import Problem
+from charter.spec.stage import PpoStage, SftStage
+
+ALGORITHM, ACTOR, CRITIC = "algorithm", "actor_rollout_ref.actor", "critic"
+NO_DUAL_CLIP = 1.0e8
+"""Of `clip_ratio_c`, which bounds the loss of negative advantages; so large it never does, as in Charter."""
+ESTIMATORS = {"gae": "gae", "rloo": "rloo", "grpo": "grpo"}
+AGGREGATIONS = {"token": "token-mean", "sequence": "seq-mean-token-mean"}
+KL_NAMES = {"k1": "kl", "k3": "low_var_kl"}
+
+
+def map_losses(sheet: Sheet, stage: PpoStage) -> None:
+    """Everything between a score and a gradient."""
+    _advantages(sheet, stage)
+    _kl(sheet, stage)
+    _policy(sheet)
+    _value(sheet, stage)
+    _refused(sheet)
+
+
+def _advantages(sheet: Sheet, stage: PpoStage) -> None:
+    mapper = sheet.mapper
+    if stage.estimator in ESTIMATORS:
+        keys = {f"{ALGORITHM}.adv_estimator": stage.estimator, f"{CRITIC}.enable": stage.has_value_model}
+        keys |= {f"{ALGORITHM}.norm_adv_by_std_in_grpo": True} if stage.estimator == "grpo" else {}
+        sheet.computed("stage.estimator", keys, "and whether there is a value model")
+    else:
+        hint = "estimator gae with gae_lambda 1, ppo_epochs 1 and minibatch = rollout_batch has the same gradient"
+        mapper.refuse("stage.estimator", "its REINFORCE++ has no value model", hint)
+    if stage.estimator == "grpo" and stage.scale_advantages == "none":
+        off: dict[str, object] = {f"{ALGORITHM}.norm_adv_by_std_in_grpo": False}
+        sheet.computed("stage.scale_advantages", off, "none: off")
+    else:
+        mapper.same("stage.scale_advantages", "group", "norm_adv_by_std_in_grpo is on or off, and of grpo alone")
+    sheet.as_is("stage.gae_lambda", f"{ALGORITHM}.lam")
+    sheet.as_is("stage.discount", f"{ALGORITHM}.gamma")
+    if stage.estimator == "grpo":
+        sheet.idle("stage.whiten_advantages", "grpo scales by the group's deviation, here and there")
+    elif stage.estimator == "gae":
+        mapper.same("stage.whiten_advantages", True, "compute_gae_advantage_return always whitens")
+    else:
+        mapper.same("stage.whiten_advantages", False, "compute_rloo_outcome_advantage never whitens")
+
+
+def _kl(sheet: Sheet, stage: PpoStage) -> None:
+    """grpo has the penalty in the loss, always as k3; the others in the reward, token by token."""
+    mapper, in_loss = sheet.mapper, stage.estimator == "grpo"
+    sheet.put(f"{ALGORITHM}.use_kl_in_reward", not in_loss)
+    sheet.put(f"{ACTOR}.use_kl_loss", in_loss)
+    sheet.put(f"{ACTOR}.kl_loss_type", KL_NAMES["k3"])
+    sheet.put(f"{ALGORITHM}.kl_ctrl.type", "fixed")
+    sheet.as_is("stage.kl_coefficient", f"{ACTOR}.kl_loss_coef" if in_loss else f"{ALGORITHM}.kl_ctrl.kl_coef")
+    note = "k1 is its kl, k3 its low_var_kl, held within 10 nats; grpo has low_var_kl in the loss whichever is named"
+    sheet.computed("stage.kl_estimator", {f"{ALGORITHM}.kl_penalty": KL_NAMES[stage.kl_estimator]}, note)
+    mapper.same(
+        "stage.kl_target",
+        None,
+        "its adaptive controller aims at nats per token, not per answer, and no checkpoint holds its coefficient "
+        "(apply_kl_penalty, _save_checkpoint)",
+    )
+    sheet.idle("stage.kl_horizon", "it belongs to kl_target")
+
+
+def _policy(sheet: Sheet) -> None:
+    clip, high = sheet.mapper.value("stage.clip_ratio"), sheet.mapper.value("stage.clip_ratio_high")
+    sheet.as_is("stage.clip_ratio", *(f"{ACTOR}.{name}" for name in ("clip_ratio", "clip_ratio_low")))
+    upper = {f"{ACTOR}.clip_ratio_high": clip if high is None else high}
+    sheet.computed("stage.clip_ratio_high", upper, "clip_ratio where none is given")
+    bound = sheet.mapper.value("stage.dual_clip")
+    dual = {f"{ACTOR}.clip_ratio_c": NO_DUAL_CLIP if bound is None else bound}
+    sheet.computed("stage.dual_clip", dual, "so large that it never binds where none is given")
+    sheet.as_is("stage.entropy_weight", f"{ACTOR}.entropy_coeff")
+    mode = AGGREGATIONS[str(sheet.mapper.value("stage.loss_aggregation"))]
+    keys: dict[str, object] = {f"{ACTOR}.loss_agg_mode": mode, f"{CRITIC}.loss_agg_mode": mode}
+    sheet.computed("stage.loss_aggregation", keys, "means over the global minibatch")
+    clip = sheet.mapper.value("stage.mismatch_clip")
+    correction = f"{ALGORITHM}.rollout_correction"
+    values: dict[str, object] = {f"{correction}.rollout_is": None if clip is None else "token"}
+    values |= {} if clip is None else {f"{correction}.rollout_is_threshold": clip}
+    sheet.computed("stage.mismatch_clip", values, "truncated importance sampling per token")
+
+
+def _value(sheet: Sheet, stage: PpoStage) -> None:
+    sheet.as_is("stage.value_clip", f"{CRITIC}.cliprange_value")
+    sheet.as_is("stage.value_learning_rate", f"{CRITIC}.optim.lr")
+    sheet.as_is("stage.learning_rate", f"{ACTOR}.optim.lr")
+    _value_weight(sheet, stage)
+
+
+def _value_weight(sheet: Sheet, stage: PpoStage) -> None:
+    """verl has no weight of the value loss, but an optimizer of its own for it.
+
+    Adam's update of weight x loss is that of the loss with its epsilon divided by the weight, and so is the clip.
+    """
+    weight, clip, optim = stage.value_loss_weight, stage.gradient_clip, f"{CRITIC}.optim"
+    keys: dict[str, object] = {f"{ACTOR}.optim.clip_grad": clip, f"{ACTOR}.grad_clip": clip}
+    if weight > 0:
+        keys |= {f"{optim}.clip_grad": clip / weight}
+        adam: dict[str, object] = {f"{optim}.override_optimizer_config": {"eps": ADAM_EPSILON / weight}}
+        note = "Adam's epsilon and the critic's clip divided by the weight make the same update"
+        sheet.computed("stage.value_loss_weight", {f"{optim}.clip_grad": clip / weight, **adam}, note)
+    else:
+        sheet.mapper.refuse("stage.value_loss_weight", "a value model that does not learn cannot be told to verl")
+    sheet.computed("stage.gradient_clip", keys, "the critic's is divided by value_loss_weight")
+
+
+def _refused(sheet: Sheet) -> None:
+    same = sheet.mapper.same
+    same("stage.reward_clip", None, "verl trains on the reward model's score as it is")
+    same("stage.missing_end_penalty", None, "verl does not look whether an answer has ended")
+    same("stage.bootstrap_truncated", False, "compute_gae_advantage_return takes the end of every answer as terminal")
+    same("stage.stop_update_kl", None, "all ppo_epochs are run")
+    same("stage.ptx_weight", 0.0, "the actor's loss has no language-modelling term")
+    same("stage.ptx_data", ((),), "the actor's loss has no language-modelling term")
+    same("stage.reward_from", "preference_model", "a judge would need a reward function of your own")
+    sheet.idle("stage.ptx_batch", "there is no ptx_data")
+    sheet.idle("stage.seq_len", "there is no ptx_data")
+
+
+PPO_FILE = "ppo.yaml"
+ROLLOUT, REF = "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+MODEL, REWARD = "actor_rollout_ref.model", "reward.reward_model"
+PPO_ENGINES = (f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config", "critic.fsdp")
+TEMPLATE_TOKENS = 128
+"""Room for what the reward model's chat template adds to a prompt and an answer."""
+AGENT_WORKERS = 8
+"""verl's own default; a batch of fewer prompts has one each."""
+MEMORY_SHARE = 0.5
+"""Of an accelerator for vLLM while it generates; verl's own default. Weights and cache are freed for training."""
+
+
+def ppo_sheet(mapper: FieldMapper, stage: PpoStage) -> Sheet:
+    """The file that Hydra composes over verl's `ppo_trainer`."""
+    sheet = Sheet(mapper, PPO_FILE)
+    sheet.put("defaults", ["ppo_trainer", "_self_"])
+    mapper.refuse_native_rewards()
+    check_machine(mapper)
+    _models(sheet)
+    _data(sheet, stage)
+    _batches(sheet, stage)
+    map_losses(sheet, stage)
+    map_optimizer(sheet, (f"{ACTOR}.optim", "critic.optim"))
+    map_precision(sheet, PPO_ENGINES)
+    map_adapter(sheet, MODEL)
+    map_guard(sheet)
+    map_layout(sheet, PPO_ENGINES, (MODEL, "critic.model"), "policy")
+    for section in (ACTOR, "critic"):
+        sheet.put(f"{section}.strategy", "fsdp2")
+    _sampling(sheet, stage)
+    _placement(sheet)
+    _seeds(sheet)
+    _schedule(sheet, stage)
+    return sheet
+
+
+def _models(sheet: Sheet) -> None:
+    paths, handover = sheet.mapper.handover.paths, sheet.mapper.handover
+    sheet.computed("stage.policy", {f"{MODEL}.path": paths.models["policy"]}, "where its weights are")
+    reward = paths.models["reward"]
+    keys: dict[str, object] = {f"{REWARD}.enable": True, f"{REWARD}.model_path": reward, "critic.model.path": reward}
+    note = "a sequence classifier with one score; the value model starts from it, as in Charter's engine"
+    sheet.computed("stage.reward", keys, note)
+    tensor = handover.placement.generator_tensor if handover.placement else 1
+    for section in (ROLLOUT, f"{REWARD}.rollout"):
+        sheet.put(f"{section}.name", "vllm")
+        sheet.put(f"{section}.tensor_model_parallel_size", tensor)
+        sheet.put(f"{section}.gpu_memory_utilization", MEMORY_SHARE)
+
+
+def _data(sheet: Sheet, stage: PpoStage) -> None:
+    """The prompts of every rollout lie in the file one after the other, in Charter's order: nothing is shuffled."""
+    mapper, data = sheet.mapper, sheet.mapper.handover.paths.data["prompts"]
+    keys: dict[str, object] = {"data.train_files": data, "data.val_files": data, "data.shuffle": False}
+    sheet.computed("stage.prompts", keys, "one Parquet file, in Charter's order, each prompt as often as it is used")
+    length = stage.max_prompt_tokens + stage.max_new_tokens
+    shape = mapper.handover.architectures.get("reward")
+    room = TEMPLATE_TOKENS if shape is None else max(1, min(TEMPLATE_TOKENS, shape.max_position_embeddings - length))
+    sheet.computed(
+        "stage.max_prompt_tokens",
+        {
+            "data.max_prompt_length": stage.max_prompt_tokens,
+            "data.truncation": "left",
+            "data.filter_overlong_prompts": False,
+            f"{REWARD}.rollout.prompt_length": length,
+        },
+        "longer prompts are cut at the left; the reward model reads prompt and answer",
+    )
+    keys = {"data.max_response_length": stage.max_new_tokens, f"{REWARD}.rollout.prompt_length": length}
+    sheet.computed("stage.max_new_tokens", keys, "the reward model reads prompt and answer")
+    sheet.put(f"{REWARD}.rollout.response_length", room)
+
+
+def _batches(sheet: Sheet, stage: PpoStage) -> None:
+    """verl counts prompts where Charter counts answers, and derives the accumulation."""
+    mapper, handover = sheet.mapper, sheet.mapper.handover
+    layout, samples = handover.layout, stage.samples_per_prompt
+    sheet.as_is("stage.samples_per_prompt", f"{ROLLOUT}.n")
+    rows = {"stage.rollout_batch": stage.rollout_batch, "stage.minibatch": stage.minibatch}
+    prompts = stage.rollout_batch // samples
+    targets: dict[str, dict[str, object]] = {
+        "stage.rollout_batch": {
+            "data.train_batch_size": prompts,
+            f"{ROLLOUT}.agent.num_workers": min(AGENT_WORKERS, prompts),
+        },
+        "stage.minibatch": {f"{ACTOR}.ppo_mini_batch_size": stage.minibatch // samples},
+    }
+    for field, answers in rows.items():
+        unit = samples * (handover.num_accelerators if field == "stage.rollout_batch" else 1)
+        if answers % samples or answers % layout.data or (answers % unit and field == "stage.rollout_batch"):
+            reason = f"it must be a multiple of samples_per_prompt ({samples}) and of the accelerators that share it"
+            mapper.refuse(field, reason)
+        else:
+            sheet.computed(field, targets[field], "in prompts: answers / samples_per_prompt")
+    _micro_batches(sheet, stage)
+    keys: dict[str, object] = {f"{ACTOR}.ppo_epochs": stage.ppo_epochs, "critic.ppo_epochs": stage.ppo_epochs}
+    keys |= {f"{ACTOR}.shuffle": True, "critic.shuffle": True}
+    sheet.computed("stage.ppo_epochs", keys, "each in a new order")
+
+
+def _micro_batches(sheet: Sheet, stage: PpoStage) -> None:
+    layout = sheet.mapper.handover.layout
+    micro = layout.micro_batch
+    if stage.minibatch % (layout.data * micro):
+        reason = f"data x micro_batch ({layout.data} x {micro}) must divide minibatch ({stage.minibatch})"
+        sheet.mapper.refuse("layout.micro_batch", reason)
+    else:
+        keys: dict[str, object] = {f"{section}.ppo_micro_batch_size_per_gpu": micro for section in (ACTOR, "critic")}
+        keys |= {f"{section}.log_prob_micro_batch_size_per_gpu": micro for section in (ROLLOUT, REF)}
+        sheet.computed("layout.micro_batch", keys, "answers of a forward pass, of the reference too")
+    derived = max(1, stage.minibatch // (layout.data * micro))
+    sheet.mapper.same("layout.accumulation", derived, f"verl takes minibatch / (data x micro_batch) = {derived}")
+
+
+def _sampling(sheet: Sheet, stage: PpoStage) -> None:
+    mapper = sheet.mapper
+    sheet.as_is("stage.temperature", f"{ROLLOUT}.temperature")
+    sheet.as_is("stage.top_p", f"{ROLLOUT}.top_p")
+    mapper.same("stage.min_new_tokens", 0, "its agent loop passes no min_tokens to vLLM")
+    mapper.charter("stage.mean_new_tokens", "read by the planner alone")
+    sheet.computed("stage.generator", {f"{ROLLOUT}.name": "vllm"}, "vLLM whichever is named: verl has no other here")
+    mapper.same("stage.checkpoint_epochs", False, "verl saves between steps only")
+    if stage.adapter is not None:
+        sheet.put(f"{ROLLOUT}.load_format", "safetensors")
+
+
+def _placement(sheet: Sheet) -> None:
+    """All roles on all accelerators; offloaded, they wait for each other on the host."""
+    handover = sheet.mapper.handover
+    placement = handover.placement
+    arrangement = placement.arrangement if placement else "colocated"
+    if arrangement in ("split", "async") or (placement is not None and len(placement.groups) > 1):
+        reason = "its synchronous trainer has all roles on all accelerators"
+        path, planned = f"pipeline.{handover.name}.resources", f"the plan's arrangement is {arrangement}"
+        hint = "openrlhf and nemo_rl place roles apart"
+        sheet.mapper.problems.append(
+            Problem(path=path, message=f"verl cannot express it: {reason}; {planned}", hint=hint)
+        )
+    waits = arrangement == "offloaded"
+    for engine in PPO_ENGINES:
+        sheet.put(f"{engine}.param_offload", waits)
+        if engine != PPO_ENGINES[1]:
+            sheet.put(f"{engine}.optimizer_offload", waits)
+
+
+def _seeds(sheet: Sheet) -> None:
+    keys = ["data.seed", f"{ROLLOUT}.seed", f"{ACTOR}.data_loader_seed", "critic.data_loader_seed"]
+    sheet.as_is("seed", *keys, *(f"{engine}.seed" for engine in PPO_ENGINES))
+
+
+def _schedule(sheet: Sheet, stage: PpoStage) -> None:
+    waits = stage.value_warmup_rollouts
+    note = "the policy learns from its step critic_warmup on, counted from 1; its schedule starts then"
+    sheet.computed("stage.value_warmup_rollouts", {"trainer.critic_warmup": waits + 1 if waits else 0}, note)
+    steps: Handover = sheet.mapper.handover
+    note = "episodes / rollout_batch rollouts"
+    sheet.computed("stage.episodes", {"trainer.total_training_steps": steps.target_steps}, note)
+    sheet.put("trainer.val_before_train", False)
+    map_trainer(sheet, actor_and_critic=True)
+
+
+SFT_FILE = "sft.yaml"
+SFT_ENGINES = ("engine",)
+
+
+def sft_sheet(mapper: FieldMapper, stage: SftStage) -> Sheet:
+    """The file that Hydra composes over verl's `sft_trainer_engine`."""
+    sheet = Sheet(mapper, SFT_FILE)
+    sheet.put("defaults", ["sft_trainer_engine", "_self_"])
+    check_machine(mapper)
+    _sft_data(sheet, stage)
+    _sft_batches(sheet, stage)
+    sheet.as_is("stage.learning_rate", "optim.lr")
+    sheet.as_is("stage.gradient_clip", "optim.clip_grad")
+    map_optimizer(sheet, ("optim",))
+    map_precision(sheet, SFT_ENGINES)
+    map_adapter(sheet, "model")
+    map_guard(sheet)
+    map_layout(sheet, SFT_ENGINES, ("model",), "init")
+    sheet.put("engine.param_offload", False)
+    sheet.put("engine.optimizer_offload", False)
+    mapper.same("stage.dropout", 0.0, "verl trains the model as it is, without dropout of its own")
+    mapper.same("stage.packing", False, "its batches count conversations; padding is removed in any case")
+    seed = mapper.handover.seed
+    note = "the engine's seed; the rows' order in the file comes from it, verl's sampler always shuffles with seed 0"
+    sheet.computed("seed", {"engine.seed": seed, "trainer.seed": seed}, note)
+    for field in ("stage.epochs", "stage.steps"):
+        keys: dict[str, object] = {"trainer.total_training_steps": mapper.handover.target_steps}
+        sheet.computed(field, keys, "optimizer steps in all; the file holds just the rows of those, as one epoch")
+    map_trainer(sheet, actor_and_critic=False)
+    return sheet
+
+
+def _sft_data(sheet: Sheet, stage: SftStage) -> None:
+    paths = sheet.mapper.handover.paths
+    sheet.computed("stage.init", {"model.path": paths.models["init"]}, "where its weights are")
+    keys: dict[str, object] = {"data.train_files": paths.data["data"], "data.val_files": None}
+    sheet.computed("stage.data", keys, "one Parquet file of conversations, each as often as it is used")
+    keys = {"data.max_length": stage.seq_len, "data.truncation": "right"}
+    sheet.computed("stage.seq_len", keys, "longer conversations are cut at the right")
+
+
+def _sft_batches(sheet: Sheet, stage: SftStage) -> None:
+    mapper, layout = sheet.mapper, sheet.mapper.handover.layout
+    micro, data = layout.micro_batch, layout.data
+    if stage.global_batch % (micro * data):
+        reason = f"data x micro_batch ({data} x {micro}) must divide global_batch ({stage.global_batch})"
+        mapper.refuse("layout.micro_batch", reason)
+    else:
+        sheet.as_is("layout.micro_batch", "data.micro_batch_size_per_gpu")
+    sheet.put("data.use_dynamic_bsz", False)
+    sheet.as_is("stage.global_batch", "data.train_batch_size")
+    derived = max(1, stage.global_batch // (data * micro))
+    mapper.same("layout.accumulation", derived, f"verl takes global_batch / (data x micro_batch) = {derived}")
+
+
+SOURCE = "verl 0.9.1: trainer/ppo/v1/trainer_base.py, trainer/sft_trainer.py, utils/checkpoint"
+PPO_RESUME = Resume(
+    guarantee="same_data_order",
+    reason=(
+        "weights, optimizers, schedules, random states of every rank and the place in the prompts come back; "
+        "vLLM draws anew, so the answers of a repeated rollout differ"
+    ),
+    source=SOURCE,
+)
+SFT_RESUME = Resume(
+    guarantee="same_data_order",
+    reason=(
+        "weights, optimizer, schedule, random states of every rank and the place in the data come back; the file is "
+        "one epoch, so no checkpoint before the last falls on an epoch's end, after which verl would skip one"
+    ),
+    source=f"{SOURCE}; verl issue 7401",
+)
+NOTES = (
+    "checkpoints are whole once latest_checkpointed_iteration.txt names their step",
+    "several nodes write one checkpoint: the work directory has to be on a file system that all of them share",
+)
+PPO_NOTES = (
+    *NOTES,
+    "the reward model has to be a sequence classifier with one score and a chat template, which vLLM serves",
+    "needs vllm and TransferQueue beside verl",
+)
+
+
+def render_verl(handover: Handover) -> RenderedRun:
+    """The stage as verl's configuration; a `SpecError` holds every field that verl cannot express."""
+    mapper = FieldMapper(handover)
+    start = int(handover.paths.resume_from.rsplit("_", 1)[-1]) if handover.paths.resume_from else 0
+    environment = {"VERL_FILE_LOGGER_PATH": f"{handover.paths.work}/{METRICS}/from_{start}.jsonl"}
+    files = {f"{METRICS}/.keep": ""}
+    notes: tuple[str, ...] = NOTES
+    if isinstance(handover.stage, PpoStage):
+        sheet = ppo_sheet(mapper, handover.stage)
+        rows = mapper.finish()
+        command: tuple[str, ...] = ("python", "-m", "verl.trainer.main_ppo", *_hydra(PPO_FILE))
+        if handover.num_nodes > 1:
+            files[RAY_SCRIPT] = ray_script(handover)
+            command = ("bash", RAY_SCRIPT, *command)
+        resume, notes = PPO_RESUME, PPO_NOTES
+    else:
+        assert isinstance(handover.stage, SftStage)
+        sheet = sft_sheet(mapper, handover.stage)
+        rows = mapper.finish()
+        command = (*_torchrun(handover), "-m", "verl.trainer.sft_trainer", *_hydra(SFT_FILE))
+        resume = SFT_RESUME
+    files[sheet.file] = sheet.text()
+    return RenderedRun(files=files, command=command, mapping=rows, resume=resume, environment=environment, notes=notes)
+
+
+def _hydra(file: str) -> tuple[str, ...]:
+    """Our file is added to verl's own search path, and Hydra writes nothing beside it."""
+    name = file.removesuffix(".yaml")
+    return ("--config-dir", ".", "--config-name", name, "hydra.run.dir=.", "hydra.output_subdir=null")
+
+
+def _torchrun(handover: Handover) -> tuple[str, ...]:
+    launcher = ("python", "-m", "torch.distributed.run", "--nproc-per-node", str(handover.per_node))
+    if handover.num_nodes == 1:
+        return (*launcher, "--standalone")
+    several = ("--nnodes", str(handover.num_nodes), "--node-rank", "${NODE_RANK}")
+    return (*launcher, *several, "--master-addr", "${MASTER_ADDR}", "--master-port", "${MASTER_PORT}")
