@@ -60,7 +60,7 @@ TEMPLATES: tuple[Template, ...] = (
         name="tools-tiny",
         summary="RL with a tool (GRPO over several turns, a calculator) from scratch on a CPU in minutes",
         shared={
-            "rewards.py": "data/rewards_by_lot.py.txt",
+            "rewards.py": "data/rewards_by_lot.txt",
             **{name: f"data/{name}" for name in ARITHMETIC_DATA},
         },
     ),
