@@ -28,7 +28,7 @@ from charter.physics.shapes import (
     state_space_parameters,
 )
 from charter.spec.architecture import Architecture, Encoder
-from charter.spec.layout import Adapter, Layout, ZeroStage
+from charter.spec.layout import Adapter, Layout
 
 # -------- Parameters, gradients and optimizer state of one rank under TP, PP, EP and ZeRO.
 
@@ -53,16 +53,6 @@ class RankParameters:
     def total(self) -> float:
         """Dense and routed."""
         return self.dense + self.experts
-
-    def held(self, layout: Layout) -> float:
-        """Return the parameters that one rank keeps under ZeRO-3: routed experts over the rest of their smaller group.
-
-        >>> rank = RankParameters(dense=8.0, experts=2.0, layer_unit=1.0, end_unit=1.0, layers=1)
-        >>> rank.held(Layout(data=8, expert=4, zero=ZeroStage.PARAMETERS))
-        2.0
-        """
-        group = layout.data * layout.context // layout.replicas if layout.zero >= ZeroStage.PARAMETERS else 1
-        return self.dense / group + self.experts / max(1, group // layout.expert)
 
     @property
     def largest_unit(self) -> float:
@@ -219,6 +209,30 @@ def rank_parameters(
         end_unit=float(rank.end_unit),
         layers=layers,
     )
+
+
+def zero_sharded(dense: Array, experts: Array, layouts: Layouts, *, since: int) -> Array:
+    """Return the parameters that one rank owns of something that ZeRO shards from stage `since` on, per layout.
+
+    dense / G + experts / max(1, G // EP) where zero >= since, else dense + experts; G is the sharding group, EP the
+    expert-parallel degree: routed experts are replicated only G / EP times. Counts in parameters, not bytes.
+    Source: Rajbhandari et al. 2020 (arXiv:1910.02054), section 5. Uneven shards are not rounded up.
+
+    >>> from charter.spec.layout import ZeroStage
+    >>> many = Layouts.of([Layout(data=64, zero=ZeroStage(stage)) for stage in (0, 1)])
+    >>> zero_sharded(array(7.5e9), array(0.0), many, since=1).tolist()
+    [7500000000.0, 117187500.0]
+    """
+    sharded = layouts.zero >= since
+    expert_group = np.maximum(1.0, np.floor(layouts.shards / layouts.expert))
+    return array(dense / np.where(sharded, layouts.shards, 1.0) + experts / np.where(sharded, expert_group, 1.0))
+
+
+def frozen_parameters(architecture: Architecture, layouts: Layouts, *, scalar_head: bool = False) -> Array:
+    """Return the parameters of a model that is never trained, on one rank of the first stage: sharded under ZeRO-3."""
+    model = ModelColumns.of(architecture, scalar_head=scalar_head)
+    rank = rank_columns(model, layouts, stage="first", layers=stage_layers(model.layers, layouts.pipeline, "first"))
+    return zero_sharded(rank.dense, rank.experts, layouts, since=3)
 
 
 # -------- Memory shape of a training step besides the layout: one job, or many as arrays, ready for the formulas.

@@ -10,7 +10,7 @@ from charter.physics.columns import Array, Layouts, array
 from charter.physics.constants import TrainingMemoryConstants
 from charter.physics.kept_activations import SOURCE as ACTIVATION_SOURCE
 from charter.physics.kept_activations import in_flight
-from charter.physics.memory_shape import MemoryShape, RankColumns, Stage
+from charter.physics.memory_shape import MemoryShape, RankColumns, Stage, zero_sharded
 from charter.physics.terms import Term, TermColumn
 from charter.spec.layout import Recompute
 from charter.units import GIB
@@ -76,9 +76,7 @@ class Rank:
 
     def sharded(self, dense: Array, experts: Array, stage: int) -> Array:
         """Parameters a rank owns of something that ZeRO shards from `stage` on."""
-        on = self.layouts.zero >= stage
-        expert_group = np.maximum(1.0, np.floor(self.group / self.layouts.expert))
-        return array(dense / np.where(on, self.group, 1.0) + experts / np.where(on, expert_group, 1.0))
+        return zero_sharded(dense, experts, self.layouts, since=stage)
 
 
 def column(name: str, part: str, values: Array, formula: str, source: str, **numbers: Array) -> ExplainedColumn:
