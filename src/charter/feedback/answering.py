@@ -114,19 +114,21 @@ def _served_models(
 ) -> dict[str, ServedModel]:
     if not serving:
         return {}
+    from charter.inference.endpoint.gate import SpendingGate
     from charter.inference.endpoint.pool import EndpointPool
     from charter.ledger.calls import CallStore
 
     job = stage.job
     where = job.ledger or stage.path / CALLS_FILE
     calls = stack.enter_context(CallStore.open(where, run=job.run, stage=job.stage, fingerprint=job.fingerprint))
+    gate = SpendingGate(stage.path, spent_micro_usd=calls.totals().sums.most_micro_usd)
     models: dict[str, ServedModel] = {}
     for role, settings in serving.items():
         item = named[role]
         if item.name not in models:
             settings = with_addresses(item.name, settings, stage) if settings.pool is not None else settings
             canaries = _canaries(item, settings, stage)
-            pool = EndpointPool.open(item.name, settings, calls, tell=stage.alive, canaries=canaries)
+            pool = EndpointPool.open(item.name, settings, calls, tell=stage.alive, canaries=canaries, gate=gate)
             stack.callback(pool.close)
             name = served_name(item, settings)
             models[item.name] = ServedModel(item.name, name, settings, pool, revision=item.fingerprint)

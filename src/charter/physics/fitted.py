@@ -158,6 +158,8 @@ class QuantityFit:
     """Stack -> sources it was measured in."""
     calibrated_stacks: tuple[str, ...] = ()
     """Stacks whose constants were moved to a user's own rows."""
+    errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Typical error by group and knowledge: the median of a stack's or source's rows, mean over those left out."""
     left_out: Mapping[str, float] = field(default_factory=dict)
     """Median error of each source, predicted without it."""
 
@@ -219,6 +221,7 @@ def _as_json(bundle: Bundle) -> dict[str, Any]:
                 "without": {prefix: _fitted_json(fitted) for prefix, fitted in item.without.items()},
                 "half_widths": {group: dict(widths) for group, widths in item.spread.half_widths.items()},
                 "left_out": dict(item.left_out),
+                "errors": {group: dict(errors) for group, errors in item.errors.items()},
                 "calibrated_stacks": list(item.calibrated_stacks),
                 "sources": dict(item.sources),
                 "measured_stacks": {stack: list(prefixes) for stack, prefixes in item.measured_stacks.items()},
@@ -246,6 +249,7 @@ def _read_fit(document: Mapping[str, Any]) -> QuantityFit:
         sources=document["sources"],
         measured_stacks={stack: tuple(names) for stack, names in document["measured_stacks"].items()},
         left_out=document["left_out"],
+        errors=document.get("errors", {}),
         calibrated_stacks=tuple(document.get("calibrated_stacks", ())),
     )
 

@@ -65,6 +65,8 @@ class Knowledge:
     situations: Mapping[str, Situation] = field(default_factory=dict)
     measured: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Quantity -> source -> rows that the widths come from."""
+    errors: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    """Quantity -> group -> situation -> typical error of rows that were predicted without their stack or source."""
     paces: tuple[Pace, ...] = ()
     source: str = "priors of the constants"
     as_of: str = ""
@@ -82,6 +84,7 @@ class Knowledge:
             rl_situations=_rl_situations(fits.get(RL_STEP)),
             spreads={name: fit.spread for name, fit in fits.items()},
             measured={name: fit.sources for name, fit in fits.items()},
+            errors={name: fit.errors for name, fit in fits.items()},
             situations={name: _situation(fits[name], stack) for name, stack in NATIVE_STACKS.items()},
             paces=bundle.paces,
             source=bundle.source,
@@ -113,8 +116,17 @@ class Knowledge:
         dated = f" of {self.as_of}" if self.as_of else ""
         return (
             f"{group}, from {sum(rows.values())} rows of {len(rows)} sources ({', '.join(sorted(rows))}), each "
-            f"predicted without itself; stack {stack!r} {occurrence}; {self.source}{dated}"
+            f"predicted without itself; stack {stack!r} {occurrence}{self._typical_error(quantity, group, situation)}; "
+            f"{self.source}{dated}"
         )
+
+    def _typical_error(self, quantity: str, group: str, situation: Situation) -> str:
+        """The error of such rows, in words; nothing where no row of the kind was predicted in this situation."""
+        error = self.errors.get(quantity, {}).get(group, {}).get(situation)
+        if error is None:
+            return ""
+        where = "stacks" if situation == "unseen" else "sources"
+        return f", and {group} of {where} left out is {error:.0%} off in the median"
 
     def usable_bytes(self, accelerator: Accelerator) -> float:
         """Bytes that an estimate may reach so that its 90th percentile still fits the device."""

@@ -15,7 +15,7 @@ from charter.artifacts.record import damaged_output, read_record
 from charter.artifacts.stage_dir import METRICS
 from charter.artifacts.stage_process import DISK_FULL, INTERRUPTED_EXIT, OUT_OF_MEMORY, PEER_EXIT
 from charter.artifacts.stage_state import checkpoint_position, checkpoint_step, read_progress
-from charter.errors import CharterError, DataError, MissingExtraError, StageError
+from charter.errors import BudgetError, CharterError, DataError, MissingExtraError, StageError
 from charter.launch.engine import Engine, StageHandle
 from charter.launch.machine import CPU
 from charter.ledger import Ledger, Outcome
@@ -285,7 +285,7 @@ def _so_far(attempt: RunningAttempt) -> dict[str, Any]:
     }
 
 
-_ERRORS: Mapping[int, type[CharterError]] = {7: MissingExtraError, 8: DataError}
+_ERRORS: Mapping[int, type[CharterError]] = {4: BudgetError, 7: MissingExtraError, 8: DataError}
 """Exit codes of a stage that the run passes on; every other failure is a stage failure (5)."""
 PERMANENT = frozenset({2, 3, 4, 7, 8})
 """Exit codes that another attempt would only repeat: configuration, budget, a missing tool, bad data."""

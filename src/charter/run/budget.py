@@ -24,7 +24,7 @@ from charter.run.events import Events
 from charter.run.graph import Pipeline, PlannedStage
 from charter.run.paths import run_dir
 from charter.run.planned import PLAN_FILE
-from charter.run.served import loads_weights
+from charter.run.served import CallAllowances, loads_weights
 from charter.spec.project import Project
 from charter.spec.sections import Budget
 from charter.units import MICRO_USD_PER_USD, SECONDS_PER_HOUR, format_usd
@@ -367,7 +367,8 @@ def budget_error(line: BudgetLine) -> BudgetError:
     else:
         said = f"{line.title} has cost {line.spent_words}, over its limit of {format_usd(line.limit_usd)}"
         mend = f"raise {where}, or set budget.on_exceed: warn"
-    return BudgetError(f"{said}\n  everything done so far is kept; {mend}, and run again")
+    how = f": charter run --set {where}=USD" if line.scope in ("project", "stage") else ""
+    return BudgetError(f"{said}\n  everything done so far is kept; {mend}, and run again{how}")
 
 
 class BudgetWatch:
@@ -379,6 +380,7 @@ class BudgetWatch:
         self._plan: Mapping[str, Any] | None = None
         self._told: dict[tuple[str, str], tuple[float, BudgetState]] = {}
         self._held: dict[tuple[str, str], BudgetLine] = {}
+        self._allowances = CallAllowances(pipeline.project)
         self.spent_usd: float | None = None
         """Cost so far, as of the last look."""
 
@@ -393,7 +395,7 @@ class BudgetWatch:
         if (error := self.look(ledger, running=(), done=done)) is not None:
             raise error
 
-    def look(self, ledger: Ledger, *, running: Iterable[str], done: Collection[str]) -> BudgetError | None:
+    def look(self, ledger: Ledger, *, running: Collection[str], done: Collection[str]) -> BudgetError | None:
         """Tell what is new; the error when a limit asks to stop."""
         project = self._pipeline.project
         if project.budget is None:
@@ -401,16 +403,31 @@ class BudgetWatch:
             return None
         spending = read_spending(ledger, project, now=time.time())
         self.spent_usd = spending.total.most_micro_usd / MICRO_USD_PER_USD if spending.total.is_priced else None
-        lines = lines_now(self._pipeline, self._plan, spending, running=running, done=done)
+        lines = binding(project, lines_now(self._pipeline, self._plan, spending, running=running, done=done))
+        self._allow(lines, spending, running)
         stop = None
         self._held.clear()
-        for line in binding(project, lines):
+        for line in lines:
             self._tell(line)
             if line.state is BudgetState.HOLD:
                 self._held[line.scope, line.name] = line
             if line.state is BudgetState.STOP and not _is_over(line, done):
                 stop = stop or line
         return None if stop is None else budget_error(stop)
+
+    def before(self, stage: PlannedStage, ledger: Ledger, *, running: Collection[str], done: Collection[str]) -> None:
+        """Say how much the calls of a stage may cost, before it starts."""
+        self._allowances.open(stage, bounded=self._pipeline.project.budget is not None)
+        self.look(ledger, running=running, done=done)
+
+    def _allow(self, lines: Collection[BudgetLine], spending: Spending, running: Collection[str]) -> None:
+        left = {
+            name: min(line.limit_usd - line.spent_usd for line in lines if line.scope != "stage" or line.name == name)
+            for name in self._pipeline.stages
+        }
+        stops = (budget := self._pipeline.project.budget) is not None and budget.on_exceed != "warn"
+        spent = {stage: part.calls.most_micro_usd for stage, part in spending.by_fingerprint.items()}
+        self._allowances.say(left if stops else None, spent, running)
 
     def holds(self, stage: str) -> bool:
         """Return True if a budget lets this stage wait."""

@@ -316,6 +316,8 @@ class Supervisor:
             self._failure = self._gate.standstill(waiting, done) or self._budget.standstill(self._ledger, done=done)
 
     def _start(self, stage: PlannedStage) -> None:
+        active = [attempt.stage.name for attempt in self._active]
+        self._budget.before(stage, self._ledger, running=active, done=self._done)
         begun = start_attempt(
             self._pipeline.project,
             stage,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from charter.physics.fitted import Bundle, Fitted, Knowledge, QuantityFit, Spread
 from charter.validation.bundled import fingerprint
-from charter.validation.intervals import spreads
+from charter.validation.intervals import spreads, typical_errors
 from charter.validation.quantity import Quantity
 from charter.validation.rows.measurement import Measurement
 from charter.validation.score import Case, Scored, by, calibrated, cases_of, fitted_to, scored, summary
@@ -86,6 +86,7 @@ def fit_quantity(quantity: Quantity, rows: Iterable[Measurement]) -> QuantityFit
         fitted=fitted_to(quantity, cases),
         without=without,
         spread=spreads(situations) if len(prefixes) >= FEWEST_SOURCES else Spread(half_widths={}),
+        errors=typical_errors(situations),
         left_out={prefix: round(summary(items).median_error, 4) for prefix, items in left_out.items()},
         sources={prefix: sum(case.row.prefix == prefix for case in cases) for prefix in prefixes},
         measured_stacks={stack: tuple(sorted(situations)) for stack, situations in sorted(stacks.items())},

@@ -137,6 +137,21 @@ def spreads(situations: Mapping[Knowledge, "Iterable[Scored]"]) -> Spread:
     return Spread(half_widths={name: _ordered(width) for name, width in sorted(widths.items())})
 
 
+def typical_errors(situations: Mapping[Knowledge, "Iterable[Scored]"]) -> dict[str, dict[str, float]]:
+    """Typical |predicted / measured - 1| by group and situation: the median of a cluster, mean over clusters."""
+    errors: dict[str, dict[str, float]] = {}
+    for knowledge, rows in situations.items():
+        groups: dict[str, list[Scored]] = {}
+        for item in rows:
+            if not item.used:
+                groups.setdefault(group_of(item.row), []).append(item)
+        for name, members in sorted(groups.items()):
+            clusters = _clusters(members, knowledge).values()
+            medians = [float(np.median(np.abs(np.expm1(logs)))) for logs in clusters]
+            errors.setdefault(name, {})[knowledge] = round(float(np.mean(medians)), 4)
+    return errors
+
+
 def _clusters(rows: "Sequence[Scored]", knowledge: Knowledge) -> dict[str, list[float]]:
     """Errors by what the next row will be new in, its stack or its source; one error per configuration."""
     by_cluster: dict[str, dict[str, list[float]]] = {}

@@ -90,3 +90,11 @@ def test_own_rows_or_steps_end_the_warning_of_native(lab):
     calibrated = {**shipped().situations, TRAINING: "calibrated"}
     for known in (replace(shipped(), paces=(pace,)), replace(shipped(), situations=calibrated)):
         assert NO_NATIVE_ROW not in whole_plan(lab, known).assumptions
+
+
+def test_an_interval_is_told_with_the_error_of_its_kind(lab):
+    stage = plan(lab, shipped())
+    error = shipped().errors[TRAINING]["training dense"]["seen"]
+    assert f"training dense of sources left out is {error:.0%} off in the median" in stage.time_source
+    assert "off in the median" in stage.peak_range.source
+    assert "off in the median" not in plan(lab, replace(shipped(), errors={})).time_source

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from charter.physics.fitted import NARROWEST, WIDEST, Knowledge, Spread
 from charter.physics.terms import t_quantile
-from charter.validation.intervals import COVERAGE, group_of, scatter_factor, spreads
+from charter.validation.intervals import COVERAGE, group_of, scatter_factor, spreads, typical_errors
 from charter.validation.rows.measurement import Measurement
 from charter.validation.score import Scored
 
@@ -155,3 +155,10 @@ def test_groups() -> None:
 @pytest.mark.parametrize("knowledge", ["unseen", "seen", "calibrated", "source"])
 def test_clusters_that_were_hit_exactly_get_the_least_width(knowledge: Knowledge) -> None:
     assert width_of([[0.0] * 20, [0.0] * 20], knowledge) == NARROWEST
+
+
+def test_a_typical_error_is_the_mean_of_medians_of_clusters() -> None:
+    few, many = ([scored(name, n, float(np.log1p(e)), stack=name) for n in range(rows)]
+                 for name, e, rows in (("A", 0.1, 3), ("B", 0.3, 30)))  # fmt: skip
+    found = typical_errors({"unseen": [*few, *many, scored("A", 99, 2.0, stack="A", used=True)]})
+    assert found["training dense"]["unseen"] == pytest.approx(0.2, abs=1e-4)

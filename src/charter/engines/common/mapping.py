@@ -16,6 +16,7 @@ import yaml
 
 from charter.engines.common.request import Handover
 from charter.errors import Problem, SpecError
+from charter.spec.rewards import Reward
 from charter.spec.stage import Stage
 
 How = Literal["as_is", "computed", "same", "charter"]
@@ -165,7 +166,20 @@ def _field_of(problem: Problem, name: str) -> str:
 
 
 def _shown(value: object) -> str:
+    """A value as a refusal names it; of a list of rewards their names, kinds and rubrics.
+
+    >>> _shown((Reward(name="right", kind="function", call="charter:exact"),))
+    'right (function charter:exact)'
+    """
+    rewards = [item for item in value if isinstance(item, Reward)] if isinstance(value, tuple) else []
+    if rewards:
+        return ", ".join(_reward_words(item) for item in rewards)
     return "nothing" if value is None else str(value)
+
+
+def _reward_words(reward: Reward) -> str:
+    by_rubric = f" by {reward.rubric.criteria}, {reward.rubric.ask}" if reward.rubric else ""
+    return f"{reward.name} ({reward.kind} {reward.call or reward.model or ''}{by_rubric})".replace(" )", ")")
 
 
 class Sheet:

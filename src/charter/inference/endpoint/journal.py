@@ -8,6 +8,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from charter.inference.endpoint.gate import SpendingGate
 from charter.ledger.calls import CallStore, NewCall, Settlement
 
 GATHER_SECONDS = 0.005
@@ -17,8 +18,10 @@ GATHER_SECONDS = 0.005
 class CallJournal:
     """The store of calls, as the event loop uses it."""
 
-    def __init__(self, calls: CallStore) -> None:
-        self._calls = calls
+    def __init__(self, calls: CallStore, gate: SpendingGate | None = None) -> None:
+        self._calls, self._gate = calls, gate
+        self._turned_away: set[str] = set()
+        """Calls that never were, for the gate did not let them pass: nothing of them is written."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="charter-calls")
         self._intents: list[NewCall] = []
         self._settlements: list[Settlement] = []
@@ -26,12 +29,22 @@ class CallJournal:
         self._writer: asyncio.Task[None] | None = None
 
     async def intend(self, call: NewCall) -> None:
-        """A call is on disk before it is sent."""
+        """Write a call to disk before it is sent; BudgetError, with nothing written, where the budget has no room."""
+        if self._gate is not None:
+            try:
+                await self._gate.admit(call)
+            except BaseException:
+                self._turned_away.add(call.call_id)
+                raise
         self._intents.append(call)
         await self._written()
 
     async def settle(self, settlement: Settlement) -> None:
         """Write the outcome of a call to disk, with its answer."""
+        if settlement.call_id in self._turned_away:
+            return
+        if self._gate is not None:
+            self._gate.settle(settlement)
         self._settlements.append(settlement)
         await self._written()
 

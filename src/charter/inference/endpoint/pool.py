@@ -13,6 +13,7 @@ from dataclasses import replace
 from charter.errors import MissingExtraError, UsageError
 from charter.inference.endpoint.call import CallReply, CallRequest
 from charter.inference.endpoint.desk import Desk
+from charter.inference.endpoint.gate import SpendingGate
 from charter.inference.endpoint.hedging import hedge
 from charter.inference.endpoint.identity import Canaries
 from charter.inference.endpoint.journal import CallJournal
@@ -59,10 +60,12 @@ class EndpointPool:
         *,
         tell: Callable[[], None] = lambda: None,
         canaries: Canaries | None = None,
+        gate: SpendingGate | None = None,
     ) -> "EndpointPool":
         """The pool for a model of the project; `tell` is called, about once a second, when answers come.
 
-        With `canaries`, every server is asked them before its answers are used, and again and again after.
+        With `canaries`, every server is asked them before its answers are used, and again and again after. With a
+        `gate`, nothing is sent that could pass the stage's allowance.
 
         Raises UsageError when the key is not where the project says, MissingExtraError without aiohttp.
         """
@@ -73,7 +76,10 @@ class EndpointPool:
         except ImportError:
             raise MissingExtraError("asking a server needs aiohttp: pip install 'charter-plan[run]'") from None
         endpoints = tuple(dict.fromkeys((serving.endpoint, *serving.also_endpoints)))
-        pool = cls(ServerSetting(name=name, serving=serving, endpoints=endpoints, tell=tell, canaries=canaries), calls)
+        setting = ServerSetting(
+            name=name, serving=serving, endpoints=endpoints, tell=tell, canaries=canaries, gate=gate
+        )
+        pool = cls(setting, calls)
         pool._thread.start()
         pool._ready.wait()
         if pool._failure is not None:
@@ -165,7 +171,7 @@ class EndpointPool:
     async def _serve(self) -> None:
         """The life of the thread."""
         serving = self._setting.serving
-        journal = CallJournal(self._calls)
+        journal = CallJournal(self._calls, self._setting.gate)
         transport = Transport(self._key, timeout_seconds=serving.request_timeout)
         self._end = asyncio.Event()
         self._desk = Desk(self._told_seldom(), journal, transport)

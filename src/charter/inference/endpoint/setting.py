@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from charter.inference.endpoint.gate import SpendingGate
 from charter.inference.endpoint.identity import Canaries
 from charter.spec.project import Serving
 
@@ -20,3 +21,5 @@ class ServerSetting:
     """Called when answers come."""
     canaries: Canaries | None = None
     """Fixed questions that show when a server has another model; None asks none."""
+    gate: SpendingGate | None = None
+    """Of the stage's money; None lets every request pass."""
