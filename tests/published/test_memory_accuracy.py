@@ -1,7 +1,7 @@
 """How far memory is from published rows its constants were not fitted to; the thresholds are the project's targets.
 
 Seen failing under mutations of production lines (tests that fail):
-- physics/memory_terms.py, `zero >= stage` -> `>`: 4 of 12.
+- physics/memory_shape.py, zero_sharded, `zero >= since` -> `>`: 4 of 12.
 """
 
 from functools import cache

@@ -1,7 +1,7 @@
 """Smallest machines on which public threads and pages say reinforcement learning of a model runs, or does not.
 
 Seen failing under mutations of production lines (tests that fail):
-- physics/memory_terms.py, `zero >= stage` -> `>`: 8 of 11;
+- physics/memory_shape.py, zero_sharded, `zero >= since` -> `>`: 7 of 11;
 - physics/placement_memory.py, frozen weights of 2 bytes -> 1: 1.
 """
 

@@ -1,7 +1,7 @@
 """The ten worked examples of the source texts: the printed figure by the named source formula, and ours beside it.
 
 Seen failing under mutations of production lines (tests that fail):
-- physics/memory_terms.py, `zero >= stage` -> `>`: 1 of 17 (example 3);
+- physics/memory_shape.py, zero_sharded, `zero >= since` -> `>`: 1 of 17 (example 3);
 - train/meter.py, `Recompute.FULL: total - head` -> `total`: 1 (example 5);
 - plan/training_run.py, `num_parameters * num_tokens` -> 1.01 of it: 5 (examples 6 to 8);
 - physics/source_formulas.py, `14 * num_parameters / data` -> divided by `tensor` too: 3 (examples 3, 4).

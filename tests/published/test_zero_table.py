@@ -1,7 +1,7 @@
 """Rajbhandari et al. 2020 (ZeRO): figure 1 and the traffic of section 7, by what a plan computes.
 
 Seen failing under mutations of production lines (tests that fail):
-- physics/memory_terms.py, Rank.sharded, `zero >= stage` -> `>`: 3 of the 4 rows of figure 1;
+- physics/memory_shape.py, zero_sharded, `zero >= since` -> `>`: 3 of the 4 rows of figure 1;
 - physics/node.py, `2 * precision.compute_bytes` -> `1 *`: the traffic.
 """
 

@@ -18,7 +18,16 @@ from charter.physics.kept_activations import (
     kept_by_layer,
     layer_mix,
 )
-from charter.physics.memory_profiles import LINEAR, LOSS_BYTES, LOSS_CHUNK, AdapterUse, MemoryJob
+from charter.physics.memory_profiles import (
+    CPU_LOSS_TILE,
+    LEAST_TILE_ROWS,
+    LINEAR,
+    LOSS_BYTES,
+    LOSS_CHUNK,
+    LOSS_TILE,
+    AdapterUse,
+    MemoryJob,
+)
 from charter.physics.shapes import (
     adapter_parameters,
     attention_parameters,
@@ -28,7 +37,7 @@ from charter.physics.shapes import (
     state_space_parameters,
 )
 from charter.spec.architecture import Architecture, Encoder
-from charter.spec.layout import Adapter, Layout, ZeroStage
+from charter.spec.layout import Adapter, Layout
 
 # -------- Parameters, gradients and optimizer state of one rank under TP, PP, EP and ZeRO.
 
@@ -53,16 +62,6 @@ class RankParameters:
     def total(self) -> float:
         """Dense and routed."""
         return self.dense + self.experts
-
-    def held(self, layout: Layout) -> float:
-        """Return the parameters that one rank keeps under ZeRO-3: routed experts over the rest of their smaller group.
-
-        >>> rank = RankParameters(dense=8.0, experts=2.0, layer_unit=1.0, end_unit=1.0, layers=1)
-        >>> rank.held(Layout(data=8, expert=4, zero=ZeroStage.PARAMETERS))
-        2.0
-        """
-        group = layout.data * layout.context // layout.replicas if layout.zero >= ZeroStage.PARAMETERS else 1
-        return self.dense / group + self.experts / max(1, group // layout.expert)
 
     @property
     def largest_unit(self) -> float:
@@ -221,6 +220,30 @@ def rank_parameters(
     )
 
 
+def zero_sharded(dense: Array, experts: Array, layouts: Layouts, *, since: int) -> Array:
+    """Return the parameters that one rank owns of something that ZeRO shards from stage `since` on, per layout.
+
+    dense / G + experts / max(1, G // EP) where zero >= since, else dense + experts; G is the sharding group, EP the
+    expert-parallel degree: routed experts are replicated only G / EP times. Counts in parameters, not bytes.
+    Source: Rajbhandari et al. 2020 (arXiv:1910.02054), section 5. Uneven shards are not rounded up.
+
+    >>> from charter.spec.layout import ZeroStage
+    >>> many = Layouts.of([Layout(data=64, zero=ZeroStage(stage)) for stage in (0, 1)])
+    >>> zero_sharded(array(7.5e9), array(0.0), many, since=1).tolist()
+    [7500000000.0, 117187500.0]
+    """
+    sharded = layouts.zero >= since
+    expert_group = np.maximum(1.0, np.floor(layouts.shards / layouts.expert))
+    return array(dense / np.where(sharded, layouts.shards, 1.0) + experts / np.where(sharded, expert_group, 1.0))
+
+
+def frozen_parameters(architecture: Architecture, layouts: Layouts, *, scalar_head: bool = False) -> Array:
+    """Return the parameters of a model that is never trained, on one rank of the first stage: sharded under ZeRO-3."""
+    model = ModelColumns.of(architecture, scalar_head=scalar_head)
+    rank = rank_columns(model, layouts, stage="first", layers=stage_layers(model.layers, layouts.pipeline, "first"))
+    return zero_sharded(rank.dense, rank.experts, layouts, since=3)
+
+
 # -------- Memory shape of a training step besides the layout: one job, or many as arrays, ready for the formulas.
 
 
@@ -247,6 +270,8 @@ class MemoryShape:
     loss_bytes: Array
     loss_share: Array
     loss_rows: Array
+    loss_head: Array
+    """Parameters of an output projection whose gradient the loss makes in the forward pass."""
     parameter_bytes: Array
     gradient_bytes: Array
     optimizer_bytes: Array
@@ -257,6 +282,7 @@ class MemoryShape:
     base_bytes: Array
     quantises_head: Array
     persistent_gradients: Array
+    second_stage_shards_weights: Array
     step_bytes: Array
     step_parameters: Array
     bucket_elements: Array
@@ -327,13 +353,22 @@ def _layer_numbers(job: MemoryJob) -> dict[str, float]:
 
 def _loss_numbers(job: MemoryJob) -> dict[str, float]:
     """The cross-entropy over the vocabulary."""
-    kind = job.cross_entropy or job.profile.cross_entropy
+    kind, a = job.cross_entropy or job.profile.cross_entropy, job.architecture
     return {
-        "vocabulary": job.architecture.vocab_size,
+        "vocabulary": a.vocab_size,
         "loss_bytes": (job.precision.compute_bytes + LOSS_BYTES[kind]) * (job.head == "lm"),
         "loss_share": job.logit_share,
-        "loss_rows": LOSS_CHUNK if kind == "chunked" else np.inf,
+        "loss_rows": _loss_rows(job, kind),
+        "loss_head": a.hidden_size * a.vocab_size * (kind == "tiled" and job.head == "lm" and job.adapter is None),
     }
+
+
+def _loss_rows(job: MemoryJob, kind: str) -> float:
+    """Return the positions whose logits exist at once."""
+    if kind == "tiled":
+        on_cpu = job.accelerator is not None and job.accelerator.kind == "cpu"
+        return max((CPU_LOSS_TILE if on_cpu else LOSS_TILE) // job.architecture.vocab_size, LEAST_TILE_ROWS)
+    return LOSS_CHUNK if kind == "chunked" else np.inf
 
 
 def _state_numbers(job: MemoryJob) -> dict[str, float]:
@@ -359,6 +394,7 @@ def _run_numbers(job: MemoryJob) -> dict[str, float]:
     first, last = job.end_layers or (0, 0)
     return {
         "persistent_gradients": profile.persistent_gradients,
+        "second_stage_shards_weights": profile.second_stage_shards_weights,
         "step_bytes": profile.step_bytes * _step_share(job),
         "step_parameters": profile.step_parameters,
         "bucket_elements": profile.bucket_elements,

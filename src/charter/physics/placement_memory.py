@@ -13,7 +13,7 @@ from charter.physics.columns import Array, Layouts, array
 from charter.physics.inference_memory import InferenceJob, InferenceShape, inference_memory_table, job_inference_memory
 from charter.physics.memory import training_memory, training_memory_table
 from charter.physics.memory_profiles import NATIVE, AdapterUse, Head, MemoryJob, MemoryProfile
-from charter.physics.memory_shape import MemoryShape, rank_parameters
+from charter.physics.memory_shape import MemoryShape, frozen_parameters, rank_parameters
 from charter.physics.precision import FSDP_MIXED, TrainingPrecision
 from charter.physics.terms import MemoryBreakdown, Term, TermTable
 from charter.spec.architecture import Architecture
@@ -141,7 +141,7 @@ def _frozen(job: PpoJob, role: PpoRole) -> Term:
     """16-bit weights of a frozen role, sharded like the trained ones under ZeRO-3."""
     layout = job.scoring_layout or job.layout
     rank = rank_parameters(role.architecture, layout, scalar_head=role.scalar_head)
-    sharded_parameters = rank.held(layout)
+    sharded_parameters = float(frozen_parameters(role.architecture, Layouts.of(layout), scalar_head=role.scalar_head))
     return Term(
         name="frozen weights",
         part="parameters",
@@ -342,10 +342,6 @@ def _phase_sum(table: TermTable, count: int, *, part: bool = False, fixed: bool 
 
 def _frozen_columns(job: PpoJob, role: PpoRole, layouts: Sequence[Layout]) -> RoleColumns:
     """16-bit weights, and one forward pass of a micro-batch through one live layer."""
-    ranks = {
-        tensor: rank_parameters(role.architecture, Layout(tensor=tensor), scalar_head=role.scalar_head)
-        for tensor in {layout.tensor for layout in layouts}
-    }
     one = job_inference_memory(
         InferenceJob(
             architecture=role.architecture,
@@ -359,5 +355,5 @@ def _frozen_columns(job: PpoJob, role: PpoRole, layouts: Sequence[Layout]) -> Ro
     per_token = sum(term.value for term in one.phases["prefill"] if term.part == "activations")
     per_token += 6.0 * role.architecture.vocab_size if role.head == "lm" else 0.0
     tokens = array([layout.micro_batch * job.seq_len / layout.tensor for layout in layouts])
-    sharded_parameters = array([ranks[layout.tensor].held(layout) for layout in layouts])
+    sharded_parameters = frozen_parameters(role.architecture, Layouts.of(layouts), scalar_head=role.scalar_head)
     return RoleColumns(resident=2.0 * sharded_parameters, transient=tokens * per_token)

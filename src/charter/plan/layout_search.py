@@ -20,11 +20,10 @@ from charter.plan.layout_space import EMPTY, Asked, Family, Space, space
 from charter.plan.offers import Place, node_memory_bytes
 from charter.plan.option import Missed, Option, Question, Rejected, TiedLayout, does_not_fit, make_option
 from charter.plan.phase import Workload
-from charter.plan.stage_memory import Devices, Fit, Peak, fit_of, least_bytes, training_peak, waiting_bytes
+from charter.plan.stage_memory import Devices, Fit, Peak, fit_of, least_bytes, one_device, training_peak, waiting_bytes
 from charter.plan.stage_time import (
     Task,
     least_update_seconds,
-    one_device,
     other_seconds,
     some_rows,
     update_seconds,

@@ -15,7 +15,13 @@ from charter.physics.inference_memory import PASS_TOKENS, inference_memory
 from charter.physics.memory import MemoryTable, StageTable, factored_memory, job_memory, least_state_bytes
 from charter.physics.memory_profiles import PROFILES as MEMORY_PROFILES
 from charter.physics.memory_profiles import AdapterUse, Head, MemoryJob
-from charter.physics.memory_shape import MemoryShape, ModelColumns, rank_columns, rank_parameters, stage_layers
+from charter.physics.memory_shape import (
+    MemoryShape,
+    ModelColumns,
+    frozen_parameters,
+    rank_columns,
+    rank_parameters,
+)
 from charter.physics.precision import FP32, FSDP_MIXED, TrainingPrecision
 from charter.physics.serving_devices import SERVER
 from charter.physics.shapes import count_parameters
@@ -89,12 +95,13 @@ def training_peak(
         for role, breakdown in breakdowns.items()
         for phase, terms in breakdown.phases.items()
     ]
-    room = _usable(engine, knowledge, accelerator) - sum(term.value for _, term in resident)
-    moments += [
-        Peak(moment=phase.name, parts=(*resident, *_generation_terms(work, phase, layout, room)))
-        for phase in work.phases
-        if phase.work == "generate" and not server_of(phase, engine)
-    ]
+    for phase in work.phases:
+        if phase.work == "generate" and not server_of(phase, engine):
+            sequences = decoded_together(
+                work, phase, layout, accelerator=accelerator, dtype=dtype, knowledge=knowledge, engine=engine
+            )
+            parts = _generation_terms(work.role(phase.role), phase, layout, sequences)
+            moments.append(Peak(moment=phase.name, parts=(*resident, *parts)))
     return max(moments, key=lambda peak: peak.total_bytes)
 
 
@@ -109,18 +116,9 @@ def decoded_together(
     engine: str = NATIVE,
 ) -> int:
     """Sequences of a rollout that one replica decodes at once: all of its share, or as many as memory holds."""
-    if server := server_of(phase, engine):
-        return server.together(work.role(phase.role), phase, layout.data, accelerator)
-    breakdowns = {
-        role.name: _trained(work, role, layout, accelerator, dtype, knowledge, engine) for role in work.trained
-    }
-    resident = _resident(work, breakdowns, layout, accelerator, engine)
-    room = _usable(engine, knowledge, accelerator) - sum(term.value for _, term in resident)
-    return _together(work.role(phase.role), phase, layout, room)
-
-
-def _usable(engine: str, knowledge: Knowledge, accelerator: Accelerator) -> float:
-    return engine_knowledge(engine, knowledge).usable_bytes(accelerator, knowledge)
+    constants = engine_knowledge(engine, knowledge)
+    devices = one_device(accelerator, 1, constants.usable_bytes(accelerator, knowledge))
+    return int(fit_of(work, Layouts.of([layout]), devices, dtype=dtype, known=constants).together[phase.name][0])
 
 
 def _resident(
@@ -273,6 +271,7 @@ def training_job(work: Workload, role: Role, accelerator: Accelerator, dtype: st
         adapter=AdapterUse.of(role.adapter) if role.adapter else None,
         head=_head(role),
         logit_share=phase.logit_share,
+        cross_entropy="tiled" if engine == NATIVE and not work.together else None,
         fp8=dtype == FP8,
         fp8_copies=FP8_COPIES_BYTES if dtype == FP8 else 0.0,
         accelerator=accelerator,
@@ -285,7 +284,7 @@ def _comes_and_goes(term: Term) -> bool:
 
 def _frozen(role: Role, layout: Layout, width_bytes: float) -> Term:
     rank = rank_parameters(role.architecture, layout, scalar_head=role.scalar_head)
-    sharded_parameters = rank.held(layout)
+    sharded_parameters = float(_frozen_columns(role, Layouts.of(layout)))
     return Term(
         name="frozen weights",
         part="parameters",
@@ -296,25 +295,14 @@ def _frozen(role: Role, layout: Layout, width_bytes: float) -> Term:
     )
 
 
-def _gathered_bytes(role: Role, layout: Layout) -> float:
-    return 2.0 * rank_parameters(role.architecture, replace(layout, pipeline=1)).total
+def _frozen_columns(role: Role, layouts: Layouts) -> Array:
+    return frozen_parameters(role.architecture, layouts, scalar_head=role.scalar_head)
 
 
-def _cache_bytes(role: Role, phase: Phase, layout: Layout) -> float:
-    return kv_cache_bytes(role.architecture, phase.longest_tokens, tensor=layout.tensor)
-
-
-def _together(role: Role, phase: Phase, layout: Layout, room_bytes: float) -> int:
-    share = ceil(phase.batch / layout.data)
-    free = room_bytes - _gathered_bytes(role, layout)
-    return max(1, min(share, int(free / _cache_bytes(role, phase, layout))))
-
-
-def _generation_terms(work: Workload, phase: Phase, layout: Layout, room_bytes: float) -> list[tuple[str, Term]]:
+def _generation_terms(role: Role, phase: Phase, layout: Layout, sequences: int) -> list[tuple[str, Term]]:
     """A bf16 copy of the policy, gathered for decoding, and the keys and values of what is decoded together."""
-    role = work.role(phase.role)
-    gathered, cache = _gathered_bytes(role, layout), _cache_bytes(role, phase, layout)
-    sequences = _together(role, phase, layout, room_bytes)
+    one = Layouts.of([layout])
+    gathered, cache = float(_gathered_bytes(role, one)[0]), float(_cache_bytes(role, phase, one)[0])
     terms = [
         Term(
             name="weights gathered for generation",
@@ -367,6 +355,11 @@ class Devices:
         return self.usable[self.of_row]
 
 
+def one_device(accelerator: Accelerator, count: int, usable: float) -> Devices:
+    """All rows on one accelerator."""
+    return Devices(accelerators=(accelerator,), of_row=np.zeros(count, dtype=np.intp), usable=array([usable]))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fit:
     """Memory of many layouts."""
@@ -381,7 +374,7 @@ def fit_of(work: Workload, layouts: Layouts, devices: Devices, *, dtype: str, kn
     tables = {role.name: _fullest_stage(work, role, layouts, devices, dtype, known) for role in work.trained}
     resident = next(iter(tables.values()))["context"] + sum(table["states"] for table in tables.values())
     width = 4.0 if devices.accelerators[0].kind == CPU else 2.0
-    resident = resident + sum(width * held(role, layouts) for role in work.roles if not role.trained)
+    resident = resident + sum(width * _frozen_columns(role, layouts) for role in work.roles if not role.trained)
     moments = [table["transient"] for table in tables.values()]
     together: dict[str, Array] = {}
     for phase in work.phases:
@@ -391,7 +384,7 @@ def fit_of(work: Workload, layouts: Layouts, devices: Devices, *, dtype: str, kn
             resident = resident + array(each)[devices.of_row]
             together[phase.name] = _served_together(server, role, phase, layouts, devices)
         elif phase.work == "generate":
-            gathered, cache = _gathered_column(role, layouts), _cache_column(role, phase, layouts)
+            gathered, cache = _gathered_bytes(role, layouts), _cache_bytes(role, phase, layouts)
             free = np.floor((devices.room - resident - gathered) / cache)
             sequences = np.maximum(1.0, np.minimum(np.ceil(phase.batch / layouts.data), free))
             together[phase.name] = array(sequences)
@@ -421,22 +414,13 @@ def waiting_bytes(work: Workload, layouts: Layouts, devices: Devices, *, dtype: 
     return array(total - least_bytes(work, layouts, devices, dtype=dtype, known=known))
 
 
-def held(role: Role, layouts: Layouts) -> Array:
-    """Parameters of a frozen role on one rank of the first stage; see `RankParameters.held`."""
-    model = ModelColumns.of(role.architecture, scalar_head=role.scalar_head)
-    layers = stage_layers(model.layers, layouts.pipeline, "first")
-    rank = rank_columns(model, layouts, stage="first", layers=layers)
-    group = np.where(layouts.zero >= 3, layouts.shards, 1.0)
-    return array(rank.dense / group + rank.experts / np.maximum(1.0, np.floor(group / layouts.expert)))
-
-
-def _gathered_column(role: Role, layouts: Layouts) -> Array:
+def _gathered_bytes(role: Role, layouts: Layouts) -> Array:
     unsplit = replace(layouts, pipeline=array(1.0))
     model = ModelColumns.of(role.architecture, scalar_head=role.scalar_head)
     return 2.0 * rank_columns(model, unsplit, stage="first", layers=model.layers).total
 
 
-def _cache_column(role: Role, phase: Phase, layouts: Layouts) -> Array:
+def _cache_bytes(role: Role, phase: Phase, layouts: Layouts) -> Array:
     rows, which = distinct([layouts.tensor])
     each = [kv_cache_bytes(role.architecture, phase.longest_tokens, tensor=int(layouts.tensor[row])) for row in rows]
     return array(each)[which]

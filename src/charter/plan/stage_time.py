@@ -405,11 +405,6 @@ def least_update_seconds(task: Task, layouts: Layouts, devices: Devices) -> Arra
     return array(total)
 
 
-def one_device(accelerator: Accelerator, count: int, usable: float) -> Devices:
-    """All rows on one accelerator."""
-    return Devices(accelerators=(accelerator,), of_row=np.zeros(count, dtype=np.intp), usable=array([usable]))
-
-
 def some_rows(devices: Devices, rows: Index) -> Devices:
     """Some rows of the devices of many layouts."""
     return replace(devices, of_row=devices.of_row[rows])

@@ -15,7 +15,8 @@ from charter.plan.layout_space import space
 from charter.plan.offers import UNPRICED, Place, host_bytes_per_accelerator, node_memory_bytes
 from charter.plan.option import Question
 from charter.plan.phase import Counters, Phase, Role, Workload
-from charter.plan.stage_time import Task, one_device
+from charter.plan.stage_memory import one_device
+from charter.plan.stage_time import Task
 from charter.spec.layout import ZeroStage
 from charter.spec.stage import SftStage
 

@@ -12,8 +12,8 @@ from charter.physics.columns import Layouts
 from charter.plan import stage_time
 from charter.plan.knowledge import engine_knowledge, shipped
 from charter.plan.plan import InfeasiblePlanError
-from charter.plan.stage_memory import decoded_together, fit_of, server_of, training_peak
-from charter.plan.stage_time import Task, one_device, other_seconds
+from charter.plan.stage_memory import decoded_together, fit_of, one_device, server_of, training_peak
+from charter.plan.stage_time import Task, other_seconds
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.units import GIB
 

@@ -32,8 +32,8 @@ from charter.plan.offers import UNPRICED, Place, Price
 from charter.plan.option import Question, near_tied, pareto
 from charter.plan.phase import Counters, Phase, Role, Workload
 from charter.plan.search import infeasible, search
-from charter.plan.stage_memory import least_bytes, training_peak
-from charter.plan.stage_time import Task, least_update_seconds, one_device, update_seconds, update_terms
+from charter.plan.stage_memory import least_bytes, one_device, training_peak
+from charter.plan.stage_time import Task, least_update_seconds, update_seconds, update_terms
 from charter.plan.what_if import other_engines
 from charter.spec.stage import PreferenceModelStage, SftStage, StageResources
 
