@@ -54,6 +54,7 @@ WHERE: Mapping[str, str] = {
     "ManagedSettings": "`launch.managed`",
     "NodeChecks": "`launch.node_checks`",
     "Metering": "`metering`",
+    "Samples": "`samples`",
     "IdlePolicy": "`idle`",
     "TrackerEntry": "An entry of `tracking`",
     "MlflowSettings": "An entry of `tracking`: `mlflow`",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from charter.cli.actions import raise_limit
 from charter.cli.common import (
     DirOption,
     JsonOption,
@@ -365,6 +366,7 @@ cost_app.command("reconcile")(reconcile)
 cost_app.command("export")(export)
 cost_app.command("check")(check)
 cost_app.command("import")(import_bill)
+cost_app.command("raise")(raise_limit)
 
 
 @cost_app.command("report")

@@ -1,4 +1,4 @@
-"""Buttons of the pages: approve a stage, stop a run at a checkpoint, start it again.
+"""Buttons of the pages: approve or repeat a stage, stop and start a run or a sweep, raise a budget, flag a sample.
 
 The same functions as those of `charter approve`, `stop` and `run`; a request has passed the guard before it comes here.
 """
@@ -52,11 +52,52 @@ def _start(reader: ProjectReader, _: Form, by: str) -> None:
     start(reader.found.root, by=by)
 
 
+def _sweep(reader: ProjectReader, form: Form, by: str) -> None:
+    from charter.run.actions import start
+
+    start(reader.found.root, sweep=form.get("sweep", ""), by=by)
+
+
+def _raise(reader: ProjectReader, form: Form, by: str) -> None:
+    from charter.run.actions import raise_budget
+
+    raise_budget(reader.found.root, form.get("limit", ""), by=by)
+
+
+def _rerun(reader: ProjectReader, form: Form, by: str) -> None:
+    from charter.engines.project import load_project
+    from charter.run.actions import rerun_stage, start
+    from charter.run.graph import build_pipeline
+
+    root = reader.found.root
+    rerun_stage(build_pipeline(load_project(root, env=dict(os.environ)), root), form.get("stage", ""), by=by)
+    start(root, by=by)
+
+
+def _note(reader: ProjectReader, form: Form, by: str) -> None:
+    from charter.run.actions import note_sample
+
+    sample = form.get("sample", "")
+    if not sample:
+        raise UsageError("there is no sample to flag")
+    note = form.get("note", "").strip()[:LONGEST_NOTE]
+    stage, flagged = form.get("stage", ""), bool(form.get("flagged"))
+    note_sample(reader.found.root, sample, flagged=flagged, note=note, stage=stage, by=by)
+
+
+LONGEST_NOTE = 500
 BUTTONS: Mapping[str, Callable[[ProjectReader, Form, str], None]] = {
     "approve": _approve,
     "stop": _stop,
     "start": _start,
+    "note": _note,
+    "sweep": _sweep,
+    "raise": _raise,
+    "rerun": _rerun,
 }
+
+RETURNS_TO: Mapping[str, str] = {"note": "/samples"}
+"""Where a button leads that is not on the page of the run."""
 
 
 async def act(request: Request) -> Response:
@@ -74,9 +115,13 @@ async def act(request: Request) -> Response:
 
     try:
         await run_in_threadpool(button, reader, form, f"{who_is_here()}, in the dashboard")
+        # The page that follows shows what was done, not the snapshot of half a second ago.
+        await run_in_threadpool(lambda: reader.snapshot(wait=True))
+        request.app.state.shown.forget(reader.found.key)
     except CharterError as error:
         return error_page(409, "This was not done", str(error))
-    return RedirectResponse(f"/p/{key}", status_code=303)
+    page = RETURNS_TO.get(request.path_params["button"], "")
+    return RedirectResponse(f"/p/{key}{page}", status_code=303)
 
 
 ACTIONS = (Route("/p/{project}/do/{button}", act, methods=["POST"]),)

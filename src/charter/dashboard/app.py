@@ -113,7 +113,7 @@ def build_app(settings: Settings, port: int, *, ending: Callable[[], bool] = lam
     routes: list[BaseRoute] = [Route(page.path, shown.endpoint(page), name=page.name) for page in PAGES]
     routes += [live_route(site, ending), Route(ASSETS + "{name}", asset), *POSTS, *ACTIONS, *API_ROUTES]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error, Exception: _defect})
-    app.state.site = site
+    app.state.site, app.state.shown = site, shown
     return Guard(app, settings, port)
 
 
@@ -139,6 +139,12 @@ class Shown:
         self._lock = threading.Lock()
         self._writing: dict[object, threading.Lock] = {}
         self._writers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pages")
+
+    def forget(self, key: str) -> None:
+        """Write the pages of a project anew at the next request: somebody has acted, and wants to see it."""
+        with self._lock:
+            for page in [item for item in self._kept if isinstance(item, tuple) and item[2] == key]:
+                del self._kept[page]
 
     def endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
         """Return the handler that answers requests for one page."""

@@ -33,6 +33,7 @@ from charter.run.graph import ACCEPTED_FILE, Pipeline, PlannedStage, build_pipel
 from charter.run.paths import run_dir, stages_dir
 from charter.run.planned import PLAN_FILE
 from charter.run.staleness import states_of
+from charter.spec.load import BUDGET_FILE
 from charter.spec.project import Project
 from charter.tracking.jsonl import IMPORTED_METRICS, METRICS
 
@@ -366,6 +367,7 @@ class ProjectReader:
             owner=project.owner if project else None,
             tags=dict(project.tags) if project else {},
             budget_limit_usd=project.budget.limit if project and project.budget else None,
+            sweeps=tuple(project.sweeps) if project else (),
             on_exceed=project.budget.on_exceed if project and project.budget else "",
             deadline_seconds=project.deadline if project else None,
             max_parallel_stages=max(1, project.resources.max_parallel_stages) if project else 1,
@@ -419,12 +421,12 @@ class ProjectReader:
         from charter.engines.project import load_project
 
         path = self.found.root / FILE
-        stamp = stamp_of(path)
+        stamp = (stamp_of(path), stamp_of(run_dir(self.found.root) / BUDGET_FILE))
         if self._project is not None and self._project[0] == stamp:
             return self._project[1], self._project[2]
         project: Project | None = None
         problem = ""
-        if stamp is None:
+        if stamp[0] is None:
             problem = f"there is no {FILE} here any more: what the run has left is shown"
         else:
             try:

@@ -126,6 +126,8 @@ class Snapshot:
     tags: Mapping[str, str] = field(default_factory=dict)
     budget_limit_usd: float | None = None
     on_exceed: str = ""
+    sweeps: tuple[str, ...] = ()
+    """Those that the file names."""
     deadline_seconds: float | None = None
     max_parallel_stages: int = 1
     machine_usd_per_hour: float | None = None

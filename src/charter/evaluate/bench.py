@@ -11,12 +11,12 @@ import torch
 from charter.artifacts.draws import draw_seed
 from charter.artifacts.durable import write_file
 from charter.artifacts.job import Job
+from charter.artifacts.sample_prompts import SAMPLES_FILE
 from charter.artifacts.stage_dir import StageDir
 from charter.data.dataset import Pair, Prompt, Turn
 from charter.errors import DataError
 from charter.evaluate import statistics
 from charter.evaluate.judging import Judging
-from charter.evaluate.outcome import SAMPLES_FILE
 from charter.evaluate.sampled import RoleAnswers, answer_prompts, divergences, play_prompts
 from charter.evaluate.statistics import BagOfWords
 from charter.feedback.constitution import Constitution

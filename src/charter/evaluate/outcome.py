@@ -13,8 +13,6 @@ from typing import Any, Literal
 MIN_ROWS = 30
 """Fewer held-out rows support no statement, whatever the interval says."""
 RESULTS_FILE = "results.json"
-SAMPLES_FILE = "samples.jsonl"
-"""Answers of an evaluation's models, beside its outputs, for people to read."""
 
 Answer = Literal["yes", "no", "not shown", "not measured"]
 

@@ -4,18 +4,24 @@ Files of stages are read as they lie there, line by line and up to a bound, so t
 page of a small one does. Nothing here is a figure: figures with their intervals are the evaluation's.
 """
 
+import difflib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from charter.evaluate.outcome import SAMPLES_FILE
+from charter.artifacts.sample_prompts import SAMPLES_FILE, SampleNote, read_notes
 
 RECORDS = Path("outputs") / "records.jsonl"
 MOST_BYTES = 32 * 1024**2
 """Read of one stage for one question."""
 MOST_TEXT = 20_000
+COMPARED_TEXT = 2_000
+"""Characters of an answer that decide how much it has changed."""
+Order = Literal["", "changed", "longest", "shortest"]
+"""As the files have them; or by how much the last answer differs from the first, or by the length of the last."""
+ORDERS: tuple[Order, ...] = ("changed", "longest", "shortest")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +57,26 @@ class Sample:
     """That the judge gives to the answer that it prefers."""
     agreed: bool | None = None
     """Both orders gave the same verdict; None where they were not compared."""
+    step: int | None = None
+    """Of the last part, where a model in training answered; the parts then are its answers by step."""
+    note: SampleNote | None = None
+    """What a reader has remarked."""
+
+    @property
+    def change(self) -> float:
+        """Share of words by which the last answer differs from the first; 0 where there is one alone.
+
+        >>> parts = (Part(label="step 1", text="a b c d"), Part(label="step 2", text="a b c e"))
+        >>> Sample(stage="sft", id="1", prompt="?", parts=parts).change
+        0.25
+        """
+        first, last = (part.text[:COMPARED_TEXT].split() for part in (self.parts[0], self.parts[-1]))
+        return 1 - difflib.SequenceMatcher(None, first, last, autojunk=False).ratio()
+
+    @property
+    def length(self) -> int:
+        """Characters of the last answer."""
+        return len(self.parts[-1].text)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -62,18 +88,24 @@ class Sample:
             "principle": self.principle or None,
             "probability": self.probability,
             "orders_agree": self.agreed,
+            "step": self.step,
+            "flagged": self.note is not None and self.note.flagged,
+            "note": self.note.note if self.note is not None else "",
         }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Filter of samples; an empty field does not filter."""
+    """Filter and order of the samples that are shown; what is empty does not choose."""
 
     stage: str = ""
     text: str = ""
     principle: str = ""
     disagreeing: bool = False
     """Comparisons whose two orders gave different verdicts, and answers of models that differ."""
+    order: Order = ""
+    flagged: bool = False
+    """Only what a reader has flagged."""
 
     def takes(self, sample: Sample) -> bool:
         """Return True for a sample that is wanted.
@@ -85,6 +117,8 @@ class Wanted:
         if self.principle and sample.principle != self.principle:
             return False
         if self.disagreeing and not _disagrees(sample):
+            return False
+        if self.flagged and not (sample.note is not None and sample.note.flagged):
             return False
         needle = self.text.casefold()
         return not needle or any(needle in text.casefold() for text in (sample.prompt, *(p.text for p in sample.parts)))
@@ -100,12 +134,59 @@ class SampleList:
     is_complete: bool
 
 
+MOST_ORDERED = 2_000
+"""Samples that are put into an order: the first that are wanted."""
+_ORDER: Mapping[str, Callable[[Sample], float]] = {
+    "changed": lambda sample: -sample.change,
+    "longest": lambda sample: -sample.length,
+    "shortest": lambda sample: sample.length,
+}
+
+
+def side_by_side(lists: Sequence[tuple[str, Iterable[SampleSource]]], wanted: Wanted, *, limit: int) -> SampleList:
+    """Return one sample for each prompt that models in training answered, with the last answer of every stage.
+
+    Each of `lists` is a run with its sources; its name stands before its stages where there are several.
+    """
+    rows: dict[tuple[str, str], list[Sample]] = {}
+    is_complete = True
+    for run, sources in lists:
+        for source in sources:
+            listed = find_samples([source], Wanted(), limit=MOST_ORDERED)
+            is_complete = is_complete and listed.is_complete
+            for sample in listed.samples:
+                if sample.step is not None:
+                    name = f"{run}: {sample.stage}" if len(lists) > 1 else sample.stage
+                    rows.setdefault((sample.id, sample.prompt), []).append(replace(sample, stage=name))
+    merged = [
+        replace(
+            samples[0],
+            stage="",
+            parts=tuple(
+                Part(label=f"{sample.stage}, {sample.parts[-1].label}", text=sample.parts[-1].text)
+                for sample in samples
+            ),
+        )
+        for samples in rows.values()
+    ]
+    chosen = [sample for sample in merged if wanted.takes(sample)]
+    if wanted.order:
+        chosen.sort(key=_ORDER[wanted.order])
+    return SampleList(samples=tuple(chosen[:limit]), principles=(), is_complete=is_complete and len(chosen) <= limit)
+
+
 def find_samples(sources: Iterable[SampleSource], wanted: Wanted, *, limit: int) -> SampleList:
     """Return the first samples that are wanted, from the evaluations first, then from each stage in its order."""
     ordered = sorted(sources, key=lambda source: source.kind != "eval")
-    samples: list[Sample] = []
+    if wanted.order:
+        everything = find_samples(ordered, replace(wanted, order=""), limit=MOST_ORDERED)
+        samples = sorted(everything.samples, key=_ORDER[wanted.order])
+        is_complete = everything.is_complete and len(samples) <= limit
+        return replace(everything, samples=tuple(samples[:limit]), is_complete=is_complete)
+    samples = []
     principles: set[str] = set()
     is_complete = True
+    notes: dict[Path, dict[str, SampleNote]] = {}
     for source in ordered:
         if wanted.stage and source.stage != wanted.stage:
             continue
@@ -113,6 +194,10 @@ def find_samples(sources: Iterable[SampleSource], wanted: Wanted, *, limit: int)
             if sample is None:
                 is_complete = False
                 break
+            run = source.directory.parent.parent
+            if run not in notes:
+                notes[run] = read_notes(run)
+            sample = replace(sample, note=notes[run].get(sample.id))
             principles.add(sample.principle)
             if len(samples) < limit and wanted.takes(sample):
                 samples.append(sample)
@@ -138,17 +223,26 @@ def _read(source: SampleSource) -> Iterator[Sample | None]:
     """Yield the samples of a stage; None at the end where the bound cut it off."""
     for name in (SAMPLES_FILE, RECORDS):
         path = source.directory / name
+        by_prompt: dict[str, dict[int, Sample]] = {}
+        cut_off = False
         try:
             with path.open("rb") as file:
                 while line := file.readline(MOST_BYTES):
                     sample = _sample(source.stage, line)
-                    if sample is not None:
+                    if sample is not None and sample.step is not None:
+                        # A resumed stage answers again at a step that it had lost: the later line counts.
+                        by_prompt.setdefault(sample.id, {})[sample.step] = sample
+                    elif sample is not None:
                         yield sample
-                    if file.tell() > MOST_BYTES:
-                        yield None
+                    if cut_off := file.tell() > MOST_BYTES:
                         break
         except OSError:
             continue
+        for steps in by_prompt.values():
+            last = steps[max(steps)]
+            yield replace(last, parts=tuple(part for step in sorted(steps) for part in steps[step].parts))
+        if cut_off:
+            yield None
 
 
 def _sample(stage: str, line: bytes) -> Sample | None:
@@ -159,7 +253,8 @@ def _sample(stage: str, line: bytes) -> Sample | None:
         return None
     if not isinstance(row, dict):
         return None
-    parts = _parts(row)
+    step = row.get("step") if "answer" in row and isinstance(row.get("step"), int) else None
+    parts = _parts(row) if step is None else (Part(label=f"step {step:,}", text=_clean(row["answer"])),)
     if not parts:
         return None
     orders, probability = row.get("both_orders"), row.get("chosen_probability")
@@ -171,6 +266,7 @@ def _sample(stage: str, line: bytes) -> Sample | None:
         principle=str(row.get("principle") or ""),
         probability=float(probability) if isinstance(probability, int | float) else None,
         agreed=bool(orders["agree"]) if isinstance(orders, dict) and "agree" in orders else None,
+        step=step,
     )
 
 

@@ -4,6 +4,7 @@ Commands and buttons of the dashboard call these functions, so that both do the 
 `events.jsonl`.
 """
 
+import math
 import os
 import subprocess
 import sys
@@ -14,6 +15,9 @@ from pathlib import Path
 from charter.artifacts import durable
 from charter.artifacts.fingerprint import differences
 from charter.artifacts.lease import LEASE, read_holder
+from charter.artifacts.sample_prompts import SampleNote, append_note
+from charter.artifacts.stage_state import Phase
+from charter.engines.project import load_project, project_of
 from charter.errors import CharterError, ExitCode, UsageError
 from charter.run.approval import Approval, approve, who_is_here
 from charter.run.events import Events
@@ -21,7 +25,10 @@ from charter.run.graph import Acceptance, Pipeline, PlannedStage, build_pipeline
 from charter.run.inputs import REVISIONS_FILE, read_revisions, revision_number
 from charter.run.paths import run_dir
 from charter.run.staleness import assess
+from charter.spec.load import BUDGET_FILE, DEFAULT_FILE
 from charter.spec.project import Project
+from charter.spec.yaml_source import read_document
+from charter.units import format_usd, parse_usd
 
 START_LOG = "started-from-page.txt"
 """What a run says that a page has started, in the run directory."""
@@ -96,6 +103,63 @@ def _asks(stage: PlannedStage, name: str) -> bool:
     return any(item.name == name for items in stage.inputs.values() for item in items)
 
 
+def raise_budget(root: Path, limit: str, *, by: str | None = None) -> tuple[float, float]:
+    """Raise the limit of a project for its run; return the limits before and now. The file stays as it is.
+
+    A run that is under way reads it when it is next started.
+    """
+    try:
+        limit_usd = parse_usd(limit)
+    except ValueError as error:
+        raise UsageError(f"the new limit {limit!r}: {error}") from None
+    budget = load_project(root, env=dict(os.environ)).budget
+    if budget is None:
+        raise UsageError("this project has no budget; `budget: {limit: $100}` in charter.yaml sets one")
+    if not budget.limit < limit_usd < math.inf:
+        raise UsageError(
+            f"{format_usd(limit_usd)} is not above the limit of {format_usd(budget.limit)}; a lower one goes into "
+            "charter.yaml"
+        )
+    path, who = run_dir(root) / BUDGET_FILE, by or who_is_here()
+    over = durable.read_json(path)["over_usd"] if path.exists() else budget.limit
+    in_file = project_of(read_document(root / DEFAULT_FILE), env=dict(os.environ)).budget
+    if in_file is not None and over != in_file.limit:
+        over = in_file.limit
+    durable.make_dir(run_dir(root))
+    durable.write_json(path, {"limit_usd": limit_usd, "over_usd": over, "by": who, "at": time.time()})
+    said = f"budget raised from {format_usd(budget.limit)} to {format_usd(limit_usd)} by {who}"
+    _write_down(root, "budget_raised", said)
+    return budget.limit, limit_usd
+
+
+def rerun_stage(pipeline: Pipeline, name: str, *, by: str | None = None) -> Path:
+    """Set a stage's directory aside, so that the next run computes it anew; return where it is now.
+
+    Stages that read its outputs stay done: under the same fingerprint the same outputs are expected. Refused while a
+    run is active, which may hold the directory.
+    """
+    stage, root = pipeline.stage(name), pipeline.root
+    _refuse_active(root)
+    if not stage.directory.exists():
+        raise UsageError(f"stage {name} has not run yet; `charter run` starts it")
+    if stage.kept is not None:
+        raise UsageError(f"stage {name} keeps an earlier result that was accepted; `charter run` would take it again")
+    if assess(stage, root).phase in (Phase.RUNNING, Phase.QUEUED, Phase.STARTING):
+        raise UsageError(f"a job of stage {name} is still under way; `charter stop` ends it")
+    target = durable.move_aside(stage.directory, "rerun")
+    _write_down(root, "stage_rerun", f"set aside as {target.name} by {by or who_is_here()}, to run again", stage=name)
+    return target
+
+
+def note_sample(root: Path, sample: str, *, flagged: bool, note: str, stage: str = "", by: str | None = None) -> None:
+    """Flag a sample, or take the flag away, with a remark for the next reader."""
+    who = by or who_is_here()
+    durable.make_dir(run_dir(root))
+    append_note(run_dir(root), sample, SampleNote(flagged=flagged, note=note, by=who), stage=stage)
+    word = "flagged" if flagged else "noted"
+    _write_down(root, "sample_noted", f"sample {sample} {word} by {who}{f': {note}' if note else ''}")
+
+
 def stop(root: Path, *, wait_seconds: float, by: str | None = None) -> list[str]:
     """Stop a run at its next safe point, or the jobs that its supervisor has left; return what was stopped in words."""
     from charter.run.stop import end_sent_supervisor, stop_left_jobs, stop_run
@@ -128,18 +192,28 @@ def stop_beside(root: Path, *, by: str) -> None:
     threading.Thread(target=work, daemon=True).start()
 
 
-def start(root: Path, *, by: str | None = None) -> None:
-    """Start `charter run` in a process of its own, which outlives this one; refused while a run is active.
-
-    What it says goes to a file; where it ends before the run has begun, an event says why.
-    """
+def _refuse_active(root: Path) -> None:
     holder = read_holder(run_dir(root) / LEASE)
     if holder is not None and (holder.is_alive or not holder.is_here):
         raise UsageError(f"a run is active here already ({holder})")
+
+
+def start(root: Path, *, sweep: str | None = None, by: str | None = None) -> None:
+    """Start `charter run` in a process of its own, which outlives this one; refused while a run is active.
+
+    `sweep` runs the points of that sweep instead. What it says goes to a file; where it ends before the run has begun,
+    an event says why.
+    """
+    _refuse_active(root)
+    sweeps = load_project(root, env=dict(os.environ)).sweeps if sweep is not None else {}
+    if sweep is not None and sweep not in sweeps:
+        raise UsageError(f"no sweep is called {sweep!r}; charter.yaml has {', '.join(sweeps) or 'none'}")
     durable.make_dir(run_dir(root))
-    _write_down(root, "start_requested", f"started by {by or who_is_here()}")
+    what = f"sweep {sweep} " if sweep is not None else ""
+    _write_down(root, "start_requested", f"{what}started by {by or who_is_here()}")
     log = run_dir(root) / START_LOG
     command = [sys.executable, "-m", "charter.cli.main", "run", "-C", str(root), "--yes"]
+    command += ["--sweep", sweep] if sweep is not None else []
     with log.open("wb") as out:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,

@@ -9,20 +9,23 @@ import getpass
 import heapq
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from charter.artifacts import durable
-from charter.artifacts.draws import draw_seed
+from charter.artifacts.draws import draw_seed, keyed_permutation
 from charter.artifacts.job import JobInput
-from charter.data.dataset import selected_rows
+from charter.artifacts.sample_prompts import SamplePrompts, write_sample_prompts
+from charter.data.dataset import each_prompt, selected_rows
 from charter.data.rows import SkippedRows
 from charter.errors import DataError, InterruptedRunError, UsageError
-from charter.run.graph import PlannedStage
+from charter.run.graph import Pipeline, PlannedStage
 from charter.run.paths import run_dir
-from charter.spec.stage import DATA, MODEL, STAGE_KINDS
+from charter.spec.project import Project
+from charter.spec.stage import DATA, MODEL, NATIVE, STAGE_KINDS
 
 APPROVALS = "approvals"
 SCHEMA = "charter.approval/1"
@@ -199,6 +202,54 @@ def _sampled(item: JobInput, count: int, seed: int) -> Sampled:
     chosen = heapq.nsmallest(count, drawn(), key=lambda found: found[:2])
     samples = tuple(sample for _, _, sample in sorted(chosen, key=lambda found: found[1]))
     return Sampled(item.name, item.role, rows, samples)
+
+
+ANSWER_PROMPTS = frozenset({"pretrain", "sft", "dpo", "ppo"})
+"""Kinds of stage whose model is asked at its checkpoints."""
+LOOKED_AT = 2000
+"""Rows of a data set among which the prompts of a run are drawn: a longer one is not read to its end for them."""
+
+
+def sampled_data(project: Project) -> str | None:
+    """Return the data set whose prompts a run answers while it trains; None where no stage reads any.
+
+    The file's own word first, then what an evaluation, PPO, a label or a critique stage reads.
+    """
+    if project.samples.prompts is not None:
+        return project.samples.prompts
+    for kind in ("eval", "ppo", "label", "critique"):
+        for stage in project.pipeline.values():
+            names = getattr(stage, "prompts", ()) if stage.kind == kind else ()
+            if usable := [str(name) for name in names if name in project.data]:
+                return usable[0]
+    return None
+
+
+def lay_sample_prompts(pipeline: Pipeline, stages: Iterable[PlannedStage]) -> None:
+    """Put the same prompts beside every stage that is to be trained here; what cannot be read leaves them out."""
+    project = pipeline.project
+    name = sampled_data(project) if project.samples.count else None
+    wanted = None if name is None else _drawn_prompts(pipeline, name)
+    for stage in stages:
+        if stage.spec.kind in ANSWER_PROMPTS and stage.spec.engine == NATIVE:
+            durable.make_dir(stage.directory)
+            write_sample_prompts(stage.directory, wanted)
+
+
+def _drawn_prompts(pipeline: Pipeline, name: str) -> SamplePrompts:
+    project, item = pipeline.project, pipeline.inputs.data(name, "samples")
+    rows = list(islice(each_prompt(item.location(), item.data, SkippedRows()), LOOKED_AT))
+    order = keyed_permutation(len(rows), seed=draw_seed(project.seed, "samples")) if rows else []
+    prompts = [rows[index] for index in order[: project.samples.count]]
+    return SamplePrompts(
+        prompts=tuple(
+            (prompt.id, tuple({"role": turn.role, "content": turn.content} for turn in prompt.turns))
+            for prompt in prompts
+        ),
+        seed=project.seed,
+        max_new_tokens=project.samples.max_new_tokens,
+        share=project.samples.share,
+    )
 
 
 def shown_fields(row: Mapping[str, Any]) -> dict[str, str]:

@@ -30,6 +30,7 @@ from charter.plan.plan import InfeasiblePlanError
 from charter.run.accounts import EngineRecords, end_finished, rebuild_ledger, start_key
 from charter.run.actions import accept_model
 from charter.run.alerts import AlertListener
+from charter.run.approval import lay_sample_prompts
 from charter.run.budget import record_calls
 from charter.run.copies import Replicas
 from charter.run.events import Events, Listener
@@ -363,6 +364,7 @@ def _run(
                 records=records,
             )
             try:
+                _lay_sample_prompts(work, events)
                 if options.keep_plan:
                     _keep_plan(ready, events)
                     supervisor.executions = ready.executions
@@ -386,6 +388,14 @@ def _local(work: Work, options: RunOptions) -> Engine:
     return local_engine(
         preload=modules, server_log=where / "stage_server.log", environment=stage_environment(threads=threads)
     )
+
+
+def _lay_sample_prompts(work: Work, events: Events) -> None:
+    """Put prompts beside the stages; what is for reading alone stops no run."""
+    try:
+        lay_sample_prompts(work.pipeline, work.todo)
+    except (CharterError, OSError) as error:
+        events.emit("samples_left_out", message=f"no samples are drawn: {str(error).splitlines()[0]}")
 
 
 def _keep_plan(ready: PlannedWork, events: Events) -> None:

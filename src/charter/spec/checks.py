@@ -133,6 +133,7 @@ def check_project(project: Project) -> Iterator[Problem]:
     yield from check_budget(project.budget, project.pipeline)
     yield from check_sweeps(project.sweeps, {name: stage.kind for name, stage in project.pipeline.items()})
     yield from check_alerts(project.alerts)
+    yield from _check_samples(project)
     for name in project.notes:
         if name not in project.pipeline:
             yield Problem(message=f"no stage is called {name!r}", path=f"notes.{name}")
@@ -140,6 +141,16 @@ def check_project(project: Project) -> Iterator[Problem]:
     if asking and project.constitution is None:
         hint = "add  constitution: constitution.yaml  (`charter init` writes one to start from)"
         yield Problem(message=f"the key 'constitution' is missing; stage {asking[0]!r} needs it", hint=hint)
+
+
+def _check_samples(project: Project) -> Iterator[Problem]:
+    """Values of `samples:` outside their range, and prompts that are no data set."""
+    yield from check_ranges(
+        project.samples, "samples", [("count", NOT_NEGATIVE), ("max_new_tokens", AT_LEAST_ONE), ("share", SHARE)]
+    )
+    name = project.samples.prompts
+    if name is not None and name not in project.data:
+        yield Problem(message=f"no data set is called {name!r}", path="samples.prompts")
 
 
 def _check_resources(resources: Resources) -> Iterator[Problem]:

@@ -154,9 +154,32 @@ def load_project(
     """
     if path.is_dir() and (path / DEFAULT_FILE).is_file():
         path = path / DEFAULT_FILE
-    return project_of(
+    project = project_of(
         read_document(path), overrides=overrides, env=env, engines=chosen_engines(path.parent), check=check
     )
+    return _with_raised_budget(project, path.parent)
+
+
+BUDGET_FILE = "budget.json"
+"""In the run directory: the limit that was raised during the run, over which limit of the file, and by whom."""
+
+
+def _with_raised_budget(project: Project, root: Path) -> Project:
+    """Return the project under the limit that an operator has raised; another limit in the file has the last word.
+
+    Raises UsageError where the file holds something else.
+    """
+    path = root / "run" / BUDGET_FILE
+    if project.budget is None or not path.is_file():
+        return project
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        limit, over = float(content["limit_usd"]), float(content["over_usd"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UsageError(f"{path} does not hold a raised budget; move it away to spend by charter.yaml alone") from None
+    if over != project.budget.limit:
+        return project
+    return replace(project, budget=replace(project.budget, limit=limit))
 
 
 ENGINES_FILE = "engines.json"

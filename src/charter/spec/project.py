@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from charter.spec.architecture import Architecture
 from charter.spec.launching import Launch
 from charter.spec.quantity import Bytes, BytesPerSecond, Count, Names, Seconds, Usd, UsdPerHour, added
-from charter.spec.sections import Alerts, Budget, Costs, EngineEnvironment, IdlePolicy, Metering, RiskSettings
+from charter.spec.sections import Alerts, Budget, Costs, EngineEnvironment, IdlePolicy, Metering, RiskSettings, Samples
 from charter.spec.stage import AnyStage, Engine, ServerPool
 from charter.spec.sweep import Sweep
 from charter.spec.tracking import TrackerEntry, TrackerName
@@ -272,6 +272,8 @@ class Project:
     """Where the engines that stages name in `engine:` are installed."""
     metering: Metering = field(default_factory=Metering)
     """What is measured on the machines of a run."""
+    samples: Samples = field(default_factory=Samples)
+    """Answers to read while models are trained."""
     idle: IdlePolicy = field(default_factory=IdlePolicy)
     """When an allocation counts as idle, and what happens then."""
     alerts: Alerts = field(default_factory=Alerts)

@@ -47,6 +47,7 @@ from charter.spec.sections import (
     Metering,
     Retention,
     RiskSettings,
+    Samples,
     Staff,
 )
 from charter.spec.stage import STAGE_KINDS, Guard, StageResources
@@ -118,6 +119,7 @@ BLOCKS: tuple[type, ...] = (
     ManagedSettings,
     NodeChecks,
     Metering,
+    Samples,
     IdlePolicy,
     TrackerEntry,
     MlflowSettings,

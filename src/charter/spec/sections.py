@@ -234,6 +234,26 @@ class Metering:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Answers of the models in training to the same prompts at every checkpoint, for people to read.
+
+    They change no bit of what is trained, and no hash covers them. A stage whose model is compiled, or spread over
+    processes without generating anyway (PPO does), draws none.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    count: Count = 20
+    """Prompts; 0 draws none."""
+    prompts: str | None = None
+    """Data set of the prompts; unset, the first that an evaluation, PPO, a label or a critique stage reads."""
+    max_new_tokens: Count = 64
+    """Most tokens of an answer."""
+    share: float = 0.01
+    """Most of a stage's time that its answers may take; a short stage answers fewer prompts."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class IdlePolicy:
     """Conditions under which an allocation counts as idle, and the action then."""
 

@@ -21,6 +21,7 @@ from charter.models.parallel import Parallel
 from charter.models.ranks import leave
 from charter.spec.stage import Guard
 from charter.train.checkpoint import Checkpointer
+from charter.train.samples import SampleDrawer
 from charter.train.setup import Setup
 from charter.train.state import TrainState
 
@@ -191,6 +192,7 @@ class Loop:
 
     setup: Setup
     task: TrainingTask
+    samples: SampleDrawer | None = None
 
     def __post_init__(self) -> None:
         self._unreported = self.task.state.plain["unreported"] = _Unreported()
@@ -271,6 +273,8 @@ class Loop:
         self._guard.seen = self.task.guard.seen_at(_begun(at))
         with self.setup.meter.phase("save"):
             self.checkpoints.save(at, score)
+            if self.samples is not None and at.part == 0:
+                self.samples.draw(at.step)
         self._saved_at = time.monotonic()
 
     def _resume(self) -> Position:

@@ -36,6 +36,7 @@ from charter.train.ppo_rollout import PpoModels, Rollout, Sampler
 from charter.train.ppo_step import MinibatchPosition, Update
 from charter.train.pretraining_mix import pretraining_mix
 from charter.train.rewards.mixture import DIRECTORY, Answer, FunctionReward, RewardList, Score, own_file
+from charter.train.samples import sample_drawer
 from charter.train.schedule import learning_rate_factor
 from charter.train.setup import Setup, set_up
 from charter.train.state import TrainState
@@ -124,7 +125,10 @@ class PpoTask:
 
     def train(self) -> None:
         """Run to the target, from the newest verified checkpoint if there is one."""
-        Loop(self.setup, self).run()
+        spec, models = self.spec, self.models
+        generates = spec.generator == "native"
+        samples = sample_drawer(self.setup, models.policy, models.trained, dtype=spec.dtype, generates=generates)
+        Loop(self.setup, self, samples).run()
 
     def warm(self) -> None:
         """Let gradient buckets settle, so that the first update after a resume adds up as any other does."""

@@ -18,6 +18,7 @@ from charter.train.loop import DivergenceGuard, Loop, StepReport, publish_model
 from charter.train.meter import LOGITS
 from charter.train.models import TrainedModel
 from charter.train.optimizers import GradientScaler, OptimizerSettings, make_optimizer, set_learning_rate
+from charter.train.samples import SampleDrawer, sample_drawer
 from charter.train.schedule import ScheduleSettings, batch_rows, learning_rate_factor, total_steps
 from charter.train.setup import Setup
 from charter.train.state import TrainState
@@ -66,6 +67,7 @@ class SupervisedTask:
     """(rows of the micro-batch, step) -> its loss."""
     frozen: Sequence[nn.Module] = ()
     """A reference that DPO reads."""
+    samples: SampleDrawer | None = None
     unit: str = "step"
     parts: int = 1
     guard: DivergenceGuard = field(init=False)
@@ -83,7 +85,7 @@ class SupervisedTask:
 
     def train(self) -> None:
         """Run to the target step, from the newest verified checkpoint if there is one."""
-        Loop(self.setup, self).run()
+        Loop(self.setup, self, self.samples).run()
 
     def warm(self) -> None:
         """Let gradient buckets settle, so that the first step after a resume adds up as any other does."""
@@ -252,5 +254,6 @@ def train_and_publish(
     )
     target = total_steps(epochs=spec.epochs, steps=spec.steps, rows=rows, global_batch=spec.global_batch)
     optimizer = make_optimizer([(trained.parallel.trained_parameters(), spec.learning_rate)], spec)
-    SupervisedTask(setup, trained.parallel, optimizer, spec, rows, target, loss_of).train()
+    samples = sample_drawer(setup, trained.model, trained.parallel, dtype=spec.dtype)
+    SupervisedTask(setup, trained.parallel, optimizer, spec, rows, target, loss_of, samples=samples).train()
     publish_model(setup, trained.parallel, trained.save, target_step=target)

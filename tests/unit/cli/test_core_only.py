@@ -17,7 +17,7 @@ DISTRIBUTIONS = {"pynvml": "nvidia-ml-py"}
 LINES = (
     "init other", "plan", "plan ask --hardware H100:8 --model 1B", "plan compare .", "plan scale plan -N 1B",
     "plan mem meta-llama/Llama-3.1-8B -a H100:8", "plan simulate sft", "check charter.yaml", "check environment",
-    "check versions", "check schema", "run --yes", "run --dry-run", "run resume", "run serve model",
+    "check versions", "check schema", "run --yes", "run --dry-run", "run resume", "run again sft", "run serve model",
     "submit --on slurm --print", "submit --on ray --print", "status", "status track status", "logs sft", "approve sft",
     "stop", "ui", "report", "report samples", "cost", "cost report", "data check data", "data constitution",
     "artifacts", "artifacts checkpoints list", "artifacts checkpoints backup", "artifacts export sft out",

@@ -11,10 +11,12 @@ from dashboard_case import lively
 from starlette.testclient import TestClient
 
 from charter.artifacts.lease import Holder, host_id, start_ticks
+from charter.artifacts.sample_prompts import append_samples
 from charter.dashboard.app import build_app
 from charter.dashboard.discovery import key_of
 from charter.dashboard.guard import csrf_of
 from charter.dashboard.settings import Settings, check_settings
+from charter.engines.project import load_project
 from charter.errors import UsageError
 from charter.run import actions
 from charter.run.approval import read_approval
@@ -93,14 +95,89 @@ def test_what_cannot_be_approved_is_refused_in_words(enter, case, stage, words):
     assert (answer.status_code, words in answer.text) == (409, True)
 
 
-@pytest.mark.parametrize("button", ["approve", "stop", "start"])
+BUTTONS = ("approve", "stop", "start", "note", "raise", "rerun", "sweep")
+
+
+@pytest.mark.parametrize("button", BUTTONS)
 def test_a_viewer_is_refused_and_sees_no_button(enter, case, button, monkeypatch):
-    monkeypatch.setattr(
-        "charter.dashboard.actions.BUTTONS", dict.fromkeys(("approve", "stop", "start"), lambda *_: 1 / 0)
-    )
+    monkeypatch.setattr("charter.dashboard.actions.BUTTONS", dict.fromkeys(BUTTONS, lambda *_: 1 / 0))
     for client, token in ((enter(VIEWERS), VIEWERS), (enter(TOKEN, acts=False), TOKEN)):
         assert "/do/" not in client.get(f"/p/{key_of(case.root.resolve())}").text
         assert press(client, case, button, token).status_code == 403
+
+
+def test_a_sample_is_flagged_with_a_note(enter, case):
+    append_samples(case.directory("ppo"), 5, [("p1", ({"role": "user", "content": "Hello?"},), "Go away.")])
+    client = enter(TOKEN)
+    answer = press(client, case, "note", sample="p1", flagged="1", note="rude")
+    assert answer.headers["location"].endswith("/samples")
+    samples = f"/p/{key_of(case.root.resolve())}/samples"
+    page = client.get(f"{samples}?flagged=1").text
+    assert ("Go away." in page, "rude" in page) == (True, True)
+    assert events(case)[-1]["event"] == "sample_noted"
+    assert press(client, case, "note", sample="p1", note="").status_code == 303
+    assert "Go away." not in client.get(f"{samples}?flagged=1").text
+    assert press(client, case, "note", note="of nothing").status_code == 409
+
+
+def test_a_budget_is_raised_for_the_run(enter, case):
+    text = (case.root / "charter.yaml").read_text()
+    before = load_project(case.root).budget.limit
+    client = enter(TOKEN)
+    page = f"/p/{key_of(case.root.resolve())}"
+    assert "Raise the budget" in client.get(page).text
+    assert press(client, case, "raise", limit="$5k").status_code == 303
+    assert load_project(case.root).budget.limit == 5000
+    assert (case.root / "charter.yaml").read_text() == text, "the file is the user's"
+    assert "raised from" in events(case)[-1]["message"]
+    assert "$5,000" in client.get(page).text
+    assert press(client, case, "raise", limit="$6k").status_code == 303
+    assert load_project(case.root).budget.limit == 6000, "raised twice"
+    for limit, words in (("1", "is not above"), ("much", "much")):
+        answer = press(client, case, "raise", limit=limit)
+        assert (answer.status_code, words in answer.text) == (409, True)
+    (case.root / "charter.yaml").write_text(text.replace(f"{before:g}", "7"))
+    assert load_project(case.root).budget.limit == 7, "another limit in the file has the last word"
+    (case.run / "budget.json").write_text("{}")
+    with pytest.raises(UsageError, match="does not hold a raised budget"):
+        load_project(case.root)
+
+
+def test_a_stage_runs_again(enter, case, monkeypatch):
+    started = []
+    monkeypatch.setattr(actions, "start", lambda root, **_: started.append(root))
+    directory = case.directory("ppo")
+    client = enter(TOKEN)
+    assert "Run ppo again" in client.get(f"/p/{key_of(case.root.resolve())}/stage/ppo").text
+    assert press(client, case, "rerun", stage="ppo").status_code == 303
+    assert started == [case.root]
+    assert not directory.exists()
+    assert [path.name for path in directory.parent.glob("ppo-*")] == [f"{directory.name}.rerun-1"]
+    assert (events(case)[-1]["event"], events(case)[-1]["stage"]) == ("stage_rerun", "ppo")
+    for stage, words in (("ppo", "has not run yet"), ("nobody", "no stage is called"), ("judged", "has not run yet")):
+        answer = press(client, case, "rerun", stage=stage)
+        assert (answer.status_code, words in answer.text) == (409, True), stage
+    assert len(started) == 1
+
+
+def test_a_sweep_is_started_by_its_name(enter, case, monkeypatch):
+    commands = []
+
+    class Process:
+        def __init__(self, command, **_):
+            commands.append(command)
+
+        def wait(self):
+            return 0
+
+    monkeypatch.setattr(actions.subprocess, "Popen", Process)
+    client = enter(TOKEN)
+    assert press(client, case, "sweep", sweep="wide").status_code == 409
+    with (case.root / "charter.yaml").open("a") as file:
+        file.write("sweeps: {wide: {seeds: 2}}\n")
+    assert press(client, case, "sweep", sweep="wide").status_code == 303
+    assert commands[0][-3:] == ["--yes", "--sweep", "wide"]
+    assert "sweep wide started by" in events(case)[-1]["message"]
 
 
 def test_an_operators_csrf_token_is_of_no_use_to_a_viewer(enter, case):

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from charter.artifacts.sample_prompts import SamplePrompts, append_samples, write_sample_prompts
 from charter.cli.main import app
 from charter.dashboard.app import ASSET_FILES, asset_bytes
+from charter.dashboard.discovery import key_of
 from charter.dashboard.export import export_pages
 from charter.dashboard.links import LiveLinks, StaticLinks
 from charter.dashboard.settings import Settings
@@ -190,6 +192,20 @@ def test_an_evaluation_says_whether_its_policy_is_better(client, case, at):
     assert client.get(at("samples") + "?shown=abc&stage=unknown").status_code == 200
 
 
+def test_answers_in_training_stand_side_by_side(client, case, at):
+    asked = ({"role": "user", "content": "How long?"},)
+    for stage, text in (("sft", "Never."), ("ppo", "Twelve minutes.")):
+        append_samples(case.directory(stage), 5, [("p1", asked, text)])
+        write_sample_prompts(case.directory(stage), SamplePrompts(prompts=(), seed=1, max_new_tokens=1, share=0.01))
+    page = client.get(at("samples") + "?view=sides&order=changed").text
+    for words in ("sft, step 5", "ppo, step 5", "Twelve minutes.", "changed most"):
+        assert words in page, words
+    api = f"/api/v1/runs/{key_of(case.root.resolve())}/samples"
+    (row,) = client.get(f"{api}?view=sides").json()["samples"]
+    assert row["parts"] == {"sft, step 5": "Never.", "ppo, step 5": "Twelve minutes."}
+    assert client.get(f"{api}.csv?stage=ppo").text.splitlines()[1].startswith("ppo,p1,How long?")
+
+
 def test_a_stage_that_failed_has_no_time_left(client, case, at):
     case.failed("ppo", "the reward is not a number")
     assert "Time left" not in client.get(at("stage/ppo")).text
@@ -226,4 +242,4 @@ def test_the_interface_describes_itself(client):
         for name, value in names.items():
             path = path.replace(name, value)
         assert client.get(path).status_code in (200, 404), path
-    assert len(document["paths"]) == 6
+    assert len(document["paths"]) == 8

@@ -2,8 +2,9 @@ import json
 
 import pytest
 
+from charter.artifacts.sample_prompts import SAMPLE_PROMPTS, read_sample_prompts
 from charter.engines.project import load_project
-from charter.run.approval import samples_of, shown_fields, visible
+from charter.run.approval import lay_sample_prompts, sampled_data, samples_of, shown_fields, visible
 from charter.run.graph import build_pipeline
 
 PROJECT = """\
@@ -101,3 +102,38 @@ def test_text_of_a_model_cannot_drive_the_terminal(hostile):
     shown = visible(f"ok {hostile}", 100)
     assert all(character.isprintable() or character == "\n" for character in shown)
     assert shown.startswith("ok ")
+
+
+def trained(tmp_path, more=""):
+    """A project whose evaluation reads prompts, built."""
+    text = PROJECT.replace(", needs_approval: true", "").replace("data: {d: d.jsonl}", "data: {d: d.jsonl, p: p.jsonl}")
+    evaluation = "  judged: {kind: eval, policy: sft, prompts: p, suites: [refusal]}\n"
+    (tmp_path / "charter.yaml").write_text(text + evaluation + more)
+    (tmp_path / "d.jsonl").write_text("{}\n")
+    rows = [{"id": f"p{n}", "prompt": [{"role": "user", "content": f"q{n}"}]} for n in range(100)]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return build_pipeline(load_project(tmp_path), tmp_path)
+
+
+def test_every_trained_stage_has_the_same_prompts(tmp_path):
+    pipeline = trained(tmp_path)
+    assert sampled_data(pipeline.project) == "p"
+    lay_sample_prompts(pipeline, pipeline.stages.values())
+    wanted = read_sample_prompts(pipeline.stages["sft"].directory)
+    assert (len(wanted.prompts), wanted.share, wanted.max_new_tokens) == (20, 0.01, 64)
+    assert [name for name, _ in wanted.prompts] != [f"p{n}" for n in range(20)], "drawn, not the first"
+    assert not (pipeline.stages["judged"].directory / SAMPLE_PROMPTS).exists()
+    lay_sample_prompts(pipeline, pipeline.stages.values())
+    assert read_sample_prompts(pipeline.stages["sft"].directory) == wanted
+
+
+def test_no_prompts_take_away_those_before(tmp_path):
+    pipeline = trained(tmp_path)
+    directory = pipeline.stages["sft"].directory
+    lay_sample_prompts(pipeline, pipeline.stages.values())
+    without = trained(tmp_path, "samples: {count: 0}\n")
+    assert without.stages["sft"].directory == directory, "samples are no part of what a stage is"
+    lay_sample_prompts(without, without.stages.values())
+    assert read_sample_prompts(directory) is None
+    (directory / SAMPLE_PROMPTS).write_text("[]")
+    assert read_sample_prompts(directory) is None

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from charter.artifacts.sample_prompts import append_samples
 from charter.report import samples as module
-from charter.report.samples import SampleSource, Wanted, find_samples, has_samples
+from charter.report.samples import SampleSource, Wanted, find_samples, has_samples, side_by_side
 
 CRITIQUE = {"id": "c1", "init_prompt": "Hello?", "init_response": "Go away.", "critic_response": "Rude.",
             "revision_response": "Hi!", "principle": "kind"}  # fmt: skip
@@ -73,3 +74,42 @@ def test_control_characters_are_replaced(sources, tmp_path):
     (tmp_path / "answers" / "outputs" / "records.jsonl").write_text(json.dumps(row) + "\n")
     (sample,) = find_samples(sources, Wanted(stage="answers"), limit=5).samples
     assert sample.parts[0].text == "\N{REPLACEMENT CHARACTER}[2Jgone ?\nnext"
+
+
+ASKED = ({"role": "user", "content": "Hello?"},)
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """Two stages that answered the same prompts: sft at two steps, the first of them twice; ppo at one."""
+    sources = []
+    answers = {"sft": [(5, "No."), (10, "No, sorry."), (5, "Go.")], "ppo": [(20, "Hi there, friend!")]}
+    for stage, steps in answers.items():
+        (tmp_path / "runs" / stage).mkdir(parents=True)
+        for step, text in steps:
+            append_samples(tmp_path / "runs" / stage, step, [("p1", ASKED, text), ("p2", ASKED, "Same.")])
+        sources.append(SampleSource(stage=stage, kind=stage, directory=tmp_path / "runs" / stage))
+    return sources
+
+
+def test_answers_of_a_stage_stand_by_step(trained):
+    first, second = find_samples(trained, Wanted(stage="sft"), limit=10).samples
+    assert [(part.label, part.text) for part in first.parts] == [("step 5", "Go."), ("step 10", "No, sorry.")]
+    assert (first.prompt, first.step, second.change) == ("Hello?", 10, 0.0)
+
+
+def test_the_same_prompt_stands_side_by_side(trained):
+    first, second = side_by_side([("here", trained)], Wanted(), limit=10).samples
+    assert [part.label for part in first.parts] == ["sft, step 10", "ppo, step 20"]
+    assert [sample.id for sample in side_by_side([("", trained)], Wanted(order="changed"), limit=1).samples] == ["p1"]
+    (only,) = side_by_side([("", trained)], Wanted(text="friend"), limit=10).samples
+    assert only == first
+    assert second.parts[0].text == "Same."
+    both = side_by_side([("one", trained), ("two", trained[1:])], Wanted(), limit=10).samples[0]
+    assert [part.label for part in both.parts] == ["one: sft, step 10", "one: ppo, step 20", "two: ppo, step 20"]
+
+
+def test_samples_are_ordered_by_length_or_change(trained):
+    assert [sample.length for sample in find_samples(trained, Wanted(order="longest"), limit=2).samples] == [17, 10]
+    listed = find_samples(trained, Wanted(order="changed"), limit=1)
+    assert (listed.samples[0].id, listed.is_complete) == ("p1", False)

@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Route
 
 from charter import __version__
 from charter.dashboard.links import API
+from charter.dashboard.pages.samples import listed_for
 from charter.dashboard.reading import ProjectReader
 from charter.dashboard.site import Site
 from charter.dashboard.view.home_view import ProjectRow, TableQuery, home_view
@@ -23,6 +24,7 @@ from charter.dashboard.view.run_view import StageRow, run_view
 from charter.errors import CharterError
 from charter.tracking.jsonl import metrics_file, read_metrics
 
+MOST_SAMPLES = 10_000
 MOST_ROWS = 100_000
 """Of metrics in one answer; `after` asks for those behind a step."""
 Json = dict[str, Any]
@@ -89,6 +91,15 @@ def metrics(site: Site, path: Mapping[str, str], query: Callable[[str], str]) ->
     return {"stage": stage.name, "metrics": rows[:MOST_ROWS], "more": len(rows) > MOST_ROWS}
 
 
+def samples(site: Site, path: Mapping[str, str], query: Callable[[str], str]) -> Json:
+    """Return what the models of a run said, as the page of samples shows it."""
+    listed, _ = listed_for(site, _reader(site, path).snapshot(), query, limit=MOST_SAMPLES)
+    rows = [sample.to_json() for sample in listed.samples]
+    for row in rows:
+        row["parts"] = {part["label"]: part["text"] for part in row["parts"]}
+    return {"samples": rows, "complete": listed.is_complete}
+
+
 def _run(row: ProjectRow) -> Json:
     return {
         "key": row.key,
@@ -152,6 +163,22 @@ CALLS = (
         answer=metrics,
         query={"after": "only steps behind this one"},
         columns="metrics",
+    ),
+    Call(
+        path="/runs/{run}/samples",
+        summary="What the models said",
+        answer=samples,
+        query={
+            "stage": "of this stage alone",
+            "text": "with this text",
+            "principle": "under this principle",
+            "disagreeing": "1: only where orders or models differ",
+            "flagged": "1: only what a reader has flagged",
+            "order": "changed, longest or shortest",
+            "view": "sides: the answers of all stages to a prompt in one row",
+            "with": "key of a run beside it, with view=sides",
+        },
+        columns="samples",
     ),
 )
 

@@ -1,0 +1,121 @@
+"""Prompts that a stage in training answers at its checkpoints for people to read, the answers, and remarks on them.
+
+Prompts and answers lie beside the outputs of the stage, remarks in the run directory; no hash covers them, and nothing
+that is trained follows from them.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from charter.artifacts import durable
+
+SAMPLE_PROMPTS = "sample_prompts.json"
+SAMPLES_FILE = "samples.jsonl"
+"""Answers of a stage's models, one prompt a line: of an evaluation, or of a training stage at a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplePrompts:
+    """The same prompts for every stage and checkpoint of a run."""
+
+    prompts: tuple[tuple[str, tuple[Mapping[str, str], ...]], ...]
+    """Identifier and turns, in the order in which they are answered."""
+    seed: int
+    max_new_tokens: int
+    share: float
+    """Of a stage's time that the answers may take."""
+
+
+def write_sample_prompts(stage_dir: Path, wanted: SamplePrompts | None) -> None:
+    """Put the prompts beside a stage; without any, take away those of an earlier start."""
+    path = stage_dir / SAMPLE_PROMPTS
+    if wanted is None:
+        if path.exists():
+            durable.remove_file(path)
+        return
+    rows = [{"id": name, "turns": [dict(turn) for turn in turns]} for name, turns in wanted.prompts]
+    durable.write_json(
+        path, {"seed": wanted.seed, "max_new_tokens": wanted.max_new_tokens, "share": wanted.share, "prompts": rows}
+    )
+
+
+def read_sample_prompts(stage_dir: Path) -> SamplePrompts | None:
+    """Return the prompts of a stage; None where it has none, or none that can be read."""
+    try:
+        content = json.loads((stage_dir / SAMPLE_PROMPTS).read_text(encoding="utf-8"))
+        prompts = tuple((str(row["id"]), tuple(row["turns"])) for row in content["prompts"])
+        return SamplePrompts(
+            prompts=prompts,
+            seed=int(content["seed"]),
+            max_new_tokens=int(content["max_new_tokens"]),
+            share=float(content["share"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def append_samples(stage_dir: Path, step: int, answers: Sequence[tuple[str, Sequence[Mapping[str, str]], str]]) -> None:
+    """Write down what the model answers at a step: identifier, turns and answer of each prompt."""
+    for name, turns, answer in answers:
+        row = {"id": name, "step": step, "prompt": [dict(turn) for turn in turns], "answer": answer}
+        durable.append_line(stage_dir / SAMPLES_FILE, row)
+
+
+SAMPLE_NOTES = "sample_notes.jsonl"
+"""In the run directory: flags and remarks, the later line on a sample counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleNote:
+    """Remark of a reader on a sample."""
+
+    flagged: bool
+    note: str
+    by: str
+
+
+def append_note(run_dir: Path, sample: str, note: SampleNote, *, stage: str = "") -> None:
+    """Keep a remark on the sample of that identifier; it counts for the answers of every stage to the same prompt."""
+    row = {"id": sample, "stage": stage, "flagged": note.flagged, "note": note.note, "by": note.by}
+    durable.append_line(run_dir / SAMPLE_NOTES, row)
+
+
+def read_notes(run_dir: Path) -> dict[str, SampleNote]:
+    """Return the remarks of a run by the identifier of the sample; a torn line is left out."""
+    notes: dict[str, SampleNote] = {}
+    try:
+        lines = (run_dir / SAMPLE_NOTES).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return notes
+    for line in lines:
+        try:
+            row = json.loads(line)
+            note = SampleNote(flagged=bool(row["flagged"]), note=str(row["note"]), by=str(row["by"]))
+            notes[str(row["id"])] = note
+        except (ValueError, KeyError, TypeError):
+            continue
+    return notes
+
+
+def affordable(
+    *, share: float, elapsed_seconds: float, spent_seconds: float, seconds_each: float | None, prompts: int
+) -> int:
+    """Return how many prompts may be answered now, so that answers take at most `share` of a stage's time.
+
+    One while nobody knows what one takes, and the allowance is not used up.
+
+    >>> affordable(share=0.01, elapsed_seconds=1000.0, spent_seconds=0.0, seconds_each=None, prompts=20)
+    1
+    >>> affordable(share=0.01, elapsed_seconds=1000.0, spent_seconds=2.0, seconds_each=1.0, prompts=20)
+    8
+    >>> affordable(share=0.01, elapsed_seconds=10.0, spent_seconds=0.2, seconds_each=0.01, prompts=20)
+    0
+    """
+    allowed = share * elapsed_seconds - spent_seconds
+    if allowed <= 0:
+        return 0
+    if seconds_each is None:
+        return min(1, prompts)
+    return min(prompts, int(allowed / max(seconds_each, 1e-9)))

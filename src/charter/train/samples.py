@@ -1,0 +1,125 @@
+"""Answers of the model in training to the same prompts at every checkpoint, for people to read.
+
+Draws depend on the run's seed and the prompt alone, so that two steps differ by their weights. The random numbers and
+the state of training are not touched: a run with samples and one without end in the same bits.
+"""
+
+import sys
+from dataclasses import dataclass, field
+from time import monotonic
+
+from charter.artifacts.draws import draw_seed
+from charter.artifacts.sample_prompts import SamplePrompts, affordable, append_samples, read_sample_prompts
+from charter.data.dataset import Turn
+from charter.inference.generate import SamplingSettings, answer_texts, generate
+from charter.models.chat import encode_prompt
+from charter.models.language_model import LanguageModel
+from charter.models.parallel import Parallel
+from charter.train.setup import Setup
+
+TEMPERATURE = 0.7
+"""Between the likeliest answer, which small models repeat, and what PPO samples (judgement)."""
+FIRST_IS_WORTH = 4
+"""The first answer warms up, and a batch takes less than its answers one by one: its time is held to be that of so many
+(judgement; what follows is measured)."""
+LONGEST_PROMPT = 1024
+"""Tokens of a prompt; a longer one is cut at the left."""
+
+
+class _OverTimeError(Exception):
+    """The answers take longer than they may."""
+
+
+@dataclass
+class SampleDrawer:
+    """Answers prompts at checkpoints, within a share of the time since it began."""
+
+    setup: Setup
+    model: LanguageModel
+    parallel: Parallel
+    prompts: SamplePrompts
+    dtype: str
+    _began: float = field(default_factory=lambda: monotonic())
+    _spent: float = 0.0
+    _each: float | None = None
+    _has_failed: bool = False
+
+    def draw(self, step: int) -> None:
+        """Answer as many of the prompts as may be; a failure ends it for this attempt, and never the stage."""
+        if self._each is None and self._count():
+            self._answer(step, 1)
+        if count := self._count():
+            self._answer(step, count)
+
+    def _count(self) -> int:
+        """Return how many prompts come now, by the clock of the first process."""
+        mine = affordable(
+            share=self.prompts.share,
+            elapsed_seconds=monotonic() - self._began,
+            spent_seconds=self._spent,
+            seconds_each=self._each,
+            prompts=0 if self._has_failed else len(self.prompts.prompts),
+        )
+        return int(self.setup.ranks.gather(mine)[0])
+
+    def _end(self) -> float:
+        """Return when the allowance is used up; the first answer, which shows what one takes, may finish."""
+        if self._each is None:
+            return float("inf")
+        now = monotonic()
+        return now + self.prompts.share * (now - self._began) - self._spent
+
+    def _room(self) -> int:
+        """Return the tokens of a prompt that leave the model room for an answer."""
+        context = getattr(self.model.model.config, "max_position_embeddings", None) or LONGEST_PROMPT
+        return max(1, min(LONGEST_PROMPT, context - self.prompts.max_new_tokens))
+
+    def _answer(self, step: int, count: int) -> None:
+        start, end = monotonic(), self._end()
+        chosen = self.prompts.prompts[:count]
+        turns = [[Turn(turn["role"], turn["content"]) for turn in rows] for _, rows in chosen]
+        room = self._room()
+        ids = [encode_prompt(self.model.tokenizer, rows, max_tokens=room) for rows in turns]
+        seeds = [draw_seed(self.prompts.seed, "samples", name) for name, _ in chosen]
+        settings = SamplingSettings(self.prompts.max_new_tokens, temperature=TEMPERATURE, dtype=self.dtype)
+        texts: list[str] = []
+
+        def tell() -> None:
+            self.setup.stage.alive()
+            if monotonic() > end and self.setup.ranks.world_size == 1:
+                raise _OverTimeError
+
+        is_training = self.model.model.training
+        try:
+            with self.parallel.gathered():
+                answers = generate(self.model, ids, seeds=seeds, settings=settings, tell=tell)
+            texts = answer_texts(self.model, answers)
+        except _OverTimeError:
+            pass
+        except (RuntimeError, ValueError, IndexError) as error:  # no memory left for it, a context that is too short
+            print(f"no samples from here on: {str(error).splitlines()[0]}", file=sys.stderr)
+            self._has_failed = True
+        finally:
+            self.model.model.train(is_training)
+        if texts and self.setup.ranks.is_first:
+            answered = [(name, rows, text) for (name, rows), text in zip(chosen, texts, strict=True)]
+            append_samples(self.setup.stage.path, step, answered)
+        taken = monotonic() - start
+        self._spent += taken
+        self._each = taken / (FIRST_IS_WORTH if self._each is None else count)
+
+
+def sample_drawer(
+    setup: Setup, model: LanguageModel, parallel: Parallel, *, dtype: str, generates: bool = False
+) -> SampleDrawer | None:
+    """Return what answers the prompts of a stage; None where it has none, or cannot answer without a risk.
+
+    A model that is compiled for training would be compiled again. One that is spread over processes is gathered for
+    answers, whose memory only a stage that `generates` anyway was planned with.
+    """
+    prompts = read_sample_prompts(setup.stage.path)
+    layout = setup.layout
+    is_spread = layout.zero > 0 or layout.tensor > 1
+    if prompts is None or not prompts.prompts or layout.compile or (is_spread and not generates):
+        return None
+    return SampleDrawer(setup, model, parallel, prompts, dtype)
