@@ -47,6 +47,16 @@ OTHER_FAULTS = (
     "refusal",
     "content-filter",
 )
+STATUSES = tuple(
+    f"status-{number}{billed}"
+    for number in (408, 409, 423, 500, 501, 502, *range(504, 512), *range(520, 528), 529, 530, 598, 599)
+    for billed in ("", "-billed")
+)
+"""Any of these may come before or after the work was done; nobody but the provider knows."""
+STATUSES_OF_ANSWERS = tuple(f"status-{number}-billed" for number in (201, 202, 203, 206, 207))
+STATUSES_OF_REFUSAL = ("status-425", "status-429", "status-503")
+LAST_STATUSES = tuple(f"status-{number}" for number in (400, 401, 402, 403, 404, 405, 410, 413, 415, 422, 431, 451))
+"""After these nothing more is asked."""
 UNBILLED = ("429", "429-after", "429-date", "500", "502", "503", "504", "reset", "redirect", "400", "401", "404")
 STATUS = {"400": 400, "401": 401, "404": 404, "429": 429, "500": 500, "502": 502, "503": 503, "504": 504}
 
@@ -163,7 +173,7 @@ class FaultServer:
         return DRAWN[int(draw / self.behaviour.faults * len(DRAWN))]
 
     def _write(self, request: web.Request, fault: str, usage: dict[str, Any], digest: str, prompt: str) -> None:
-        is_billed = fault not in UNBILLED
+        is_billed = fault.endswith("-billed") if fault.startswith("status-") else fault not in UNBILLED
         line = {
             "id": request.headers.get("X-Request-Id"),
             "question": digest,
@@ -180,6 +190,11 @@ class FaultServer:
             os.fsync(self._log)
 
     async def _fail(self, request: web.Request, fault: str, value: dict[str, Any]) -> web.StreamResponse:
+        if fault in STATUSES_OF_ANSWERS:
+            return web.json_response(value, status=int(fault.split("-")[1]))
+        if fault.startswith("status-"):
+            error = {"error": {"message": f"told to fail: {fault}"}}
+            return web.json_response(error, status=int(fault.split("-")[1]))
         if fault[:3] in STATUS:
             return _status(fault)
         if fault == "redirect":
