@@ -8,7 +8,7 @@ RUN_READY := .venv/.ready-run
 DEV_READY := .venv/.ready-dev
 SYSTEM_READY := .venv/.ready-system
 
-.PHONY: help demo demo-clean test test-system test-handover test-engines chaos check lint format types imports house docs site package constraints clean
+.PHONY: help demo demo-clean test test-accelerator test-system test-handover test-engines chaos check lint format types imports house docs site package constraints clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
@@ -45,6 +45,10 @@ test-engines: $(DEV_READY)  ## what needs other engines: vLLM, lm-evaluation-har
 test-handover: $(DEV_READY)  ## stages in other engines: their configurations read by their own code, their runs taken over
 	@bash tools/engine_environment.sh $(patsubst tools/engines/%.txt,%,$(wildcard tools/engines/*.txt))
 	@$(BIN)/python tools/suites.py handover
+
+ACCELERATOR := fake_peaks fake_steps host_waits attention parallel_models parallel_load parallel recompute runtime
+test-accelerator: $(DEV_READY)  ## what accelerators would show and processors can: peaks, waits, masks, shards; no GPU is needed
+	@$(BIN)/pytest -q $(ACCELERATOR:%=tests/integration/train/test_%.py) tests/integration/test_first_gpu.py
 
 N ?= 3000
 chaos: export CHARTER_CHAOS_KILLS = $(N)

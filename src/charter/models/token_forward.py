@@ -15,14 +15,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers.cache_utils import Cache
 
 from charter.models.decoder import decoder_layers, hugging_face_models
 from charter.models.runtime import is_queued, on_device
+from charter.physics.memory_profiles import CPU_LOSS_TILE, LEAST_TILE_ROWS, LOSS_TILE
 
-CPU_CHUNK, CUDA_CHUNK = 2**20, 2**28
-"""Logits in one chunk: on a CPU what stays in its caches, on a GPU enough to fill it."""
+CPU_CHUNK, CUDA_CHUNK, LEAST_ROWS = int(CPU_LOSS_TILE), int(LOSS_TILE), int(LEAST_TILE_ROWS)
+"""Logits in one chunk, and positions at least, as memory is planned."""
 CPU_KEPT, CUDA_KEPT = 2**26, 2**30
 """Probabilities kept for the backward pass at most; above it they are computed again."""
 
@@ -127,7 +127,7 @@ def figures_of_logits(logits_NV: Tensor, target_N: Tensor, *, temperature: float
 def _chunks(hidden_NH: Tensor, weight_VH: Tensor, own: VocabularyPart | None = None) -> Iterator[slice]:
     """Ranges of positions whose logits are made together: a function of the shapes alone."""
     limit = CUDA_CHUNK if hidden_NH.is_cuda else CPU_CHUNK
-    size = max(limit // (weight_VH.shape[0] if own is None else own.widest), 16)
+    size = max(limit // (weight_VH.shape[0] if own is None else own.widest), LEAST_ROWS)
     for start in range(0, hidden_NH.shape[0], size):
         yield slice(start, min(start + size, hidden_NH.shape[0]))
 
@@ -495,9 +495,9 @@ def _vocabulary_part(head: nn.Module) -> VocabularyPart | None:
     is_linear = type(head) is nn.Linear and getattr(head, "bias", None) is None
     if not (is_linear and isinstance(weight, DTensor) and tuple(weight.placements) == (Shard(0),)):
         return None
-    _, offset = compute_local_shape_and_global_offset(weight.shape, weight.device_mesh, weight.placements)
-    widest = -(-weight.shape[0] // weight.device_mesh.size())
-    return VocabularyPart(first=offset[0], widest=widest, group=weight.device_mesh.get_group())
+    mesh = weight.device_mesh
+    widest = -(-weight.shape[0] // mesh.size())
+    return VocabularyPart(first=mesh.get_local_rank() * widest, widest=widest, group=mesh.get_group())
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

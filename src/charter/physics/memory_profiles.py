@@ -13,13 +13,26 @@ from charter.spec.layout import Adapter
 
 # -------- Memory profile of a training stack besides layout and precision: a few named traits of its code.
 
-CrossEntropy = Literal["eager", "fused", "chunked", "native", "inplace"]
-LOSS_BYTES: dict[str, float] = {"eager": 12.0, "fused": 6.0, "chunked": 12.0, "native": 4.0, "inplace": 1.0}
+CrossEntropy = Literal["eager", "fused", "chunked", "native", "inplace", "tiled"]
+LOSS_BYTES: dict[str, float] = {
+    "eager": 12.0,
+    "fused": 6.0,
+    "chunked": 12.0,
+    "native": 4.0,
+    "inplace": 1.0,
+    "tiled": 6.0,
+}
 """Bytes per logit at the peak, besides the logit itself. eager: log-probabilities and the gradients of both in fp32,
 4 + 4 + 4 (torch cross_entropy on upcast logits: what its autograd nodes hold at the start of the backward pass);
 fused: the fp32 softmax, 4, and the 16-bit gradient, 2 (Megatron's fused vocabulary-parallel cross-entropy); chunked:
 as eager, of `LOSS_CHUNK` positions at a time; native: log-probabilities and gradients in 16 bits, 2 + 2
-(litgpt); inplace: the gradient overwrites the logits (flash-attn's fused loss, as llm-foundry uses it)."""
+(litgpt); inplace: the gradient overwrites the logits (flash-attn's fused loss, as llm-foundry uses it); tiled:
+Charter's own summed loss, `LOSS_TILE` logits at a time, log-probabilities and probabilities in fp32, beside the fp32
+gradient of the output projection, which is made in the forward pass (`charter.models.token_forward`)."""
+LOSS_TILE, CPU_LOSS_TILE = 2.0**28, 2.0**20
+"""Logits of Charter's own losses that exist at once: on a GPU enough to fill it, on a CPU what stays in its caches."""
+LEAST_TILE_ROWS = 16.0
+"""Positions of a tile at least, however large the vocabulary."""
 LOSS_CHUNK = 1024.0
 """Positions whose logits exist at once under a chunked loss (Liger, torchtune: 8 chunks; Unsloth: by memory)."""
 
@@ -41,6 +54,8 @@ class MemoryProfile:
     """Elements of the communication buckets of ZeRO 1 and 2."""
     live_parameters: float = 0.0
     """Parameters that stay gathered under ZeRO-3 (`stage3_max_live_parameters`); at least two layers always do."""
+    second_stage_shards_weights: bool = False
+    """ZeRO-2 is FSDP that keeps 16-bit weights gathered through a pass: those that are stepped on are sharded."""
     gathers_stay_frozen: bool = False
     """FSDP of 2023 reshards a layer when its gradient arrives: frozen layers stay gathered in the backward pass."""
     ddp_buckets: bool = False
@@ -134,7 +149,11 @@ COMPOSER = MemoryProfile(
     step_bytes=4.0,
     source="llm-foundry: MPT with low-precision LayerNorm, flash attention and flash-attn's loss, FSDP1",
 )
-NATIVE = MemoryProfile(name="native", source="Charter's own engine: transformers classes under FSDP2, torch's loss")
+NATIVE = MemoryProfile(
+    name="native",
+    second_stage_shards_weights=True,
+    source="Charter's own engine: transformers classes under FSDP2, torch's loss",
+)
 PROFILES = {
     profile.name: profile
     for profile in (

@@ -18,7 +18,16 @@ from charter.physics.kept_activations import (
     kept_by_layer,
     layer_mix,
 )
-from charter.physics.memory_profiles import LINEAR, LOSS_BYTES, LOSS_CHUNK, AdapterUse, MemoryJob
+from charter.physics.memory_profiles import (
+    CPU_LOSS_TILE,
+    LEAST_TILE_ROWS,
+    LINEAR,
+    LOSS_BYTES,
+    LOSS_CHUNK,
+    LOSS_TILE,
+    AdapterUse,
+    MemoryJob,
+)
 from charter.physics.shapes import (
     adapter_parameters,
     attention_parameters,
@@ -261,6 +270,8 @@ class MemoryShape:
     loss_bytes: Array
     loss_share: Array
     loss_rows: Array
+    loss_head: Array
+    """Parameters of an output projection whose gradient the loss makes in the forward pass."""
     parameter_bytes: Array
     gradient_bytes: Array
     optimizer_bytes: Array
@@ -271,6 +282,7 @@ class MemoryShape:
     base_bytes: Array
     quantises_head: Array
     persistent_gradients: Array
+    second_stage_shards_weights: Array
     step_bytes: Array
     step_parameters: Array
     bucket_elements: Array
@@ -341,13 +353,22 @@ def _layer_numbers(job: MemoryJob) -> dict[str, float]:
 
 def _loss_numbers(job: MemoryJob) -> dict[str, float]:
     """The cross-entropy over the vocabulary."""
-    kind = job.cross_entropy or job.profile.cross_entropy
+    kind, a = job.cross_entropy or job.profile.cross_entropy, job.architecture
     return {
-        "vocabulary": job.architecture.vocab_size,
+        "vocabulary": a.vocab_size,
         "loss_bytes": (job.precision.compute_bytes + LOSS_BYTES[kind]) * (job.head == "lm"),
         "loss_share": job.logit_share,
-        "loss_rows": LOSS_CHUNK if kind == "chunked" else np.inf,
+        "loss_rows": _loss_rows(job, kind),
+        "loss_head": a.hidden_size * a.vocab_size * (kind == "tiled" and job.head == "lm" and job.adapter is None),
     }
+
+
+def _loss_rows(job: MemoryJob, kind: str) -> float:
+    """Return the positions whose logits exist at once."""
+    if kind == "tiled":
+        on_cpu = job.accelerator is not None and job.accelerator.kind == "cpu"
+        return max((CPU_LOSS_TILE if on_cpu else LOSS_TILE) // job.architecture.vocab_size, LEAST_TILE_ROWS)
+    return LOSS_CHUNK if kind == "chunked" else np.inf
 
 
 def _state_numbers(job: MemoryJob) -> dict[str, float]:
@@ -373,6 +394,7 @@ def _run_numbers(job: MemoryJob) -> dict[str, float]:
     first, last = job.end_layers or (0, 0)
     return {
         "persistent_gradients": profile.persistent_gradients,
+        "second_stage_shards_weights": profile.second_stage_shards_weights,
         "step_bytes": profile.step_bytes * _step_share(job),
         "step_parameters": profile.step_parameters,
         "bucket_elements": profile.bucket_elements,

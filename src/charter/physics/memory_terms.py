@@ -98,6 +98,7 @@ def state_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     s, lay, states = rank.shape, rank.layouts, rank.constants.states
     dense, experts = trained_parameters(rank)
     owned = {stage: rank.sharded(dense, experts, stage) for stage in (1, 2, 3)}
+    stored = np.where((s.second_stage_shards_weights > 0) & (lay.pipeline == 1), owned[2], owned[3])
     total = array(dense + experts)
     device = {"parameters": 1 - lay.offload_parameters, "optimizer": 1 - lay.offload_optimizer}
     # Sharded gradients are where their optimizer steps: ZeRO-Offload (Ren et al. 2021, section 4.2) and FSDP2's
@@ -114,7 +115,7 @@ def state_columns(rank: Rank) -> dict[str, ExplainedColumn]:
         "weights": column(
             "weights",
             "parameters",
-            s.parameter_bytes * owned[3] * device["parameters"] * states,
+            s.parameter_bytes * stored * device["parameters"] * states,
             "{size:g} B x " + over,
             source,
             size=s.parameter_bytes,
@@ -255,17 +256,25 @@ def _live_columns(rank: Rank) -> dict[str, ExplainedColumn]:
 def logit_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     """Logits, probabilities and their gradients on the stage that has the output projection."""
     s, lay = rank.shape, rank.layouts
-    positions = np.minimum(rank.tokens * s.loss_share, s.loss_rows)
+    # A tile is cut by the part of the vocabulary that a rank has, so that tensor parallelism makes it longer.
+    rows = s.loss_rows * np.where(s.loss_head > 0, lay.tensor, 1.0)
+    positions = np.minimum(rank.tokens * s.loss_share, rows)
     has_head = (lay.pipeline == 1) | (rank.stage == "last")
-    value = s.loss_bytes * positions * s.vocabulary / lay.tensor * has_head * rank.constants.logits
+    logits, head = positions * s.vocabulary, s.loss_head
+    # A gradient made in the forward pass is fp32; a tile's part of it is in 16 bits, when the tile's logits are gone.
+    tile = np.maximum(s.loss_bytes * logits + 4 * head, (s.loss_bytes - 2) * logits + 6 * head)
+    per_rank = np.where(head > 0, tile, s.loss_bytes * logits)
+    value = per_rank / lay.tensor * has_head * rank.constants.logits
     return {
         "logits": column(
             "logits and loss",
             "logits",
             array(value),
-            "{per_logit:g} B x {positions:,.0f} positions x vocabulary {vocabulary:,.0f} / TP {tensor:.0f}",
+            "({per_logit:g} B x {positions:,.0f} positions x vocabulary {vocabulary:,.0f} + {head:,.0f} B) "
+            "/ TP {tensor:.0f}",
             "bytes per logit of the cross-entropy in use (physics/memory_profiles.py)",
             per_logit=s.loss_bytes,
+            head=array(per_rank - s.loss_bytes * logits),
             positions=array(positions),
             vocabulary=s.vocabulary,
             tensor=lay.tensor,

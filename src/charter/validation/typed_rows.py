@@ -44,12 +44,12 @@ _STACKS: tuple[tuple[str, str], ...] = (
 """The first pattern found decides. Transformers that train run the Trainer."""
 _VERSION = re.compile(r"\b(?:v|r|release )?(20[12]\d|\d+\.\d+[\w.]*)\b", re.IGNORECASE)
 _PRODUCTS: tuple[tuple[str, str], ...] = (
-    (r"mxfp8", "mxfp8"),
+    (r"mx[- _]?fp8|fp8[- _]?mx", "mxfp8"),
     (r"nvfp4", "nvfp4"),
     (r"mxfp4", "mxfp4"),
     (r"fp8|float8|e4m3", "fp8"),
+    (r"gptq[- _]?int8|w8a16", "w8a16"),
     (r"awq|gptq|w4a16|int4", "w4a16"),
-    (r"w8a16", "w8a16"),
     (r"fp4", "fp4"),
     (r"int8", "int8"),
     (r"bf16|bfloat", "bf16"),
@@ -57,6 +57,15 @@ _PRODUCTS: tuple[tuple[str, str], ...] = (
     (r"tf32", "tf32"),
     (r"fp32|float32", "fp32"),
 )
+_STORED: tuple[tuple[str, str], ...] = (
+    (r"nf4", "nf4"),
+    (r"gptq[- _]?int8|w8a16|int8", "int8"),
+    (r"awq|gptq|w4a16|int4", "int4"),
+)
+_AUTOCAST = re.compile(r"\bamp|autocast|mixed")
+"""Casts each product to 16 bits or less; the weights stay in 32 (PyTorch, `torch.amp`)."""
+_CACHE = re.compile(r"\+?\s*\w+[- ]?kv\b.*")
+"""The type of a cache beside that of the weights: `bf16 + int8 KV`."""
 _KERNELS: tuple[tuple[str, str], ...] = (
     (r"fa-?4|flash[- _]?(attention|attn)?[- _]?4", "flash4"),
     (r"fa-?3|flash[- _]?(attention|attn)?[- _]?3", "flash3"),
@@ -100,7 +109,7 @@ def typed_cells(row: Measurement) -> dict[str, str]:
     >>> cells["recompute_kind"], cells["attention_kernel"], cells["master_dtype"]
     ('full', 'unknown', 'unknown')
     """
-    trains = row.kind in _TRAINS
+    trains, dtype = row.kind in _TRAINS, _CACHE.sub("", row.dtype.casefold())
     stack = first_of(_STACKS, row.framework)
     if trains and stack == "transformers":
         stack = "hf-trainer"
@@ -109,8 +118,8 @@ def typed_cells(row: Measurement) -> dict[str, str]:
         "stack": stack,
         "stack_version": version[1] if version else "",
         "accelerator": _accelerator(row),
-        "compute_dtype": first_of(_PRODUCTS, row.dtype),
-        "parameter_dtype": UNKNOWN if trains else first_of(_PRODUCTS, row.dtype),
+        "compute_dtype": first_of(_PRODUCTS, dtype),
+        "parameter_dtype": _stored(dtype, trains=trains),
         "attention_kernel": "unfused" if row.flash == 0 else first_of(_KERNELS, f"{row.framework} {row.notes}"),
         "memory_probe": probe_in(row.unit, row.notes) if row.metric.startswith("peak_mem") else "",
     }
@@ -131,6 +140,18 @@ def _accelerator(row: Measurement) -> str:
         return accelerator_of(row).name
     except Refusal:
         return row.gpu or UNKNOWN
+
+
+def _stored(dtype: str, *, trains: bool) -> str:
+    """The type in which weights stay in memory, where the text says it.
+
+    >>> _stored("bnb.nf4-dq", trains=True), _stored("amp_bf16", trains=True), _stored("bf16", trains=True)
+    ('nf4', 'fp32', 'unknown')
+    """
+    quantised = first_of(_STORED, dtype)
+    if quantised != UNKNOWN or not trains:
+        return quantised if quantised != UNKNOWN else first_of(_PRODUCTS, dtype)
+    return "fp32" if _AUTOCAST.search(dtype) else UNKNOWN
 
 
 def _recompute(policy: str) -> str:

@@ -13,7 +13,7 @@ from charter.validation.typed_rows import converted, shared, typed_cells
 SPELLINGS = {
     "framework": ("HF Trainer", "hf-trainer", "Hugging Face Trainer", "huggingface trainer"),
     "gpu": ("A100-SXM-80GB", "A100 80GB", "NVIDIA A100 SXM4 80GB", "a100-80g"),
-    "dtype": ("bf16", "BF16", "bfloat16", "bf16-mixed"),
+    "dtype": ("bf16", "BF16", "bfloat16", "torch.bfloat16"),
     "shard": ("zero3", "ZeRO-3", "DeepSpeed stage 3", "fsdp full_shard"),
     "recompute": ("full", "gradient checkpointing", "yes", "Activation Checkpointing"),
 }
@@ -30,6 +30,21 @@ def row_of(**cells: str) -> Measurement:
 @pytest.mark.parametrize(("column", "word"), [pair for c in SPELLINGS for pair in product([c], SPELLINGS[c][1:])])
 def test_each_spelling_of_a_fact_becomes_the_same_word(column, word):
     assert typed_cells(row_of(**{column: word})) == typed_cells(row_of())
+
+
+@pytest.mark.parametrize(
+    ("text", "computed", "stored"),
+    [
+        ("bf16 + int8 KV", "bf16", "bf16"),
+        ("GPTQ-Int8", "w8a16", "int8"),
+        ("GPTQ-Int4", "w4a16", "int4"),
+        ("bnb.nf4", "unknown", "nf4"),
+        ("FP8-MX", "mxfp8", "mxfp8"),
+    ],
+)
+def test_types_of_products_and_of_stored_weights_are_told_apart(text, computed, stored):
+    cells = typed_cells(row_of(kind="inference", dtype=text))
+    assert (cells["compute_dtype"], cells["parameter_dtype"]) == (computed, stored)
 
 
 def test_what_nobody_said_is_unknown():

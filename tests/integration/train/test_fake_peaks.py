@@ -1,0 +1,211 @@
+"""Peaks of whole steps at true shapes, under every kind of layout, against the plan: FakeTensor, no memory, no device.
+
+Collectives answer at once and copy nothing (torch's fake process group); FSDP2 and tensor parallelism run as they do on
+accelerators, weights gathered in 16 bits. What no operation allocates (context, allocator's slack, workspaces) is left
+out of the plan. Models are cut to a few layers, in the plan as well, where their depth is not under test.
+"""
+
+import contextlib
+import weakref
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch.distributed as dist
+from test_fake_steps import CPU, SPEC, LiveBytes, as_on_a_gpu, fake_model, with_fake_memory  # noqa: F401
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from charter.catalog import models
+from charter.models import parallel
+from charter.models.decoder import decoder_layers, tie, tied_weights
+from charter.models.engine_layout import StageLayout
+from charter.models.preference import ScalarModel
+from charter.models.ranks import Ranks
+from charter.models.runtime import precision
+from charter.physics.memory import training_memory
+from charter.spec.layout import Layout, Recompute, ZeroStage
+from charter.train.optimizers import make_optimizer
+
+pytestmark = pytest.mark.torch
+TOKENS, PASSES = 4096, 2
+NOT_ALLOCATED = ("device context", "communicators", "process", "workspaces", "allocator slack")
+LAYOUTS = {
+    "one": StageLayout(),
+    "one, recompute": StageLayout(recompute="full"),
+    "zero 2": StageLayout(world_size=8, zero=2),
+    "zero 3": StageLayout(world_size=8, zero=3),
+    "zero 3, recompute": StageLayout(world_size=8, zero=3, recompute="full"),
+    "tensor 2": StageLayout(world_size=8, zero=3, tensor=2),
+}
+DEPTHS = {"Qwen3-0.6B": (4, 28), "Llama-3.1-8B": (4, 32), "Llama-3.1-70B": (4, 80)}
+BELOW, ABOVE = 0.06, 0.05
+"""How far the plan may be below what a step takes, and above it."""
+SHARDED_ABOVE = 0.28
+"""The plan lets the gradients of the largest unit wait, unreduced, beside all activations; FSDP2 reduces those of the
+embedding when activations are gone. So a sharded step is planned on the safe side, the more the smaller the model."""
+
+
+class Peak(LiveBytes):
+    """Live bytes of local tensors; storages that FSDP empties and fills again count as what they are."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes, self.is_paused = {}, False
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # its own dispatch runs operations on local tensors, which come here
+        return super().__torch_dispatch__(operation, types, args, kwargs)
+
+    def resized(self, storage, before):
+        if storage._cdata in self.sizes:
+            self.sizes[storage._cdata] = storage.nbytes()
+            self._add(storage.nbytes() - before)
+
+    def _add(self, size):
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+    def _count(self, storage):
+        key = storage._cdata
+        if key in self.sizes or self.is_paused:
+            return
+        self.sizes[key] = storage.nbytes()
+        self._add(storage.nbytes())
+        weakref.finalize(storage, lambda: self._add(-self.sizes.pop(key)))
+
+
+@pytest.fixture
+def live(monkeypatch):
+    """A counter that sees storages change their size, and no shapes that DTensor only tries out."""
+    counter = Peak()
+    resize, propagate, build = (
+        torch.UntypedStorage.resize_,
+        ShardingPropagator._propagate_tensor_meta_non_cached,
+        DeviceMesh.__init__,
+    )
+
+    def resize_(storage, size):
+        before = storage.nbytes()
+        result = resize(storage, size)
+        counter.resized(storage, before)
+        return result
+
+    def tried(*args, **more):
+        counter.is_paused = True
+        try:
+            return propagate(*args, **more)
+        finally:
+            counter.is_paused = False
+
+    def built(*args, **more):
+        with unset_fake_temporarily():
+            build(*args, **more)
+
+    monkeypatch.setattr(torch.UntypedStorage, "resize_", resize_)
+    monkeypatch.setattr(ShardingPropagator, "_propagate_tensor_meta_non_cached", tried)
+    monkeypatch.setattr(DeviceMesh, "__init__", built)
+    yield counter
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def spread(module, layout, monkeypatch):
+    """The module as accelerators have it: `parallelize` without loading, and with their 16-bit gathering."""
+    parallel.recompute_layers(module, layout.recompute)
+    if layout.world_size == 1:
+        return parallel.Parallel(module)
+    ranks = Ranks(world_size=layout.world_size, data_size=layout.data, device=CPU, data_group=dist.group.WORLD)
+    mesh = parallel.split_tensors(module, layout, ranks)
+    settings = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}
+    frees = parallel.frees_layers(layout)
+    for layer in decoder_layers(module):
+        fully_shard(layer, reshard_after_forward=frees, **settings)
+    fully_shard(module, reshard_after_forward=None if frees else False, **settings)
+    return parallel.FsdpParallel(module, frees=frees, is_first=True)
+
+
+def measured_peak(live, kind, architecture, layout, monkeypatch):
+    """Bytes at the peak of a step of two micro-batches."""
+    model = fake_model(architecture)
+    module = model if kind == "sft" else ScalarModel(type("Holder", (), {"model": model})())
+    if layout.world_size > 1:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.world_size)
+        meshes = parallel.data_mesh(layout, Ranks(device=CPU))
+        monkeypatch.setattr(parallel, "data_mesh", lambda *_: meshes)
+    ties = tied_weights(module)
+    with FakeTensorMode(allow_non_fake_inputs=True), live:
+        with_fake_memory(module)
+        tie(module, ties)
+        trained = spread(module, layout, monkeypatch)
+        optimizer = make_optimizer([(list(module.parameters()), 1e-5)], SPEC)
+        live.peak = live.now
+        for number in range(PASSES):
+            last = number == PASSES - 1
+            with contextlib.nullcontext() if last else trained.accumulating(), precision("bf16", CPU):
+                ids_BT = torch.zeros((1, TOKENS), dtype=torch.long)
+                at_N = torch.zeros(TOKENS - 1, dtype=torch.long)
+                if kind == "sft":
+                    loss = trained.call(input_ids=ids_BT, at_N=at_N, target_N=at_N, summed=True).loss_sum
+                else:
+                    loss = trained.call(ids_BT).sum()
+                loss.backward()
+                del loss
+        optimizer.step()
+    return live.peak
+
+
+def planned_peak(kind, architecture, layout):
+    """Bytes at the fullest phase of the plan, without what no operation allocates."""
+    plan = training_memory(
+        architecture,
+        Layout(
+            data=layout.data,
+            tensor=layout.tensor,
+            zero=ZeroStage(layout.zero),
+            recompute=Recompute(layout.recompute),
+            accumulation=PASSES,
+        ),
+        seq_len=TOKENS,
+        head="lm" if kind == "sft" else "scalar",
+        cross_entropy="tiled" if kind == "sft" else None,
+    )
+    return max(sum(term.value for term in terms if term.name not in NOT_ALLOCATED) for terms in plan.phases.values())
+
+
+def cases():
+    for name, (few, every) in DEPTHS.items():
+        for kind in ("sft", "preference_model"):
+            for label in LAYOUTS:
+                sample = (name, label) in (
+                    ("Llama-3.1-8B", "one"),
+                    ("Qwen3-0.6B", "one, recompute"),
+                    ("Llama-3.1-70B", "zero 3"),
+                    ("Llama-3.1-8B", "zero 2"),
+                    ("Llama-3.1-8B", "tensor 2"),
+                )
+                sample = sample and kind == "sft"
+                marks = [] if sample else [pytest.mark.thorough]
+                yield pytest.param(name, few if sample else every, kind, label, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "layers", "kind", "label"), [*cases()])
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_the_peak_of_a_step_is_the_planned_one(name, layers, kind, label, live, monkeypatch):
+    architecture, layout = replace(models.get(name).architecture, num_layers=layers), LAYOUTS[label]
+    monkeypatch.setattr(
+        "charter.models.token_forward._is_plain", lambda head: not isinstance(head.weight, DTensor)
+    )  # a fake parameter has a class of its own
+    measured = measured_peak(live, kind, architecture, layout, monkeypatch)
+    ratio = planned_peak(kind, architecture, layout) / measured
+    print(f"RATIO {name} {layers} {kind} {label}: {ratio:.3f} of {measured / 2**30:.2f} GiB")
+    above = ABOVE if layout.world_size == 1 else SHARDED_ABOVE
+    assert 1 - BELOW <= ratio <= 1 + above
