@@ -89,7 +89,7 @@ STATEMENTS = (
     (
         "exact_match.over_control",
         0.0,
-        "the policy gives more right answers to held-out prompts than a control trained on shuffled truths",
+        "the policy gives more right answers to held-out prompts than a control trained without a signal",
     ),
     ("judge_agreement.judge", 0.5, "the judge agrees with held-out human labels more often than chance"),
     ("judge_agreement.over_shorter", 0.0, "the judge agrees with humans more often than the shorter-answer rule"),

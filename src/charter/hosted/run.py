@@ -2,7 +2,7 @@
 
 The engine's files are rendered, its processes started under a guard, followed and stopped; its checkpoints become
 Charter's, so that hashes, retention and replicas are what they are for every stage. It is done when the step target is
-reached and the weights are verified: an exit code of 0 alone means nothing (verl#7401).
+reached and the weights are verified: an exit code of 0 alone means nothing.
 """
 
 import re

@@ -1,10 +1,18 @@
-"""Values of a job's secrets, read where it is submitted: from its environment, or from files."""
+"""Secrets of a job: their references in a project, and their values, read where it is submitted."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from charter.errors import UsageError
+from charter.spec.project import Project
+
+
+def secrets_of(project: Project) -> Iterator[tuple[str, str]]:
+    """Yield the variables that stages read keys from, with their references."""
+    for serving in project.serving.values():
+        if serving.api_key and serving.api_key.startswith("env:"):
+            yield serving.api_key.removeprefix("env:"), serving.api_key
 
 
 def secret_values(references: Mapping[str, str]) -> dict[str, str]:

@@ -4,7 +4,6 @@ import hashlib
 import json
 import secrets
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from charter.artifacts.job_files import JobFiles, Submission
@@ -14,6 +13,7 @@ from charter.launch.engine import StageStart
 from charter.launch.job import StageJob, safe_name
 from charter.launch.local import stage_environment
 from charter.launch.machine import CPU, asked_accelerators, asked_layout, stage_nodes, stage_threads
+from charter.launch.secret_values import secrets_of
 from charter.launch.servers import pools_text
 from charter.launch.tags import tags_of
 from charter.spec.project import Project
@@ -131,13 +131,6 @@ def submission_of(job: StageJob, order: Asked, request: StageStart, *, engine: s
         shards=order.shards,
         submitted_at=at,
     )
-
-
-def secrets_of(project: Project) -> Iterator[tuple[str, str]]:
-    """Variables that stages read keys from, by reference."""
-    for serving in project.serving.values():
-        if serving.api_key and serving.api_key.startswith("env:"):
-            yield serving.api_key.removeprefix("env:"), serving.api_key
 
 
 def _per_node(request: StageStart, nodes: int) -> int:

@@ -23,7 +23,7 @@ from charter.spec.layout import Adapter, Layout
 #
 # Colocated: every device holds every role all the time. Split: training, scoring and generation have devices of their
 # own. Offloaded: every role lives on every device, but only the one at work is there; the rest waits in host memory
-# (OpenRLHF, verl, DeepSpeed-Chat's hybrid engine differ in what they move; this is the most that can be moved).
+# (engines differ in what they move; this is the most that can be moved).
 
 Placement = Literal["colocated", "split", "offloaded"]
 STATE = ("parameters", "gradients", "optimizer")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from charter.artifacts.whole_dir import publish_dir
 from charter.engines import check_kind, handover_engine, render
@@ -18,12 +18,14 @@ from charter.plan.pipeline_names import Library, Models
 from charter.plan.plan import Plan
 from charter.plan.project_plan import plan_project
 from charter.plan.stage_plan import StagePlan
-from charter.report.handover_inputs import ExportedInputs, export_inputs
 from charter.report.handover_jobs import start_files
 from charter.report.handover_pages import MAPPING, PLAN, README, counts, mapping_page, plan_page, readme
 from charter.report.handover_request import DATA_DIR, MODELS_DIR, data_roles, handover_of, model_inputs
 from charter.spec.project import Project
 from charter.spec.stage import Engine, references
+
+if TYPE_CHECKING:
+    from charter.report.handover_inputs import ExportedInputs
 
 SCHEMA = "charter.handover/1"
 
@@ -38,7 +40,7 @@ class HandoverExport:
     planned: StagePlan
     files: Mapping[str, str]
     """All texts, by path below the directory of the export."""
-    inputs: ExportedInputs | None = None
+    inputs: "ExportedInputs | None" = None
     """What the stage reads, where it was asked for."""
 
     @property
@@ -93,6 +95,9 @@ def export_handover(
     rendered = exported(changed, plan_project(changed, root, today=today), name, rows=_rows(changed, root, name))
     if scratch is None:
         return rendered
+    # What a stage reads is written by a process of its own, with the checks of a run: a plain export needs none of it.
+    from charter.report.handover_inputs import export_inputs
+
     return with_inputs(changed, rendered, export_inputs(changed, root, name, scratch))
 
 
@@ -104,14 +109,14 @@ def exported(project: Project, plan: Plan, name: str, *, rows: Mapping[str, int]
     return _rendered(project, handover_of(project, plan, name, data_suffix=engine.data_suffix, rows=rows), planned)
 
 
-def with_inputs(project: Project, made: HandoverExport, inputs: ExportedInputs) -> HandoverExport:
+def with_inputs(project: Project, made: HandoverExport, inputs: "ExportedInputs") -> HandoverExport:
     """The same with what the stage reads, and the steps that these rows are."""
     handover = replace(made.handover, target_steps=inputs.target_steps, rows=inputs.rows)
     return _rendered(project, handover, made.planned, inputs)
 
 
 def _rendered(
-    project: Project, handover: Handover, planned: StagePlan, inputs: ExportedInputs | None = None
+    project: Project, handover: Handover, planned: StagePlan, inputs: "ExportedInputs | None" = None
 ) -> HandoverExport:
     engine, name, rendered = handover_engine(handover.engine), handover.name, render(handover)
     files = {

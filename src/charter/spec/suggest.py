@@ -38,7 +38,7 @@ HABITS = {
     "pp": "pipeline",
     "torch_dtype": "dtype",
 }
-"""What users of other tools write (transformers, TRL, verl, SkyPilot), and the key here."""
+"""What users of other tools write (trainers, SkyPilot), and the key here."""
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:

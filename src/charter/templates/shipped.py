@@ -18,6 +18,9 @@ HH_DATA = {
 SORTING_DATA = tuple(f"sorting_{part}.jsonl" for part in ("demonstrations", "problems", "shuffled", "test"))
 """Written by `tools/sorting_data.py`."""
 
+ARITHMETIC_DATA = tuple(f"arithmetic_{part}.jsonl" for part in ("demonstrations", "problems", "test"))
+"""Written by `tools/arithmetic_data.py`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Template:
@@ -52,6 +55,14 @@ TEMPLATES: tuple[Template, ...] = (
         name="rlvr-tiny",
         summary="RL with a verifiable reward (GRPO, no reward model) from scratch on a CPU in minutes",
         shared={name: f"data/{name}" for name in SORTING_DATA},
+    ),
+    Template(
+        name="tools-tiny",
+        summary="RL with a tool (GRPO over several turns, a calculator) from scratch on a CPU in minutes",
+        shared={
+            "rewards.py": "data/rewards_by_lot.txt",
+            **{name: f"data/{name}" for name in ARITHMETIC_DATA},
+        },
     ),
     Template(
         name="cai-8b",

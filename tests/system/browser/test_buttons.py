@@ -7,7 +7,10 @@ from counted_project import project, shows
 from dashboard_case import lively
 from playwright.sync_api import expect
 
+from charter.artifacts.sample_prompts import append_samples
+from charter.dashboard.actions import BUTTONS
 from charter.dashboard.discovery import key_of
+from charter.engines.project import load_project
 
 TOKEN = "browser-tests-0123456789-abcdefghij"
 CLEAN = """\
@@ -49,16 +52,76 @@ def test_a_run_is_stopped_at_a_checkpoint(scratch, dashboard_of, visit, counting
     expect(page.get_by_role("button", name="Go on")).to_be_visible()
 
 
-def test_a_run_is_started(scratch, dashboard_of, visit):
+def cleaned(scratch, more=""):
+    """A project of one stage that runs in a moment."""
     root = scratch / "cleaned"
     root.mkdir()
-    (root / "charter.yaml").write_text(CLEAN)
+    (root / "charter.yaml").write_text(CLEAN + more)
     (root / "raw.jsonl").write_text('{"text": "A kettle boils at one hundred degrees."}\n' * 3)
+    return root
+
+
+def test_a_run_is_started(scratch, dashboard_of, visit):
+    root = cleaned(scratch)
     page = visit(dashboard_of(scratch))
     page.goto(f"/p/{key_of(root.resolve())}")
     page.get_by_role("button", name="Run").click()
     shows(page, "done")
     expect(page.get_by_text("started by")).to_be_visible()
+
+
+def test_a_budget_is_raised(scratch, dashboard_of, visit, axe):
+    case = lively(scratch / "demo", pid=os.getpid())
+    page = visit(dashboard_of(scratch))
+    page.goto(f"/p/{key_of(case.root.resolve())}")
+    page.get_by_text("Raise the budget").click()
+    assert axe(page) == []
+    page.get_by_label("New limit").fill("$5k")
+    page.get_by_role("button", name="Raise").click()
+    expect(page.get_by_text("of $5,000").first).to_be_visible()
+    expect(page.get_by_text("budget raised from")).to_be_visible()
+    assert load_project(case.root).budget.limit == 5000
+
+
+def test_a_stage_is_run_again(scratch, dashboard_of, visit):
+    root = cleaned(scratch)
+    page = visit(dashboard_of(scratch))
+    address = f"/p/{key_of(root.resolve())}"
+    page.goto(address)
+    page.get_by_role("button", name="Run").click()
+    shows(page, "done")
+    page.goto(f"{address}/stage/clean")
+    page.get_by_text("Run this stage again").click()
+    page.get_by_role("button", name="Run clean again").click()
+    expect(page.get_by_text("to run again")).to_be_visible()
+    shows(page, "done")
+    assert len(list((root / "run" / "stages").glob("clean-*"))) == 2, "the first result is set aside"
+
+
+def test_a_sweep_is_started(scratch, dashboard_of, visit):
+    root = cleaned(scratch, "sweeps: {lengths: {over: {pipeline.clean.max_characters: [100, 200]}}}\n")
+    page = visit(dashboard_of(scratch))
+    page.goto(f"/p/{key_of(root.resolve())}")
+    page.get_by_label("Sweep").select_option("lengths")
+    page.get_by_role("button", name="Start sweep").click()
+    expect(page.get_by_text("sweep lengths started by")).to_be_visible()
+    expect(page.get_by_text("run finished").first).to_be_visible()
+
+
+def test_a_sample_is_flagged(scratch, dashboard_of, visit, axe):
+    case = lively(scratch / "demo", pid=os.getpid())
+    append_samples(case.directory("ppo"), 5, [("p1", ({"role": "user", "content": "Hello?"},), "Go away.")])
+    page = visit(dashboard_of(scratch))
+    page.goto(f"/p/{key_of(case.root.resolve())}/samples")
+    page.get_by_text("Flag or note").click()
+    page.get_by_role("checkbox", name="flag", exact=True).check()
+    page.get_by_label("Note").fill("rude")
+    assert axe(page) == []
+    page.get_by_role("button", name="Keep").click()
+    expect(page.get_by_text("rude")).to_be_visible()
+    page.get_by_role("checkbox", name="flagged").check()
+    page.get_by_role("button", name="Show").click()
+    expect(page.get_by_text("Go away.")).to_be_visible()
 
 
 def test_the_token_is_given_in_a_form(scratch, dashboard_of, visit):
@@ -79,10 +142,10 @@ def test_a_viewer_has_no_button_and_is_refused(scratch, dashboard_of, visit):
     expect(page.locator("#head .pill")).to_be_visible()
     assert page.get_by_role("button", name="Stop").count() == 0
     csrf = page.locator('meta[name="csrf"]').get_attribute("content")
-    status = page.evaluate(
-        """async ([address, csrf]) => (await fetch(address + "/do/stop",
-           {method: "POST", headers: {"x-charter-csrf": csrf}, body: ""})).status""",
-        [address, csrf],
+    refused = page.evaluate(
+        """async ([address, csrf, buttons]) => Promise.all(buttons.map(async (button) => (await fetch(
+           address + "/do/" + button, {method: "POST", headers: {"x-charter-csrf": csrf}, body: ""})).status))""",
+        [address, csrf, sorted(BUTTONS)],
     )
-    assert status == 403
+    assert refused == [403] * len(BUTTONS)
     assert not [line for line in (case.run / "events.jsonl").read_text().splitlines() if "stop_requested" in line]

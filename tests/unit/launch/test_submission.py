@@ -10,7 +10,8 @@ from charter.errors import UsageError
 from charter.launch.agent_watch import Task, command_of, parse
 from charter.launch.engine import StageStart
 from charter.launch.preview import preview_job, run_words, supervisor_job
-from charter.launch.submission import Asked, job_name, secrets_of, settings_of, stage_job, submission_of
+from charter.launch.secret_values import secrets_of
+from charter.launch.submission import Asked, job_name, settings_of, stage_job, submission_of
 from charter.spec.launching import Launch, NodeChecks
 from charter.spec.project import ModelSpec, Project, Resources, Serving
 from charter.spec.stage import EvalStage, GenerateStage, SftStage, StageResources

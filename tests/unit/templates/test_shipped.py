@@ -34,7 +34,7 @@ def validator():
 
 
 def test_the_templates_that_machines_rely_on_are_there():
-    assert {"cai-smoke", "cai-tiny", "cai-8b", "cai-70b", "rlaif-8b", "rlvr-tiny"} <= set(NAMES)
+    assert {"cai-smoke", "cai-tiny", "cai-8b", "cai-70b", "rlaif-8b", "rlvr-tiny", "tools-tiny"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -203,6 +203,52 @@ def test_control_of_rlvr_tiny_differs_in_its_truths_alone(written):
 
     stages = load_project(written["rlvr-tiny"]).pipeline
     assert replace(stages["rl_control"], prompts=("problems",)) == stages["rl"]
+
+
+def arithmetic_rows(part):
+    return [json.loads(line) for line in shipped_bytes(f"data/arithmetic_{part}.jsonl").splitlines()]
+
+
+def numbers_of(row):
+    first, word, second = row["id"].split("-")
+    return int(first), word, int(second)
+
+
+def test_truth_of_a_problem_is_the_value_of_its_expression():
+    for part in ("problems", "test"):
+        for row in arithmetic_rows(part):
+            first, word, second = numbers_of(row)
+            assert row["prompt"] == f"{first} {word} {second}"
+            assert row["answer"] == str(first + second if word == "plus" else first * second)
+
+
+def test_no_pair_of_numbers_of_the_test_is_in_what_is_learnt():
+    learnt = {
+        frozenset(numbers_of(row)[::2]) for part in ("demonstrations", "problems") for row in arithmetic_rows(part)
+    }
+    assert learnt.isdisjoint(frozenset(numbers_of(row)[::2]) for row in arithmetic_rows("test"))
+
+
+def test_four_demonstrations_in_ten_call_the_calculator():
+    rows = arithmetic_rows("demonstrations")
+    calling = [row for row in rows if len(row["messages"]) == 4]
+    assert len(calling) / len(rows) == pytest.approx(0.4, abs=0.04)
+    for row in calling:
+        first, word, second = numbers_of(row)
+        _, call, reply, answer = (turn["content"] for turn in row["messages"])
+        assert call == f"<calc>{first}{'+' if word == 'plus' else '*'}{second}</calc>"
+        assert reply == answer == str(first + second if word == "plus" else first * second)
+    direct = [(numbers_of(row), row["messages"][1]["content"]) for row in rows if len(row["messages"]) == 2]
+    right = sum(text == str(a + b if word == "plus" else a * b) for (a, word, b), text in direct)
+    assert right / len(direct) < 0.02, "what a policy knows by itself is worth next to nothing"
+
+
+def test_control_of_tools_tiny_differs_in_its_reward_alone(written):
+    from dataclasses import replace
+
+    stages = load_project(written["tools-tiny"]).pipeline
+    assert replace(stages["rl_control"], rewards=stages["rl"].rewards) == stages["rl"]
+    assert stages["rl"].environment == stages["eval"].environment
 
 
 # ---- shipped data ---------------------------------------------------------------------------------------------------

@@ -1,6 +1,10 @@
 """Reward functions in processes of their own: what a function may do, and what becomes of one that misbehaves."""
 
 import json
+import signal
+import socket
+import subprocess
+import sys
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -32,6 +36,9 @@ def secret(answer): return float("CHARTER_TEST_SECRET" in os.environ)
 def device(answer): return float(os.environ["CUDA_VISIBLE_DEVICES"] == "")
 def impure(answer): counts["n"] += 1; return counts["n"]
 def reads(row, truth, seed, tokens, ended, prompt, bonus): return row["extra"] + truth + seed + tokens + ended + bonus
+def connects(answer, port):
+    import socket
+    with socket.create_connection(("127.0.0.1", port), timeout=5): return 1.0
 def forks(answer):
     if os.fork() == 0:
         while True: pass
@@ -174,3 +181,28 @@ def test_every_shipped_function_is_offered_by_its_name():
 def test_schema_with_an_unknown_keyword_is_refused():
     with pytest.raises(ValueError, match="minLength"):
         functions.json_schema('"a"', schema={"type": "string", "minLength": 2})
+
+
+def test_function_that_needs_the_network_fails_without_one(code):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        process = RewardProcess(f"{code}:connects", {"port": server.getsockname()[1]}, 20.0, 2**30)
+        outcome = process.ask(ANSWER.offered())
+        process.close()
+    assert isinstance(outcome, Failed) if process.is_isolated else outcome == 1.0
+
+
+def test_call_that_nobody_waits_for_is_ended_by_the_kernel():
+    code = "from charter.inference import limited; limited._end_after(0.2)\nwhile True: pass"
+    done = subprocess.run([sys.executable, "-c", code], timeout=60)
+    assert done.returncode == -signal.SIGALRM
+
+
+def test_rating_that_was_interrupted_is_counted(listed, tmp_path):
+    rewards = listed(reward("long", "own.py:length"))
+    rewards.rate([ANSWER], name="000000-0")
+    path = tmp_path / "rewards" / "000000-0.json"
+    stored = json.loads(path.read_text())
+    assert stored["attempts"] == 1
+    path.write_text(json.dumps({name: stored[name] for name in ("digest", "attempts")}))
+    assert rewards.rate([ANSWER], name="000000-0").reward_BK.tolist() == [[4.0]]
+    assert json.loads(path.read_text())["attempts"] == 2

@@ -5,8 +5,8 @@ A plan enumerates what they allow, runs and submissions refuse what they do not,
 Read in public documentation in November 2026: Megatron-Core parallelism guide and `ModelParallelConfig`
 (docs.nvidia.com/megatron-core), DeepSpeed configuration and transformers' integration (ZeRO stages, offload of the
 optimizer with ZeRO 2 and 3, of parameters with ZeRO-3), accelerate's guides on FSDP2, context and sequence
-parallelism, NeMo RL training backends (DTensor: FSDP2, TP, SP, CP; Megatron: all of Megatron-Core), OpenRLHF and verl
-repositories; and since then in the code of the versions that Charter renders files for, whose refusals these tables
+parallelism, NeMo RL training backends (DTensor: FSDP2, TP, SP, CP; Megatron: all of Megatron-Core), repositories of the
+others; and since then in the code of the versions that Charter renders files for, whose refusals these tables
 keep clear of. What an engine can do only with extra packages or forks is left out.
 """
 

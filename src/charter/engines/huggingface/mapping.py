@@ -84,7 +84,7 @@ def _map_generator(configuration: Configuration, stage: PpoStage) -> None:
         configuration.refuse_engine(
             f"trl places all roles on the same accelerators; the plan has them {arrangement}, in "
             f"{len(placement.groups) if placement else 0} groups",
-            "another engine: verl, openrlhf",
+            "an engine that gives roles accelerators of their own (docs/reference/engine-mapping.md)",
         )
     if uses_vllm:
         settings |= {

@@ -120,7 +120,7 @@ def _estimator(sheet: Sheet, stage: PpoStage) -> None:
             "stage.estimator", keys, "rloo: leave one out and no scale; grpo: the group's mean and deviation"
         )
     else:
-        hint = "estimator grpo or rloo, or engine verl"
+        hint = "estimator grpo or rloo, or an engine that trains a value model (docs/reference/engine-mapping.md)"
         mapper.refuse("stage.estimator", "Charter renders its GRPO trainer, which has no value model", hint)
     if stage.estimator == "grpo" and stage.scale_advantages == "none":
         sheet.computed("stage.scale_advantages", {"grpo.normalize_rewards": False}, "none: off")
@@ -230,7 +230,7 @@ def _reward(sheet: Sheet, stage: PpoStage) -> None:
     path = f"pipeline.{handover.name}.resources"
     if left < 1 or nodes * share != left:
         reason = "its reward model needs accelerators of its own (of several nodes, whole ones), and the layout leaves"
-        hint = "place the reward model apart, or take engine verl or openrlhf"
+        hint = "place the reward model apart, or take an engine in which it shares accelerators"
         sheet.mapper.problems.append(Problem(path=path, message=f"{reason} {left}", hint=hint))
     else:
         check_machine(sheet, beside=left)

@@ -20,8 +20,7 @@ from charter.errors import MissingExtraError, StageError, UsageError
 from charter.launch.job import safe_name
 from charter.launch.plain_yaml import PlainDumper
 from charter.launch.rendered.task import Task
-from charter.launch.secret_values import secret_values
-from charter.launch.submission import secrets_of
+from charter.launch.secret_values import secret_values, secrets_of
 from charter.launch.tags import google_labels, kubernetes_labels
 from charter.spec.project import Project
 from charter.spec.stage import Stage

@@ -173,9 +173,13 @@ class RewardList:
         path = self.directory / f"{name}.json"
         digest = self._digest(answers)
         stored = durable.read_json(path) if path.exists() else {}
-        if not self.all_have(stored.get("digest") == digest):
-            stored = {"digest": digest, **self._rated(answers)}
+        if not self.all_have(stored.get("digest") == digest and "rewards" in stored):
+            # A rating that a kill interrupted has asked some rewards already: it is begun again, and that is counted.
+            before = stored.get("attempts", 1 if "rewards" in stored else 0) if stored.get("digest") == digest else 0
+            begun = {"digest": digest, "attempts": before + 1}
             self.directory.mkdir(exist_ok=True)
+            durable.write_json(path, begun)
+            stored = {**begun, **self._rated(answers)}
             durable.write_json(path, stored)
         nan = float("nan")
         values = [[nan if value is None else value for value in row] for row in stored["rewards"]]
