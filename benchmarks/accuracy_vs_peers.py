@@ -32,7 +32,7 @@ from charter.validation.bundled import MEASUREMENTS, bundled_measurements  # noq
 from charter.validation.quantity import TRAINING_TIME  # noqa: E402
 from charter.validation.rows.measurement import Measurement, read_measurements  # noqa: E402
 from charter.validation.score import Case, calibrated, cases_of, predict  # noqa: E402
-from charter.validation.validate import Verdict, score, validate, without  # noqa: E402
+from charter.validation.validate import RowVerdict, score, validate, without  # noqa: E402
 
 CLASSIC_SHAPE = ("id", "model_hidden", "layers", "heads", "kv_heads", "ffn", "vocab", "seq")
 CLASSIC_LAYOUT = ("gpu", "gpus", "tp", "pp", "dp", "vpp", "mbs", "gbs", "recompute", "seqpar", "zero_stage", "dtype")
@@ -65,8 +65,8 @@ def targets() -> list[dict[str, object]]:
     rows = bundled_measurements()
     zero, five, ten = (validate(rows, calibrate_rows=count) for count in (0, 5, 10))
 
-    def sources(verdicts: Sequence[Verdict], keep) -> float | None:
-        groups: dict[str, list[Verdict]] = {}
+    def sources(verdicts: Sequence[RowVerdict], keep) -> float | None:
+        groups: dict[str, list[RowVerdict]] = {}
         for item in verdicts:
             if keep(item.row):
                 groups.setdefault(item.row.prefix, []).append(item)
@@ -115,7 +115,7 @@ def targets() -> list[dict[str, object]]:
     return [*lines, verdicts_line(zero), *intervals(zero, five), refusals(zero)]
 
 
-def verdicts_line(verdicts: Sequence[Verdict]) -> dict[str, object]:
+def verdicts_line(verdicts: Sequence[RowVerdict]) -> dict[str, object]:
     """Out-of-memory verdicts on the rows that say so, and on every row that ran and says how."""
     found = score(verdicts)
     return {
@@ -126,7 +126,7 @@ def verdicts_line(verdicts: Sequence[Verdict]) -> dict[str, object]:
     }
 
 
-def intervals(zero: Sequence[Verdict], five: Sequence[Verdict]) -> list[dict[str, object]]:
+def intervals(zero: Sequence[RowVerdict], five: Sequence[RowVerdict]) -> list[dict[str, object]]:
     """Coverage and width of the 80 % interval over kinds with at least 50 configurations."""
     made = []
     kinds = sorted({item.row.kind for item in zero})
@@ -145,7 +145,7 @@ def intervals(zero: Sequence[Verdict], five: Sequence[Verdict]) -> list[dict[str
     return made
 
 
-def refusals(verdicts: Sequence[Verdict]) -> dict[str, object]:
+def refusals(verdicts: Sequence[RowVerdict]) -> dict[str, object]:
     """Share of rows refused."""
     found = score(verdicts)
     return {"quantity": "rows refused", "asked": 0.10, "zero_shot": found.refused / found.rows}

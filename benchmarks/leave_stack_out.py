@@ -33,7 +33,7 @@ from charter.validation.quantity import (  # noqa: E402
     quantity_of,
 )
 from charter.validation.rows.measurement import Measurement, Refusal, read_measurements  # noqa: E402
-from charter.validation.score import Case, Scored, calibrated, fitted_to, predict  # noqa: E402
+from charter.validation.score import Case, ScoredRow, calibrated, fitted_to, predict  # noqa: E402
 from charter.validation.validate import safe_cases  # noqa: E402
 
 FEWEST = 8
@@ -73,7 +73,7 @@ def key_of(row: Measurement) -> str:
     return f"{row.config_id or row.id} {row.metric}"
 
 
-def votes(items: Sequence[Scored]) -> list[float]:
+def votes(items: Sequence[ScoredRow]) -> list[float]:
     """|predicted / measured - 1| of each configuration that did not calibrate."""
     used = {key_of(item.row) for item in items if item.used}
     groups: dict[str, list[float]] = {}
@@ -83,9 +83,9 @@ def votes(items: Sequence[Scored]) -> list[float]:
     return [median(group) for group in groups.values()]
 
 
-def over_stacks(items: Sequence[tuple[str, Scored]]) -> tuple[float | None, int, int]:
+def over_stacks(items: Sequence[tuple[str, ScoredRow]]) -> tuple[float | None, int, int]:
     """Mean over stacks of medians, the number of stacks that vote and of configurations."""
-    stacks: dict[str, list[Scored]] = {}
+    stacks: dict[str, list[ScoredRow]] = {}
     for stack, item in items:
         stacks.setdefault(stack, []).append(item)
     errors = {stack: votes(members) for stack, members in stacks.items()}
@@ -123,13 +123,13 @@ class Stacks:
         """The cases of a source."""
         return [case for case in self.cases if case.row.prefix == prefix]
 
-    def scored(self, own: Sequence[Case], fitted: Fitted, used: frozenset[int] = frozenset()) -> list[Scored]:
+    def scored(self, own: Sequence[Case], fitted: Fitted, used: frozenset[int] = frozenset()) -> list[ScoredRow]:
         """Cases predicted, after calibration on those of some indices."""
         if used:
             fitted = calibrated(self.quantity, [own[index] for index in sorted(used)], fitted)
         values = predict(self.quantity, own, fitted)
         return [
-            Scored(row=case.row, stack=case.stack, predicted=float(value), used=index in used)
+            ScoredRow(row=case.row, stack=case.stack, predicted=float(value), used=index in used)
             for index, (case, value) in enumerate(zip(own, values, strict=True))
         ]
 
@@ -145,7 +145,7 @@ class Stacks:
         return lambda group: spread.half_width(group, "unseen")
 
 
-def draws_of(stacks: Stacks, name: str, own: Sequence[Case], fitted: Fitted, draws: int) -> list[list[Scored]]:
+def draws_of(stacks: Stacks, name: str, own: Sequence[Case], fitted: Fitted, draws: int) -> list[list[ScoredRow]]:
     """Cases predicted after calibration on a few of their configurations, drawn at random."""
     first: dict[str, int] = {}
     for index, case in enumerate(own):
@@ -157,7 +157,7 @@ def draws_of(stacks: Stacks, name: str, own: Sequence[Case], fitted: Fitted, dra
     return [stacks.scored(own, fitted, choice) for choice in choices]
 
 
-def before_and_after(items: Sequence[Scored], trials: Sequence[Sequence[Scored]]) -> tuple[float, float]:
+def before_and_after(items: Sequence[ScoredRow], trials: Sequence[Sequence[ScoredRow]]) -> tuple[float, float]:
     """Mean over draws of the median error of the rows that did not calibrate, before the calibration and after."""
     before = [[replace(a, used=b.used) for a, b in zip(items, trial, strict=True)] for trial in trials]
     return mean(median(votes(rows)) for rows in before), mean(median(votes(rows)) for rows in trials)
@@ -218,7 +218,7 @@ def interval_score(error: float, half_width: float) -> float:
     return 2 * half_width + MISS * max(0.0, abs(error) - half_width)
 
 
-def interval_line(items: Sequence[tuple[str, Scored, float]]) -> dict[str, object]:
+def interval_line(items: Sequence[tuple[str, ScoredRow, float]]) -> dict[str, object]:
     """Coverage and mean interval score over stacks, beside the best constant half-width."""
     stacks: dict[str, list[tuple[float, float]]] = {}
     for stack, item, width in items:
@@ -257,9 +257,9 @@ def fits(rows: Sequence[Measurement]) -> dict[str, object]:
 
 def column(rows: Sequence[Measurement], draws: int) -> dict[str, object]:
     """Every figure of the table."""
-    zero: dict[str, list[tuple[str, Scored]]] = {}
+    zero: dict[str, list[tuple[str, ScoredRow]]] = {}
     after: dict[str, list[float]] = {}
-    widths: dict[str, list[tuple[str, Scored, float]]] = {}
+    widths: dict[str, list[tuple[str, ScoredRow, float]]] = {}
     moved: dict[str, tuple[float, float]] = {}
     ladders: dict[str, dict[str, float]] = {}
     refused, worse, compared = 0, 0, 0
@@ -267,7 +267,7 @@ def column(rows: Sequence[Measurement], draws: int) -> dict[str, object]:
         print(quantity.name, file=sys.stderr)
         stacks = Stacks(quantity, rows)
         refused += len(stacks.refused)
-        drawn: list[dict[str, list[tuple[str, Scored]]]] = [{} for _ in range(draws)]
+        drawn: list[dict[str, list[tuple[str, ScoredRow]]]] = [{} for _ in range(draws)]
         for stack in stacks.names:
             own, fitted = stacks.own(stack), stacks.without(stack)
             items = stacks.scored(own, fitted)

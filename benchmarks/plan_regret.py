@@ -30,44 +30,44 @@ from charter.physics.fitted import bundled  # noqa: E402
 from charter.validation.bundled import MEASUREMENTS  # noqa: E402
 from charter.validation.quantities.training_time import TRAINING_TIME  # noqa: E402
 from charter.validation.rows.measurement import read_measurements  # noqa: E402
-from charter.validation.score import Scored, cases_of, scored  # noqa: E402
+from charter.validation.score import ScoredRow, cases_of, scored  # noqa: E402
 
 PREFIX = "VTR"
 FEWEST = 2
 
 
-def groups(rows: list[Scored]) -> dict[tuple[object, ...], list[Scored]]:
+def groups(rows: list[ScoredRow]) -> dict[tuple[object, ...], list[ScoredRow]]:
     """Rows by what they share, where at least two layouts were measured."""
-    found: dict[tuple[object, ...], list[Scored]] = defaultdict(list)
+    found: dict[tuple[object, ...], list[ScoredRow]] = defaultdict(list)
     for item in rows:
         row = item.row
         found[(row.model, row.hidden, row.layers, row.gpus, row.gbs, row.seq)].append(item)
     return {key: items for key, items in sorted(found.items(), key=str) if len(items) >= FEWEST}
 
 
-def regret(items: list[Scored]) -> float:
+def regret(items: list[ScoredRow]) -> float:
     """Measured time of the choice over the least measured, less one."""
     chosen = min(items, key=lambda item: item.predicted)
     return chosen.row.value / min(item.row.value for item in items) - 1
 
 
-def rank_correlation(items: list[Scored]) -> float:
+def rank_correlation(items: list[ScoredRow]) -> float:
     """Spearman's: correlation of the ranks of predicted and measured times."""
     ranks = [np.argsort(np.argsort([value(item) for item in items])) for value in (predicted, measured)]
     return float(np.corrcoef(*ranks)[0, 1])
 
 
-def predicted(item: Scored) -> float:
+def predicted(item: ScoredRow) -> float:
     """Seconds that were predicted."""
     return item.predicted
 
 
-def measured(item: Scored) -> float:
+def measured(item: ScoredRow) -> float:
     """Seconds that were measured."""
     return item.row.value
 
 
-def told(found: list[list[Scored]]) -> dict[str, object]:
+def told(found: list[list[ScoredRow]]) -> dict[str, object]:
     """Figures over groups."""
     regrets = [regret(items) for items in found]
     ranks = [rank_correlation(items) for items in found if len(items) > FEWEST]
@@ -82,7 +82,7 @@ def told(found: list[list[Scored]]) -> dict[str, object]:
     }
 
 
-def ratio_share(found: list[list[Scored]]) -> dict[str, float]:
+def ratio_share(found: list[list[ScoredRow]]) -> dict[str, float]:
     """80th percentiles of |log error|: of one time, and of the ratio of two times in a group."""
     single = [abs(item.log_error) for items in found for item in items]
     near = [

@@ -41,7 +41,7 @@ import numpy as np  # noqa: E402
 from charter.catalog import accelerators  # noqa: E402
 from charter.physics.columns import Array, Layouts, array  # noqa: E402
 from charter.physics.devices import DeviceColumns  # noqa: E402
-from charter.physics.matrix_products import ModelColumns  # noqa: E402
+from charter.physics.matrix_products import ProductColumns  # noqa: E402
 from charter.physics.memory import factored_memory  # noqa: E402
 from charter.physics.memory_profiles import MEGATRON_STACK, MemoryJob  # noqa: E402
 from charter.physics.memory_shape import MemoryShape  # noqa: E402
@@ -128,7 +128,7 @@ def exists(table: dict[str, Array]) -> Array:
 class Physics:
     """What stays the same over all layouts."""
 
-    model: ModelColumns
+    model: ProductColumns
     device: DeviceColumns
     stack: StackColumns
     shape: MemoryShape
@@ -149,7 +149,7 @@ class Physics:
         )
         profile = PROFILES["megatron-2022"]
         return cls(
-            model=ModelColumns.of(GPT3),
+            model=ProductColumns.of(GPT3),
             device=device,
             stack=StackColumns.of(replace(profile, update_bytes=2 * MEGATRON.state_bytes)),
             shape=MemoryShape.of(job),

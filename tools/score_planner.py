@@ -14,9 +14,9 @@ from pathlib import Path
 
 from charter.physics.fitted import Fitted
 from charter.validation.rows.measurement import read_measurements
-from charter.validation.score import Scored, by, cases_of, fitted_to, leave_source_out, scored, summary
+from charter.validation.score import ScoredRow, by, cases_of, fitted_to, leave_source_out, scored, summary
 
-KEYS: dict[str, Callable[[Scored], str]] = {
+KEYS: dict[str, Callable[[ScoredRow], str]] = {
     "kind": lambda item: item.row.kind,
     "source": lambda item: f"{item.row.prefix} {item.row.kind} {item.row.metric}",
     "stack": lambda item: item.stack,
@@ -62,7 +62,7 @@ def print_constants(fitted: Fitted) -> None:
         print(f"  {name:32} {value:+.3f}   {own}")
 
 
-def print_groups(rows: list[Scored], label: str, key: Callable[[Scored], str]) -> None:
+def print_groups(rows: list[ScoredRow], label: str, key: Callable[[ScoredRow], str]) -> None:
     """Errors of every group, and the mean of their medians."""
     print(f"-- by {label}")
     found = {group: summary(items) for group, items in by(rows, key).items()}
@@ -72,7 +72,7 @@ def print_groups(rows: list[Scored], label: str, key: Callable[[Scored], str]) -
     print(f"  {'mean of medians':44} {sum(total.median_error for total in found.values()) / max(1, len(found)):.1%}")
 
 
-def print_row(item: Scored) -> None:
+def print_row(item: ScoredRow) -> None:
     """One row: what was run, what was measured, what was predicted."""
     r = item.row
     layout = f"tp{r.tp} pp{r.pp} vpp{r.vpp} cp{r.cp} ep{r.ep} dp{r.dp} {r.shard} mbs{r.mbs} gbs{r.gbs} seq{r.seq}"

@@ -13,7 +13,7 @@ from charter.plan.machine import Machine
 from charter.plan.make import make_plan
 from charter.plan.phase import Workload
 from charter.plan.plan import Plan
-from charter.plan.stage_memory import Devices, fit_of
+from charter.plan.stage_memory import LayoutDevices, fit_of
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources
@@ -97,7 +97,7 @@ def peak_bytes(
 ) -> Array:
     """The fullest moment of every layout on one accelerator, by the columns that a search reads."""
     known = engine_knowledge(engine, knowledge)
-    devices = Devices(
+    devices = LayoutDevices(
         accelerators=(accelerator,),
         of_row=np.zeros(len(layouts), dtype=np.intp),
         usable=array([known.usable_bytes(accelerator, knowledge)]),

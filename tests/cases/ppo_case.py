@@ -5,9 +5,9 @@ from dataclasses import replace
 from charter.catalog import accelerators, models
 from charter.plan.knowledge import shipped
 from charter.plan.node_needs import checkpoint_bytes
-from charter.plan.offers import Place, Price
-from charter.plan.option import Question
-from charter.plan.phase import Counters, Phase, Role, Workload
+from charter.plan.offers import NodeOffer, Price
+from charter.plan.option import StageQuestion
+from charter.plan.phase import Counters, Role, RolePhase, Workload
 from charter.spec.stage import PpoStage
 
 
@@ -37,7 +37,7 @@ def workload(
         ]
 
     def phase(name, work, role, steps, batch, read, new_tokens=0.0):
-        return Phase(
+        return RolePhase(
             name=name,
             work=work,
             role=role,
@@ -60,7 +60,7 @@ def workload(
 
 def question(work, engine, *, use_spot=False):
     """One stage to be placed."""
-    return Question(
+    return StageQuestion(
         stage=PpoStage(policy="p", reward="v", prompts=("d",), episodes=1000),
         work=work,
         dtype="bf16",
@@ -73,7 +73,7 @@ def question(work, engine, *, use_spot=False):
 
 def place(name, per_node=8, *, nodes=(1,), usd=2.0, infra="aws"):
     """A node at a provider."""
-    return Place(
+    return NodeOffer(
         infra=infra,
         region="r",
         accelerator=accelerators.get(name),

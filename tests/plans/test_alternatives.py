@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from charter.plan.decision import Limits, ranked
 from charter.plan.make import next_best
-from charter.plan.problem import Problem, Ways
+from charter.plan.problem import ChoiceProblem, Ways
 
 
 @st.composite
@@ -30,7 +30,7 @@ def problems(draw):
             )
         )
     chain = tuple((stage - 1,) if stage else () for stage in range(len(stages)))
-    return Problem(inputs=chain, ways=tuple(stages), moves={})
+    return ChoiceProblem(inputs=chain, ways=tuple(stages), moves={})
 
 
 def kinds(problem, ways):

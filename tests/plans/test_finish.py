@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from charter.cost.monte_carlo import Noise
-from charter.plan.choose import Choice
+from charter.plan.choose import PlanChoice
 from charter.plan.make import in_time
 from charter.plan.money import project_cost
 from charter.resilience.spot import CURVE
@@ -102,7 +102,7 @@ def by_limit(limit):
     if not allowed:
         return None
     row = min(allowed, key=lambda index: PLANS[index][0])
-    return Choice(ways=(row,), seconds=(PLANS[row][1] / 2, PLANS[row][1]), usd=(PLANS[row][0],) * 2)
+    return PlanChoice(ways=(row,), seconds=(PLANS[row][1] / 2, PLANS[row][1]), usd=(PLANS[row][0],) * 2)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.8, 1.0, 1.2])

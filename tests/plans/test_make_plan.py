@@ -10,7 +10,7 @@ from charter.catalog import accelerators, models
 from charter.cost.job import micro_usd
 from charter.errors import InfeasibleError
 from charter.plan.knowledge import shipped
-from charter.plan.phase import Counters, Phase, Role, Workload
+from charter.plan.phase import Counters, Role, RolePhase, Workload
 from charter.plan.stage_memory import training_peak
 from charter.spec.layout import Layout, ZeroStage
 from charter.spec.project import Budget, Place, Resources, Serving
@@ -223,7 +223,7 @@ def test_more_work_never_takes_less_time(lab):
 
 def _training(architecture):
     role = Role(name="model", architecture=architecture, model="base", trained=True)
-    phase = Phase(
+    phase = RolePhase(
         name="train", work="train", role="model", steps=10, batch=1024, prompt_tokens=512, longest_tokens=1024
     )
     return Workload(roles=(role,), phases=(phase,), counters=Counters())

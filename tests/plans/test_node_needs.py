@@ -16,7 +16,7 @@ from charter.physics.shapes import count_parameters
 from charter.plan.knowledge import TRAINING, TRAINING_MEMORY, memory_group, shipped
 from charter.plan.node_needs import Wires, storage_terms
 from charter.plan.option import DeviceGroup, RoleGroup
-from charter.plan.phase import Counters, Phase, Role, Workload
+from charter.plan.phase import Counters, Role, RolePhase, Workload
 from charter.report.plan_explain import explain_stage
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
@@ -240,7 +240,7 @@ def test_mixed_devices_the_fullest_is_the_one_judged(lab, fuller):
 def test_parts_of_storage_sum_to_it_and_grow_with_retention(keep, steps, data):
     small = Architecture(hidden_size=256, num_layers=4, num_heads=4, intermediate_size=688, vocab_size=2048)
     role = Role(name="model", architecture=small, model="base", trained=True)
-    phase = Phase(name="train", work="train", role="model", steps=steps, batch=8, prompt_tokens=100)
+    phase = RolePhase(name="train", work="train", role="model", steps=steps, batch=8, prompt_tokens=100)
     trained = Workload(roles=(role,), phases=(phase,), counters=Counters())
     written = Workload(roles=(), phases=(), counters=Counters(), data_bytes=data)
     for work in (trained, written):

@@ -4,7 +4,7 @@ import pytest
 
 from charter.catalog.price_book import Market, offers
 from charter.plan.offers import places
-from charter.plan.phase import Phase, Role
+from charter.plan.phase import Role, RolePhase
 from charter.plan.processors import cpu_phase_terms
 from charter.plan.risk import overhead
 from charter.spec.project import Place, Resources
@@ -119,7 +119,7 @@ def test_step_on_a_core_is_within_a_factor_of_1_6_of_the_measurement(lab, width,
         intermediate_size=width * 8 // 3 // 16 * 16,
     )
     role = Role(name="model", architecture=shape, model="base", trained=True)
-    phase = Phase(
+    phase = RolePhase(
         name="train",
         work="train",
         role="model",
@@ -137,6 +137,8 @@ def test_pretraining_of_the_prototype_takes_about_75_seconds(lab):
     # demo prototype: width 192, 2 layers, bf16 autocast, 1,538 steps of 8 x 128 tokens in 75 s on 2 threads.
     machine = replace(lab.MACHINE, flops_per_second=190e9, memory_bytes_per_second=38e9, bf16_speedup=3.0)
     role = Role(name="model", architecture=lab.TINY, model="base", trained=True)
-    phase = Phase(name="train", work="train", role="model", steps=1538, batch=8, prompt_tokens=128, longest_tokens=128)
+    phase = RolePhase(
+        name="train", work="train", role="model", steps=1538, batch=8, prompt_tokens=128, longest_tokens=128
+    )
     terms = cpu_phase_terms(role, phase, processor=machine.processor(), dtype="bf16")
     assert sum(term.value for term in terms) == pytest.approx(75, rel=0.5)

@@ -23,7 +23,7 @@ from charter.physics.source_formulas import (
     printed_formulas,
     zero2_state_bytes,
 )
-from charter.plan.training_run import Cluster, TrainingRun, at_utilisation, utilisation_of
+from charter.plan.training_run import RunCluster, TrainingRun, at_utilisation, utilisation_of
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.train.meter import Reader
 from charter.units import SECONDS_PER_HOUR
@@ -133,7 +133,7 @@ def test_7_efficiency_of_llama2_70b():
 )
 def test_8_by_charter_scale_plan(parameters, tokens, days):
     """The same from `charter plan scale plan --mfu llama2-70b`: days at work as printed, and what failures add."""
-    cluster = Cluster(accelerator=get("A100-80GB"), count=2048, price_usd_per_hour=2.0)
+    cluster = RunCluster(accelerator=get("A100-80GB"), count=2048, price_usd_per_hour=2.0)
     run = TrainingRun(num_parameters=parameters, num_tokens=tokens, batch_tokens=4e6)
     made = at_utilisation(run, cluster, *utilisation_of("llama2-70b"))
     assert made.utilisation == pytest.approx(achieved_flops_per_second() / A100_PEAK)
@@ -149,7 +149,7 @@ def test_8_on_more_accelerators_at_the_same_efficiency(count):
     run = TrainingRun(num_parameters=70e9, num_tokens=2e12, batch_tokens=4e6)
 
     def schedule(accelerators):
-        cluster = Cluster(accelerator=get("A100-80GB"), count=accelerators, price_usd_per_hour=None)
+        cluster = RunCluster(accelerator=get("A100-80GB"), count=accelerators, price_usd_per_hour=None)
         return at_utilisation(run, cluster, *utilisation_of("llama2-70b"))
 
     few, many = schedule(2048), schedule(count)

@@ -14,7 +14,7 @@ from charter.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
+class AcceleratorView:
     """An accelerator with its best prices."""
 
     item: Accelerator
@@ -22,16 +22,16 @@ class View:
     spot: Value
 
 
-def rated(devices: Sequence[Accelerator], book: PriceBook) -> tuple[View, ...]:
+def rated(devices: Sequence[Accelerator], book: PriceBook) -> tuple[AcceleratorView, ...]:
     """Accelerators with their cheapest offers."""
     on_demand, spot = (values(devices, book, market) for market in (Market.ON_DEMAND, Market.SPOT))
     return tuple(
-        View(item=item, on_demand=first, spot=second)
+        AcceleratorView(item=item, on_demand=first, spot=second)
         for item, first, second in zip(devices, on_demand, spot, strict=True)
     )
 
 
-_SORTS: dict[str, Callable[[View], float | None]] = {
+_SORTS: dict[str, Callable[[AcceleratorView], float | None]] = {
     "price": lambda view: view.on_demand.usd_per_accelerator_hour,
     "spot-price": lambda view: view.spot.usd_per_accelerator_hour,
     "price-per-pflop": lambda view: view.on_demand.usd_per_pflop_hour,
@@ -44,7 +44,7 @@ _SORTS: dict[str, Callable[[View], float | None]] = {
 }
 
 
-def sorted_by(views: Iterable[View], key: str | None) -> tuple[View, ...]:
+def sorted_by(views: Iterable[AcceleratorView], key: str | None) -> tuple[AcceleratorView, ...]:
     """Sorted by a key of `--sort`, what has no such figure last; in the catalog's order without a key."""
     if key is None:
         return tuple(views)
@@ -52,14 +52,14 @@ def sorted_by(views: Iterable[View], key: str | None) -> tuple[View, ...]:
         return tuple(sorted(views, key=lambda view: view.item.name))
     of = _SORTS[key]
 
-    def place(view: View) -> tuple[bool, float, str]:
+    def place(view: AcceleratorView) -> tuple[bool, float, str]:
         figure = of(view)
         return figure is None, figure or 0.0, view.item.name
 
     return tuple(sorted(views, key=place))
 
 
-def as_json(view: View) -> dict[str, Any]:
+def as_json(view: AcceleratorView) -> dict[str, Any]:
     """Everything about an accelerator in base units."""
     item = view.item
     return {
@@ -114,7 +114,7 @@ def _usd(price: float | None, digits: int = 2) -> str:
     return "-" if price is None else f"{price:.{digits}f}"
 
 
-def print_list(views: Sequence[View]) -> None:
+def print_list(views: Sequence[AcceleratorView]) -> None:
     """One line for each accelerator."""
     names = ("GiB", "GB/s", "bf16", "fp8", "link", "$/h", "spot", "$/PFLOP-h")
     right = ((name, "right") for name in names)
@@ -150,7 +150,7 @@ def _date(offer: Offer) -> str:
     return offer.provenance.as_of.split(" (")[0]
 
 
-def print_one(view: View) -> None:
+def print_one(view: AcceleratorView) -> None:
     """One accelerator with its sources."""
     item = view.item
     rates = ", ".join(f"{dtype} {rate / 1e12:,.1f}" for dtype, rate in item.dense_flops_per_second.items())
@@ -203,7 +203,7 @@ def _unit_prices(value: Value) -> str:
     return ", ".join(text for text in per if text)
 
 
-def print_comparison(views: Sequence[View], *, stale: AbstractSet[tuple[str, str, str, str]]) -> None:
+def print_comparison(views: Sequence[AcceleratorView], *, stale: AbstractSet[tuple[str, str, str, str]]) -> None:
     """Accelerators as columns, properties as lines."""
     table = plain_table(("", "left"), *((view.item.name, "right") for view in views))
     for heading, cell in _LINES.items():
@@ -220,8 +220,8 @@ def print_comparison(views: Sequence[View], *, stale: AbstractSet[tuple[str, str
     )
 
 
-def _of_offer(text: Callable[[Offer], str], market: str) -> Callable[[View], str]:
-    def cell(view: View) -> str:
+def _of_offer(text: Callable[[Offer], str], market: str) -> Callable[[AcceleratorView], str]:
+    def cell(view: AcceleratorView) -> str:
         value: Value = getattr(view, market)
         return "-" if value.offer is None else text(value.offer)
 
@@ -232,7 +232,7 @@ def _place(offer: Offer) -> str:
     return f"{offer.cloud} {offer.region}"
 
 
-_LINES: dict[str, Callable[[View], str]] = {
+_LINES: dict[str, Callable[[AcceleratorView], str]] = {
     "year": lambda view: str(view.item.year),
     "memory GiB": lambda view: f"{view.item.memory_bytes / 2**30:.1f}",
     "bandwidth GB/s": lambda view: f"{view.item.memory_bytes_per_second / 1e9:,.0f}",

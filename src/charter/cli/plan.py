@@ -523,7 +523,7 @@ def _check_deadline(result: "Plan") -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class PlanAnswer:
     """One question, the values that were put over charter.yaml, and the plan or why there is none."""
 
     asked: str
@@ -539,7 +539,7 @@ def what_if_answers(
     template: str | None,
     overrides: list[str],
     planned: "Callable[[Project], Plan]",
-) -> list[Answer]:
+) -> list[PlanAnswer]:
     """The plans of all questions; one that fits nowhere is an answer too."""
     from charter.errors import BudgetError, InfeasibleError
     from charter.plan.what_if import overrides_of
@@ -549,13 +549,13 @@ def what_if_answers(
         changes = overrides_of(question, project)
         changed, _ = planned_project(path, template, [*overrides, *changes])
         try:
-            answers.append(Answer(asked=question, changes=changes, plan=planned(changed)))
+            answers.append(PlanAnswer(asked=question, changes=changes, plan=planned(changed)))
         except (InfeasibleError, BudgetError) as error:
-            answers.append(Answer(asked=question, changes=changes, plan=None, reason=str(error)))
+            answers.append(PlanAnswer(asked=question, changes=changes, plan=None, reason=str(error)))
     return answers
 
 
-def show(result: "Plan", answers: list[Answer], *, as_json: bool, more: dict[str, object]) -> None:
+def show(result: "Plan", answers: list[PlanAnswer], *, as_json: bool, more: dict[str, object]) -> None:
     """Side by side with ratios; what cannot be planned is said below."""
     from charter.report.compare_table import compare_table
     from charter.report.compare_totals import ratios

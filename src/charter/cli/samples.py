@@ -38,7 +38,7 @@ def samples(
 ) -> None:
     """Show answers, critiques with revisions, and comparisons with their verdicts."""
     from charter.errors import UsageError
-    from charter.report.samples import ORDERS, Order, Wanted, find_samples
+    from charter.report.samples import ORDERS, Order, SampleFilter, find_samples
     from charter.report.samples import side_by_side as in_one
 
     if flag is not None:
@@ -53,7 +53,7 @@ def samples(
     sources = _sources(directory)
     if stage is not None and stage not in {source.stage for source in sources}:
         raise UsageError(f"there is no stage {stage!r}; this project has {', '.join(s.stage for s in sources)}")
-    wanted = Wanted(
+    wanted = SampleFilter(
         stage=stage or "", text=search, principle=principle, disagreeing=disagreeing, order=orders[order],
         flagged=flagged,
     )  # fmt: skip

@@ -139,7 +139,7 @@ def _question(
     from charter.catalog import models
     from charter.physics.shapes import count_parameters
     from charter.plan.scaling_plan import DEFAULT_BATCH_TOKENS, ScaleQuestion
-    from charter.plan.training_run import Cluster, utilisation_of
+    from charter.plan.training_run import RunCluster, utilisation_of
 
     wanted = {name: None if text is None else count_of(text, f"--{name}") for name, text in wishes.items()}
     shape = None if model is None else models.resolve(model).architecture
@@ -149,7 +149,7 @@ def _question(
     return ScaleQuestion(
         law=law_of(law),
         clusters=tuple(
-            Cluster(accelerator=device, count=count, price_usd_per_hour=usd) for device, count, usd in clusters
+            RunCluster(accelerator=device, count=count, price_usd_per_hour=usd) for device, count, usd in clusters
         ),
         budget_usd=None if budget is None else _usd(budget, "--budget"),
         compute_flops=wanted["compute"],

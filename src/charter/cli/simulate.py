@@ -8,7 +8,7 @@ import typer
 from charter.cli.common import DirOption, JsonOption, SetOption, print_json
 
 if TYPE_CHECKING:
-    from charter.cli.simulate_view import Asked
+    from charter.cli.simulate_view import SimulatedScenario
 
 GPUS_PER_NODE = 8
 
@@ -97,7 +97,7 @@ def simulate(
     _show(question, runs=runs, seed=seed, as_json=as_json, html=html)
 
 
-def _show(question: "Asked", *, runs: int, seed: int, as_json: bool, html: Path | None) -> None:
+def _show(question: "SimulatedScenario", *, runs: int, seed: int, as_json: bool, html: Path | None) -> None:
     from charter.cli.simulate_view import answer_json, print_answer, write_page
     from charter.resilience.scenario import sweep
     from charter.resilience.simulate import simulate as run_simulation

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from charter.resilience.expected_time import ExpectedTime
-    from charter.resilience.scenario import SweepPoint
+    from charter.resilience.scenario import IntervalPoint
 
 
 PoolOf = Callable[[int], tuple[SpotPool | None, str]]
@@ -39,7 +39,7 @@ PoolOf = Callable[[int], tuple[SpotPool | None, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class SimulatedScenario:
     """A scenario, what it was made from in words, and the interval that was asked for."""
 
     scenario: Scenario
@@ -74,7 +74,7 @@ def given(
     repair_days: float,
     pool: PoolOf,
     notice_seconds: float,
-) -> Asked:
+) -> SimulatedScenario:
     """A scenario from options; `times` are fields of `Scenario`."""
     nodes = max(1, -(-gpus // per_node))
     mean, failing = _mean_between_failures(mtbf, rate, nodes)
@@ -100,7 +100,7 @@ def given(
     notes += [f"noticed after {format_seconds(detection.seconds)}: {detection.source}"] if detection.seconds else []
     notes += [about] if about else []
     notes += [] if spares is None else ["spares: all nodes are sound at the start; the closed form is the long run"]
-    return Asked(
+    return SimulatedScenario(
         scenario=scenario,
         title=f"{gpus:,} accelerators on {nodes:,} node{'s' if nodes > 1 else ''}, {format_seconds(work)} of work",
         notes=tuple(notes),
@@ -165,7 +165,7 @@ def _interval(text: str, scenario: Scenario) -> float:
     return min(wanted, scenario.useful_seconds)
 
 
-def planned(name: str, directory: Path, overrides: list[str] | None, interval: str) -> Asked:
+def planned(name: str, directory: Path, overrides: list[str] | None, interval: str) -> SimulatedScenario:
     """A stage as it is planned: its machines, useful time, checkpoints and rates."""
     project, root = open_project(directory, overrides)
     plan = plan_project(project, root)
@@ -175,7 +175,7 @@ def planned(name: str, directory: Path, overrides: list[str] | None, interval: s
     option = stage.option
     scenario, notes = stage_scenario(option, project.risk)
     hourly = option.usd_per_hour
-    return Asked(
+    return SimulatedScenario(
         scenario=scenario,
         title=f"stage {name} on {option.label}, {option.layout_label}",
         notes=notes,
@@ -200,7 +200,7 @@ def bar(share: float, width: int = BAR) -> str:
 
 
 def answer_json(
-    question: "Asked", simulated: SimulationOutcome, points: "Sequence[SweepPoint]", *, seed: int
+    question: "SimulatedScenario", simulated: SimulationOutcome, points: "Sequence[IntervalPoint]", *, seed: int
 ) -> dict[str, object]:
     """Everything that is printed, in seconds; null for what has no number."""
     scenario = question.scenario
@@ -238,7 +238,12 @@ def answer_json(
 
 
 def write_page(
-    question: "Asked", simulated: SimulationOutcome, points: "Sequence[SweepPoint]", *, seed: int, path: Path
+    question: "SimulatedScenario",
+    simulated: SimulationOutcome,
+    points: "Sequence[IntervalPoint]",
+    *,
+    seed: int,
+    path: Path,
 ) -> None:
     """The same as one HTML page."""
     page = simulation_page(
@@ -253,7 +258,9 @@ def write_page(
     write_asked("--html", path, page)
 
 
-def print_answer(question: "Asked", simulated: SimulationOutcome, points: "Sequence[SweepPoint]", *, seed: int) -> None:
+def print_answer(
+    question: "SimulatedScenario", simulated: SimulationOutcome, points: "Sequence[IntervalPoint]", *, seed: int
+) -> None:
     """Tables and bars."""
     out = console()
     form = question.scenario.closed_form(question.interval_seconds)
@@ -271,7 +278,9 @@ def print_answer(question: "Asked", simulated: SimulationOutcome, points: "Seque
     _print_sweep(out, points, question.interval_seconds)
 
 
-def _print_figures(out: "Console", question: "Asked", simulated: SimulationOutcome, form: "ExpectedTime") -> None:
+def _print_figures(
+    out: "Console", question: "SimulatedScenario", simulated: SimulationOutcome, form: "ExpectedTime"
+) -> None:
     table = plain_table(*((name, "left" if not name else "right") for name in ("", *COLUMNS)))
     for name, expected, seconds in (
         ("wall time", form.wall_seconds, simulated.wall_seconds),
@@ -326,7 +335,7 @@ def _print_histogram(out: "Console", simulated: SimulationOutcome) -> None:
     out.print(table)
 
 
-def _print_sweep(out: "Console", points: "Sequence[SweepPoint]", chosen: float) -> None:
+def _print_sweep(out: "Console", points: "Sequence[IntervalPoint]", chosen: float) -> None:
     if len(points) < 2:
         return
     out.print("\nUseful share over the interval between checkpoints")
@@ -340,7 +349,7 @@ def _print_sweep(out: "Console", points: "Sequence[SweepPoint]", chosen: float) 
     out.print(table)
 
 
-def _usd(question: "Asked", simulated: SimulationOutcome) -> dict[str, float] | None:
+def _usd(question: "SimulatedScenario", simulated: SimulationOutcome) -> dict[str, float] | None:
     price = question.usd_per_accelerator_hour
     if price is None:
         return None

@@ -10,7 +10,7 @@ from charter.cli.common import JsonOption, print_json
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from charter.validation.validate import Score, Verdict
+    from charter.validation.validate import RowVerdict, Score
 
 
 def validate(
@@ -62,7 +62,7 @@ def validate(
         _print_worst(verdicts, worst)
 
 
-def _report(verdicts: "Sequence[Verdict]", groups: "Mapping[str, Score]", by: str) -> dict[str, Any]:
+def _report(verdicts: "Sequence[RowVerdict]", groups: "Mapping[str, Score]", by: str) -> dict[str, Any]:
     from charter.validation.validate import score
 
     prefixes = sorted({item.row.prefix for item in verdicts})
@@ -76,7 +76,7 @@ def _report(verdicts: "Sequence[Verdict]", groups: "Mapping[str, Score]", by: st
     }
 
 
-def _row(item: "Verdict") -> dict[str, Any]:
+def _row(item: "RowVerdict") -> dict[str, Any]:
     measured: float | bool = bool(item.row.value) if item.row.metric == "oom" else item.row.value
     return {
         "id": item.row.id,
@@ -103,7 +103,7 @@ def _score(total: "Score") -> dict[str, Any]:
     return asdict(total)
 
 
-def _print(file: Path, verdicts: "Sequence[Verdict]", groups: "Mapping[str, Score]", by: str) -> None:
+def _print(file: Path, verdicts: "Sequence[RowVerdict]", groups: "Mapping[str, Score]", by: str) -> None:
     from charter.cli.common import console, plain_table
     from charter.validation.validate import score
 
@@ -167,7 +167,7 @@ def _cells(total: "Score") -> list[str]:
     ]
 
 
-def _print_worst(verdicts: "Sequence[Verdict]", count: int) -> None:
+def _print_worst(verdicts: "Sequence[RowVerdict]", count: int) -> None:
     from charter.cli.common import console, plain_table
 
     table = plain_table(

@@ -17,14 +17,14 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from starlette.routing import BaseRoute, Route
 
 from charter.dashboard.actions import ACTIONS, may_act
-from charter.dashboard.guard import Guard, csrf_of
+from charter.dashboard.guard import RequestGuard, csrf_of
 from charter.dashboard.links import ASSETS, LiveLinks
 from charter.dashboard.page import Context, NoSuchPageError, Page
 from charter.dashboard.pages.api import ROUTES as API_ROUTES
 from charter.dashboard.reading import ProjectReader
 from charter.dashboard.render import error_page, json_text, render_page
 from charter.dashboard.settings import Settings
-from charter.dashboard.site import Site
+from charter.dashboard.site import ProjectSite
 from charter.dashboard.table import PAGES, POSTS
 from charter.errors import CharterError
 
@@ -36,7 +36,7 @@ ALIVE_SECONDS = 15.0
 MOST_STREAMS = 128
 
 
-def live_route(site: Site, ending: Callable[[], bool]) -> Route:
+def live_route(site: ProjectSite, ending: Callable[[], bool]) -> Route:
     """`/live` (all projects) and `/live?project=KEY`; the streams end when the server is `ending`."""
     streams = Streams(site, ending)
     return Route("/live", streams.answer, methods=["GET"])
@@ -45,7 +45,7 @@ def live_route(site: Site, ending: Callable[[], bool]) -> Route:
 class Streams:
     """The open streams."""
 
-    def __init__(self, site: Site, ending: Callable[[], bool]) -> None:
+    def __init__(self, site: ProjectSite, ending: Callable[[], bool]) -> None:
         self._site = site
         self._ending = ending
         self._open = 0
@@ -106,19 +106,19 @@ ASSET_FILES: Mapping[str, tuple[str, str, str]] = {
 """Every file that is served, by name: nothing else can be asked for."""
 
 
-def build_app(settings: Settings, port: int, *, ending: Callable[[], bool] = lambda: False) -> Guard:
+def build_app(settings: Settings, port: int, *, ending: Callable[[], bool] = lambda: False) -> RequestGuard:
     """The application behind its guard; `port` is the one it is reached at, `ending` whether its server is."""
-    site = Site(settings)
+    site = ProjectSite(settings)
     shown = Shown(site)
     routes: list[BaseRoute] = [Route(page.path, shown.endpoint(page), name=page.name) for page in PAGES]
     routes += [live_route(site, ending), Route(ASSETS + "{name}", asset), *POSTS, *ACTIONS, *API_ROUTES]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error, Exception: _defect})
     app.state.site, app.state.shown = site, shown
-    return Guard(app, settings, port)
+    return RequestGuard(app, settings, port)
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredPage:
     """A page as it was last written."""
 
     state: object
@@ -133,9 +133,9 @@ class Shown:
     nobody waits. The page knows its version and asks again. Only one that is older than a moment is waited for.
     """
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: ProjectSite) -> None:
         self._site = site
-        self._kept: OrderedDict[object, Kept] = OrderedDict()
+        self._kept: OrderedDict[object, StoredPage] = OrderedDict()
         self._lock = threading.Lock()
         self._writing: dict[object, threading.Lock] = {}
         self._writers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pages")
@@ -193,7 +193,7 @@ class Shown:
             response = self._write(page, context)
             with self._lock:
                 self._kept.pop(key, None)
-                self._kept[key] = Kept(state, time.monotonic(), response)
+                self._kept[key] = StoredPage(state, time.monotonic(), response)
                 while len(self._kept) > KEPT_PAGES:
                     old, _ = self._kept.popitem(last=False)
                     self._writing.pop(old, None)

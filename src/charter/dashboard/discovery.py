@@ -18,7 +18,7 @@ _PASSED = frozenset({"node_modules", "__pycache__", "site-packages", RUN, "stage
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class ProjectDirectory:
     """A project directory."""
 
     key: str
@@ -35,15 +35,15 @@ def check_roots(roots: Iterable[Path]) -> None:
             raise UsageError(f"there is no directory {root}; give directories that hold projects")
 
 
-def find_projects(roots: Iterable[Path]) -> tuple[Found, ...]:
+def find_projects(roots: Iterable[Path]) -> tuple[ProjectDirectory, ...]:
     """Every project below the directories, in the order of their paths; each once."""
-    projects: dict[Path, Found] = {}
+    projects: dict[Path, ProjectDirectory] = {}
     for root in roots:
         resolved = root.resolve()
         for path in _walk(resolved, DEEPEST):
             if path not in projects and len(projects) < MOST:
                 label = resolved.name if path == resolved else str(path.relative_to(resolved))
-                projects[path] = Found(key=key_of(path), root=path, label=label)
+                projects[path] = ProjectDirectory(key=key_of(path), root=path, label=label)
     return tuple(sorted(projects.values(), key=lambda item: (item.label, item.key)))
 
 

@@ -11,7 +11,7 @@ from charter.dashboard.page import Context
 from charter.dashboard.reading import ProjectReader
 from charter.dashboard.render import render_page
 from charter.dashboard.settings import Settings
-from charter.dashboard.site import Site
+from charter.dashboard.site import ProjectSite
 from charter.dashboard.table import PAGES
 from charter.errors import UsageError
 
@@ -22,7 +22,7 @@ _WORDS = "Pages written by `charter ui --export`; the next export into this dire
 def export_pages(settings: Settings, out: Path) -> int:
     """Write every page of every project into a directory; returns how many. An earlier export there is replaced."""
     check_place(out)
-    site, links = Site(settings), StaticLinks()
+    site, links = ProjectSite(settings), StaticLinks()
     readers = site.readers()
     if not readers:
         places = ", ".join(str(root) for root in settings.roots)
@@ -49,7 +49,7 @@ def check_place(out: Path) -> None:
         raise UsageError(f"--export {out}: holds other files; give an empty or a new directory")
 
 
-def pages_of(site: Site, readers: tuple[ProjectReader, ...], now: float) -> Iterator[tuple[str, str]]:
+def pages_of(site: ProjectSite, readers: tuple[ProjectReader, ...], now: float) -> Iterator[tuple[str, str]]:
     """File name and text of every page."""
     links = StaticLinks()
     for page in PAGES:

@@ -105,7 +105,7 @@ OPEN_ASSETS = frozenset({ASSETS + "app.css", ASSETS + "parts.css", ASSETS + "the
 """What the sign-in page itself needs."""
 
 
-class Guard:
+class RequestGuard:
     """Host, origin, method, session and CSRF, in that order; the application sees what is left."""
 
     def __init__(self, app: ASGIApp, settings: Settings, port: int) -> None:

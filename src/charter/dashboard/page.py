@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from charter.dashboard.reading import ProjectReader
-from charter.dashboard.site import Site
+from charter.dashboard.site import ProjectSite
 from charter.dashboard.snapshot import Snapshot
 from charter.errors import CharterError
 
@@ -37,7 +37,7 @@ class Links(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
+class PageValues:
     """Values of a page, for its template."""
 
     title: str
@@ -52,7 +52,7 @@ class View:
 class Context:
     """Sources that a page may read."""
 
-    site: Site
+    site: ProjectSite
     links: Links
     now: float
     """Unix seconds."""
@@ -92,7 +92,7 @@ class Page:
     path: str
     """`/p/{project}/cost`; with `{project}` it belongs to one project."""
     template: str
-    build: Callable[[Context], View]
+    build: Callable[[Context], PageValues]
     label: str = ""
     """Its entry in the project's navigation; none when empty."""
     each: Callable[[Snapshot], Iterable[Params]] = _once

@@ -19,8 +19,8 @@ from charter.artifacts.lease import LEASE, read_holder
 from charter.artifacts.stage_dir import PROGRESS
 from charter.artifacts.stage_state import Phase, StageState, budget_holds, read_stage, stage_state
 from charter.artifacts.whole_dir import MANIFEST
-from charter.dashboard.discovery import FILE, Found
-from charter.dashboard.snapshot import Group, Json, LedgerNow, Snapshot, StageNow
+from charter.dashboard.discovery import FILE, ProjectDirectory
+from charter.dashboard.snapshot import CostGroup, Json, LedgerNow, Snapshot, StageNow
 from charter.dashboard.stamped import JsonFiles, Stamp, stamp_of
 from charter.errors import CharterError
 from charter.ledger import Accounted, Ledger
@@ -134,22 +134,22 @@ def _by(parts: Iterable[Sums], name: str) -> dict[str, Sums]:
     return sums
 
 
-def _groups(parts: Iterable[Sums], name: str) -> tuple[Group, ...]:
+def _groups(parts: Iterable[Sums], name: str) -> tuple[CostGroup, ...]:
     """Sums by one dimension, without what has no value there."""
-    return _sorted([Group(name=key, sums=sums) for key, sums in _by(parts, name).items() if key])
+    return _sorted([CostGroup(name=key, sums=sums) for key, sums in _by(parts, name).items() if key])
 
 
-def _tags(parts: Iterable[Sums]) -> tuple[Group, ...]:
+def _tags(parts: Iterable[Sums]) -> tuple[CostGroup, ...]:
     """Every `tag: value`; what has several tags counts under each."""
     by_tag: dict[str, Sums] = {}
     for part in parts:
         for key, value in json.loads(part.key["tags"] or "{}").items():
             name = f"{key}: {value}"
             by_tag[name] = by_tag.get(name, Sums()) + part
-    return _sorted([Group(name=name, sums=sums) for name, sums in by_tag.items()])
+    return _sorted([CostGroup(name=name, sums=sums) for name, sums in by_tag.items()])
 
 
-def _sorted(groups: Sequence[Group]) -> tuple[Group, ...]:
+def _sorted(groups: Sequence[CostGroup]) -> tuple[CostGroup, ...]:
     return tuple(sorted(groups, key=lambda group: (-group.sums.micro_usd, -group.sums.totals.milliseconds, group.name)))
 
 
@@ -300,7 +300,7 @@ _STAGE_FILES = (
 class ProjectReader:
     """One project, as last read."""
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: ProjectDirectory) -> None:
         self.found = found
         self.files = JsonFiles()
         self._lock = threading.Lock()

@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse, Response
 
 from charter import __version__
 from charter.dashboard.links import PLAIN_LINKS
-from charter.dashboard.page import Context, Page, View
+from charter.dashboard.page import Context, Page, PageValues
 from charter.dashboard.view.words import ago, percent, short_seconds, state_word
 from charter.report.markup import script_json
 from charter.units import format_bytes, format_count, format_seconds, format_usd
@@ -44,7 +44,7 @@ def environment() -> Environment:
     return jinja
 
 
-def render_page(page: Page, context: Context, view: View, *, pages: Sequence[Page], version: str = "") -> str:
+def render_page(page: Page, context: Context, view: PageValues, *, pages: Sequence[Page], version: str = "") -> str:
     """A whole page among `pages`; `version` is of what was read."""
     project = context.project if page.of_project else None
     return (

@@ -11,11 +11,11 @@ from charter.dashboard.line_files import LineFile, MetricFiles
 from charter.dashboard.reading import ProjectReader
 from charter.dashboard.settings import Settings
 from charter.dashboard.stamped import Stamp, stamp_of
-from charter.dashboard.view.curves import Curve, Phase, curves_of, phases_of
+from charter.dashboard.view.curves import Curve, PhaseShare, curves_of, phases_of
 from charter.dashboard.work.pool import Workers
 from charter.metering.row import METER_GLOB, MeterRow, row_of
 
-Drawn = tuple[tuple[Curve, ...], tuple[Phase, ...]]
+Drawn = tuple[tuple[Curve, ...], tuple[PhaseShare, ...]]
 
 
 class Curves:
@@ -80,7 +80,7 @@ class MeterFiles:
 DISCOVERY_SECONDS = 10.0
 
 
-class Site:
+class ProjectSite:
     """Finds projects again from time to time, and keeps one reader for each."""
 
     def __init__(self, settings: Settings) -> None:

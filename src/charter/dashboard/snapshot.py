@@ -68,7 +68,7 @@ class StageNow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class CostGroup:
     """Cost of one owner, tag or kind of accelerator."""
 
     name: str
@@ -81,9 +81,9 @@ class LedgerNow:
 
     whole: Sums = field(default_factory=Sums)
     by_stage: Mapping[str, Sums] = field(default_factory=dict)
-    by_accelerator: tuple[Group, ...] = ()
-    by_owner: tuple[Group, ...] = ()
-    by_tag: tuple[Group, ...] = ()
+    by_accelerator: tuple[CostGroup, ...] = ()
+    by_owner: tuple[CostGroup, ...] = ()
+    by_tag: tuple[CostGroup, ...] = ()
     outcomes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """By stage: how many attempts ended how."""
     running: tuple[Attempt, ...] = ()

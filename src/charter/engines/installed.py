@@ -13,7 +13,7 @@ from typing import Any
 
 from charter.artifacts.job import Job
 from charter.engines import handover_engine
-from charter.engines.common.adapter import Adapter
+from charter.engines.common.adapter import EngineAdapter
 from charter.errors import MissingExtraError, UsageError
 from charter.spec.project import Project
 from charter.spec.sections import EngineEnvironment
@@ -56,7 +56,7 @@ def interpreter_of(engines: Mapping[Any, EngineEnvironment], name: Engine) -> st
     return environment.python if environment is not None and environment.python else sys.executable
 
 
-def adapter_of(job: Job) -> Adapter:
+def adapter_of(job: Job) -> EngineAdapter:
     """Return the adapter of the engine that computes a job; only that engine's is imported."""
     engine = handover_engine(job.spec.engine)
     if engine.adapter is None:

@@ -58,7 +58,7 @@ CONTROL = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class OutcomeComparison:
     """One question with its answer and the figure behind it."""
 
     question: str
@@ -74,11 +74,11 @@ class Comparison:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class EvaluationOutcome:
     """Answer of one evaluation about its policy."""
 
     stage: str
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[OutcomeComparison, ...]
 
     @property
     def answer(self) -> Answer:
@@ -96,7 +96,7 @@ class Outcome:
         }
 
 
-def outcome_of(stage: str, results: Mapping[str, Any]) -> Outcome:
+def outcome_of(stage: str, results: Mapping[str, Any]) -> EvaluationOutcome:
     """Return what `results.json` of an evaluation says; an answer is yes or no only where its 95 % interval is clear.
 
     >>> figure = {"key": "exact_match.gain", "value": 0.5, "low": 0.4, "high": 0.6, "n": 200, "unit": "share"}
@@ -106,7 +106,7 @@ def outcome_of(stage: str, results: Mapping[str, Any]) -> Outcome:
     figures = {str(figure.get("key")): figure for figure in results.get("figures") or ()}
     reward = "win_rate.policy" in figures
     nothing = "no figure but its own reward, which says nothing of quality" if reward else "no suite compares them"
-    return Outcome(
+    return EvaluationOutcome(
         stage=stage,
         comparisons=(
             _compared("Better than before?", START, figures, nothing),
@@ -117,7 +117,7 @@ def outcome_of(stage: str, results: Mapping[str, Any]) -> Outcome:
 
 def _compared(
     question: str, measures: Sequence[_Measure], figures: Mapping[str, Mapping[str, Any]], nothing: str
-) -> Comparison:
+) -> OutcomeComparison:
     for measure in measures:
         figure = figures.get(measure.key)
         if figure is None or any(
@@ -131,10 +131,10 @@ def _compared(
         sentence = measure.words.format(value=f"{100 * figure['value']:{sign}.1f} {unit}")
         why = f"{sentence} (95 % interval {ends}, n = {number:,})"
         if number < MIN_ROWS:
-            return Comparison(question=question, answer="not shown", why=f"{why}; {MIN_ROWS} rows are needed")
+            return OutcomeComparison(question=question, answer="not shown", why=f"{why}; {MIN_ROWS} rows are needed")
         answer: Answer = "yes" if low > measure.neutral else "no" if high < measure.neutral else "not shown"
-        return Comparison(question=question, answer=answer, why=why)
-    return Comparison(question=question, answer="not measured", why=nothing)
+        return OutcomeComparison(question=question, answer=answer, why=why)
+    return OutcomeComparison(question=question, answer="not measured", why=nothing)
 
 
 def read_results(stage_dir: Path) -> Mapping[str, Any] | None:

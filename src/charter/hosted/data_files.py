@@ -40,7 +40,7 @@ ROWS_PER_GROUP = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class RoleRows:
     """Rows of a role of a stage, before they are put in order."""
 
     count: int
@@ -88,14 +88,14 @@ def write_data(stage: StageDir, setup: Setup, tokenizer: Any, directory: Path) -
     )
 
 
-def _rows(stage: StageDir, setup: Setup, tokenizer: Any) -> Rows:
+def _rows(stage: StageDir, setup: Setup, tokenizer: Any) -> RoleRows:
     spec = stage.job.spec
     reads = handover_engine(spec.engine).reads
     if isinstance(spec, SftStage) and reads == TOKENS:
         data = conversation_rows(stage, tokenizer, seq_len=spec.seq_len, ranks=Ranks())
         setup.count_skipped(data.skipped)
         count = len(pack(data.lengths(), spec.seq_len)) if spec.packing else len(data)
-        return Rows(
+        return RoleRows(
             count=count,
             row=lambda index: _masked(data[index].ids, data[index].is_answer),
             tokens=lambda index: len(data[index].ids),
@@ -104,7 +104,7 @@ def _rows(stage: StageDir, setup: Setup, tokenizer: Any) -> Rows:
     if isinstance(spec, PretrainStage) and reads == TOKENS:
         stream = text_stream(stage, tokenizer, seq_len=spec.seq_len, ranks=Ranks())
         setup.count_skipped(stream.skipped)
-        return Rows(
+        return RoleRows(
             count=len(stream),
             row=lambda index: _masked(stream[[index]][0].tolist(), [True] * spec.seq_len),
             tokens=lambda index: spec.seq_len,
@@ -117,7 +117,7 @@ def _rows(stage: StageDir, setup: Setup, tokenizer: Any) -> Rows:
     else:
         assert isinstance(spec, DpoStage)
         pair_rows = dpo_rows(setup, tokenizer, spec)
-    return Rows(
+    return RoleRows(
         count=len(pair_rows.rows),
         row=lambda index: pair_rows.rows[index],
         tokens=lambda index: pair_rows.tokens[index],
@@ -161,7 +161,7 @@ def _in_order(stage: StageDir, target: int, batch: int, rows: int) -> list[int]:
 
 
 def _counters(
-    rows: Rows, target: int, batch: int, order: Sequence[int], *, pairs: bool
+    rows: RoleRows, target: int, batch: int, order: Sequence[int], *, pairs: bool
 ) -> dict[int, Mapping[str, int]]:
     """The work of each step, counted as the native engine counts it."""
     by_step: dict[int, Mapping[str, int]] = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from charter.artifacts.stage_dir import StageDir
-from charter.engines.common.adapter import Adapter
+from charter.engines.common.adapter import EngineAdapter
 from charter.engines.common.logged import LoggedStep
 from charter.hosted.data_files import DataFiles
 from charter.hosted.engine_process import EngineProcess
@@ -28,7 +28,7 @@ class Follower:
     """One start of an engine."""
 
     stage: StageDir
-    adapter: Adapter
+    adapter: EngineAdapter
     process: EngineProcess
     work: Path
     log: Path

@@ -30,14 +30,14 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    guard = Guard()
+    guard = EngineGuard()
     signal.signal(signal.SIGTERM, guard.ask_to_stop)  # before there is an engine: no SIGTERM ends the guard alone
     guard.start(command)
     code = guard.keep(pipe)
     sys.exit(SIGNALLED - code if code < 0 else code)
 
 
-class Guard:
+class EngineGuard:
     """The processes of one engine."""
 
     def __init__(self) -> None:

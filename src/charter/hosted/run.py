@@ -21,7 +21,7 @@ from charter.artifacts.hosted_facts import HostedFacts, write_hosted_facts
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import PEER_EXIT, PEER_LOST, stage_main
 from charter.engines import handover_engine, render
-from charter.engines.common.adapter import Adapter
+from charter.engines.common.adapter import EngineAdapter
 from charter.engines.common.rendered import RenderedRun
 from charter.engines.common.request import Handover, HandoverPaths
 from charter.engines.installed import ENGINE, adapter_of, interpreter_of
@@ -62,7 +62,7 @@ class HostedStage:
 
     stage: StageDir
     setup: Setup
-    adapter: Adapter
+    adapter: EngineAdapter
 
     @property
     def work(self) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 from charter.artifacts import durable
 from charter.artifacts.lease import host_id
 from charter.artifacts.stage_dir import StageDir
-from charter.engines.common.adapter import Adapter, EngineCheckpoint
+from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint
 from charter.engines.common.files import OWNER, PROCESSES, link_tree, owner_of
 from charter.hosted.beating import beating
 
@@ -21,7 +21,7 @@ ENGINE_KEEPS = 2
 """How many of its newest checkpoints every engine is told to keep at least."""
 
 
-def take_over(stage: StageDir, adapter: Adapter, work: Path) -> bool:
+def take_over(stage: StageDir, adapter: EngineAdapter, work: Path) -> bool:
     """Make the engine's whole checkpoints Charter's own: hashed, flushed, kept as the file says; whether there was one.
 
     Only those younger than what Charter has; what vanishes while it is taken was one too many for the engine.
@@ -31,12 +31,12 @@ def take_over(stage: StageDir, adapter: Adapter, work: Path) -> bool:
     return any([_take(stage, adapter, work, item) for item in checkpoints])
 
 
-def _kept_by_engine(adapter: Adapter, work: Path) -> Sequence[EngineCheckpoint]:
+def _kept_by_engine(adapter: EngineAdapter, work: Path) -> Sequence[EngineCheckpoint]:
     """Those that the engine does not remove yet: an older one may look whole while half of it is gone already."""
     return sorted(adapter.checkpoints(work), key=lambda item: item.step)[-ENGINE_KEEPS:]
 
 
-def _take(stage: StageDir, adapter: Adapter, work: Path, checkpoint: EngineCheckpoint) -> bool:
+def _take(stage: StageDir, adapter: EngineAdapter, work: Path, checkpoint: EngineCheckpoint) -> bool:
     def link(target: Path) -> None:
         link_tree(checkpoint.path, target)
         if checkpoint not in _kept_by_engine(adapter, work):
@@ -51,7 +51,7 @@ def _take(stage: StageDir, adapter: Adapter, work: Path, checkpoint: EngineCheck
     return True
 
 
-def take_over_left(stage: StageDir, adapter: Adapter, work: Path) -> None:
+def take_over_left(stage: StageDir, adapter: EngineAdapter, work: Path) -> None:
     """The same for what an earlier start has left, when this machine has not gone down since.
 
     A file that was never flushed may have its size and not its content after that.

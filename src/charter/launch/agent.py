@@ -29,10 +29,10 @@ from charter.errors import ExitCode
 from charter.launch.agent_watch import (
     ASK_SECONDS,
     CHECKS_FAILED_EXIT,
+    AgentTask,
     Chosen,
     NodeWatch,
     StopRequest,
-    Task,
     node_name,
     parse,
     place_after_checks,
@@ -40,7 +40,7 @@ from charter.launch.agent_watch import (
 from charter.launch.job import RESTART
 from charter.launch.node_address import LOOPBACK, MeetingPlace, free_port, meeting_place, route_address
 from charter.launch.node_processes import NodeProcesses, Torchrun
-from charter.launch.servers import Keeper, pools_of
+from charter.launch.servers import ServerKeeper, pools_of
 from charter.metering.sampler import MeterSampler
 from charter.models.engine_layout import StageLayout
 
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     sys.exit(128 - code if code < 0 else code)
 
 
-def run(task: Task, environment: Mapping[str, str], stop: StopRequest) -> int:
+def run(task: AgentTask, environment: Mapping[str, str], stop: StopRequest) -> int:
     """Start this node's processes and stay until they have ended."""
     files = JobFiles(task.stage_dir, task.job)
     place = int(environment.get(SHARD if task.apart else NODE_RANK, "0"))
@@ -99,7 +99,7 @@ def run(task: Task, environment: Mapping[str, str], stop: StopRequest) -> int:
             keeper.end()
 
 
-def layout_differs(task: Task) -> str | None:
+def layout_differs(task: AgentTask) -> str | None:
     """Return how the job that the stage froze differs from the layout that this start was submitted with."""
     if not task.layout:
         return None
@@ -118,11 +118,11 @@ def _refuse(files: JobFiles, record: NodeRecord, why: str) -> int:
     return int(ExitCode.USAGE)
 
 
-def _keeper(task: Task, directory: Path, place: int) -> Keeper | None:
+def _keeper(task: AgentTask, directory: Path, place: int) -> ServerKeeper | None:
     if not task.pools:
         return None
     durable.make_dir(directory)
-    return Keeper(
+    return ServerKeeper(
         pools_of(task.pools),
         directory=directory,
         logs=task.stage_dir,
@@ -132,7 +132,7 @@ def _keeper(task: Task, directory: Path, place: int) -> Keeper | None:
     )
 
 
-def serve_others(task: Task, files: JobFiles, record: NodeRecord) -> int:
+def serve_others(task: AgentTask, files: JobFiles, record: NodeRecord) -> int:
     """Keep this node's servers until the stage has ended on the first node; nothing of the stage runs here."""
     record = replace(record, first_rank=NO_RANK, processes=0)
     files.tell(record)
@@ -152,7 +152,7 @@ def serve_others(task: Task, files: JobFiles, record: NodeRecord) -> int:
     return 0
 
 
-def _processes(task: Task, files: JobFiles, record: NodeRecord, chosen: Chosen, servers: Path) -> NodeProcesses:
+def _processes(task: AgentTask, files: JobFiles, record: NodeRecord, chosen: Chosen, servers: Path) -> NodeProcesses:
     """This node's processes, not started yet, each with its place in the environment."""
     common = {
         TERM: str(LeaseTerm(task.job, record.restart)),
@@ -185,13 +185,13 @@ def _processes(task: Task, files: JobFiles, record: NodeRecord, chosen: Chosen, 
     )
 
 
-def _master(task: Task, files: JobFiles, record: NodeRecord, chosen: Chosen) -> MeetingPlace:
+def _master(task: AgentTask, files: JobFiles, record: NodeRecord, chosen: Chosen) -> MeetingPlace:
     if task.nodes == 1:
         return MeetingPlace(address=LOOPBACK, port=free_port())
     return meeting_place(files, record, first=chosen.first)
 
 
-def _metered(task: Task) -> MeterSampler:
+def _metered(task: AgentTask) -> MeterSampler:
     """Meters the node beside the stage; tasks of arrays are too many and too short for it."""
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
     every = 0.0 if task.apart else task.meter_seconds

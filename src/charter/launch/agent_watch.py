@@ -18,7 +18,7 @@ from charter.launch.node_processes import NodeProcesses
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class AgentTask:
     """One job, as its agents know it."""
 
     stage_dir: Path
@@ -52,14 +52,14 @@ class Task:
     """End when whoever started the agent has ended."""
 
 
-def command_of(task: Task, *, python: str) -> tuple[str, ...]:
+def command_of(task: AgentTask, *, python: str) -> tuple[str, ...]:
     """The command of an agent; what is as by default is left out.
 
     >>> command_of(Task(stage_dir=Path("/d"), module="m", job=3, token="t", nodes=2), python="python3")[3:]
     ('--stage-dir', '/d', '--module', 'm', '--job', '3', '--token', 't', '--nodes', '2')
     """
     words = [python, "-m", "charter.launch.agent"]
-    default = Task(stage_dir=Path(), module="", job=-1, token="")
+    default = AgentTask(stage_dir=Path(), module="", job=-1, token="")
     for name, value in vars(task).items():
         if value == vars(default)[name]:
             continue
@@ -68,29 +68,29 @@ def command_of(task: Task, *, python: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def parse(argv: Sequence[str]) -> Task:
+def parse(argv: Sequence[str]) -> AgentTask:
     """The task that a command line says."""
     parser = argparse.ArgumentParser(description="Run a stage's processes of one node.", allow_abbrev=False)
     parser.add_argument("--stage-dir", type=Path, required=True)
     parser.add_argument("--module", required=True)
     parser.add_argument("--job", type=int, required=True)
     parser.add_argument("--token", required=True)
-    parser.add_argument("--attempt", type=int, default=Task.attempt)
-    parser.add_argument("--nodes", type=int, default=Task.nodes)
-    parser.add_argument("--processes", type=int, default=Task.processes)
+    parser.add_argument("--attempt", type=int, default=AgentTask.attempt)
+    parser.add_argument("--nodes", type=int, default=AgentTask.nodes)
+    parser.add_argument("--processes", type=int, default=AgentTask.processes)
     parser.add_argument("--apart", action="store_true")
-    parser.add_argument("--launcher", choices=("direct", "torchrun"), default=Task.launcher)
+    parser.add_argument("--launcher", choices=("direct", "torchrun"), default=AgentTask.launcher)
     parser.add_argument("--time-limit-seconds", type=float)
-    parser.add_argument("--stop-before-seconds", type=float, default=Task.stop_before_seconds)
-    parser.add_argument("--meter-seconds", type=float, default=Task.meter_seconds)
+    parser.add_argument("--stop-before-seconds", type=float, default=AgentTask.stop_before_seconds)
+    parser.add_argument("--meter-seconds", type=float, default=AgentTask.meter_seconds)
     parser.add_argument("--check-disk-bytes", type=int)
-    parser.add_argument("--slow-ratio", type=float, default=Task.slow_ratio)
-    parser.add_argument("--expected", type=int, default=Task.expected)
-    parser.add_argument("--pools", default=Task.pools)
-    parser.add_argument("--accelerators", type=int, default=Task.accelerators)
-    parser.add_argument("--layout", default=Task.layout)
+    parser.add_argument("--slow-ratio", type=float, default=AgentTask.slow_ratio)
+    parser.add_argument("--expected", type=int, default=AgentTask.expected)
+    parser.add_argument("--pools", default=AgentTask.pools)
+    parser.add_argument("--accelerators", type=int, default=AgentTask.accelerators)
+    parser.add_argument("--layout", default=AgentTask.layout)
     parser.add_argument("--with-parent", action="store_true")
-    return Task(**vars(parser.parse_args(argv)))
+    return AgentTask(**vars(parser.parse_args(argv)))
 
 
 LOOK_SECONDS = 0.05
@@ -125,7 +125,7 @@ class NodeWatch:
 
     def __init__(
         self,
-        task: Task,
+        task: AgentTask,
         files: JobFiles,
         processes: NodeProcesses,
         stop: StopRequest,
@@ -241,7 +241,7 @@ def node_name() -> str:
     return os.environ.get(NODE_NAME) or socket.gethostname()
 
 
-def place_after_checks(task: Task, record: NodeRecord) -> Chosen:
+def place_after_checks(task: AgentTask, record: NodeRecord) -> Chosen:
     """Check this node, and read the part that it has."""
     from charter.launch.node_checks.meeting import meet
     from charter.spec.launching import NodeChecks

@@ -15,7 +15,7 @@ from charter.launch.commands import stage_command
 from charter.launch.engine import StageStart
 from charter.launch.group import GroupHandle, rank_environments
 from charter.launch.machine import VISIBLE, visible_gpus
-from charter.launch.servers import Keeper
+from charter.launch.servers import ServerKeeper
 
 
 def inherited_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -24,17 +24,17 @@ def inherited_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {**own, **environment, faults.SUPERVISOR_PID: str(os.getpid())}
 
 
-def with_servers(request: StageStart) -> tuple[StageStart, Keeper | None]:
+def with_servers(request: StageStart) -> tuple[StageStart, ServerKeeper | None]:
     """Start the pools of a stage on this machine; return what the stage is started with, and who keeps them."""
     if not request.pools:
         return request, None
     directory = request.stage_dir / SERVERS_DIR / secrets.token_hex(4)
     durable.make_dir(directory)
-    keeper = Keeper(request.pools, directory=directory, logs=request.stage_dir, accelerators=request.accelerators)
+    keeper = ServerKeeper(request.pools, directory=directory, logs=request.stage_dir, accelerators=request.accelerators)
     return replace(request, environment={**request.environment, SERVERS: str(directory)}), keeper
 
 
-def at_end(keeper: Keeper | None, give_back: Callable[[], None]) -> Callable[[], None]:
+def at_end(keeper: ServerKeeper | None, give_back: Callable[[], None]) -> Callable[[], None]:
     """Return what follows the end of a stage: its servers end, its devices are free."""
 
     def end() -> None:
@@ -80,7 +80,7 @@ class ProcessEngine:
     def __init__(self, *, environment: Mapping[str, str]) -> None:
         self._environment = inherited_environment(environment)
         self._started: list[ChildHandle] = []
-        self._keepers: list[Keeper] = []
+        self._keepers: list[ServerKeeper] = []
         self._devices = DeviceShares(visible_gpus())
 
     def start(self, request: StageStart) -> GroupHandle:

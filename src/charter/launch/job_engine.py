@@ -22,7 +22,7 @@ from charter.launch.job_table import JobTable, LiveJob
 from charter.launch.machine import NodeFacts, facts_here, stage_nodes
 from charter.launch.node_checks.report import leave_out, read_bad_nodes
 from charter.launch.scheduler import Scheduler
-from charter.launch.submission import Asked, job_name, new_token, settings_of, stage_job, submission_of
+from charter.launch.submission import SubmissionFacts, job_name, new_token, settings_of, stage_job, submission_of
 from charter.spec.project import Project
 from charter.spec.stage import MAKES_RECORDS
 
@@ -288,12 +288,12 @@ class JobEngine:
         self.table.add(live)
         return live
 
-    def _job(self, request: StageStart, order: Asked) -> StageJob:
+    def _job(self, request: StageStart, order: SubmissionFacts) -> StageJob:
         request = replace(request, environment={**self._environment, **request.environment})
         return stage_job(self._project, request, order, engine=self.name)
 
-    def _asked(self, number: int, token: str, shards: tuple[int, ...]) -> Asked:
-        return Asked(
+    def _asked(self, number: int, token: str, shards: tuple[int, ...]) -> SubmissionFacts:
+        return SubmissionFacts(
             number=number, token=token, shards=shards, exclude_nodes=tuple(sorted(read_bad_nodes(self._run_dir)))
         )
 

@@ -18,7 +18,7 @@ from charter.launch.children import DeviceShares, ProcessEngine, at_end, inherit
 from charter.launch.engine import Engine, StageStart
 from charter.launch.group import GroupHandle, rank_environments
 from charter.launch.machine import visible_gpus
-from charter.launch.servers import Keeper
+from charter.launch.servers import ServerKeeper
 
 LAUNCH_VARIABLE = "CHARTER_LAUNCH"
 """`process` starts every stage as a process of its own instead of forking the preloaded server."""
@@ -54,7 +54,7 @@ class ForkServerEngine:
         self._ids = itertools.count(1)
         self._handles: dict[int, ForkHandle] = {}
         self._buffer = b""
-        self._keepers: list[Keeper] = []
+        self._keepers: list[ServerKeeper] = []
         self._devices = DeviceShares(visible_gpus())
         self._server: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None

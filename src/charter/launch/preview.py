@@ -9,7 +9,7 @@ from charter.launch.job import SENT, StageJob
 from charter.launch.job import SUPERVISOR as SUPERVISOR
 from charter.launch.machine import CPU, asked_accelerators, stage_processes
 from charter.launch.servers import PoolSpec
-from charter.launch.submission import Asked, job_name, stage_job
+from charter.launch.submission import SubmissionFacts, job_name, stage_job
 from charter.spec.project import Project
 from charter.spec.stage import MAKES_RECORDS
 
@@ -33,7 +33,7 @@ def preview_job(
     world = processes or stage_processes(project, spec, gpus=0 if kind in ("", CPU) else count)
     shards = tuple(range(world)) if spec.kind in MAKES_RECORDS and world > 1 else ()
     request = StageStart(stage=stage, module=module, stage_dir=stage_dir, attempt=1, processes=world, pools=pools)
-    return stage_job(project, request, Asked(number=1, token=TOKEN, shards=shards), engine=engine)
+    return stage_job(project, request, SubmissionFacts(number=1, token=TOKEN, shards=shards), engine=engine)
 
 
 def run_words(overrides: Sequence[str], *, anyway: bool) -> tuple[str, ...]:

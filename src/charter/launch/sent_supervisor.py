@@ -17,7 +17,7 @@ from charter.launch.job_table import LiveJob
 from charter.launch.opening import RUNS, open_scheduler
 from charter.launch.preview import SUPERVISOR, supervisor_job
 from charter.launch.scheduler import Scheduler
-from charter.launch.submission import Asked, new_token, submission_of
+from charter.launch.submission import SubmissionFacts, new_token, submission_of
 from charter.spec.project import Project
 
 NEXT = "\n  nothing was submitted; `charter status` shows how it goes, `charter stop` ends it"
@@ -45,7 +45,7 @@ def send_supervisor(
     durable.make_dir(directory)
     with locked(directory):
         _refuse_a_second(project, root, scheduler)
-        order = Asked(number=max(numbers(directory), default=0) + 1, token=new_token())
+        order = SubmissionFacts(number=max(numbers(directory), default=0) + 1, token=new_token())
         job = supervisor_job(
             project,
             path,

@@ -65,7 +65,7 @@ class PoolSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ReplicaPlace:
     """Place of one replica on its node."""
 
     replica: int
@@ -86,7 +86,7 @@ def pools_of(text: str) -> tuple[PoolSpec, ...]:
     return tuple(PoolSpec(**item) for item in json.loads(text))
 
 
-def places_on(pool: PoolSpec, *, node: int, nodes: int, accelerators: int) -> tuple[Place, ...]:
+def places_on(pool: PoolSpec, *, node: int, nodes: int, accelerators: int) -> tuple[ReplicaPlace, ...]:
     """Return the replicas of a pool that a node starts: as many as it has accelerators for, or an even share.
 
     >>> pool = PoolSpec(
@@ -96,25 +96,27 @@ def places_on(pool: PoolSpec, *, node: int, nodes: int, accelerators: int) -> tu
     [(2, 3), (4, 5), (6, 7)]
     """
     if not accelerators:
-        return tuple(Place(replica=number, devices=()) for number in range(pool.replicas) if number % nodes == node)
+        return tuple(
+            ReplicaPlace(replica=number, devices=()) for number in range(pool.replicas) if number % nodes == node
+        )
     if pool.tensor > accelerators:
         parts = pool.tensor // accelerators
         replica, part = divmod(node, parts)
         if replica >= pool.replicas:
             return ()
-        return (Place(replica=replica, devices=tuple(range(accelerators)), part=part, parts=parts),)
+        return (ReplicaPlace(replica=replica, devices=tuple(range(accelerators)), part=part, parts=parts),)
     slots = accelerators // pool.tensor
     places = []
     for number in range(pool.replicas):
         where, slot = divmod(number + pool.first_slot, slots)
         if where == node:
             first = slot * pool.tensor
-            places.append(Place(replica=number, devices=tuple(range(first, first + pool.tensor))))
+            places.append(ReplicaPlace(replica=number, devices=tuple(range(first, first + pool.tensor))))
     return tuple(places)
 
 
 def server_command(
-    pool: PoolSpec, place: Place, *, host: str, port: int, key: Path, leader: str = ""
+    pool: PoolSpec, place: ReplicaPlace, *, host: str, port: int, key: Path, leader: str = ""
 ) -> tuple[str, ...]:
     """Return the command of one replica; the key of its clients is in a file or the environment, never here.
 
@@ -158,7 +160,9 @@ def server_command(
 class Replica(threading.Thread):
     """One server: its process, started again whenever it ends or hangs."""
 
-    def __init__(self, pool: PoolSpec, place: Place, *, directory: Path, host: str, key: Path, log: Path) -> None:
+    def __init__(
+        self, pool: PoolSpec, place: ReplicaPlace, *, directory: Path, host: str, key: Path, log: Path
+    ) -> None:
         super().__init__(name=f"{pool.model}-{place.replica}", daemon=True)
         self._pool, self._place, self._log, self._key = pool, place, log, key
         self._file = server_file(directory, pool.model, place.replica)
@@ -404,7 +408,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         replica.finish(STOP_SECONDS)
 
 
-class Keeper:
+class ServerKeeper:
     """The keeper of one node as a child of whoever runs the stage there."""
 
     def __init__(

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from charter.artifacts.job_files import JobFiles, Submission
 from charter.errors import UsageError
-from charter.launch.agent_watch import Task, command_of
+from charter.launch.agent_watch import AgentTask, command_of
 from charter.launch.engine import StageStart
 from charter.launch.job import StageJob, safe_name
 from charter.launch.local import stage_environment
@@ -24,7 +24,7 @@ NAME_PART = 18
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class SubmissionFacts:
     """Facts of a submission beside the stage's start."""
 
     number: int
@@ -35,7 +35,7 @@ class Asked:
     exclude_nodes: tuple[str, ...] = ()
 
 
-def stage_job(project: Project, request: StageStart, order: Asked, *, engine: str) -> StageJob:
+def stage_job(project: Project, request: StageStart, order: SubmissionFacts, *, engine: str) -> StageJob:
     """One attempt at a stage as a job; the same for the same arguments."""
     stage, launch = project.pipeline[request.stage], project.launch
     nodes = stage_nodes(project, stage) if stage.kind in TRAINS or request.pools else 1
@@ -45,7 +45,7 @@ def stage_job(project: Project, request: StageStart, order: Asked, *, engine: st
     files = JobFiles(request.stage_dir, order.number)
     spares = launch.node_checks.spares if stage.kind in TRAINS and nodes > 1 else 0
     checks = launch.node_checks.enabled and not order.shards and stage.kind in TRAINS
-    task = Task(
+    task = AgentTask(
         stage_dir=request.stage_dir,
         module=request.module,
         job=order.number,
@@ -113,7 +113,7 @@ def settings_of(job: StageJob) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def submission_of(job: StageJob, order: Asked, request: StageStart, *, engine: str, at: float) -> Submission:
+def submission_of(job: StageJob, order: SubmissionFacts, request: StageStart, *, engine: str, at: float) -> Submission:
     """Return the record of a job, to be written before its engine is asked."""
     return Submission(
         engine=engine,

@@ -26,7 +26,7 @@ from charter.launch.subprocess_scheduler import JOB, KEEPER, LOCKS, STATE, job_f
 from charter.plan.machine import usable_cores
 
 
-class Devices:
+class DeviceLocks:
     """Accelerators of this machine that are held by a lock each, until they are given back or their holder ends."""
 
     def __init__(self, numbers: Sequence[int], locks: Sequence[Any]) -> None:
@@ -44,7 +44,7 @@ class Devices:
         self._locks.clear()
 
 
-def take_devices(wanted: int, locks: Path) -> Devices | None:
+def take_devices(wanted: int, locks: Path) -> DeviceLocks | None:
     """So many accelerators of this machine, or None while they are not free; what does not exist is not waited for."""
     from filelock import FileLock, Timeout
 
@@ -60,7 +60,7 @@ def take_devices(wanted: int, locks: Path) -> Devices | None:
             lock.acquire()
             file_locks.append(lock)
             numbers.append(number)
-    devices = Devices(numbers, file_locks)
+    devices = DeviceLocks(numbers, file_locks)
     if len(numbers) < wanted:
         devices.give_back()
         return None
@@ -85,7 +85,7 @@ def main() -> None:
     """Keep the job of a directory until it has ended."""
     directory = Path(sys.argv[1])
     job = job_from_json(durable.read_json(directory / JOB))
-    Keeper(directory, job).run()
+    SubprocessKeeper(directory, job).run()
 
 
 @dataclass(kw_only=True)
@@ -95,14 +95,14 @@ class Running:
     place: int
     restart: int
     process: "subprocess.Popen[bytes]"
-    devices: Devices
+    devices: DeviceLocks
     started_at: float = field(default_factory=time.time)
     stopped_at: float | None = None
     why: Cause = ""
     """Why it was asked to stop."""
 
 
-class Keeper:
+class SubprocessKeeper:
     """One job, from its submission to its end."""
 
     def __init__(self, directory: Path, job: StageJob) -> None:
@@ -164,7 +164,7 @@ class Keeper:
             self._running[place] = self._start(place, devices)
         return bool(taken)
 
-    def _start(self, place: int, devices: Devices) -> Running:
+    def _start(self, place: int, devices: DeviceLocks) -> Running:
         own = {
             "CHARTER_SHARD" if self._apart else "CHARTER_NODE_RANK": str(place),
             "CHARTER_RESTART": str(self._restarts[place]),

@@ -13,8 +13,8 @@ import numpy as np
 from charter.catalog.accelerators import Accelerator
 from charter.physics.columns import Array, array
 from charter.physics.constants import ServingConstants
-from charter.physics.serving_devices import NATIVE, SERVER, Engine, ServingDevice, weight_format
-from charter.physics.serving_passes import Issue, Pass, ServedModel, pass_terms
+from charter.physics.serving_devices import NATIVE, SERVER, GenerationEngine, ServingDevice, weight_format
+from charter.physics.serving_passes import Issue, Pass, ServingModel, pass_terms
 from charter.physics.step_time import BASE_SIGMA, UNUSUAL_SIGMA
 from charter.physics.terms import Breakdown, Interval, Term, TermColumn, TermTable
 from charter.spec.architecture import Architecture
@@ -126,14 +126,14 @@ def _ends(lengths: ResponseLengths, count: float) -> Array:
 Columns = TypeVar("Columns")
 
 
-def issue_of(engines: Engine | list[Engine]) -> Issue:
+def issue_of(engines: GenerationEngine | list[GenerationEngine]) -> Issue:
     """Return how engines issue work, as columns.
 
     >>> from charter.physics.serving_devices import NATIVE, VLLM
     >>> issue_of([NATIVE, VLLM]).eager.tolist()
     [1.0, 0.0]
     """
-    if isinstance(engines, Engine):
+    if isinstance(engines, GenerationEngine):
         return _issue(lambda name: getattr(engines, name))
     return _issue(lambda name: [getattr(one, name) for one in engines])
 
@@ -144,7 +144,7 @@ def _issue(read: Callable[[str], Any]) -> Issue:
 
 
 def prefill_terms(
-    model: ServedModel,
+    model: ServingModel,
     group: ServingDevice,
     issue: Issue,
     constants: ServingConstants,
@@ -160,7 +160,7 @@ def prefill_terms(
 
 
 def decode_terms(
-    model: ServedModel,
+    model: ServingModel,
     group: ServingDevice,
     issue: Issue,
     constants: ServingConstants,
@@ -174,7 +174,7 @@ def decode_terms(
 
 
 def rollout_terms(
-    model: ServedModel,
+    model: ServingModel,
     group: ServingDevice,
     issue: Issue,
     constants: ServingConstants,
@@ -259,7 +259,7 @@ def generation(
     tensor: int = 1,
     replicas: int = 1,
     weights: str = "bf16",
-    engine: Engine = SERVER,
+    engine: GenerationEngine = SERVER,
     cached_prompt_tokens: float = 0.0,
     constants: ServingConstants | None = None,
 ) -> GenerationTime:
@@ -317,7 +317,7 @@ def decode_step(
     context: float,
     tensor: int = 1,
     weights: str = "bf16",
-    engine: Engine = SERVER,
+    engine: GenerationEngine = SERVER,
     constants: ServingConstants | None = None,
 ) -> Breakdown:
     """Seconds of one decode step of `batch` sequences that hold `context` tokens each."""
@@ -337,7 +337,7 @@ def forward_pass_seconds(
     tensor: int = 1,
     head_positions: float = 0.0,
     dtype: str = "bf16",
-    engine: Engine = NATIVE,
+    engine: GenerationEngine = NATIVE,
     constants: ServingConstants | None = None,
 ) -> float:
     """Seconds of a forward pass without gradients over `tokens` tokens: prefill, scoring, log-probabilities.
@@ -358,10 +358,10 @@ def forward_pass_seconds(
 
 
 def _columns(
-    architecture: Architecture, accelerator: Accelerator, tensor: int, weights: str, engine: Engine
-) -> tuple[ServedModel, ServingDevice, Issue]:
+    architecture: Architecture, accelerator: Accelerator, tensor: int, weights: str, engine: GenerationEngine
+) -> tuple[ServingModel, ServingDevice, Issue]:
     group = ServingDevice.of(accelerator, weights=weight_format(weights), tensor=tensor)
-    return ServedModel.of(architecture), group, issue_of(engine)
+    return ServingModel.of(architecture), group, issue_of(engine)
 
 
 def _scaled(terms: tuple[Term, ...], factor: float, label: str) -> list[Term]:
@@ -374,7 +374,7 @@ def _generation_time(
     prompt_tokens: float,
     new_tokens: float,
     batch: int,
-    engine: Engine,
+    engine: GenerationEngine,
     accelerator: Accelerator,
 ) -> GenerationTime:
     unusual = UNUSUAL_SIGMA if engine.eager or accelerator.kind == "cpu" else 0.0

@@ -52,7 +52,7 @@ HEAD_PRODUCT = 13
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelColumns:
+class ProductColumns:
     """Model as the time of a step sees it; fields broadcast against the layouts.
 
     Products have a first axis over `PRODUCTS`; all other fields have the axis of the cases only, or none.
@@ -102,12 +102,12 @@ class ModelColumns:
     """Of one sample's forward pass through the encoder in front."""
 
     @classmethod
-    def of(cls, architecture: Architecture, *, mtp: bool = False) -> ModelColumns:
+    def of(cls, architecture: Architecture, *, mtp: bool = False) -> ProductColumns:
         """One architecture; columns without dimensions but for the products' axis."""
         return _columns(architecture, mtp)
 
     @classmethod
-    def stack(cls, models: Sequence[ModelColumns]) -> ModelColumns:
+    def stack(cls, models: Sequence[ProductColumns]) -> ProductColumns:
         """One entry per case on the last axis."""
         return cls(
             **{item.name: np.stack([getattr(one, item.name) for one in models], axis=-1) for item in fields(cls)}
@@ -125,7 +125,7 @@ class ModelColumns:
 
 
 @lru_cache(maxsize=512)
-def _columns(a: Architecture, mtp: bool) -> ModelColumns:
+def _columns(a: Architecture, mtp: bool) -> ProductColumns:
     layers = _Layers.of(a, a.num_mtp_layers if mtp else 0)
     count = count_parameters(a, mtp=mtp)
     scalars = {
@@ -146,7 +146,7 @@ def _columns(a: Architecture, mtp: bool) -> ModelColumns:
     }
     products = _products(a, layers)
     shapes = {name: array([product[index] for product in products]) for index, name in enumerate(_SHAPE)}
-    return ModelColumns(**shapes, **{name: array(value) for name, value in scalars.items()})
+    return ProductColumns(**shapes, **{name: array(value) for name, value in scalars.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +293,7 @@ FROZEN_CASTS_SAVED = 1 / 3
 
 
 def product_work(
-    m: ModelColumns, device: DeviceColumns, job: StepJob, kinds: tuple[int, ...], tokens: Array
+    m: ProductColumns, device: DeviceColumns, job: StepJob, kinds: tuple[int, ...], tokens: Array
 ) -> tuple[Array, Array, Array]:
     """Weighted operations and bytes of kinds of product, each for its three passes; bytes of a third of the casts.
 

@@ -10,7 +10,7 @@ import numpy as np
 from charter.physics.columns import Array, array
 from charter.physics.constants import TrainingConstants
 from charter.physics.devices import DeviceColumns
-from charter.physics.matrix_products import DENSE_KINDS, EXPERT_KINDS, HEAD_KINDS, ModelColumns, product_work
+from charter.physics.matrix_products import DENSE_KINDS, EXPERT_KINDS, HEAD_KINDS, ProductColumns, product_work
 from charter.physics.stacks import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, StackColumns, StepJob
 
 # -------- The work of one micro-batch on one rank, before any fitted constant: product time at the ceiling, bytes,
@@ -79,7 +79,7 @@ NOTHING_DONE = StepWork(**{item.name: array(0.0) for item in fields(StepWork)})
 """Stands where the work is computed later."""
 
 
-def step_work(model: ModelColumns, device: DeviceColumns, job: StepJob, stack: StackColumns) -> StepWork:
+def step_work(model: ProductColumns, device: DeviceColumns, job: StepJob, stack: StackColumns) -> StepWork:
     """The work of one micro-batch."""
     at, m, width = job.layouts, model, job.value_bytes
     tokens = array(at.micro_batch * job.seq / at.context)
@@ -119,7 +119,7 @@ def step_work(model: ModelColumns, device: DeviceColumns, job: StepJob, stack: S
     )
 
 
-def _attention(m: ModelColumns, job: StepJob, stack: StackColumns, tokens: Array) -> Array:
+def _attention(m: ProductColumns, job: StepJob, stack: StackColumns, tokens: Array) -> Array:
     """Forward operations of scores (all of the square where unfused) and scans over what their shape reaches."""
     fused = stack.attention > 0
     positions = m.attended(job.seq, job.causal)
@@ -130,7 +130,7 @@ def _attention(m: ModelColumns, job: StepJob, stack: StackColumns, tokens: Array
     return array((scores + SCAN_COST * m.scan_flops) * tokens / job.layouts.tensor)
 
 
-def _traffic(m: ModelColumns, job: StepJob, stack: StackColumns, tokens: Array) -> Array:
+def _traffic(m: ProductColumns, job: StepJob, stack: StackColumns, tokens: Array) -> Array:
     """Forward bytes of norms, rotary, activations and residuals; sequence parallelism divides those of full width."""
     at = job.layouts
     divided = np.where(at.sequence_parallel > 0, at.tensor, 1.0)
@@ -139,7 +139,7 @@ def _traffic(m: ModelColumns, job: StepJob, stack: StackColumns, tokens: Array) 
     return array(job.value_bytes * stack.elementwise * cast * tokens * values)
 
 
-def _rank_parameters(m: ModelColumns, job: StepJob) -> tuple[Array, Array]:
+def _rank_parameters(m: ProductColumns, job: StepJob) -> tuple[Array, Array]:
     """Parameters on a rank of an average stage, and the routed experts among them."""
     at = job.layouts
     ends = m.end_parameters / np.where(at.pipeline > 1, 2.0, 1.0)
@@ -176,7 +176,7 @@ class GroupLinks:
 class StepInputs:
     """Everything the time of a step depends on; all of it broadcasts."""
 
-    model: ModelColumns
+    model: ProductColumns
     device: DeviceColumns
     job: StepJob
     stack: StackColumns

@@ -237,7 +237,7 @@ def _group_link(accelerator: Accelerator, span: int) -> tuple[float, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
+class GenerationEngine:
     """Way in which a generation engine issues work; times are relative to the constants of `serving.constants`."""
 
     name: str
@@ -265,11 +265,15 @@ class Engine:
     """Of the device, that it takes for weights, cache and work space by default."""
 
 
-NATIVE = Engine(name="native torch", eager=True, continuous=False, label="transformers", paged=False)
-SERVER = Engine(name="serving engine (vLLM-like)", eager=False, continuous=True, label="vllm", most_sequences=256)
+NATIVE = GenerationEngine(name="native torch", eager=True, continuous=False, label="transformers", paged=False)
+SERVER = GenerationEngine(
+    name="serving engine (vLLM-like)", eager=False, continuous=True, label="vllm", most_sequences=256
+)
 VLLM = SERVER
-SGLANG = Engine(name="SGLang", eager=False, continuous=True, label="sglang", overlapped=True, memory_share=0.88)
-TENSORRT = Engine(
+SGLANG = GenerationEngine(
+    name="SGLang", eager=False, continuous=True, label="sglang", overlapped=True, memory_share=0.88
+)
+TENSORRT = GenerationEngine(
     name="TensorRT-LLM",
     eager=False,
     continuous=True,
@@ -278,16 +282,18 @@ TENSORRT = Engine(
     most_sequences=2048,
     memory_share=0.93,
 )
-COMPILED = Engine(
+COMPILED = GenerationEngine(
     name="compiled loop (gpt-fast, llama.cpp)", eager=False, continuous=False, label="compiled", tile_share=1 / 16
 )
 """Its kernels for few rows are vector products (llama.cpp's `mul_mat_vec_q`, ExLlama's, what a compiler makes of one
 row; from memory), which pad nothing."""
-TRANSFORMERS = Engine(
+TRANSFORMERS = GenerationEngine(
     name="transformers", eager=True, continuous=False, label="transformers", paged=False, most_sequences=64
 )
-LITGPT = Engine(name="litgpt", eager=True, continuous=False, label="litgpt", layer_slowness=1.2, most_sequences=64)
-HYBRID = Engine(
+LITGPT = GenerationEngine(
+    name="litgpt", eager=True, continuous=False, label="litgpt", layer_slowness=1.2, most_sequences=64
+)
+HYBRID = GenerationEngine(
     name="DeepSpeed (hybrid engine, inference kernels)",
     eager=False,
     continuous=False,
@@ -295,7 +301,7 @@ HYBRID = Engine(
     layer_slowness=5.0,
     most_sequences=64,
 )
-FASTER_TRANSFORMER = Engine(
+FASTER_TRANSFORMER = GenerationEngine(
     name="FasterTransformer",
     eager=False,
     continuous=False,
@@ -305,7 +311,7 @@ FASTER_TRANSFORMER = Engine(
     most_sequences=128,
 )
 
-_NAMES: tuple[tuple[str, Engine], ...] = (
+_NAMES: tuple[tuple[str, GenerationEngine], ...] = (
     (r"tensorrt|trt[- ]?llm|\btrt\b|\bnim\b", TENSORRT),
     (r"sglang|\bsgl\b", SGLANG),
     (r"vllm|aphrodite|\brouter\b", VLLM),
@@ -326,7 +332,7 @@ _NAMES: tuple[tuple[str, Engine], ...] = (
 )
 
 
-def engine_named(*texts: str) -> Engine | None:
+def engine_named(*texts: str) -> GenerationEngine | None:
     """The engine that the first telling text names, None when none does.
 
     >>> engine_named("TensorRT-LLM 1.0 (PyTorch backend)").label, engine_named("", "vLLM, batch 100").label

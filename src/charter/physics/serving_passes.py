@@ -23,7 +23,7 @@ LINEAR_LAYERS_ATTENTION, LINEAR_LAYERS_MLP = 4, 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedModel:
+class ServingModel:
     """Weights, cache and operations of one architecture, or one column per configuration."""
 
     layers: Array
@@ -57,7 +57,7 @@ class ServedModel:
     """Recurrence per token, all layers."""
 
     @classmethod
-    def of(cls, architecture: Architecture) -> ServedModel:
+    def of(cls, architecture: Architecture) -> ServingModel:
         """The columns of one architecture, without dimensions.
 
         >>> from charter.catalog import models
@@ -68,7 +68,7 @@ class ServedModel:
         return _served(architecture)
 
     @classmethod
-    def stacked(cls, models: Sequence[ServedModel]) -> ServedModel:
+    def stacked(cls, models: Sequence[ServingModel]) -> ServingModel:
         """One column per configuration."""
         return cls(**{item.name: np.stack([getattr(model, item.name) for model in models]) for item in fields(cls)})
 
@@ -97,7 +97,7 @@ class ServedModel:
 
 
 @lru_cache(maxsize=512)
-def _served(a: Architecture) -> ServedModel:
+def _served(a: Architecture) -> ServingModel:
     count, mixture, latent = count_parameters(a), a.mixture, a.latent_attention
     layers = max(a.attention_layers, 1)
     values = kv_cache_bytes_per_token(a, bytes_per_value=1.0) / layers if a.attention_layers else 0.0
@@ -126,7 +126,7 @@ def _served(a: Architecture) -> ServedModel:
         "state_bytes": recurrent_state_bytes(a) if a.state_space else 0.0,
         "scan_flops": a.state_space_layers * scan_flops_per_token(a.state_space, 1024) if a.state_space else 0.0,
     }
-    return ServedModel(**{name: array(value) for name, value in columns.items()})
+    return ServingModel(**{name: array(value) for name, value in columns.items()})
 
 
 def _windows(a: Architecture) -> tuple[int, float]:
@@ -183,7 +183,7 @@ class Pass:
 
 
 def pass_terms(
-    model: ServedModel, group: ServingDevice, issue: Issue, work: Pass, constants: ServingConstants
+    model: ServingModel, group: ServingDevice, issue: Issue, work: Pass, constants: ServingConstants
 ) -> TermTable:
     """Seconds until all `sequences` have gone through all pipeline stages once, term by term.
 
@@ -235,7 +235,7 @@ def pass_terms(
 
 
 def _weights(
-    model: ServedModel, group: ServingDevice, issue: Issue, rows: Array, logits: Array, constants: ServingConstants
+    model: ServingModel, group: ServingDevice, issue: Issue, rows: Array, logits: Array, constants: ServingConstants
 ) -> Array:
     """Matrix products of one stage: dense part, reached experts, output projection."""
     ranks = group.tensor * group.pipeline
@@ -267,7 +267,7 @@ def _overlapped(first: Array, second: Array) -> Array:
 
 
 def _keys(
-    model: ServedModel,
+    model: ServingModel,
     group: ServingDevice,
     issue: Issue,
     work: Pass,
@@ -289,7 +289,7 @@ def _keys(
     return array(_overlapped(reading, computing) / group.pipeline)
 
 
-def _reduce(model: ServedModel, group: ServingDevice, rows: Array, constants: ServingConstants) -> Array:
+def _reduce(model: ServingModel, group: ServingDevice, rows: Array, constants: ServingConstants) -> Array:
     """Two all-reduces per layer; where attention is data-parallel, tokens go to their experts and come back."""
     ranks = group.tensor
     copies = np.where(group.cache_ranks < ranks, np.minimum(np.maximum(model.active_experts, 1.0), ranks), 2 * ranks)
@@ -299,7 +299,7 @@ def _reduce(model: ServedModel, group: ServingDevice, rows: Array, constants: Se
 
 
 def _host(
-    model: ServedModel,
+    model: ServingModel,
     group: ServingDevice,
     issue: Issue,
     work: Pass,

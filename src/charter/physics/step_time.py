@@ -15,7 +15,7 @@ from charter.physics.columns import Array, Layouts, array
 from charter.physics.constants import TrainingConstants
 from charter.physics.devices import DeviceColumns
 from charter.physics.flops import training_flops_per_token
-from charter.physics.matrix_products import ModelColumns
+from charter.physics.matrix_products import ProductColumns
 from charter.physics.micro_batch import StepInputs, StepWork, step_work
 from charter.physics.precision import FSDP_MIXED, TrainingPrecision
 from charter.physics.stacks import PROFILES, StackColumns, StackProfile, StepJob
@@ -108,7 +108,11 @@ def training_step(
     job = step_job(
         layout, seq_len=seq_len, dtype=dtype, precision=precision, adapter=adapter, head_share=head_share, causal=causal
     )
-    model, device, profile = ModelColumns.of(architecture), DeviceColumns.of(accelerator), StackColumns.of(fitted_stack)
+    model, device, profile = (
+        ProductColumns.of(architecture),
+        DeviceColumns.of(accelerator),
+        StackColumns.of(fitted_stack),
+    )
     given = StepInputs(
         model=model,
         device=device,
@@ -321,7 +325,7 @@ def update_seconds(job: UpdateJob, layouts: Sequence[Layout]) -> UpdateSeconds:
         adapter_rank=array(job.adapter_rank),
         base_bits=array(job.base_bits),
     )
-    model, stack = ModelColumns.of(job.architecture), StackColumns.of(job.profile)
+    model, stack = ProductColumns.of(job.architecture), StackColumns.of(job.profile)
     given = StepInputs(
         model=model,
         device=device,

@@ -31,7 +31,7 @@ from charter.spec.stage import NATIVE, Stage
 from charter.units import HOURS_PER_MONTH, SECONDS_PER_HOUR, format_count, format_seconds, format_usd
 
 if TYPE_CHECKING:
-    from charter.plan.choose import Choice
+    from charter.plan.choose import PlanChoice
 
 
 # -------- From an option to a stage plan: checkpoints, storage, money.
@@ -263,12 +263,12 @@ NO_NATIVE_ROW = Assumption(
 SECONDS_PER_MONTH = HOURS_PER_MONTH * SECONDS_PER_HOUR
 
 
-def short_plan(problem: Whole, choice: "Choice", facts: Facts) -> Plan:
+def short_plan(problem: Whole, choice: "PlanChoice", facts: Facts) -> Plan:
     """A plan without assumptions, reasons and the project's other costs: to compare with."""
     return _plan(problem, choice, facts)[0]
 
 
-def full_plan(problem: Whole, choice: "Choice", gathered: Gathered, facts: Facts) -> Plan:
+def full_plan(problem: Whole, choice: "PlanChoice", gathered: Gathered, facts: Facts) -> Plan:
     """The plan of a choice with everything that a report shows."""
     plan, storage = _plan(problem, choice, facts)
     stages = tuple(
@@ -294,7 +294,7 @@ def _models(facts: Facts) -> tuple[tuple[str, float], ...]:
     return tuple((name, float(count_parameters(item).total)) for name, item in facts.architectures.items())
 
 
-def _plan(problem: Whole, choice: "Choice", facts: Facts) -> tuple[Plan, list[Assumption]]:
+def _plan(problem: Whole, choice: "PlanChoice", facts: Facts) -> tuple[Plan, list[Assumption]]:
     project, options = problem.project, problem.options(choice)
     at = {item.name: option for item, option in zip(problem.candidates, options, strict=True)}
     stages: list[StagePlan] = []

@@ -6,7 +6,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from charter.plan.problem import NO_LIMIT, P50, P90, TIE, Array, Goal, Indices, Problem, Rows, evaluate, extend, joined
+from charter.plan.problem import (
+    NO_LIMIT,
+    P50,
+    P90,
+    TIE,
+    Array,
+    ChoiceProblem,
+    Goal,
+    Indices,
+    PartialPlans,
+    evaluate,
+    extend,
+    joined,
+)
 
 # -------- Rows of figures that no other row beats.
 
@@ -120,7 +133,7 @@ class Path:
 class Bounds:
     """Everything that bounds need, computed once for a problem."""
 
-    problem: Problem
+    problem: ChoiceProblem
     goal: Goal
     prices: Array
     rest_usd: Array
@@ -135,7 +148,7 @@ class Bounds:
     """After each number of placed stages: the open ones, divided; once for each stage of the frontier to begin with."""
 
     @staticmethod
-    def of(problem: Problem, goal: Goal) -> "Bounds":
+    def of(problem: ChoiceProblem, goal: Goal) -> "Bounds":
         """The bounds of a problem."""
         number = len(problem.ways)
         least = Least.of(problem)
@@ -163,7 +176,7 @@ class Bounds:
             ),
         )
 
-    def lower(self, rows: Rows, best: Array | None = None) -> Lower:
+    def lower(self, rows: PartialPlans, best: Array | None = None) -> Lower:
         """Bounds of partial plans of one length; with `best`, of those completions that have a lower key."""
         placed = rows.ways.shape[1]
         usd = rows.usd + self.rest_usd[placed]
@@ -184,7 +197,7 @@ class Bounds:
             limits[:, P50] = np.minimum(limits[:, P50], most)
         return limits
 
-    def _usd_in_time(self, rows: Rows, usd: Array, limits: Array) -> Array:
+    def _usd_in_time(self, rows: PartialPlans, usd: Array, limits: Array) -> Array:
         """The bound on money when everything ends within the limits."""
         bound = usd.copy()
         for time in (P50, P90):
@@ -201,7 +214,7 @@ class Bounds:
                 bound = np.maximum(bound, total)
         return bound
 
-    def open_figures(self, rows: Rows) -> tuple[Array, Indices]:
+    def open_figures(self, rows: PartialPlans) -> tuple[Array, Indices]:
         """Return the open figures of partial plans of one length (less is better), and the traits that must agree.
 
         Ends of stages that later ones read, the end of those that none reads, money; sites of results that move.
@@ -265,7 +278,7 @@ class Least:
     """Least `usd + price x seconds`: [stage, usd, seconds, price]."""
 
     @staticmethod
-    def of(problem: Problem) -> "Least":
+    def of(problem: ChoiceProblem) -> "Least":
         """Columns over the stages of a problem."""
         prices = _prices(problem)
         lengths = [ways.seconds + ways.waits for ways in problem.ways]
@@ -282,7 +295,7 @@ class Least:
         return Least(prices=prices, usd=usd, seconds=seconds, tail=tail, sums=np.array(sums))
 
 
-def _after(problem: Problem, least: Least, placed: int) -> Array:
+def _after(problem: ChoiceProblem, least: Least, placed: int) -> Array:
     """Least seconds from the end of each stage through readers from `placed` on."""
     seconds = np.zeros_like(least.seconds)
     for stage in range(placed):
@@ -292,7 +305,7 @@ def _after(problem: Problem, least: Least, placed: int) -> Array:
     return seconds
 
 
-def _cover(problem: Problem, least: Least, placed: int, begin: int | None) -> tuple[Path, ...]:
+def _cover(problem: ChoiceProblem, least: Least, placed: int, begin: int | None) -> tuple[Path, ...]:
     """The open stages divided into paths, each from where it can begin: one after `begin`, then the longest left."""
     open_stages = set(range(placed, len(problem.ways)))
     origin: dict[int, tuple[int | None, Array]] = {stage: (stage, np.zeros(2)) for stage in range(placed)}
@@ -334,7 +347,7 @@ def _highest(sums: Array, slopes: Array, left: Array) -> Array:
     return highest
 
 
-def _prices(problem: Problem) -> Array:
+def _prices(problem: ChoiceProblem) -> Array:
     """Prices of a second between the flattest and the steepest exchange of money for time in any stage."""
     low, high = np.inf, 0.0
     for ways in problem.ways:
@@ -358,7 +371,7 @@ MOST_PARTIAL_PLANS = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class PlanChoice:
     """A way for every stage."""
 
     ways: tuple[int, ...]
@@ -371,7 +384,7 @@ class Choice:
     """Partial plans that were evaluated."""
 
 
-def best(problem: Problem, goal: Goal, *, known: Sequence[Sequence[int]] = ()) -> Choice | None:
+def best(problem: ChoiceProblem, goal: Goal, *, known: Sequence[Sequence[int]] = ()) -> PlanChoice | None:
     """The best whole plan, or None when none keeps the limits; `known` are plans to start from.
 
     Branch and bound over the stages in execution order: partial plans are extended stage by stage; one is dropped
@@ -384,7 +397,7 @@ def best(problem: Problem, goal: Goal, *, known: Sequence[Sequence[int]] = ()) -
     back = [{int(row): index for index, row in enumerate(rows)} for rows in selected]
     starts = [[back[stage].get(way, 0) for stage, way in enumerate(plan)] for plan in known]
     top = _improved(small, goal, _top(small, goal, evaluate(small, [*bounds.guesses(), *starts]), None))
-    rows, considered, proven = Rows.empty(), 0, not (problem.capacity and problem.moves)
+    rows, considered, proven = PartialPlans.empty(), 0, not (problem.capacity and problem.moves)
     for stage, ways in enumerate(small.ways):
         considered += len(rows) * len(ways)
         rows = _promising(small, bounds, rows, len(ways), None if top is None else top[0])
@@ -397,7 +410,7 @@ def best(problem: Problem, goal: Goal, *, known: Sequence[Sequence[int]] = ()) -
     if top is None:
         return None
     _, winner = top
-    return Choice(
+    return PlanChoice(
         ways=tuple(int(selected[stage][way]) for stage, way in enumerate(winner.ways[0])),
         seconds=(float(winner.end[0, :, P50].max()), float(winner.end[0, :, P90].max())),
         usd=(float(winner.usd[0, P50]), float(winner.usd[0, P90])),
@@ -406,7 +419,9 @@ def best(problem: Problem, goal: Goal, *, known: Sequence[Sequence[int]] = ()) -
     )
 
 
-def _promising(problem: Problem, bounds: Bounds, rows: Rows, number: int, best_key: Array | None) -> Rows:
+def _promising(
+    problem: ChoiceProblem, bounds: Bounds, rows: PartialPlans, number: int, best_key: Array | None
+) -> PartialPlans:
     """Every extension of partial plans by one of `number` ways whose bound is better than the best plan known.
 
     So many parents at a time that memory stays small.
@@ -420,7 +435,9 @@ def _promising(problem: Problem, bounds: Bounds, rows: Rows, number: int, best_k
     return joined(batches)
 
 
-def _improved(problem: Problem, goal: Goal, top: tuple[Array, Rows] | None) -> tuple[Array, Rows] | None:
+def _improved(
+    problem: ChoiceProblem, goal: Goal, top: tuple[Array, PartialPlans] | None
+) -> tuple[Array, PartialPlans] | None:
     """A plan that no change of one stage makes better: a good first bound."""
     while top is not None:
         plan = top[1].ways[0]
@@ -436,7 +453,9 @@ def _improved(problem: Problem, goal: Goal, top: tuple[Array, Rows] | None) -> t
     return top
 
 
-def _top(problem: Problem, goal: Goal, rows: Rows, so_far: tuple[Array, Rows] | None) -> tuple[Array, Rows] | None:
+def _top(
+    problem: ChoiceProblem, goal: Goal, rows: PartialPlans, so_far: tuple[Array, PartialPlans] | None
+) -> tuple[Array, PartialPlans] | None:
     """The best row that keeps the limits, if it beats what is known; of equal ones the first."""
     if len(rows) == 0:
         return so_far
@@ -453,7 +472,7 @@ def _top(problem: Problem, goal: Goal, rows: Rows, so_far: tuple[Array, Rows] | 
     return key[first], rows.take(matches[first : first + 1])
 
 
-def useful(problem: Problem, stage: int) -> Indices:
+def useful(problem: ChoiceProblem, stage: int) -> Indices:
     """The ways of a stage that can be in a best plan: at each site, and over all sites less what a move can save.
 
     A way is dropped when another is no worse in time, wait, money and what it holds, at the same site, or at another

@@ -7,11 +7,11 @@ from typing import Literal
 import numpy as np
 
 from charter.catalog.price_book import PriceBook
-from charter.plan.choose import Choice, best
+from charter.plan.choose import PlanChoice, best
 from charter.plan.gather import NODES, SLOTS, Candidates, accelerators_of, held
 from charter.plan.offers import quota_of
 from charter.plan.option import NEAR, Option
-from charter.plan.problem import NO_LIMIT, P50, Array, Goal, Move, Problem, Ways
+from charter.plan.problem import NO_LIMIT, P50, Array, ChoiceProblem, Goal, Move, Ways
 from charter.plan.storage import (
     Freight,
     Location,
@@ -50,10 +50,10 @@ class Whole:
     locations: tuple[Location, ...]
     capacity: Mapping[str, float]
     """Of every pool, whether it can run short or not."""
-    problem: Problem
+    problem: ChoiceProblem
     book: PriceBook
 
-    def options(self, choice: Choice) -> tuple[Option, ...]:
+    def options(self, choice: PlanChoice) -> tuple[Option, ...]:
         """The options of a choice."""
         return tuple(item.options[row] for item, row in zip(self.candidates, choice.ways, strict=True))
 
@@ -72,7 +72,7 @@ def whole_problem(
     locations = tuple(dict.fromkeys(location(option) for item in candidates for option in item.options))
     number = {place: index for index, place in enumerate(locations)}
     position = {item.name: index for index, item in enumerate(candidates)}
-    problem = Problem(
+    problem = ChoiceProblem(
         inputs=tuple(tuple(position[name] for name in item.inputs) for item in candidates),
         ways=tuple(_ways(project, item, freights[item.name], number, tuple(capacity), book) for item in candidates),
         capacity=tuple(capacity.values()),
@@ -180,7 +180,7 @@ def _moves(
     return moves
 
 
-def _scarce_only(problem: Problem) -> Problem:
+def _scarce_only(problem: ChoiceProblem) -> ChoiceProblem:
     """The same without the pools that cannot run short, whatever is chosen: exact, and much quicker."""
     number = len(problem.ways)
     before = [problem.before(stage) for stage in range(number)]
@@ -223,7 +223,7 @@ class Limits:
         return NO_LIMIT, NO_LIMIT if self.budget_usd is None else self.budget_usd
 
 
-def decide(problem: Problem, objective: Objective, limits: Limits) -> Choice | None:
+def decide(problem: ChoiceProblem, objective: Objective, limits: Limits) -> PlanChoice | None:
     """The plan that the objective asks for, or None when none keeps the limits.
 
     `cheapest`: the fastest of the plans that cost at most 5 % more than the cheapest, since the estimate cannot tell
@@ -236,14 +236,14 @@ def decide(problem: Problem, objective: Objective, limits: Limits) -> Choice | N
     return best(problem, Goal(minimise=minimise, seconds=limits.seconds, usd=limits.usd))
 
 
-def ranked(problem: Problem, objective: Objective, limits: Limits) -> Choice | None:
+def ranked(problem: ChoiceProblem, objective: Objective, limits: Limits) -> PlanChoice | None:
     """The plan that is first in what the objective minimises, without the 5 % of `cheapest`."""
     if objective == "cheapest":
         return best(problem, Goal(minimise="usd", seconds=limits.seconds))
     return decide(problem, objective, limits)
 
 
-def _nearly_cheapest(problem: Problem, limits: Limits) -> Choice | None:
+def _nearly_cheapest(problem: ChoiceProblem, limits: Limits) -> PlanChoice | None:
     cheapest = best(problem, Goal(minimise="usd", seconds=limits.seconds))
     if cheapest is None:
         return None
@@ -252,7 +252,7 @@ def _nearly_cheapest(problem: Problem, limits: Limits) -> Choice | None:
     return quickest or cheapest
 
 
-def earliest_p90(problem: Problem) -> Choice:
+def earliest_p90(problem: ChoiceProblem) -> PlanChoice:
     """The plan with the earliest p90 finish, whatever it costs; of equal ones the cheapest."""
     swapped = tuple(replace(ways, seconds=ways.seconds[:, ::-1], waits=ways.waits[:, ::-1]) for ways in problem.ways)
     choice = best(replace(problem, ways=swapped), Goal(minimise="seconds"))
@@ -260,7 +260,7 @@ def earliest_p90(problem: Problem) -> Choice:
     return replace(choice, seconds=(choice.seconds[1], choice.seconds[0]))
 
 
-def lowest_p90(problem: Problem) -> Choice:
+def lowest_p90(problem: ChoiceProblem) -> PlanChoice:
     """The plan with the lowest p90 cost, whatever it takes."""
     swapped = tuple(replace(ways, usd=ways.usd[:, ::-1]) for ways in problem.ways)
     choice = best(replace(problem, ways=swapped), Goal(minimise="usd"))

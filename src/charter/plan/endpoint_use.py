@@ -6,7 +6,7 @@ from charter.physics.flops import active_parameters
 from charter.physics.serving.identity_questions import QUESTION_TOKENS, QUESTIONS
 from charter.physics.terms import Term
 from charter.plan.api_judge import ApiJudgement, ApiPrice, api_judgement
-from charter.plan.phase import Phase, Workload
+from charter.plan.phase import RolePhase, Workload
 
 # -------- Use of endpoints by a stage: seconds of what they answer under their limits, and their bill.
 
@@ -35,13 +35,13 @@ def endpoint_usd(work: Workload) -> float:
     return sum(usage.usd or 0.0 for _, usage in _judged(work))
 
 
-def endpoint_phases(work: Workload) -> tuple[Phase, ...]:
+def endpoint_phases(work: Workload) -> tuple[RolePhase, ...]:
     """Return what endpoints are asked: the phases of remote roles, and fixed questions to the models behind them."""
     remote = tuple(phase for phase in work.phases if phase.role in work.remote)
     return remote + tuple(identity for model in work.watches for identity in _identity(work, remote, model))
 
 
-def _identity(work: Workload, remote: tuple[Phase, ...], model: str) -> tuple[Phase, ...]:
+def _identity(work: Workload, remote: tuple[RolePhase, ...], model: str) -> tuple[RolePhase, ...]:
     """Return the fixed questions to one model; a stage that trains confirms every step, another one its end."""
     phases = [phase for phase in remote if work.model_of(phase.role) == model]
     watch = work.watches[model]
@@ -49,7 +49,7 @@ def _identity(work: Workload, remote: tuple[Phase, ...], model: str) -> tuple[Ph
     rounds = watch.rounds(sum(phase.sequences for phase in phases), confirmations=parts)
     if not rounds:
         return ()
-    identity = Phase(
+    identity = RolePhase(
         name=f"identity of {model}",
         work="generate",
         role=phases[0].role,
@@ -62,11 +62,11 @@ def _identity(work: Workload, remote: tuple[Phase, ...], model: str) -> tuple[Ph
     return (identity,)
 
 
-def _judged(work: Workload) -> list[tuple[Phase, ApiJudgement]]:
+def _judged(work: Workload) -> list[tuple[RolePhase, ApiJudgement]]:
     return [(phase, _judgement(work.endpoints[phase.role], phase)) for phase in endpoint_phases(work)]
 
 
-def _judgement(price: ApiPrice, phase: Phase) -> ApiJudgement:
+def _judgement(price: ApiPrice, phase: RolePhase) -> ApiJudgement:
     read, written = phase.request_tokens
     return api_judgement(price, requests=phase.sequences, input_tokens=read, output_tokens=written)
 
@@ -125,7 +125,7 @@ def work_done(work: Workload) -> WorkDone:
     return WorkDone(useful_flops=flops, api=tuple(_api(work, phase) for phase in endpoint_phases(work)))
 
 
-def _api(work: Workload, phase: Phase) -> ApiUse:
+def _api(work: Workload, phase: RolePhase) -> ApiUse:
     read, written = phase.request_tokens
     return ApiUse(
         model=work.model_of(phase.role),

@@ -9,8 +9,8 @@ from charter.errors import InfeasibleError
 from charter.plan.knowledge import Knowledge
 from charter.plan.machine import Machine
 from charter.plan.node_needs import checkpoint_bytes
-from charter.plan.offers import LOCAL, NOTHING_RENTED, Place, control_place, may_run_here, places, quota_of
-from charter.plan.option import Found, Option, Question, Rejected, loses_to
+from charter.plan.offers import LOCAL, NOTHING_RENTED, NodeOffer, control_place, may_run_here, places, quota_of
+from charter.plan.option import Found, Option, Rejected, StageQuestion, loses_to
 from charter.plan.phase import Workload
 from charter.plan.pipeline_names import Library, Models, bytes_per_token
 from charter.plan.purchase import purchases
@@ -170,7 +170,7 @@ def _candidates(
         # An evaluation is one process with a judge beside it: of several nodes it uses one.
         where = tuple(replace(place, nodes=(1,)) for place in where)
     meanwhile = bool(work.trained and work.asked)
-    question = Question(
+    question = StageQuestion(
         stage=stage,
         work=work.computed_here if meanwhile else work,
         asked=work if meanwhile else None,
@@ -198,7 +198,7 @@ def _candidates(
     )
 
 
-def _at_no_cost(place: Place) -> Place:
+def _at_no_cost(place: NodeOffer) -> NodeOffer:
     """A machine without a price, for a stage that computes with no model: what it asks for is then all of its money."""
     return place if place.price.usd_per_hour is not None else replace(place, price=NOTHING_RENTED)
 

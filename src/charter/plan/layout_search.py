@@ -16,13 +16,22 @@ from charter.physics.step_time import Index, rows_of
 from charter.physics.terms import Term
 from charter.plan import stage_time as accelerator_time
 from charter.plan.knowledge import EngineKnowledge, engine_knowledge, time_group
-from charter.plan.layout_space import EMPTY, Asked, Family, Space, space
-from charter.plan.offers import Place, node_memory_bytes
-from charter.plan.option import Missed, Option, Question, Rejected, TiedLayout, does_not_fit, make_option
+from charter.plan.layout_space import EMPTY, Family, Space, SpaceRequest, space
+from charter.plan.offers import NodeOffer, node_memory_bytes
+from charter.plan.option import Missed, Option, Rejected, StageQuestion, TiedLayout, does_not_fit, make_option
 from charter.plan.phase import Workload
-from charter.plan.stage_memory import Devices, Fit, Peak, fit_of, least_bytes, one_device, training_peak, waiting_bytes
+from charter.plan.stage_memory import (
+    Fit,
+    LayoutDevices,
+    Peak,
+    fit_of,
+    least_bytes,
+    one_device,
+    training_peak,
+    waiting_bytes,
+)
 from charter.plan.stage_time import (
-    Task,
+    TimedStage,
     least_update_seconds,
     other_seconds,
     some_rows,
@@ -52,7 +61,7 @@ def splits(layout: Layout) -> tuple[int, ...]:
     return (*parts, offload, layout.interleave, layout.replicas, int(layout.zero), int(layout.sequence_parallel))
 
 
-def tied_limit(question: Question, engine: EngineKnowledge) -> float:
+def tied_limit(question: StageQuestion, engine: EngineKnowledge) -> float:
     """Return how much slower than the fastest a tied layout may be estimated: `exp(share x half-width)`."""
     moe = any(role.architecture.mixture is not None for role in question.work.roles)
     quantity, group = time_group(question.stage, moe=moe)
@@ -66,10 +75,10 @@ CHUNK = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
+class NodeGroup:
     """One place and number of nodes."""
 
-    place: Place
+    place: NodeOffer
     num_nodes: int
 
     @property
@@ -82,7 +91,7 @@ class Site:
 class Searched:
     """All layouts of one site, with what they need; `inf` seconds where a layout does not fit or was pruned."""
 
-    site: Site
+    site: NodeGroup
     space: Space
     peak: Array
     """Bytes; where the state alone does not fit, that bound."""
@@ -111,14 +120,14 @@ class Searched:
         return self.space.size - self.pruned
 
 
-def search_sites(question: Question, sites: Sequence[Site]) -> Iterator[Searched]:
+def search_sites(question: StageQuestion, sites: Sequence[NodeGroup]) -> Iterator[Searched]:
     """Peak and seconds of every layout of every site."""
     engine = engine_knowledge(question.engine, question.knowledge)
-    task = Task(work=question.work, dtype=question.dtype, known=engine, knowledge=question.knowledge)
+    task = TimedStage(work=question.work, dtype=question.dtype, known=engine, knowledge=question.knowledge)
     limit = tied_limit(question, engine)
     able = question.stage.kind in engine.does.kinds
     spaces = [space(asked(question, site)) if able else EMPTY for site in sites]
-    batch: list[tuple[Site, Space]] = []
+    batch: list[tuple[NodeGroup, Space]] = []
     for site, candidate_space in zip(sites, spaces, strict=True):
         if batch and sum(each.size for _, each in batch) + candidate_space.size > CHUNK:
             yield from _evaluate(task, batch, limit)
@@ -127,10 +136,10 @@ def search_sites(question: Question, sites: Sequence[Site]) -> Iterator[Searched
     yield from _evaluate(task, batch, limit)
 
 
-def asked(question: Question, site: Site) -> Asked:
+def asked(question: StageQuestion, site: NodeGroup) -> SpaceRequest:
     """The space of a stage on a site."""
     phase = question.training
-    return Asked(
+    return SpaceRequest(
         engine=engine_knowledge(question.engine, question.knowledge).does,
         architecture=question.work.trained[0].architecture,
         num_accelerators=site.num_nodes * site.place.per_node,
@@ -144,7 +153,7 @@ def asked(question: Question, site: Site) -> Asked:
     )
 
 
-def _shares(question: Question) -> tuple[tuple[int, int], ...]:
+def _shares(question: StageQuestion) -> tuple[tuple[int, int], ...]:
     """Rows that the native engine's data ranks share evenly; other engines say it by `exact_batch`."""
     if question.engine != NATIVE:
         return ()
@@ -152,7 +161,7 @@ def _shares(question: Question) -> tuple[tuple[int, int], ...]:
     return tuple((int(getattr(stage, name)), together) for name, together in shared_rows(stage).items())
 
 
-def _evaluate(task: Task, batch: Sequence[tuple[Site, Space]], limit: float) -> Iterator[Searched]:
+def _evaluate(task: TimedStage, batch: Sequence[tuple[NodeGroup, Space]], limit: float) -> Iterator[Searched]:
     """The layouts of some sites together."""
     sizes = [layout_space.size for _, layout_space in batch]
     if not sum(sizes):
@@ -190,7 +199,13 @@ class Evaluated:
 
 
 def evaluate(
-    task: Task, layouts: Layouts, devices: Devices, spaces: Sequence[Space], *, limit: float, chunk: int = CHUNK
+    task: TimedStage,
+    layouts: Layouts,
+    devices: LayoutDevices,
+    spaces: Sequence[Space],
+    *,
+    limit: float,
+    chunk: int = CHUNK,
 ) -> Evaluated:
     """Bounds first, then memory of what they leave, then time of what fits.
 
@@ -222,7 +237,9 @@ def evaluate(
     return Evaluated(peak=peak, seconds=seconds, too_large=array(bound > devices.room), too_slow=slow)
 
 
-def _seconds(task: Task, layouts: Layouts, devices: Devices, spaces: Sequence[Space], fit: Fit, rows: Index) -> Array:
+def _seconds(
+    task: TimedStage, layouts: Layouts, devices: LayoutDevices, spaces: Sequence[Space], fit: Fit, rows: Index
+) -> Array:
     seconds = update_seconds(task, rows_of(layouts, rows), some_rows(devices, rows))
     if all(phase.work == "train" for phase in task.work.phases):
         return seconds
@@ -234,9 +251,9 @@ def _seconds(task: Task, layouts: Layouts, devices: Devices, spaces: Sequence[Sp
     return seconds + other_seconds(task, values, where, fit, np.arange(rows.size))
 
 
-def _devices(task: Task, batch: Sequence[tuple[Site, Space]]) -> Devices:
+def _devices(task: TimedStage, batch: Sequence[tuple[NodeGroup, Space]]) -> LayoutDevices:
     accelerators = tuple(site.place.accelerator for site, _ in batch)
-    return Devices(
+    return LayoutDevices(
         accelerators=accelerators,
         of_row=np.repeat(np.arange(len(batch)), [layout_space.size for _, layout_space in batch]),
         usable=array([task.known.usable_bytes(one, task.knowledge) for one in accelerators]),
@@ -244,7 +261,7 @@ def _devices(task: Task, batch: Sequence[tuple[Site, Space]]) -> Devices:
     )
 
 
-def host_room(work: Workload, place: Place) -> float:
+def host_room(work: Workload, place: NodeOffer) -> float:
     """Bytes of system memory per accelerator that are left beside loading, processes and loaders."""
     weights = 2.0 * sum(count_parameters(role.architecture).total for role in work.roles)
     beside = host_terms(loading_bytes=weights, checkpoint_bytes=0.0, offload_bytes=1.0, ranks=place.per_node).total
@@ -255,7 +272,7 @@ def _joined(many: Sequence[Layouts]) -> Layouts:
     return Layouts(**{item.name: np.concatenate([getattr(one, item.name) for one in many]) for item in fields(Layouts)})
 
 
-def _nothing(task: Task, site: Site, layout_space: Space) -> Searched:
+def _nothing(task: TimedStage, site: NodeGroup, layout_space: Space) -> Searched:
     capacity = task.known.usable_bytes(site.place.accelerator, task.knowledge)
     return Searched(
         site=site,
@@ -274,12 +291,12 @@ TIED_SHOWN = 8
 """Families of the near-tied set that an option names."""
 
 
-def training_options(question: Question, place: Place, num_nodes: int) -> tuple[tuple[Option, ...], Missed]:
+def training_options(question: StageQuestion, place: NodeOffer, num_nodes: int) -> tuple[tuple[Option, ...], Missed]:
     """The layout to use on one place and number of nodes, if any fits; else the one that overflows least."""
-    return next(iter(options_of(question, [Site(place=place, num_nodes=num_nodes)])))
+    return next(iter(options_of(question, [NodeGroup(place=place, num_nodes=num_nodes)])))
 
 
-def options_of(question: Question, sites: Sequence[Site]) -> Iterator[tuple[tuple[Option, ...], Missed]]:
+def options_of(question: StageQuestion, sites: Sequence[NodeGroup]) -> Iterator[tuple[tuple[Option, ...], Missed]]:
     """The same for many sites, in their order."""
     searched = list(search_sites(question, sites))
     chosen = [result.space.layout(chosen_row(result)) if result.fits else None for result in searched]
@@ -293,12 +310,12 @@ def options_of(question: Question, sites: Sequence[Site]) -> Iterator[tuple[tupl
             yield (), _missed(question, result, counted)
 
 
-def _terms(question: Question, fitting: Sequence[tuple[Searched, Layout]]) -> list[tuple[Term, ...]]:
+def _terms(question: StageQuestion, fitting: Sequence[tuple[Searched, Layout]]) -> list[tuple[Term, ...]]:
     """The terms of the time of the layouts that are kept; where a stage only trains, of all of them at once."""
     if fitting and all(phase.work == "train" for phase in question.work.phases):
         engine = engine_knowledge(question.engine, question.knowledge)
-        task = Task(work=question.work, dtype=question.dtype, known=engine, knowledge=question.knowledge)
-        devices = Devices(
+        task = TimedStage(work=question.work, dtype=question.dtype, known=engine, knowledge=question.knowledge)
+        devices = LayoutDevices(
             accelerators=tuple(searched.site.place.accelerator for searched, _ in fitting),
             of_row=np.arange(len(fitting)),
             usable=array([searched.capacity for searched, _ in fitting]),
@@ -317,7 +334,7 @@ def _terms(question: Question, fitting: Sequence[tuple[Searched, Layout]]) -> li
     ]
 
 
-def _missed(question: Question, searched: Searched, counted: Missed) -> Missed:
+def _missed(question: StageQuestion, searched: Searched, counted: Missed) -> Missed:
     """Return the reason why nothing fits at a site."""
     if not searched.space.size:
         reason = nothing_to_try(question)
@@ -331,7 +348,7 @@ def _missed(question: Question, searched: Searched, counted: Missed) -> Missed:
     return replace(counted, rejected=(rejected,), peaks=((peak, searched.capacity),))
 
 
-def nothing_to_try(question: Question) -> str:
+def nothing_to_try(question: StageQuestion) -> str:
     """Return the reason why the space of a stage is empty."""
     engine = capabilities(question.engine)
     if question.stage.kind not in engine.kinds:
@@ -345,7 +362,7 @@ def nothing_to_try(question: Question) -> str:
     )
 
 
-def _option(question: Question, searched: Searched, layout: Layout, terms: tuple[Term, ...]) -> Option:
+def _option(question: StageQuestion, searched: Searched, layout: Layout, terms: tuple[Term, ...]) -> Option:
     place = searched.site.place
     engine = engine_knowledge(question.engine, question.knowledge)
     option = make_option(
@@ -360,7 +377,9 @@ def _option(question: Question, searched: Searched, layout: Layout, terms: tuple
     )
 
 
-def _waiting(question: Question, engine: EngineKnowledge, place: Place, layout: Layout, usable: float) -> float:
+def _waiting(
+    question: StageQuestion, engine: EngineKnowledge, place: NodeOffer, layout: Layout, usable: float
+) -> float:
     """Bytes per accelerator that the chosen layout keeps in host memory."""
     if not layout.offload_optimizer:
         return 0.0
@@ -375,7 +394,7 @@ def chosen_row(searched: Searched) -> int:
     return int(min(alike, key=lambda row: (*splits(searched.space.layout(int(row))), float(searched.seconds[row]))))
 
 
-def tied_layouts(question: Question, searched: Searched, engine: EngineKnowledge) -> tuple[TiedLayout, ...]:
+def tied_layouts(question: StageQuestion, searched: Searched, engine: EngineKnowledge) -> tuple[TiedLayout, ...]:
     """The best layout of every family that cannot be told from the fastest, fastest first."""
     limit = tied_limit(question, engine) * float(searched.seconds.min())
     best: dict[int, int] = {}
@@ -394,7 +413,7 @@ def tied_layouts(question: Question, searched: Searched, engine: EngineKnowledge
     )
 
 
-def peak_of(question: Question, place: Place, layout: Layout) -> Peak:
+def peak_of(question: StageQuestion, place: NodeOffer, layout: Layout) -> Peak:
     """The fullest moment of a layout, with its terms; the same on every accelerator but for the size of its context.
 
     A stage that generates fills what its accelerator has left, so there it depends on the accelerator too.
@@ -420,14 +439,14 @@ SHOWN = (12, 6, 4)
 """Families that get a line: the fastest that lost, those nearest to fitting, degrees that do not divide."""
 
 
-def layout_verdicts(question: Question | None, option: Option) -> tuple[Rejected, ...]:
+def layout_verdicts(question: StageQuestion | None, option: Option) -> tuple[Rejected, ...]:
     """Return the fate of every other family on the accelerators of a training option; none for other stages.
 
     PPO has placements instead of families (plan/rl_search.py).
     """
     if question is None or not question.work.trained or option.place.is_cpu or isinstance(question.stage, PpoStage):
         return ()
-    site = Site(place=option.place, num_nodes=option.num_nodes)
+    site = NodeGroup(place=option.place, num_nodes=option.num_nodes)
     searched = next(search_sites(question, [site]))
     parts = (
         list(_fitting(question, searched, option)),
@@ -442,7 +461,7 @@ def layout_verdicts(question: Question | None, option: Option) -> tuple[Rejected
     return tuple(verdicts)
 
 
-def indivisible(space: Asked) -> Iterator[tuple[str, str]]:
+def indivisible(space: SpaceRequest) -> Iterator[tuple[str, str]]:
     """Degrees that do not divide the model or the batch."""
     heads = space.architecture.num_heads
     degree = 2
@@ -464,7 +483,7 @@ def _best(searched: Searched, by: str) -> dict[Family, int]:
     return rows
 
 
-def _fitting(question: Question, searched: Searched, option: Option) -> Iterator[Rejected]:
+def _fitting(question: StageQuestion, searched: Searched, option: Option) -> Iterator[Rejected]:
     fastest = float(searched.seconds.min(initial=np.inf))
     limit = tied_limit(question, engine_knowledge(question.engine, question.knowledge))
     for row in _best(searched, "seconds").values():
@@ -481,7 +500,7 @@ def _fitting(question: Question, searched: Searched, option: Option) -> Iterator
         yield Rejected(option=f"{searched.site.label} {layout.label}", reason=reason)
 
 
-def _missing(question: Question, searched: Searched) -> Iterator[Rejected]:
+def _missing(question: StageQuestion, searched: Searched) -> Iterator[Rejected]:
     """Families of which nothing fits, the nearest first: the tensor that overflows."""
     fits = {
         searched.space.families[int(number)] for number in set(searched.space.family[np.isfinite(searched.seconds)])

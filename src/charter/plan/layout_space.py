@@ -67,7 +67,7 @@ class Family:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class SpaceRequest:
     """Request for a space of layouts."""
 
     engine: Capabilities
@@ -119,7 +119,7 @@ EMPTY = Space(families=(), family=np.zeros(0, dtype=np.intp), layouts=Layouts.of
 
 
 @lru_cache(maxsize=256)
-def space(request: Asked) -> Space:
+def space(request: SpaceRequest) -> Space:
     """Every layout that the engine can execute on so many accelerators, and that divides model and batch."""
     possible = tuple(families(request))
     rows = [(number, *row) for number, family in enumerate(possible) for row in _inner(request, family)]
@@ -131,7 +131,7 @@ def space(request: Asked) -> Space:
     return Space(families=possible, family=family, layouts=Layouts(**columns))
 
 
-def families(request: Asked) -> Iterator[Family]:
+def families(request: SpaceRequest) -> Iterator[Family]:
     """Every split of the accelerators, times what is sharded and what is kept on the host.
 
     Tensor parallelism stays inside a node and divides the attention heads; pipeline stages are no more than layers;
@@ -155,7 +155,7 @@ def families(request: Asked) -> Iterator[Family]:
                     yield from _sharded(request, split)
 
 
-def _sharded(request: Asked, split: Family) -> Iterator[Family]:
+def _sharded(request: SpaceRequest, split: Family) -> Iterator[Family]:
     """The ZeRO stages of a split, hybrid sharding, and offload."""
     ranks = split.data * split.context
     for zero in _zero_stages(request, ranks, split.pipeline):
@@ -167,7 +167,7 @@ def _sharded(request: Asked, split: Family) -> Iterator[Family]:
                     yield replace(split, zero=zero, replicas=replicas, offload=offload)
 
 
-def _inner(request: Asked, family: Family) -> Iterator[tuple[float, float, float]]:
+def _inner(request: SpaceRequest, family: Family) -> Iterator[tuple[float, float, float]]:
     """Micro-batch, accumulation and code of the recomputation; interleaving needs whole rounds of micro-batches."""
     share = ceil(request.batch / family.data / request.unit) * request.unit
     for mode, micro in product(
@@ -210,14 +210,14 @@ def _powers(most: int) -> tuple[int, ...]:
     return tuple(2**exponent for exponent in range(most.bit_length()))
 
 
-def _tensor_degrees(request: Asked) -> tuple[int, ...]:
+def _tensor_degrees(request: SpaceRequest) -> tuple[int, ...]:
     most = request.per_node if request.engine.tensor else 1
     heads = request.architecture.num_heads
     degrees = tuple(d for d in _powers(most) if request.per_node % d == 0 and heads % d == 0)
     return _only(degrees, request.fixes("tensor"))
 
 
-def _context_degrees(request: Asked) -> tuple[int, ...]:
+def _context_degrees(request: SpaceRequest) -> tuple[int, ...]:
     engine, shape = request.engine, request.architecture
     shares = engine.context and not request.together and (engine.context_of_pairs or request.unit == 1)
     most = request.longest // SHORTEST_SHARD if shares else 1
@@ -227,7 +227,7 @@ def _context_degrees(request: Asked) -> tuple[int, ...]:
     return _only(degrees, request.fixes("context"))
 
 
-def _pipeline_degrees(request: Asked, inside: int) -> tuple[int, ...]:
+def _pipeline_degrees(request: SpaceRequest, inside: int) -> tuple[int, ...]:
     if not request.engine.pipeline or request.together:
         return _only((1,), request.fixes("pipeline"))
     ranks = max(1, request.num_accelerators // inside)
@@ -238,7 +238,7 @@ def _pipeline_degrees(request: Asked, inside: int) -> tuple[int, ...]:
     return _only(tuple(degrees), request.fixes("pipeline"))
 
 
-def _chunks(request: Asked, pipeline: int) -> tuple[int, ...]:
+def _chunks(request: SpaceRequest, pipeline: int) -> tuple[int, ...]:
     """Chunks of layers per stage; the layers must divide evenly."""
     layers = request.architecture.num_layers
     if pipeline == 1 or not request.engine.interleave or layers % pipeline:
@@ -246,7 +246,7 @@ def _chunks(request: Asked, pipeline: int) -> tuple[int, ...]:
     return _only(divisors(layers // pipeline), request.fixes("interleave"))
 
 
-def _expert_degrees(request: Asked, ranks: int) -> tuple[int, ...]:
+def _expert_degrees(request: SpaceRequest, ranks: int) -> tuple[int, ...]:
     mixture = request.architecture.mixture
     if mixture is None or not request.engine.expert or request.together:
         return _only((1,), request.fixes("expert"))
@@ -254,7 +254,7 @@ def _expert_degrees(request: Asked, ranks: int) -> tuple[int, ...]:
     return _only(tuple(d for d in _powers(experts) if experts % d == 0 and ranks % d == 0), request.fixes("expert"))
 
 
-def _sequence_parallel(request: Asked, tensor: int) -> tuple[bool, ...]:
+def _sequence_parallel(request: SpaceRequest, tensor: int) -> tuple[bool, ...]:
     if tensor == 1:
         return (False,)
     fixed = request.fixes("sequence_parallel")
@@ -262,7 +262,7 @@ def _sequence_parallel(request: Asked, tensor: int) -> tuple[bool, ...]:
     return tuple(choice for choice in both if fixed is None or choice == fixed)
 
 
-def _zero_stages(request: Asked, ranks: int, pipeline: int) -> tuple[ZeroStage, ...]:
+def _zero_stages(request: SpaceRequest, ranks: int, pipeline: int) -> tuple[ZeroStage, ...]:
     """ZeRO needs replicas; with a pipeline only the optimizer is sharded (gradients are needed until the flush)."""
     engine, fixed = request.engine, request.fixes("zero")
     stages = engine.searched if fixed is None else tuple(stage for stage in engine.zero if stage == fixed)
@@ -272,14 +272,14 @@ def _zero_stages(request: Asked, ranks: int, pipeline: int) -> tuple[ZeroStage, 
     return (ZeroStage.NONE,) if ranks == 1 else stages
 
 
-def _copies(request: Asked, ranks: int, tensor: int, zero: ZeroStage) -> tuple[int, ...]:
+def _copies(request: SpaceRequest, ranks: int, tensor: int, zero: ZeroStage) -> tuple[int, ...]:
     """1, and with hybrid sharding one copy per node."""
     nodes, inside = request.num_accelerators // request.per_node, request.per_node // tensor
     hybrid = request.engine.hybrid and zero is ZeroStage.PARAMETERS and nodes > 1 and inside > 1
     return _only((1, nodes) if hybrid and ranks == nodes * inside else (1,), request.fixes("replicas"))
 
 
-def _offloads(request: Asked, zero: ZeroStage) -> tuple[str, ...]:
+def _offloads(request: SpaceRequest, zero: ZeroStage) -> tuple[str, ...]:
     engine, fixed = request.engine, request.fixes("offload")
     names = ["none"]
     names += ["optimizer"] if zero in engine.offload_optimizer else []
@@ -287,6 +287,6 @@ def _offloads(request: Asked, zero: ZeroStage) -> tuple[str, ...]:
     return tuple(name for name in names if fixed is None or name == fixed)
 
 
-def _recomputations(request: Asked) -> tuple[Recompute, ...]:
+def _recomputations(request: SpaceRequest) -> tuple[Recompute, ...]:
     fixed = request.fixes("recompute")
     return SEARCHED_RECOMPUTE if fixed is None else (Recompute(str(fixed)),)

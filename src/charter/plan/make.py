@@ -11,13 +11,13 @@ from charter.catalog.price_book import PriceBook
 from charter.data.dataset import DataFacts
 from charter.errors import BudgetError, InfeasibleError
 from charter.plan.assemble import full_plan, short_plan
-from charter.plan.choose import Choice
+from charter.plan.choose import PlanChoice
 from charter.plan.decision import Limits, Objective, Whole, decide, earliest_p90, lowest_p90, ranked, whole_problem
 from charter.plan.gather import Facts, Gathered, gather
 from charter.plan.knowledge import Knowledge, shipped
 from charter.plan.machine import Machine
 from charter.plan.plan import Plan
-from charter.plan.problem import Goal, Indices, Problem
+from charter.plan.problem import ChoiceProblem, Goal, Indices
 from charter.plan.stage_plan import StagePlan
 from charter.spec.architecture import Architecture
 from charter.spec.project import Project
@@ -39,15 +39,15 @@ CLOSE = 0.005
 class InTime:
     """A choice, and the limit on the search's sum of p90s that gave it; None without a limit."""
 
-    choice: Choice
+    choice: PlanChoice
     limit_seconds: float | None
 
 
 def in_time(
-    decide: Callable[[float | None], Choice | None],
-    drawn_p90: Callable[[Choice], float],
+    decide: Callable[[float | None], PlanChoice | None],
+    drawn_p90: Callable[[PlanChoice], float],
     deadline: float | None,
-    earliest: Callable[[], Choice],
+    earliest: Callable[[], PlanChoice],
 ) -> InTime | None:
     """Return the choice of `decide` under the widest limit with which `drawn_p90` keeps the deadline, or None.
 
@@ -87,7 +87,9 @@ def in_time(
 # -------- The next best plans that differ in hardware, provider or market of some stage.
 
 
-def next_best(problem: Problem, first: Choice, number: int, objective: Objective, limits: Limits) -> list[Choice]:
+def next_best(
+    problem: ChoiceProblem, first: PlanChoice, number: int, objective: Objective, limits: Limits
+) -> list[PlanChoice]:
     """The `number` best plans after `first` by what the objective minimises, no two alike in kind, best first.
 
     Two plans are alike when every stage has the same hardware, provider and market in both; node counts and layouts
@@ -96,7 +98,7 @@ def next_best(problem: Problem, first: Choice, number: int, objective: Objective
     """
     everything = [np.arange(len(ways)) for ways in problem.ways]
     parts = _parts(problem, everything, first, objective, limits)
-    choices: list[Choice] = []
+    choices: list[PlanChoice] = []
     while parts and len(choices) < number:
         index = min(range(len(parts)), key=lambda part: _rank(parts[part][1], objective))
         allowed, choice = parts.pop(index)
@@ -105,11 +107,11 @@ def next_best(problem: Problem, first: Choice, number: int, objective: Objective
     return [_settled(problem, choice, objective, limits) for choice in choices]
 
 
-Part = tuple[list[Indices], Choice]
+Part = tuple[list[Indices], PlanChoice]
 
 
 def _parts(
-    problem: Problem, allowed: list[Indices], choice: Choice, objective: Objective, limits: Limits
+    problem: ChoiceProblem, allowed: list[Indices], choice: PlanChoice, objective: Objective, limits: Limits
 ) -> list[Part]:
     """Everything in `allowed` but plans of the kind of `choice`, in disjoint parts, each with its best plan."""
     parts: list[Part] = []
@@ -125,18 +127,18 @@ def _parts(
     return parts
 
 
-def _of_kind(problem: Problem, stage: int, allowed: list[Indices], choice: Choice) -> Indices:
+def _of_kind(problem: ChoiceProblem, stage: int, allowed: list[Indices], choice: PlanChoice) -> Indices:
     family = problem.ways[stage].family
     matches: Indices = allowed[stage][family[allowed[stage]] == family[choice.ways[stage]]]
     return matches
 
 
-def _within(problem: Problem, rows: list[Indices], objective: Objective, limits: Limits) -> Choice | None:
+def _within(problem: ChoiceProblem, rows: list[Indices], objective: Objective, limits: Limits) -> PlanChoice | None:
     choice = ranked(_restricted(problem, rows), objective, limits)
     return None if choice is None else _translated(choice, rows)
 
 
-def _settled(problem: Problem, choice: Choice, objective: Objective, limits: Limits) -> Choice:
+def _settled(problem: ChoiceProblem, choice: PlanChoice, objective: Objective, limits: Limits) -> PlanChoice:
     """The plan that the objective takes among those of the same kind."""
     everything = [np.arange(len(ways)) for ways in problem.ways]
     rows = [_of_kind(problem, stage, everything, choice) for stage in range(len(problem.ways))]
@@ -144,15 +146,15 @@ def _settled(problem: Problem, choice: Choice, objective: Objective, limits: Lim
     return choice if settled is None else _translated(settled, rows)
 
 
-def _restricted(problem: Problem, rows: list[Indices]) -> Problem:
+def _restricted(problem: ChoiceProblem, rows: list[Indices]) -> ChoiceProblem:
     return replace(problem, ways=tuple(ways.take(indices) for ways, indices in zip(problem.ways, rows, strict=True)))
 
 
-def _translated(choice: Choice, rows: list[Indices]) -> Choice:
+def _translated(choice: PlanChoice, rows: list[Indices]) -> PlanChoice:
     return replace(choice, ways=tuple(int(indices[way]) for indices, way in zip(rows, choice.ways, strict=True)))
 
 
-def _rank(choice: Choice, objective: Objective) -> tuple[float, ...]:
+def _rank(choice: PlanChoice, objective: Objective) -> tuple[float, ...]:
     minimise = {"cheapest": "usd", "fastest": "seconds", "balanced": "product"}[objective]
     key = Goal(minimise=minimise).key(np.array(choice.seconds[0]), np.array(choice.usd[0]))  # type: ignore[arg-type]
     return (*(float(value) for value in key), *choice.ways)
@@ -315,7 +317,7 @@ def _whole(project: Project, gathered: Gathered, facts: Facts) -> Whole:
     return whole_problem(project, gathered.candidates, gathered.freights, facts.book)
 
 
-def _decision(problem: Whole, facts: Facts) -> tuple[Choice, Limits]:
+def _decision(problem: Whole, facts: Facts) -> tuple[PlanChoice, Limits]:
     """The choice within the limits; the earliest there is where the deadline cannot be kept, with that limit lifted."""
     project = problem.project
     priced = not any(item.unpriced for item in problem.candidates)
@@ -339,7 +341,7 @@ def _in_time(problem: Whole, facts: Facts, objective: Objective, limits: Limits)
     """The choice within the project's deadline, which the draws of the plan decide."""
     p90_seconds: dict[tuple[int, ...], float] = {}
 
-    def drawn_p90(choice: Choice) -> float:
+    def drawn_p90(choice: PlanChoice) -> float:
         if choice.ways not in p90_seconds:
             p90_seconds[choice.ways] = short_plan(problem, choice, facts).seconds.p90
         return p90_seconds[choice.ways]

@@ -24,7 +24,7 @@ from charter.physics.step_time import training_step
 from charter.physics.terms import Breakdown, Term
 from charter.plan.knowledge import Knowledge
 from charter.plan.option import Option
-from charter.plan.phase import Phase, Role, Workload
+from charter.plan.phase import Role, RolePhase, Workload
 from charter.plan.stage_memory import training_precision
 from charter.plan.stage_time import gathered_bytes
 from charter.plan.workload import BYTES_PER_TOKEN_OF_TEXT
@@ -118,12 +118,12 @@ def stage_traffic(work: Workload, option: Option, *, dtype: str, knowledge: Know
     return tuple(item for item in traffic if item.num_bytes > 0)
 
 
-def _per_step(traffic: Traffic, phase: Phase, steps: float) -> Traffic:
+def _per_step(traffic: Traffic, phase: RolePhase, steps: float) -> Traffic:
     times = phase.steps / steps
     return replace(traffic, num_bytes=traffic.num_bytes * times, seconds=traffic.seconds * times)
 
 
-def _update(role: Role, phase: Phase, option: Option, dtype: str, knowledge: Knowledge) -> Iterator[Traffic]:
+def _update(role: Role, phase: RolePhase, option: Option, dtype: str, knowledge: Knowledge) -> Iterator[Traffic]:
     """One optimizer step; gradients of ZeRO 0 to 2 exist in the last backward pass only."""
     layout, accelerator = option.layout, option.place.accelerator
     precision = training_precision(dtype, accelerator)
@@ -153,7 +153,7 @@ def _update(role: Role, phase: Phase, option: Option, dtype: str, knowledge: Kno
 
 
 def _compute_seconds(
-    role: Role, phase: Phase, layout: Layout, accelerator: Accelerator, dtype: str, knowledge: Knowledge
+    role: Role, phase: RolePhase, layout: Layout, accelerator: Accelerator, dtype: str, knowledge: Knowledge
 ) -> float:
     step = training_step(
         role.architecture,
@@ -169,7 +169,7 @@ def _compute_seconds(
     return step.part("compute", "recompute")
 
 
-def _forward(work: Workload, phase: Phase, option: Option) -> Iterator[Traffic]:
+def _forward(work: Workload, phase: RolePhase, option: Option) -> Iterator[Traffic]:
     """Scoring or generating one batch; sharded weights are gathered once for it."""
     layout, a = option.layout, work.role(phase.role).architecture
     role, replicas = work.role(phase.role), layout.data

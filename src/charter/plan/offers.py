@@ -40,7 +40,7 @@ UNPRICED = Price(market="unpriced", usd_per_hour=None, source="no price known", 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class NodeOffer:
     """One kind of node at one provider."""
 
     infra: str
@@ -87,7 +87,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refused:
+class RefusedPlace:
     """A place that was asked for and cannot be used."""
 
     option: str
@@ -115,10 +115,10 @@ def is_cpu_request(accelerators: str) -> bool:
     return accelerators.partition(":")[0] == CPU
 
 
-def control_place(machine: Machine | None) -> Place:
+def control_place(machine: Machine | None) -> NodeOffer:
     """The machine that runs Charter, for stages without a model; nothing is rented for them."""
     controller = machine or _SMALL_MACHINE
-    return Place(
+    return NodeOffer(
         infra=LOCAL,
         region=None,
         accelerator=controller.processor(threads=1),
@@ -239,7 +239,7 @@ OWNED_SOURCE = "cost of ownership, middle scenario (charter.cost.own_hardware)"
 
 def places(
     project: Project, stage: Stage, machine: Machine | None, book: PriceBook | None = None
-) -> tuple[tuple[Place, ...], tuple[Refused, ...]]:
+) -> tuple[tuple[NodeOffer, ...], tuple[RefusedPlace, ...]]:
     """Every place where a stage could run, the cheapest offer of each provider and accelerator; and what fell out.
 
     `book` is the bundled price book unless given.
@@ -248,14 +248,14 @@ def places(
     prices = book or PriceBook.bundled()
     wanted = stage.resources.accelerators if stage.resources and stage.resources.accelerators else None
     threads = (stage.resources.cpus if stage.resources else None) or resources.cpus or _share(resources, machine)
-    candidates: list[Place] = []
-    refused: list[Refused] = []
+    candidates: list[NodeOffer] = []
+    refused: list[RefusedPlace] = []
     for site in sites(resources, prices):
         for text in requests((wanted,) if wanted else site.names, site, prices, machine):
             option = _place(site, text, resources, prices, machine, threads, is_spread=stage.kind in TRAINS)
-            if isinstance(option, Place):
+            if isinstance(option, NodeOffer):
                 option = _with_nodes(option, resources, stage)
-            if isinstance(option, Refused):
+            if isinstance(option, RefusedPlace):
                 refused.append(option)
             else:
                 candidates.append(option)
@@ -285,15 +285,15 @@ def _place(
     threads: int | None,
     *,
     is_spread: bool,
-) -> Place | Refused:
+) -> NodeOffer | RefusedPlace:
     name, per_node = accelerators.parse_request(text)
     if site.infra == LOCAL:
         return _local(name, per_node, site.price, machine, threads, is_spread=is_spread)
     if name == CPU:
-        return Refused(option=f"cpu on {site.infra}", reason="training on rented processors is not planned yet")
+        return RefusedPlace(option=f"cpu on {site.infra}", reason="training on rented processors is not planned yet")
     accelerator = accelerators.get(name)
     if site.infra == ON_PREM:
-        place: Place | Refused = Place(
+        place: NodeOffer | RefusedPlace = NodeOffer(
             infra=site.infra,
             region=site.region,
             accelerator=at_machine(accelerator, per_node, resources.network),
@@ -304,7 +304,7 @@ def _place(
         )
     else:
         place = _rented(site, accelerator, per_node, resources, book)
-    if isinstance(place, Refused):
+    if isinstance(place, RefusedPlace):
         return place
     return replace(
         place,
@@ -324,7 +324,7 @@ def _owned(name: str) -> Price:
 
 def _local(
     name: str, per_node: int, own: Price | None, machine: Machine | None, threads: int | None, *, is_spread: bool
-) -> Place | Refused:
+) -> NodeOffer | RefusedPlace:
     """On this machine; of its processors, `cpu:4` for a stage that is spread means four processes that divide them."""
     if machine is None:
         raise UsageError("a local plan needs the probe of the machine")
@@ -333,14 +333,16 @@ def _local(
         threads = min(threads or machine.cores, machine.cores)
         accelerator, count = machine.processor(threads=max(1, threads // processes)), 1
     elif machine.gpu_name is None:
-        return Refused(option=f"{name}:{per_node} on local", reason="nvidia-smi shows no accelerator on this machine")
+        return RefusedPlace(
+            option=f"{name}:{per_node} on local", reason="nvidia-smi shows no accelerator on this machine"
+        )
     else:
         accelerator, count = accelerators.get(name), min(per_node, machine.gpu_count)
         if count < per_node:
-            return Refused(
+            return RefusedPlace(
                 option=f"{name}:{per_node} on local", reason=f"this machine has {count} x {machine.gpu_name}"
             )
-    return Place(
+    return NodeOffer(
         infra=LOCAL,
         region=None,
         accelerator=accelerator,
@@ -353,7 +355,7 @@ def _local(
 
 def _rented(
     site: Site, accelerator: Accelerator, per_node: int, resources: Resources, book: PriceBook
-) -> Place | Refused:
+) -> NodeOffer | RefusedPlace:
     offers = [
         offer
         for offer in book.offers(accelerator.name, cloud=site.infra, region=site.region)
@@ -369,8 +371,8 @@ def _rented(
             option = f"{accelerator.name}:{per_node} on {site.infra}" + (f" {site.region}" if site.region else "")
             where = f" in {', '.join(resources.regions)}" if resources.regions else ""
             reason = f"no such offer{where} in the price snapshot; set resources.price to plan it"
-            return Refused(option=option, reason=reason)
-        return Place(
+            return RefusedPlace(option=option, reason=reason)
+        return NodeOffer(
             infra=site.infra,
             region=site.region,
             accelerator=at_machine(accelerator, per_node, resources.network),
@@ -382,7 +384,7 @@ def _rented(
     reserved = [best[market] for market in (Market.RESERVED_1Y, Market.RESERVED_3Y)]
     years = zip(reserved, (Market.RESERVED_1Y, Market.RESERVED_3Y), strict=True)
     spot = best[Market.SPOT]
-    return Place(
+    return NodeOffer(
         infra=site.infra,
         region=anchor.region,
         accelerator=at_machine(accelerator, per_node, network),
@@ -443,7 +445,7 @@ def _market_price(offer: Offer | None, market: Market) -> Price:
     )
 
 
-def _with_nodes(place: Place, resources: Resources, stage: Stage) -> Place | Refused:
+def _with_nodes(place: NodeOffer, resources: Resources, stage: Stage) -> NodeOffer | RefusedPlace:
     """The place with the node counts to consider: powers of two, and the most that may be held."""
     if place.infra == LOCAL:
         return replace(place, nodes=(1,))
@@ -456,7 +458,7 @@ def _with_nodes(place: Place, resources: Resources, stage: Stage) -> Place | Ref
     given = {name: most for name, most in limits.items() if most is not None}
     name, most = min(given.items(), key=lambda item: item[1])
     if most < (fixed or 1):
-        return Refused(option=place.label, reason=f"{name} allows {most} nodes; asked for {fixed or 1}")
+        return RefusedPlace(option=place.label, reason=f"{name} allows {most} nodes; asked for {fixed or 1}")
     if fixed is not None:
         return replace(place, nodes=(fixed,))
     counts = [1]
@@ -465,7 +467,7 @@ def _with_nodes(place: Place, resources: Resources, stage: Stage) -> Place | Ref
     return replace(place, nodes=tuple(counts if counts[-1] == most else [*counts, most]))
 
 
-def _quota_nodes(place: Place, resources: Resources) -> int | None:
+def _quota_nodes(place: NodeOffer, resources: Resources) -> int | None:
     quota = quota_of(resources).get(place.accelerator.name)
     return None if quota is None else quota // place.per_node
 
@@ -475,18 +477,20 @@ def quota_of(resources: Resources) -> dict[str, int]:
     return {accelerators.get(name).name: most for name, most in resources.quota.items()}
 
 
-def _affordable(place: Place, resources: Resources, refused: list[Refused]) -> bool:
+def _affordable(place: NodeOffer, resources: Resources, refused: list[RefusedPlace]) -> bool:
     limit, price = resources.max_hourly_cost, place.price.usd_per_hour
     if limit is None or price is None or price * place.per_node <= limit:
         return True
     hourly = price * place.per_node
     refused.append(
-        Refused(option=place.label, reason=f"${hourly:,.2f} per hour is above resources.max_hourly_cost ${limit:,.2f}")
+        RefusedPlace(
+            option=place.label, reason=f"${hourly:,.2f} per hour is above resources.max_hourly_cost ${limit:,.2f}"
+        )
     )
     return False
 
 
-def _cheapest_first(options: list[Place]) -> list[Place]:
+def _cheapest_first(options: list[NodeOffer]) -> list[NodeOffer]:
     """Sorted by accelerator, then price; unpriced last."""
     return sorted(
         options,
@@ -506,7 +510,7 @@ HOST_BYTES_PER_ACCELERATOR = 128e9
 """Of a node where no offer of the accelerator says it; judgement."""
 
 
-def node_memory_bytes(place: Place) -> float:
+def node_memory_bytes(place: NodeOffer) -> float:
     """System memory of a node: as the project says, else the smallest that is offered with its accelerators."""
     if place.memory_bytes is not None:
         return place.memory_bytes

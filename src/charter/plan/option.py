@@ -14,8 +14,8 @@ from charter.physics.columns import Array
 from charter.physics.terms import Interval, Term
 from charter.plan.endpoint_use import endpoint_terms
 from charter.plan.knowledge import Knowledge
-from charter.plan.offers import Place, Price
-from charter.plan.phase import Phase, Workload
+from charter.plan.offers import NodeOffer, Price
+from charter.plan.phase import RolePhase, Workload
 from charter.plan.risk import PRICE_SIGMA, Overhead, overhead, time_sigmas
 from charter.plan.stage_memory import Peak
 from charter.spec.layout import Layout
@@ -59,7 +59,7 @@ class DeviceGroup:
     """Accelerators beside the main ones of an option: the generators of a split PPO, the servers of a judge."""
 
     name: str
-    place: Place
+    place: NodeOffer
     num_nodes: int
     layout: Layout
     layout_label: str
@@ -107,7 +107,7 @@ class RoleGroup:
 class Option:
     """A place, a number of nodes, a layout and a market for one stage."""
 
-    place: Place
+    place: NodeOffer
     num_nodes: int
     layout: Layout
     layout_label: str
@@ -248,7 +248,7 @@ NEAR = 1.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class StageQuestion:
     """One stage to be placed."""
 
     stage: Stage
@@ -289,7 +289,7 @@ class Question:
         return self.stage.resources
 
     @property
-    def training(self) -> Phase:
+    def training(self) -> RolePhase:
         """The first training phase."""
         return next(phase for phase in self.work.phases if phase.work == "train")
 
@@ -319,7 +319,7 @@ class Found:
     """Layouts whose peak, and where they fit whose time, were computed."""
     pruned: int = 0
     """Layouts that a bound ruled out: their model state alone does not fit."""
-    question: Question | None = None
+    question: StageQuestion | None = None
     """What was asked."""
 
     @property
@@ -401,8 +401,8 @@ def loses_to(option: Option, chosen: Option) -> str:
 
 
 def make_option(
-    question: Question,
-    place: Place,
+    question: StageQuestion,
+    place: NodeOffer,
     num_nodes: int,
     layout: Layout,
     label: str,
@@ -438,7 +438,7 @@ def make_option(
     )
 
 
-def _at_measured_pace(question: Question, accelerator: Accelerator, terms: tuple[Term, ...]) -> tuple[Term, ...]:
+def _at_measured_pace(question: StageQuestion, accelerator: Accelerator, terms: tuple[Term, ...]) -> tuple[Term, ...]:
     """The terms, and one that brings their sum to the pace that a run of this kind was measured at."""
     pace = question.knowledge.pace(accelerator, question.stage.kind)
     if pace is None:

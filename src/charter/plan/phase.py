@@ -40,7 +40,7 @@ class Role:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class EndpointUse:
     """A model that a stage asks at an address: no architecture, no memory and no time here, only tokens and requests.
 
     Its architecture may be unknown to everybody but who serves it (`Serving.is_by_address`).
@@ -54,7 +54,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Phase:
+class RolePhase:
     """Work for one role: `steps` batches of `batch` sequences."""
 
     name: str
@@ -142,13 +142,13 @@ class Workload:
 
     roles: tuple[Role, ...]
     """Models that are here, or may be."""
-    phases: tuple[Phase, ...]
+    phases: tuple[RolePhase, ...]
     counters: Counters
     together: bool = False
     """All roles stay in memory at once (PPO, DPO); else they are loaded one after another."""
     data_bytes: float = 0.0
     """Bytes of what the stage writes beside checkpoints."""
-    asked: tuple[Asked, ...] = ()
+    asked: tuple[EndpointUse, ...] = ()
     """Models that are never here: an endpoint answers for them."""
     remote: tuple[str, ...] = ()
     """Names of the roles that an endpoint answers for, those in `asked` among them."""
@@ -207,7 +207,7 @@ def text_term(work: Workload) -> Term:
     )
 
 
-def tools_term(phase: Phase, replicas: int = 1) -> Term:
+def tools_term(phase: RolePhase, replicas: int = 1) -> Term:
     """Seconds in which tools reply to what was sampled: turns x their calls; every replica has processes of its own."""
     seconds = phase.sequences / replicas * phase.call_seconds
     each = f"{phase.sequences / replicas:,.0f} turns x {phase.call_seconds:.3g} s"
@@ -215,7 +215,7 @@ def tools_term(phase: Phase, replicas: int = 1) -> Term:
     return Term(name=f"{phase.name}: tools", part="tools", value=seconds, unit="seconds", formula=each, source=source)
 
 
-def in_turns(phase: Phase, environment: Environment | None) -> Phase:
+def in_turns(phase: RolePhase, environment: Environment | None) -> RolePhase:
     """The answers of a phase in n turns, each of which reads its whole context anew, and the calls between them.
 
     A turn reads P + (n - 1) / 2 (L + O) tokens in the mean and writes L, for P of the prompt, L = new tokens / n and O

@@ -8,7 +8,7 @@ from charter.data.dataset import DataFacts
 from charter.errors import DataError, SpecError
 from charter.physics.serving.identity_questions import IdentityWatch
 from charter.plan.api_judge import ApiPrice
-from charter.plan.phase import Asked, Role
+from charter.plan.phase import EndpointUse, Role
 from charter.plan.risk import Assumption
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
@@ -176,7 +176,7 @@ class Whereabouts(TypedDict):
     """The fields of a `Workload` that say which of its models are here and which are asked at an address."""
 
     roles: tuple[Role, ...]
-    asked: tuple[Asked, ...]
+    asked: tuple[EndpointUse, ...]
     remote: tuple[str, ...]
     either: tuple[str, ...]
     endpoints: Mapping[str, ApiPrice]
@@ -236,20 +236,20 @@ class Models:
             adapter=adapter if trained else None,
         )
 
-    def answering(self, role: str, name: str) -> Role | Asked:
+    def answering(self, role: str, name: str) -> Role | EndpointUse:
         """A model of which a stage wants answers alone: here, or at its address."""
         serving = self.project.serving.get(name)
         if serving is None or not serving.is_by_address:
             return self.role(role, name)
         shape = self.architectures.get(self.base_name(name))
-        return Asked(name=role, model=name, vocab_size=None if shape is None else shape.vocab_size)
+        return EndpointUse(name=role, model=name, vocab_size=None if shape is None else shape.vocab_size)
 
-    def whereabouts(self, *roles: Role | Asked, may_choose: bool = True) -> Whereabouts:
+    def whereabouts(self, *roles: Role | EndpointUse, may_choose: bool = True) -> Whereabouts:
         """Return which of a stage's models are here, which at an address, which may be either, and what that charges.
 
         Where the plan may not choose, what may be either is here.
         """
-        elsewhere = tuple(role for role in roles if isinstance(role, Asked))
+        elsewhere = tuple(role for role in roles if isinstance(role, EndpointUse))
         here = tuple(role for role in roles if isinstance(role, Role))
         either = tuple(role for role in here if may_choose and self._may_be_either(role.model))
         models = {role.name: role.model for role in elsewhere} | {role.name: role.model for role in either}

@@ -51,7 +51,7 @@ class Move:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class ChoiceProblem:
     """Stages in execution order, with their inputs, their ways, and what they share."""
 
     inputs: tuple[tuple[int, ...], ...]
@@ -94,7 +94,7 @@ class Goal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class PartialPlans:
     """Partial plans: the first stages placed, one plan per row."""
 
     ways: Indices
@@ -106,19 +106,19 @@ class Rows:
     def __len__(self) -> int:
         return len(self.usd)
 
-    def take(self, rows: Indices) -> "Rows":
+    def take(self, rows: Indices) -> "PartialPlans":
         """Some of the plans."""
-        return Rows(**{item.name: getattr(self, item.name)[rows] for item in fields(self)})
+        return PartialPlans(**{item.name: getattr(self, item.name)[rows] for item in fields(self)})
 
     @staticmethod
-    def empty(number: int = 1) -> "Rows":
+    def empty(number: int = 1) -> "PartialPlans":
         """Plans without a stage."""
         times = np.zeros((number, 0, 2))
         none = np.zeros((number, 0), dtype=np.intp)
-        return Rows(ways=none, start=times, end=times, site=none, usd=np.zeros((number, 2)))
+        return PartialPlans(ways=none, start=times, end=times, site=none, usd=np.zeros((number, 2)))
 
 
-def extend(problem: Problem, rows: Rows, parent: Indices, way: Indices) -> Rows:
+def extend(problem: ChoiceProblem, rows: PartialPlans, parent: Indices, way: Indices) -> PartialPlans:
     """Partial plans with one stage more: plan `parent[m]` going on with `way[m]`."""
     stage = rows.ways.shape[1]
     ways = problem.ways[stage].take(way)
@@ -134,7 +134,7 @@ def extend(problem: Problem, rows: Rows, parent: Indices, way: Indices) -> Rows:
         ready = np.maximum(ready, arrived)
     ready = np.maximum(ready + ways.waits, ways.not_before[:, None])
     start = _with_capacity(problem, base, ways, ready)
-    return Rows(
+    return PartialPlans(
         ways=np.concatenate([base.ways, way[:, None]], axis=1),
         start=np.concatenate([base.start, start[:, None]], axis=1),
         end=np.concatenate([base.end, (start + ways.seconds)[:, None]], axis=1),
@@ -143,7 +143,7 @@ def extend(problem: Problem, rows: Rows, parent: Indices, way: Indices) -> Rows:
     )
 
 
-def _with_capacity(problem: Problem, base: Rows, ways: Ways, ready: Array) -> Array:
+def _with_capacity(problem: ChoiceProblem, base: PartialPlans, ways: Ways, ready: Array) -> Array:
     """The first moments at which the pools have room until the stage ends: `timeline.schedule`, many at once."""
     if not problem.capacity or base.ways.shape[1] == 0:
         return ready
@@ -172,17 +172,19 @@ def _with_capacity(problem: Problem, base: Rows, ways: Ways, ready: Array) -> Ar
     return begins
 
 
-def joined(parts: Sequence[Rows]) -> Rows:
+def joined(parts: Sequence[PartialPlans]) -> PartialPlans:
     """Plans of one length, one part after the other."""
     if len(parts) == 1:
         return parts[0]
-    return Rows(**{item.name: np.concatenate([getattr(part, item.name) for part in parts]) for item in fields(Rows)})
+    return PartialPlans(
+        **{item.name: np.concatenate([getattr(part, item.name) for part in parts]) for item in fields(PartialPlans)}
+    )
 
 
-def evaluate(problem: Problem, chosen: Sequence[Sequence[int]] | Indices) -> Rows:
+def evaluate(problem: ChoiceProblem, chosen: Sequence[Sequence[int]] | Indices) -> PartialPlans:
     """Whole plans, one per row of `chosen`."""
     table = np.asarray(chosen, dtype=np.intp).reshape(-1, len(problem.ways))
-    rows = Rows.empty(len(table))
+    rows = PartialPlans.empty(len(table))
     for stage in range(len(problem.ways)):
         rows = extend(problem, rows, np.arange(len(table)), table[:, stage])
     return rows

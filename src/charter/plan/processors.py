@@ -27,9 +27,9 @@ from charter.plan.machine import (
     OPERATIONS_PER_MODEL,
     OPTIMIZER_BYTES_PER_PARAMETER,
 )
-from charter.plan.offers import Place
-from charter.plan.option import Missed, Option, Question, Rejected, does_not_fit, make_option
-from charter.plan.phase import Phase, Role, Workload, tools_term
+from charter.plan.offers import NodeOffer
+from charter.plan.option import Missed, Option, Rejected, StageQuestion, does_not_fit, make_option
+from charter.plan.phase import Role, RolePhase, Workload, tools_term
 from charter.plan.stage_memory import Peak, answering_peak
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute
@@ -107,7 +107,7 @@ class _Sizes:
         return self.chunk * (COPIES_ONE if self.one_chunk else COPIES_MORE)
 
 
-def batch_terms(role: Role, phase: Phase, layout: Layout, *, summed: bool) -> BatchTerms:
+def batch_terms(role: Role, phase: RolePhase, layout: Layout, *, summed: bool) -> BatchTerms:
     """The micro-batch of a layout; `summed`: only the sum of the losses is wanted, not each log-probability."""
     tokens = layout.micro_batch * max(1.0, phase.longest_tokens)
     sizes = _Sizes.of(role.architecture, tokens, tokens * phase.logit_share, is_frozen=role.adapter is not None)
@@ -183,7 +183,7 @@ def _layer_bytes(role: Role) -> float:
     return layer.bytes_per_token(Layout(), fused_attention=True)
 
 
-def left_out_share(role: Role, phase: Phase) -> float:
+def left_out_share(role: Role, phase: RolePhase) -> float:
     """Share of the positions at which the last layer's feed-forward part is left out, since nobody asks for them.
 
     Source: `models/token_forward.py`; above 3/4 asked, and with experts, all are computed.
@@ -192,7 +192,7 @@ def left_out_share(role: Role, phase: Phase) -> float:
     return 0.0 if is_all else 1.0 - phase.logit_share
 
 
-def _layers(role: Role, phase: Phase, tokens: float, layout: Layout) -> Term:
+def _layers(role: Role, phase: RolePhase, tokens: float, layout: Layout) -> Term:
     again = layout.recompute is Recompute.FULL
     per_token = FP32 * role.architecture.hidden_size if again else _layer_bytes(role)
     a, layers = role.architecture, float(role.architecture.num_layers)
@@ -342,7 +342,7 @@ def _trained(role: Role) -> float:
     return float(adapter_parameters(role.architecture, role.adapter)) if role.adapter else _body(role)
 
 
-def _generating(role: Role, phase: Phase) -> tuple[tuple[str, Term], ...]:
+def _generating(role: Role, phase: RolePhase) -> tuple[tuple[str, Term], ...]:
     """Keys and values of all sequences, and one layer's of them once more: the cache grows by copies."""
     a = role.architecture
     cache = 2 * kv_cache_bytes(a, phase.longest_tokens) * phase.batch
@@ -369,7 +369,7 @@ FP32_BYTES = 4.0
 
 
 def cpu_phase_terms(
-    role: Role, phase: Phase, *, processor: Accelerator, dtype: str, micro_batches: int = 1, again: bool = False
+    role: Role, phase: RolePhase, *, processor: Accelerator, dtype: str, micro_batches: int = 1, again: bool = False
 ) -> tuple[Term, ...]:
     """The three terms of a phase, in seconds over all its steps; with `again` layers are computed twice."""
     if phase.work == "generate":
@@ -390,13 +390,13 @@ def cpu_phase_terms(
     return _terms(phase, phase.steps, operations, flops, moved, processor, dtype)
 
 
-def reward_text_term(phase: Phase) -> Term:
+def reward_text_term(phase: RolePhase) -> Term:
     """Seconds in which sampled answers become text, and again the tokens that a reward model reads."""
     seconds = phase.sequences * ANSWER_SECONDS
     return _term(phase, "text", seconds, f"{phase.sequences:,.0f} answers x {1e3 * ANSWER_SECONDS:g} ms")
 
 
-def gradient_sum_term(role: Role, phase: Phase, processes: int) -> Term:
+def gradient_sum_term(role: Role, phase: RolePhase, processes: int) -> Term:
     """Seconds in which processes add up their gradients: `2 (n - 1) / n x 4 B x parameters / rate` at each step."""
     trained = adapter_parameters(role.architecture, role.adapter) if role.adapter else None
     moved = FP32_BYTES * (trained or count_parameters(role.architecture).total) * 2 * (processes - 1) / processes
@@ -405,7 +405,7 @@ def gradient_sum_term(role: Role, phase: Phase, processes: int) -> Term:
     return _term(phase, "gradients between processes", seconds, formula)
 
 
-def _generation(role: Role, phase: Phase, processor: Accelerator, dtype: str) -> tuple[Term, ...]:
+def _generation(role: Role, phase: RolePhase, processor: Accelerator, dtype: str) -> tuple[Term, ...]:
     """One prefill, then one step per new token, each over the whole batch."""
     a, batch = role.architecture, phase.batch
     prefill_tokens = batch * phase.prompt_tokens
@@ -431,7 +431,7 @@ def _forward_flops(role: Role, length: float, head_share: float) -> float:
     return forward_flops_per_token(role.architecture, max(length, 1.0), head_share=head_share).total
 
 
-def _left_out_flops(role: Role, phase: Phase) -> float:
+def _left_out_flops(role: Role, phase: RolePhase) -> float:
     """Per token: two for each weight of the last layer's feed-forward part, where nobody asks for its result."""
     a = role.architecture
     return left_out_share(role, phase) * 2.0 * (3 if a.gated_mlp else 2) * a.hidden_size * a.intermediate_size
@@ -444,7 +444,7 @@ def _activation_bytes(role: Role, tokens: float) -> float:
 
 
 def _terms(
-    phase: Phase,
+    phase: RolePhase,
     steps: float,
     operations: float,
     flops: float,
@@ -476,7 +476,7 @@ def _terms(
     )
 
 
-def _term(phase: Phase, name: str, seconds: float, formula: str) -> Term:
+def _term(phase: RolePhase, name: str, seconds: float, formula: str) -> Term:
     return Term(
         name=f"{phase.name}: {name}", part=phase.name, value=seconds, unit="seconds", formula=formula, source=CPU_SOURCE
     )
@@ -485,7 +485,7 @@ def _term(phase: Phase, name: str, seconds: float, formula: str) -> Term:
 # -------- The one way to run a stage on the processors of this machine: every process has one copy of everything.
 
 
-def on_processors(question: Question, place: Place) -> tuple[tuple[Option, ...], Missed]:
+def on_processors(question: StageQuestion, place: NodeOffer) -> tuple[tuple[Option, ...], Missed]:
     """Every process has one copy of everything, and its share of the batch."""
     work = _share(question.work, place.processes)
     if work.trained:
@@ -501,7 +501,7 @@ def on_processors(question: Question, place: Place) -> tuple[tuple[Option, ...],
     return (make_option(question, place, 1, layout, label, peak, terms),), Missed()
 
 
-def _training_option(question: Question, work: Workload, place: Place) -> tuple[Layout, str, Peak]:
+def _training_option(question: StageQuestion, work: Workload, place: NodeOffer) -> tuple[Layout, str, Peak]:
     fixed = question.fixed
     share = next(phase for phase in work.phases if phase.work == "train").batch
     micro = min(share, fixed.micro_batch) if fixed and fixed.micro_batch else share
@@ -511,7 +511,7 @@ def _training_option(question: Question, work: Workload, place: Place) -> tuple[
     return layout, layout.label.removeprefix("dp1 "), peak
 
 
-def _answering_option(question: Question, place: Place) -> tuple[Layout, str, Peak]:
+def _answering_option(question: StageQuestion, place: NodeOffer) -> tuple[Layout, str, Peak]:
     phases = question.work.phases
     peak = answering_peak(
         question.work,
@@ -531,7 +531,7 @@ def _share(work: Workload, processes: int) -> Workload:
     return replace(work, phases=tuple(replace(phase, batch=-(-phase.batch // processes)) for phase in work.phases))
 
 
-def _seconds(question: Question, work: Workload, place: Place, layout: Layout) -> Iterable[Term]:
+def _seconds(question: StageQuestion, work: Workload, place: NodeOffer, layout: Layout) -> Iterable[Term]:
     for phase in work.phases:
         if phase.role in work.remote:
             continue
@@ -552,14 +552,14 @@ def _seconds(question: Question, work: Workload, place: Place, layout: Layout) -
             yield gradient_sum_term(role, phase, place.processes)
 
 
-def _passes(work: Workload, phase: Phase, layout: Layout) -> int:
+def _passes(work: Workload, phase: RolePhase, layout: Layout) -> int:
     """In how many passes a batch is read: by micro-batches where one is trained on it, but for rewards, at once."""
     if not work.trained or phase.work == "generate" or _is_reward(work, phase):
         return 1
     return -(-phase.batch // layout.micro_batch)
 
 
-def _is_reward(work: Workload, phase: Phase) -> bool:
+def _is_reward(work: Workload, phase: RolePhase) -> bool:
     """Return True if a preference model scores what is being trained on."""
     role = work.role(phase.role)
     return bool(work.trained) and phase.work == "score" and role.scalar_head and not role.trained

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from charter.cost.job import commitment_break_even_utilisation
 from charter.plan.offers import CAPACITY_BLOCK, Price
-from charter.plan.option import Option, Question
+from charter.plan.option import Option, StageQuestion
 from charter.plan.risk import Assumption, overhead
 from charter.spec.project import Resources
 from charter.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, format_usd
@@ -13,7 +13,7 @@ from charter.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, format_usd
 # -------- The markets on which an option can be bought.
 
 
-def markets(question: Question, option: Option) -> list[Option]:
+def markets(question: StageQuestion, option: Option) -> list[Option]:
     """The option at each market that `use_spot` allows, with the failures of its own place."""
     options = [] if question.use_spot is True else [_at(question, option, option.price, spot=False)]
     if question.use_spot and option.place.spot is not None:
@@ -21,7 +21,7 @@ def markets(question: Question, option: Option) -> list[Option]:
     return options
 
 
-def _at(question: Question, option: Option, price: Price, *, spot: bool) -> Option:
+def _at(question: StageQuestion, option: Option, price: Price, *, spot: bool) -> Option:
     """The same job at a market: interruptible machines cost less, are billed longer and waited for.
 
     A failure of any node stops the stage, those of groups beside the main one included.

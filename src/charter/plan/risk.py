@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from charter.plan.knowledge import LOCAL_SIGMA, LOCAL_SIGMA_SOURCE, TRAINING, Knowledge
-from charter.plan.offers import LOCAL, ON_PREM, Place
+from charter.plan.offers import LOCAL, ON_PREM, NodeOffer
 from charter.resilience.expected_time import ExpectedTime, Interruptions, best_interval_seconds, expected_time
 from charter.resilience.failures import (
     CRASH,
@@ -91,7 +91,7 @@ class Overhead:
         return self.wall_seconds if self.waits is None else self.billed_seconds + self.waits.p50
 
 
-def failure_rate(place: Place, settings: RiskSettings = PUBLISHED) -> NodeFailureRate:
+def failure_rate(place: NodeOffer, settings: RiskSettings = PUBLISHED) -> NodeFailureRate:
     """Failures per node and day: the project's own, else RSC-1's for Ampere and older, Llama 3's for later ones."""
     if settings.failures_per_node_day is not None:
         return NodeFailureRate(per_node_day=settings.failures_per_node_day, source=OWN)
@@ -105,7 +105,7 @@ def software_rate(settings: RiskSettings = PUBLISHED) -> JobFailureRate:
     return LLAMA3_SOFTWARE
 
 
-def detection_delay(place: Place, settings: RiskSettings = PUBLISHED) -> Detection:
+def detection_delay(place: NodeOffer, settings: RiskSettings = PUBLISHED) -> Detection:
     """Return the delay before a failure is noticed: own clusters are taken to run Slurm, rented ones to use NCCL."""
     if settings.detection is not None:
         return detection(settings.detection)
@@ -115,7 +115,7 @@ def detection_delay(place: Place, settings: RiskSettings = PUBLISHED) -> Detecti
 def overhead(
     useful_seconds: float,
     *,
-    place: Place,
+    place: NodeOffer,
     num_nodes: int,
     spot: bool,
     checkpoint_bytes: float,
@@ -202,7 +202,7 @@ def spot_pool(settings: RiskSettings) -> tuple[float, float]:
 
 
 def interruptions(
-    place: Place, num_nodes: int, *, spot: bool, settings: RiskSettings = PUBLISHED, save_seconds: float = 0.0
+    place: NodeOffer, num_nodes: int, *, spot: bool, settings: RiskSettings = PUBLISHED, save_seconds: float = 0.0
 ) -> Interruptions:
     """Failures of machines and software, and preemptions: rates add, delays and waits are weighted by them.
 
@@ -232,7 +232,7 @@ def interruptions(
     )
 
 
-def _repair_wait_seconds(place: Place, num_nodes: int, rate: float, settings: RiskSettings) -> float:
+def _repair_wait_seconds(place: NodeOffer, num_nodes: int, rate: float, settings: RiskSettings) -> float:
     """Mean wait for a repair per failure with a given number of own spares: `M B / (1 - B)`, B the share waited."""
     if place.infra != ON_PREM or settings.spares == "auto" or rate == 0:
         return 0.0
@@ -251,7 +251,7 @@ def time_sigmas(efficiency: float, *, generates: bool, fixed_length: bool) -> tu
 
 
 def risk_assumptions(
-    place: Place, *, spot: bool, knowledge: Knowledge, settings: RiskSettings = PUBLISHED
+    place: NodeOffer, *, spot: bool, knowledge: Knowledge, settings: RiskSettings = PUBLISHED
 ) -> tuple[Assumption, ...]:
     """Return the assumptions behind the range and the overhead."""
     if place.infra == LOCAL:
@@ -277,7 +277,7 @@ def risk_assumptions(
     return (*assumptions, *_failure_assumptions(place, settings), *(_spot_assumptions(settings) if spot else ()))
 
 
-def _failure_assumptions(place: Place, settings: RiskSettings) -> list[Assumption]:
+def _failure_assumptions(place: NodeOffer, settings: RiskSettings) -> list[Assumption]:
     rate, unseen = failure_rate(place, settings), detection_delay(place, settings)
     software = software_rate(settings)
     own = settings.save_bandwidth is not None

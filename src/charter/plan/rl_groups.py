@@ -19,7 +19,7 @@ from charter.physics.memory_profiles import PROFILES as MEMORY_PROFILES
 from charter.physics.placement_memory import PpoJob, PpoTable, generation_bytes, ppo_table
 from charter.physics.runs import RlConstants, RlPhases, rl_step_terms
 from charter.physics.serving_devices import VLLM, ServingDevice, weight_format
-from charter.physics.serving_passes import ServedModel
+from charter.physics.serving_passes import ServingModel
 from charter.physics.stacks import PROFILES
 from charter.physics.step_time import UpdateJob, update_seconds
 from charter.physics.terms import Term, TermTable
@@ -285,9 +285,9 @@ class Groups:
         plain = ServingConstants()
         each = array([max(1.0, ceil(work.samples / replicas)) for replicas, _, _ in rows])
         limit = array([together for _, _, together in rows])
-        model = ServedModel.of(work.policy.architecture)
+        model = ServingModel.of(work.policy.architecture)
         table = rollout_terms(
-            ServedModel.stacked([model] * count),
+            ServingModel.stacked([model] * count),
             ServingDevice.stacked([devices[tensor] for _, tensor, _ in rows]),
             issue_of([VLLM] * count),
             ServingConstants(

@@ -14,9 +14,9 @@ from charter.physics.placement_memory import PpoJob, group_phases
 from charter.physics.runs import RlConstants
 from charter.physics.terms import Term
 from charter.plan.knowledge import engine_knowledge
-from charter.plan.layout_search import Site, options_of
-from charter.plan.offers import LOCAL, Place, node_memory_bytes
-from charter.plan.option import DeviceGroup, Missed, Option, Question, Rejected, RoleGroup, does_not_fit
+from charter.plan.layout_search import NodeGroup, options_of
+from charter.plan.offers import LOCAL, NodeOffer, node_memory_bytes
+from charter.plan.option import DeviceGroup, Missed, Option, Rejected, RoleGroup, StageQuestion, does_not_fit
 from charter.plan.risk import overhead, time_sigmas
 from charter.plan.rl_groups import (
     VALUE,
@@ -43,10 +43,10 @@ from charter.units import GIB
 class Setting:
     """One engine's view of a stage on one place: what placements are searched with."""
 
-    question: Question
+    question: StageQuestion
     engine: RlEngine
     work: RlWork
-    place: Place
+    place: NodeOffer
 
     @property
     def capacity(self) -> float:
@@ -101,7 +101,7 @@ class _TableKey:
     accelerator: Accelerator
     per_node: int
     nodes: tuple[int, ...]
-    question: Question
+    question: StageQuestion
     constants: RlConstants
 
     @property
@@ -144,12 +144,12 @@ def _groups(key: _TableKey) -> Groups:
 Answer = tuple[tuple[Option, ...], Missed]
 
 
-def rl_options(question: Question, place: Place, num_nodes: int) -> Answer:
+def rl_options(question: StageQuestion, place: NodeOffer, num_nodes: int) -> Answer:
     """The best of every placement that the stage's engine can execute, on one place and number of nodes."""
-    return rl_answers(question, [Site(place=place, num_nodes=num_nodes)])[0]
+    return rl_answers(question, [NodeGroup(place=place, num_nodes=num_nodes)])[0]
 
 
-def rl_answers(question: Question, sites: Sequence[Site]) -> tuple[Answer, ...]:
+def rl_answers(question: StageQuestion, sites: Sequence[NodeGroup]) -> tuple[Answer, ...]:
     """The same for many sites.
 
     An engine without placements of its own (`native`) shares all accelerators between all roles, under the layouts of
@@ -163,7 +163,7 @@ def rl_answers(question: Question, sites: Sequence[Site]) -> tuple[Answer, ...]:
     )
 
 
-def _placements(question: Question, site: Site) -> Answer:
+def _placements(question: StageQuestion, site: NodeGroup) -> Answer:
     engine = rl_engines()[question.engine]
     setting = Setting(question=question, engine=engine, work=rl_work(question.work), place=site.place)
     options = tuple(_best(setting, site.num_nodes))
@@ -360,7 +360,7 @@ class Mixed:
     usd_per_hour: float
 
 
-def across(question: Question, places: tuple[Place, ...]) -> tuple[Option, ...]:
+def across(question: StageQuestion, places: tuple[NodeOffer, ...]) -> tuple[Option, ...]:
     """Of every two places of one provider with different accelerators the cheapest and the fastest placement.
 
     Empty for engines whose roles share their accelerators, and where only spot machines may be used.

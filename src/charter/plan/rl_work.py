@@ -9,7 +9,7 @@ from charter.engines.common.capabilities import RlEngine
 from charter.physics.generation import USUAL_SPREAD, ResponseLengths
 from charter.physics.placement_memory import PpoRole
 from charter.physics.shapes import adapter_parameters, count_parameters
-from charter.plan.phase import Phase, Workload
+from charter.plan.phase import RolePhase, Workload
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.spec.stage import StageResources
 
@@ -106,7 +106,7 @@ def rl_work(work: Workload) -> RlWork:
     )
 
 
-def answer_lengths(phase: Phase) -> ResponseLengths:
+def answer_lengths(phase: RolePhase) -> ResponseLengths:
     """Lengths of a generating phase: spread around the mean where the stage says one, else all at their limit."""
     limit = phase.longest_tokens - phase.prompt_tokens
     if not phase.mean_new_tokens or phase.mean_new_tokens >= limit:

@@ -21,7 +21,7 @@ from charter.physics.terms import Interval
 from charter.plan.search import divisibility
 from charter.plan.training_run import (
     ENGINE,
-    Cluster,
+    RunCluster,
     Schedule,
     TrainingRun,
     affordable_flops,
@@ -42,7 +42,7 @@ class ScaleQuestion:
     """Given amounts, and what they run on; at least one of budget, compute, parameters and tokens."""
 
     law: FittedLaw
-    clusters: tuple[Cluster, ...]
+    clusters: tuple[RunCluster, ...]
     budget_usd: float | None = None
     compute_flops: float | None = None
     num_parameters: float | None = None
@@ -61,7 +61,7 @@ class ScaleQuestion:
 class Unfit:
     """A cluster on which the run has no schedule."""
 
-    cluster: Cluster
+    cluster: RunCluster
     reason: str
 
     @property
@@ -155,7 +155,7 @@ def _schedules(
     return tuple(schedules), tuple(unfit)
 
 
-def _cause(question: ScaleQuestion, cluster: Cluster, parameters: float, tokens: float) -> str:
+def _cause(question: ScaleQuestion, cluster: RunCluster, parameters: float, tokens: float) -> str:
     """Name numbers of nodes nearby that have a schedule, each with the batch that goes with it."""
     per_node = cluster.accelerator.devices_per_node
 
@@ -169,7 +169,7 @@ def _cause(question: ScaleQuestion, cluster: Cluster, parameters: float, tokens:
     return divisibility(cluster.num_nodes, per_node, ENGINE, fits)
 
 
-def _schedule(question: ScaleQuestion, cluster: Cluster, parameters: float, tokens: float) -> Schedule:
+def _schedule(question: ScaleQuestion, cluster: RunCluster, parameters: float, tokens: float) -> Schedule:
     run = TrainingRun(
         num_parameters=parameters,
         num_tokens=tokens,

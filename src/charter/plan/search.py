@@ -7,9 +7,9 @@ from charter.catalog import accelerators
 from charter.engines import engine_names, rl_engines
 from charter.engines.hardware import hardware_refusal, server_refusal
 from charter.plan.knowledge import format_refusal
-from charter.plan.layout_search import Site, options_of, training_options
-from charter.plan.offers import LOCAL, UNPRICED, Place
-from charter.plan.option import Found, Missed, Option, Question, Rejected, does_not_fit, largest_term
+from charter.plan.layout_search import NodeGroup, options_of, training_options
+from charter.plan.offers import LOCAL, UNPRICED, NodeOffer
+from charter.plan.option import Found, Missed, Option, Rejected, StageQuestion, does_not_fit, largest_term
 from charter.plan.plan import InfeasiblePlanError
 from charter.plan.processors import on_processors
 from charter.plan.purchase import markets
@@ -22,14 +22,14 @@ from charter.units import GIB
 # -------- The ways to run one stage: every place, node count, layout and market that fits; and why the others do not.
 
 
-def search(question: Question, places: tuple[Place, ...]) -> Found:
+def search(question: StageQuestion, places: tuple[NodeOffer, ...]) -> Found:
     """Options over all places; of each place, node count and market those that may be chosen."""
     options: list[Option] = []
     misses: list[tuple[Peak, float]] = []
     refusals = {place: _refusal(question, place) for place in places}
     rejected = [Rejected(option=place.label, reason=reason) for place, reason in refusals.items() if reason]
     places = tuple(place for place, reason in refusals.items() if reason is None)
-    sites = [Site(place=place, num_nodes=num_nodes) for place in places for num_nodes in place.nodes]
+    sites = [NodeGroup(place=place, num_nodes=num_nodes) for place in places for num_nodes in place.nodes]
     answers = _answers(question, sites)
     for site in sites:
         fitting, missed = answers[_hardware(site)]
@@ -50,12 +50,12 @@ def search(question: Question, places: tuple[Place, ...]) -> Found:
     )
 
 
-def _billed(question: Question, option: Option) -> Option:
+def _billed(question: StageQuestion, option: Option) -> Option:
     """A stage that trains, with the bill of what it asks meanwhile; one that only answers has it already."""
     return option if question.asked is None else with_endpoints(option, question)
 
 
-def _refusal(question: Question, place: Place) -> str | None:
+def _refusal(question: StageQuestion, place: NodeOffer) -> str | None:
     """Return why no layout need be tried at a place: what is planned does not run on its accelerators."""
     kind, accelerator = question.stage.kind, place.accelerator
     if question.work.trained:
@@ -67,9 +67,9 @@ def _refusal(question: Question, place: Place) -> str | None:
 Answer = tuple[tuple[Option, ...], Missed]
 
 
-def _answers(question: Question, sites: Sequence[Site]) -> dict[tuple[object, ...], Answer]:
+def _answers(question: StageQuestion, sites: Sequence[NodeGroup]) -> dict[tuple[object, ...], Answer]:
     """Return what is possible on every kind of hardware among the sites; training layouts of all of them in one go."""
-    first: dict[tuple[object, ...], Site] = {}
+    first: dict[tuple[object, ...], NodeGroup] = {}
     for site in sites:
         first.setdefault(_hardware(site), site)
     if question.work.trained and not any(site.place.is_cpu for site in first.values()):
@@ -78,14 +78,14 @@ def _answers(question: Question, sites: Sequence[Site]) -> dict[tuple[object, ..
     return {key: _on(question, site.place, site.num_nodes) for key, site in first.items()}
 
 
-def _hardware(site: Site) -> tuple[object, ...]:
+def _hardware(site: NodeGroup) -> tuple[object, ...]:
     """Return what decides memory and time: two providers of one accelerator differ only in the nodes' network."""
     place, num_nodes = site.place, site.num_nodes
     network = place.accelerator.scaleout_bytes_per_second_per_node if num_nodes > 1 else None
     return (place.infra == LOCAL, place.accelerator.name, place.per_node, num_nodes, network)
 
 
-def _on(question: Question, place: Place, num_nodes: int) -> tuple[tuple[Option, ...], Missed]:
+def _on(question: StageQuestion, place: NodeOffer, num_nodes: int) -> tuple[tuple[Option, ...], Missed]:
     if not question.work.needs_accelerator:
         return (endpoint_only(question, place),), Missed()
     if place.is_cpu:
@@ -107,7 +107,9 @@ NEARBY = (16, 8, 4, 2)
 """Multiples of nodes next to the number that was asked for, which divide into more layouts; the roundest first."""
 
 
-def infeasible(name: str, question: Question, places: tuple[Place, ...], answers: Found) -> InfeasiblePlanError:
+def infeasible(
+    name: str, question: StageQuestion, places: tuple[NodeOffer, ...], answers: Found
+) -> InfeasiblePlanError:
     """The error of a stage that fits nowhere among `places`."""
     tried = ", ".join(sorted({f"up to {place.nodes[-1]} x {place.label}" for place in places}))
     lines = [f"stage {name!r} does not fit on {tried}"]
@@ -135,7 +137,7 @@ def infeasible(name: str, question: Question, places: tuple[Place, ...], answers
     return InfeasiblePlanError("\n".join(lines), stage=name, is_overflow=answers.closest is not None)
 
 
-def _what_would_fit(question: Question) -> str:
+def _what_would_fit(question: StageQuestion) -> str:
     fitting = []
     for name in ALTERNATIVES:
         size = _fewest(question, name)
@@ -151,7 +153,7 @@ def _what_would_fit(question: Question) -> str:
     )
 
 
-def _divisibility(question: Question, places: tuple[Place, ...]) -> str:
+def _divisibility(question: StageQuestion, places: tuple[NodeOffer, ...]) -> str:
     """Name the node counts nearby that would do, where fewer accelerators than those that were asked for hold a stage.
 
     The degrees of a layout divide the number of accelerators: 5,000 has few divisors that 144 layers have too.
@@ -202,7 +204,7 @@ def _factors(number: int) -> str:
     return " x ".join(parts)
 
 
-def _less(question: Question) -> str:
+def _less(question: StageQuestion) -> str:
     """Return a change of the stage's own fields that needs less memory."""
     shorter = "a shorter max_prompt_tokens or max_new_tokens" if isinstance(question.stage, Sampling) else ""
     shorter = shorter or "a shorter seq_len"
@@ -212,7 +214,7 @@ def _less(question: Question) -> str:
     return shorter
 
 
-def _other_engines(question: Question, places: tuple[Place, ...]) -> list[str]:
+def _other_engines(question: StageQuestion, places: tuple[NodeOffer, ...]) -> list[str]:
     """Engines that have a layout which fits, with that layout."""
     if not question.work.trained or any(place.is_cpu for place in places):
         return []
@@ -225,11 +227,11 @@ def _other_engines(question: Question, places: tuple[Place, ...]) -> list[str]:
     return engines
 
 
-def _fewest(question: Question, name: str) -> tuple[int, int] | None:
+def _fewest(question: StageQuestion, name: str) -> tuple[int, int] | None:
     """Nodes and accelerators per node of the smallest size that fits."""
     accelerator = accelerators.get(name)
     for nodes, per_node in SIZES:
-        place = Place(
+        place = NodeOffer(
             infra="any",
             region=None,
             accelerator=accelerator,

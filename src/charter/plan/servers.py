@@ -9,8 +9,8 @@ from charter.physics.constants import context_factor
 from charter.plan import stage_time as accelerator_time
 from charter.plan.endpoint_use import endpoint_terms, endpoint_usd
 from charter.plan.knowledge import ENDPOINT_SIGMA
-from charter.plan.offers import NODES_OF_A_REPLICA, Place, control_place
-from charter.plan.option import Missed, Option, Question, Rejected, does_not_fit, make_option
+from charter.plan.offers import NODES_OF_A_REPLICA, NodeOffer, control_place
+from charter.plan.option import Missed, Option, Rejected, StageQuestion, does_not_fit, make_option
 from charter.plan.phase import Workload, text_term
 from charter.plan.risk import LENGTH_SIGMA
 from charter.plan.stage_memory import NOTHING_LOADED, Peak, answering_peak
@@ -29,7 +29,7 @@ def ways_to_serve(work: Workload) -> Iterator[Workload]:
         yield work.answered_by_endpoints((*work.remote, *work.either))
 
 
-def with_endpoints(option: Option, question: Question) -> Option:
+def with_endpoints(option: Option, question: StageQuestion) -> Option:
     """The option with the bill of its remote roles, and the width of their time; the seconds are in its terms already.
 
     The logarithm of the time has the variance of both parts, each by its share: `(own sigma x (1 - share))^2 +
@@ -52,7 +52,7 @@ def with_endpoints(option: Option, question: Question) -> Option:
     )
 
 
-def endpoint_only(question: Question, place: Place) -> Option:
+def endpoint_only(question: StageQuestion, place: NodeOffer) -> Option:
     """A stage that no model runs for here: text work, and what endpoints answer."""
     terms = (text_term(question.work), *endpoint_terms(question.work))
     option = make_option(question, place, 1, Layout(), "no model", NOTHING_LOADED, terms)
@@ -61,7 +61,7 @@ def endpoint_only(question: Question, place: Place) -> Option:
     return with_endpoints(replace(option, layout_label="no accelerator"), question)
 
 
-def without_accelerators(question: Question) -> tuple[Option, ...]:
+def without_accelerators(question: StageQuestion) -> tuple[Option, ...]:
     """Return the stage on the machine that runs Charter, where every model may be behind an endpoint."""
     works = [work for work in ways_to_serve(question.work) if work is not question.work and not work.needs_accelerator]
     return tuple(endpoint_only(replace(question, work=work), control_place(None)) for work in works)
@@ -93,7 +93,7 @@ LEAST_OF_A_WIDE_NODE = 4
 """Accelerators of a machine, from which on a model that answers may be spread over several."""
 
 
-def answering_options(question: Question, place: Place, num_nodes: int) -> tuple[tuple[Option, ...], Missed]:
+def answering_options(question: StageQuestion, place: NodeOffer, num_nodes: int) -> tuple[tuple[Option, ...], Missed]:
     """Every model served here; and where some may be behind an endpoint, the rest served here beside it."""
     options: list[Option] = []
     missed = Missed()
@@ -107,7 +107,7 @@ def answering_options(question: Question, place: Place, num_nodes: int) -> tuple
     return tuple(options), missed
 
 
-def _served(question: Question, place: Place, num_nodes: int) -> tuple[tuple[Option, ...], Missed]:
+def _served(question: StageQuestion, place: NodeOffer, num_nodes: int) -> tuple[tuple[Option, ...], Missed]:
     """Replicas of every model, each over the fewest accelerators of a node that hold it; then wider if faster.
 
     Over two nodes only where one cannot hold it: every layer then waits for the network.
@@ -165,7 +165,7 @@ def own_roles(stage: Stage, work: Workload) -> tuple[str, ...]:
     return tuple(role for role in names if role not in work.remote and not role.startswith("judge"))
 
 
-def _across(question: Question, place: Place, num_nodes: int) -> int:
+def _across(question: StageQuestion, place: NodeOffer, num_nodes: int) -> int:
     """The widest tensor parallelism of a model that no node can hold."""
     if place.per_node < LEAST_OF_A_WIDE_NODE:
         return 0  # between machines of one or two accelerators every layer would wait for a slow network
@@ -177,7 +177,7 @@ def _across(question: Question, place: Place, num_nodes: int) -> int:
     )
 
 
-def _peak(question: Question, place: Place, tensor: int, batches: dict[str, float]) -> Peak:
+def _peak(question: StageQuestion, place: NodeOffer, tensor: int, batches: dict[str, float]) -> Peak:
     """The same on every accelerator, but for the size of its context."""
     factor = context_factor(place.accelerator.name)
     return question.peak_once(

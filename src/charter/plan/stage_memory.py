@@ -28,7 +28,7 @@ from charter.physics.shapes import count_parameters
 from charter.physics.step_time import Index, distinct
 from charter.physics.terms import MemoryBreakdown, Term
 from charter.plan.knowledge import FP8_COPIES_BYTES, EngineKnowledge, Knowledge, engine_knowledge
-from charter.plan.phase import Phase, Role, Workload
+from charter.plan.phase import Role, RolePhase, Workload
 from charter.spec.layout import Layout
 from charter.spec.stage import FP8, NATIVE
 from charter.units import GIB
@@ -107,7 +107,7 @@ def training_peak(
 
 def decoded_together(
     work: Workload,
-    phase: Phase,
+    phase: RolePhase,
     layout: Layout,
     *,
     accelerator: Accelerator,
@@ -154,13 +154,13 @@ class ServerBeside:
         """Servers that share a batch, of a trainer with so many data ranks."""
         return data if self.everywhere else 1
 
-    def together(self, role: Role, phase: Phase, data: int, accelerator: Accelerator) -> int:
+    def together(self, role: Role, phase: RolePhase, data: int, accelerator: Accelerator) -> int:
         """Sequences that one server decodes at once: its share, vLLM's own limit, or as many as its memory holds."""
         free = self.memory_share * accelerator.memory_bytes - _served_weights(role)
         share, most = ceil(phase.batch / self.replicas(data)), SERVER.most_sequences
         return max(1, min(share, most, int(free / kv_cache_bytes(role.architecture, phase.longest_tokens))))
 
-    def memory(self, role: Role, phase: Phase, accelerator: Accelerator) -> Term:
+    def memory(self, role: Role, phase: RolePhase, accelerator: Accelerator) -> Term:
         """Its share of the fullest accelerator; all of it where the policy's weights do not fit into the share."""
         share, weights = self.memory_share * accelerator.memory_bytes, _served_weights(role)
         fits = weights + kv_cache_bytes(role.architecture, phase.longest_tokens) <= share
@@ -175,7 +175,7 @@ class ServerBeside:
         )
 
 
-def server_of(phase: Phase, engine: str) -> ServerBeside | None:
+def server_of(phase: RolePhase, engine: str) -> ServerBeside | None:
     """The server that generates a phase beside the trainer, where the stage asks for one and its engine has it."""
     does = capabilities(engine)
     if not (phase.served and does.vllm_share):
@@ -299,7 +299,7 @@ def _frozen_columns(role: Role, layouts: Layouts) -> Array:
     return frozen_parameters(role.architecture, layouts, scalar_head=role.scalar_head)
 
 
-def _generation_terms(role: Role, phase: Phase, layout: Layout, sequences: int) -> list[tuple[str, Term]]:
+def _generation_terms(role: Role, phase: RolePhase, layout: Layout, sequences: int) -> list[tuple[str, Term]]:
     """A bf16 copy of the policy, gathered for decoding, and the keys and values of what is decoded together."""
     one = Layouts.of([layout])
     gathered, cache = float(_gathered_bytes(role, one)[0]), float(_cache_bytes(role, phase, one)[0])
@@ -328,7 +328,7 @@ def _generation_terms(role: Role, phase: Phase, layout: Layout, sequences: int) 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Devices:
+class LayoutDevices:
     """The accelerators of many layouts: which one each row is on, and what it may fill."""
 
     accelerators: tuple[Accelerator, ...]
@@ -355,9 +355,9 @@ class Devices:
         return self.usable[self.of_row]
 
 
-def one_device(accelerator: Accelerator, count: int, usable: float) -> Devices:
+def one_device(accelerator: Accelerator, count: int, usable: float) -> LayoutDevices:
     """All rows on one accelerator."""
-    return Devices(accelerators=(accelerator,), of_row=np.zeros(count, dtype=np.intp), usable=array([usable]))
+    return LayoutDevices(accelerators=(accelerator,), of_row=np.zeros(count, dtype=np.intp), usable=array([usable]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,7 +369,7 @@ class Fit:
     """Generating phase -> sequences that one replica decodes at once."""
 
 
-def fit_of(work: Workload, layouts: Layouts, devices: Devices, *, dtype: str, known: EngineKnowledge) -> Fit:
+def fit_of(work: Workload, layouts: Layouts, devices: LayoutDevices, *, dtype: str, known: EngineKnowledge) -> Fit:
     """Bytes at the fullest moment of every layout, and how much is decoded at once."""
     tables = {role.name: _fullest_stage(work, role, layouts, devices, dtype, known) for role in work.trained}
     resident = next(iter(tables.values()))["context"] + sum(table["states"] for table in tables.values())
@@ -392,13 +392,17 @@ def fit_of(work: Workload, layouts: Layouts, devices: Devices, *, dtype: str, kn
     return Fit(peak=array(resident + np.maximum.reduce(moments)), together=together)
 
 
-def _served_together(server: ServerBeside, role: Role, phase: Phase, layouts: Layouts, devices: Devices) -> Array:
+def _served_together(
+    server: ServerBeside, role: Role, phase: RolePhase, layouts: Layouts, devices: LayoutDevices
+) -> Array:
     rows, which = distinct([layouts.data, devices.of_row.astype(float)])
     at = [(int(layouts.data[row]), devices.accelerators[devices.of_row[row]]) for row in rows]
     return array([float(server.together(role, phase, data, one)) for data, one in at])[which]
 
 
-def least_bytes(work: Workload, layouts: Layouts, devices: Devices, *, dtype: str, known: EngineKnowledge) -> Array:
+def least_bytes(
+    work: Workload, layouts: Layouts, devices: LayoutDevices, *, dtype: str, known: EngineKnowledge
+) -> Array:
     """A bound: state that every moment of the stage holds, never more than its peak."""
     total = array(0.0)
     for role in work.trained:
@@ -406,7 +410,9 @@ def least_bytes(work: Workload, layouts: Layouts, devices: Devices, *, dtype: st
     return array(np.broadcast_to(total, layouts.data.shape))
 
 
-def waiting_bytes(work: Workload, layouts: Layouts, devices: Devices, *, dtype: str, known: EngineKnowledge) -> Array:
+def waiting_bytes(
+    work: Workload, layouts: Layouts, devices: LayoutDevices, *, dtype: str, known: EngineKnowledge
+) -> Array:
     """Weights and optimizer state that offload moves to the host, per accelerator."""
     none = array(0.0)
     stays = replace(layouts, offload_optimizer=none, offload_parameters=none)
@@ -420,19 +426,19 @@ def _gathered_bytes(role: Role, layouts: Layouts) -> Array:
     return 2.0 * rank_columns(model, unsplit, stage="first", layers=model.layers).total
 
 
-def _cache_bytes(role: Role, phase: Phase, layouts: Layouts) -> Array:
+def _cache_bytes(role: Role, phase: RolePhase, layouts: Layouts) -> Array:
     rows, which = distinct([layouts.tensor])
     each = [kv_cache_bytes(role.architecture, phase.longest_tokens, tensor=int(layouts.tensor[row])) for row in rows]
     return array(each)[which]
 
 
-def _shape(work: Workload, role: Role, devices: Devices, dtype: str, engine: EngineKnowledge) -> MemoryShape:
+def _shape(work: Workload, role: Role, devices: LayoutDevices, dtype: str, engine: EngineKnowledge) -> MemoryShape:
     job = training_job(work, role, devices.accelerators[0], dtype, engine.does.name)
     return replace(MemoryShape.of(job), context_factor=devices.context_factors)
 
 
 def _fullest_stage(
-    work: Workload, role: Role, layouts: Layouts, devices: Devices, dtype: str, engine: EngineKnowledge
+    work: Workload, role: Role, layouts: Layouts, devices: LayoutDevices, dtype: str, engine: EngineKnowledge
 ) -> dict[str, Array]:
     """States, context and the largest transient phase of the pipeline stage that needs most, per layout."""
     shape = _shape(work, role, devices, dtype, engine)

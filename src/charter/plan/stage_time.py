@@ -12,7 +12,7 @@ from charter.physics import serving_devices
 from charter.physics.columns import Array, Layouts, array
 from charter.physics.devices import DeviceColumns, group
 from charter.physics.generation import forward_pass_seconds, generation
-from charter.physics.matrix_products import ModelColumns
+from charter.physics.matrix_products import ProductColumns
 from charter.physics.micro_batch import NOTHING_DONE, StepInputs, least_step_seconds, step_work
 from charter.physics.shapes import count_parameters
 from charter.physics.stacks import StackColumns
@@ -28,8 +28,8 @@ from charter.physics.step_time import (
 )
 from charter.physics.terms import Term
 from charter.plan.knowledge import EngineKnowledge, Knowledge, engine_knowledge
-from charter.plan.phase import Phase, Role, Workload, tools_term
-from charter.plan.stage_memory import Devices, Fit, ServerBeside, decoded_together, server_of
+from charter.plan.phase import Role, RolePhase, Workload, tools_term
+from charter.plan.stage_memory import Fit, LayoutDevices, ServerBeside, decoded_together, server_of
 from charter.spec.layout import Layout, ZeroStage
 from charter.spec.stage import NATIVE
 
@@ -71,7 +71,7 @@ def training_terms(
 
 def other_phase_seconds(
     role: Role,
-    phase: Phase,
+    phase: RolePhase,
     layout: Layout,
     together: int,
     accelerator: Accelerator,
@@ -84,7 +84,7 @@ def other_phase_seconds(
 
 def _other(
     role: Role,
-    phase: Phase,
+    phase: RolePhase,
     layout: Layout,
     together: int,
     accelerator: Accelerator,
@@ -130,7 +130,7 @@ def answering_terms(
 
 
 def _updates(
-    role: Role, phase: Phase, layout: Layout, accelerator: Accelerator, dtype: str, engine: EngineKnowledge
+    role: Role, phase: RolePhase, layout: Layout, accelerator: Accelerator, dtype: str, engine: EngineKnowledge
 ) -> list[Term]:
     packed = engine.does.packs and phase.ragged
     step = training_step(
@@ -149,7 +149,7 @@ def _updates(
 
 
 def _rollouts(
-    role: Role, phase: Phase, layout: Layout, together: int, accelerator: Accelerator, knowledge: Knowledge
+    role: Role, phase: RolePhase, layout: Layout, together: int, accelerator: Accelerator, knowledge: Knowledge
 ) -> list[Term]:
     """The batch is split over the replicas; sharded weights are gathered once per rollout."""
     terms = _decoding(
@@ -163,7 +163,7 @@ def _rollouts(
 def _served_rollouts(
     server: ServerBeside,
     role: Role,
-    phase: Phase,
+    phase: RolePhase,
     layout: Layout,
     together: int,
     accelerator: Accelerator,
@@ -223,7 +223,7 @@ def gathered_bytes(role: Role, layout: Layout) -> float:
 
 def _decoding(
     role: Role,
-    phase: Phase,
+    phase: RolePhase,
     turns: float,
     sequences: float,
     together: int,
@@ -231,7 +231,7 @@ def _decoding(
     replicas: int,
     accelerator: Accelerator,
     knowledge: Knowledge,
-    engine: serving_devices.Engine = serving_devices.NATIVE,
+    engine: serving_devices.GenerationEngine = serving_devices.NATIVE,
 ) -> list[Term]:
     one = _generation(
         role.architecture,
@@ -249,7 +249,7 @@ def _decoding(
 
 
 def _scoring(
-    role: Role, phase: Phase, turns: float, tensor: int, accelerator: Accelerator, knowledge: Knowledge
+    role: Role, phase: RolePhase, turns: float, tensor: int, accelerator: Accelerator, knowledge: Knowledge
 ) -> list[Term]:
     width = phase.padded_tokens(phase.batch)
     tokens = phase.batch * width
@@ -274,7 +274,7 @@ def _scoring(
     return over_steps(phase, turns, (term,))
 
 
-def over_steps(phase: Phase, steps: float, terms: tuple[Term, ...]) -> list[Term]:
+def over_steps(phase: RolePhase, steps: float, terms: tuple[Term, ...]) -> list[Term]:
     """Terms of one step as terms of the phase."""
     return [
         replace(
@@ -293,7 +293,7 @@ def over_steps(phase: Phase, steps: float, terms: tuple[Term, ...]) -> list[Term
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class TimedStage:
     """The stage whose layouts are timed."""
 
     work: Workload
@@ -302,7 +302,7 @@ class Task:
     knowledge: Knowledge
 
 
-def update_seconds(task: Task, layouts: Layouts, devices: Devices) -> Array:
+def update_seconds(task: TimedStage, layouts: Layouts, devices: LayoutDevices) -> Array:
     """Seconds of all optimizer steps of the stage, of every layout."""
     phases = [phase for phase in task.work.phases if phase.work == "train"]
     total = array(np.zeros(layouts.data.size))
@@ -311,7 +311,7 @@ def update_seconds(task: Task, layouts: Layouts, devices: Devices) -> Array:
     return array(total)
 
 
-def update_terms(task: Task, layouts: Sequence[Layout], devices: Devices) -> list[tuple[Term, ...]]:
+def update_terms(task: TimedStage, layouts: Sequence[Layout], devices: LayoutDevices) -> list[tuple[Term, ...]]:
     """The terms of all optimizer steps of every layout, as `training_terms` has them of one."""
     terms: list[tuple[Term, ...]] = [()] * len(layouts)
     for phase in task.work.phases:
@@ -329,14 +329,14 @@ def update_terms(task: Task, layouts: Sequence[Layout], devices: Devices) -> lis
     return terms
 
 
-def step_seconds_of(task: Task, phase: Phase, layouts: Layouts, devices: Devices) -> Array:
+def step_seconds_of(task: TimedStage, phase: RolePhase, layouts: Layouts, devices: LayoutDevices) -> Array:
     """Seconds of one optimizer step of a phase, of every layout."""
     given = step_inputs(task, phase, layouts, devices)
     _, device = distinct([devices.of_row.astype(float)])
     return factored_seconds(given, beside=[device.astype(float)])
 
 
-def step_inputs(task: Task, phase: Phase, layouts: Layouts, devices: Devices) -> StepInputs:
+def step_inputs(task: TimedStage, phase: RolePhase, layouts: Layouts, devices: LayoutDevices) -> StepInputs:
     """Return the inputs of a step's time, one value per row where rows differ; the work is left out."""
     role, engine = task.work.role(phase.role), task.known
     precision = engine.precision(task.dtype, devices.accelerators[0])
@@ -351,7 +351,7 @@ def step_inputs(task: Task, phase: Phase, layouts: Layouts, devices: Devices) ->
         causal=True,
     )
     return StepInputs(
-        model=ModelColumns.of(role.architecture),
+        model=ProductColumns.of(role.architecture),
         device=rows_of(DeviceColumns.stack([DeviceColumns.of(one) for one in devices.accelerators]), devices.of_row),
         job=job,
         stack=rows_of(StackColumns.stack(stacks), devices.of_row),
@@ -360,14 +360,16 @@ def step_inputs(task: Task, phase: Phase, layouts: Layouts, devices: Devices) ->
     )
 
 
-def _padded(phase: Phase, micro_batch: Array, *, packed: bool) -> Array:
+def _padded(phase: RolePhase, micro_batch: Array, *, packed: bool) -> Array:
     if packed and phase.ragged:
         return array(phase.prompt_tokens)
     rows, which = distinct([micro_batch])
     return array([phase.padded_tokens(float(micro_batch[row])) for row in rows])[which]
 
 
-def other_seconds(task: Task, layouts: Sequence[Layout], at: Sequence[Accelerator], fit: Fit, rows: Index) -> Array:
+def other_seconds(
+    task: TimedStage, layouts: Sequence[Layout], at: Sequence[Accelerator], fit: Fit, rows: Index
+) -> Array:
     """Seconds of generation and scoring of some rows, each computed once per tuple of what they depend on."""
     phases = [phase for phase in task.work.phases if phase.work != "train"]
     by_key: dict[tuple[object, ...], float] = {}
@@ -392,7 +394,7 @@ def other_seconds(task: Task, layouts: Sequence[Layout], at: Sequence[Accelerato
     return array(seconds)
 
 
-def least_update_seconds(task: Task, layouts: Layouts, devices: Devices) -> Array:
+def least_update_seconds(task: TimedStage, layouts: Layouts, devices: LayoutDevices) -> Array:
     """A bound: matrix products of the layers alone, at the best rate of the device, split without loss.
 
     Every other term of a step is at least 0, shapes reach at most the best rate, the fullest pipeline stage holds at
@@ -405,6 +407,6 @@ def least_update_seconds(task: Task, layouts: Layouts, devices: Devices) -> Arra
     return array(total)
 
 
-def some_rows(devices: Devices, rows: Index) -> Devices:
+def some_rows(devices: LayoutDevices, rows: Index) -> LayoutDevices:
     """Some rows of the devices of many layouts."""
     return replace(devices, of_row=devices.of_row[rows])

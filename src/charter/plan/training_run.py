@@ -19,7 +19,7 @@ from charter.physics.shapes import count_parameters
 from charter.physics.terms import Interval
 from charter.plan.knowledge import Knowledge
 from charter.plan.make import make_plan
-from charter.plan.offers import Place, Price
+from charter.plan.offers import NodeOffer, Price
 from charter.plan.risk import PRICE_SIGMA, Overhead, overhead
 from charter.spec.architecture import Architecture
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources
@@ -66,7 +66,7 @@ class TrainingRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
+class RunCluster:
     """Accelerators that a training run has."""
 
     accelerator: Accelerator
@@ -83,7 +83,7 @@ class Cluster:
 class Schedule:
     """Finish and cost of a run on a cluster."""
 
-    cluster: Cluster
+    cluster: RunCluster
     utilisation: float
     """Model operations over the dense peak while it works."""
     utilisation_source: str
@@ -107,7 +107,7 @@ class Schedule:
         return 0.0 if isinf(mean) else self.overhead.wall_seconds / mean
 
 
-def at_utilisation(run: TrainingRun, cluster: Cluster, utilisation: float, source: str) -> Schedule:
+def at_utilisation(run: TrainingRun, cluster: RunCluster, utilisation: float, source: str) -> Schedule:
     """The schedule at a stated share of the peak: `6 N D / (n u peak)`, and around it failures and checkpoints.
 
     The same share is taken for every number of accelerators; beyond a few thousand that is optimistic.
@@ -123,7 +123,7 @@ def at_utilisation(run: TrainingRun, cluster: Cluster, utilisation: float, sourc
     return _schedule(cluster, around, (STATED_SIGMA,), utilisation, source, "")
 
 
-def by_the_planner(run: TrainingRun, cluster: Cluster, knowledge: Knowledge | None = None) -> Schedule:
+def by_the_planner(run: TrainingRun, cluster: RunCluster, knowledge: Knowledge | None = None) -> Schedule:
     """The schedule of the layout that the planner takes for this cluster, under Megatron.
 
     The planner's model has its own architecture (`dense_shape`); its time is scaled to the run's `6 N D`.
@@ -252,7 +252,7 @@ def _sequences(batch_tokens: float, accelerators: int) -> int:
     return int(odd * 2**doublings)
 
 
-def _project(shape: Architecture, cluster: Cluster, batch: int, steps: int) -> Project:
+def _project(shape: Architecture, cluster: RunCluster, batch: int, steps: int) -> Project:
     device = cluster.accelerator
     per_node = min(device.devices_per_node, cluster.count)
     if cluster.count % per_node:
@@ -276,8 +276,8 @@ def _project(shape: Architecture, cluster: Cluster, batch: int, steps: int) -> P
     )
 
 
-def _place(cluster: Cluster) -> Place:
-    return Place(
+def _place(cluster: RunCluster) -> NodeOffer:
+    return NodeOffer(
         infra=ON_PREM,
         region=None,
         accelerator=cluster.accelerator,
@@ -288,7 +288,7 @@ def _place(cluster: Cluster) -> Place:
 
 
 def _schedule(
-    cluster: Cluster, around: Overhead, sigmas: tuple[float, ...], utilisation: float, source: str, layout: str
+    cluster: RunCluster, around: Overhead, sigmas: tuple[float, ...], utilisation: float, source: str, layout: str
 ) -> Schedule:
     if isinf(around.wall_seconds):
         raise InfeasibleError(

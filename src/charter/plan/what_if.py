@@ -7,8 +7,8 @@ from charter.engines import engine_names, rl_engines
 from charter.engines.hardware import hardware_refusal
 from charter.errors import UsageError
 from charter.plan.knowledge import format_refusal
-from charter.plan.layout_search import Site, training_options
-from charter.plan.option import EngineLayout, Option, Question
+from charter.plan.layout_search import NodeGroup, training_options
+from charter.plan.option import EngineLayout, Option, StageQuestion
 from charter.plan.plan import Plan
 from charter.plan.rl_search import rl_options
 from charter.plan.stage_plan import StagePlan
@@ -82,7 +82,7 @@ def _per_node(project: Project) -> int:
 # -------- Comparison with other engines on the accelerators of a stage: their best layout beside the chosen one's.
 
 
-def other_engines(question: Question, option: Option) -> tuple[EngineLayout, ...]:
+def other_engines(question: StageQuestion, option: Option) -> tuple[EngineLayout, ...]:
     """The best layout of every other engine on the same accelerators, fastest first.
 
     For PPO the best of each placement of the engines that have placements; an engine in which nothing fits is left out,
@@ -95,7 +95,7 @@ def other_engines(question: Question, option: Option) -> tuple[EngineLayout, ...
     if not question.work.trained or option.place.is_cpu or is_native_only:
         return ()
     layouts: list[EngineLayout] = []
-    site = Site(place=option.place, num_nodes=option.num_nodes)
+    site = NodeGroup(place=option.place, num_nodes=option.num_nodes)
     places_roles = policy is not None
     for name in rl_engines() if places_roles else engine_names():
         kind, accelerator = question.stage.kind, option.place.accelerator

@@ -9,10 +9,10 @@ from charter.physics.generation import USUAL_SPREAD, ResponseLengths
 from charter.plan.phase import (
     PADDING_GROWTH,
     PADDING_SOURCE,
-    Asked,
     Counters,
-    Phase,
+    EndpointUse,
     Role,
+    RolePhase,
     Workload,
     expected_turns,
     in_turns,
@@ -59,9 +59,9 @@ def train(
     ragged: bool = True,
     unit: int = 1,
     logit_share: float = 1.0,
-) -> Phase:
+) -> RolePhase:
     """Optimizer steps on one role; no sequence is longer than `longest`."""
-    return Phase(
+    return RolePhase(
         name=f"train {role}",
         work="train",
         role=role,
@@ -84,9 +84,9 @@ def forward(
     *,
     logit_share: float = 1.0,
     ragged: bool = False,
-) -> Phase:
+) -> RolePhase:
     """A forward pass over whole sequences: log-probabilities, rewards, values or choices."""
-    return Phase(
+    return RolePhase(
         name=name,
         work="score",
         role=role,
@@ -101,7 +101,7 @@ def forward(
 
 def answers(
     name: str, role: str, sequences: float, stage: Sampling, prompt_tokens: float, *, ragged: bool = True
-) -> Phase:
+) -> RolePhase:
     """Answers are counted at their longest: batch decoding ends with the longest answer of the batch.
 
     That is `max_new_tokens`, or the longest of a batch around `mean_new_tokens` where the stage says it.
@@ -111,7 +111,7 @@ def answers(
     unpadded = prompt_tokens
     if ragged:
         prompt_tokens = padded(prompt_tokens, stage.rollout_batch, longest=float(stage.max_prompt_tokens))
-    return Phase(
+    return RolePhase(
         name=name,
         work="generate",
         role=role,
@@ -222,8 +222,8 @@ def label(stage: LabelStage, models: Models, library: Library) -> Workload:
     """Pairs sampled from the policy, and one or two questions to the judge about each pair."""
     judge = models.answering("judge", stage.judge)
     existing = library.corpus(stage.candidates, judge.vocab_size)
-    roles: tuple[Role | Asked, ...] = (judge,)
-    phases: tuple[Phase, ...] = ()
+    roles: tuple[Role | EndpointUse, ...] = (judge,)
+    phases: tuple[RolePhase, ...] = ()
     sampled = NOTHING
     if stage.pairs and stage.policy is not None:
         policy = models.answering("policy", stage.policy)
@@ -279,10 +279,10 @@ def judged_tokens(part: Corpus, stage: LabelStage, library: Library) -> float:
     return question * (1 + stage.few_shot) + (stage.reasoning_tokens if stage.chain_of_thought else 0)
 
 
-def _reasoning(question: Phase, stage: LabelStage, sequences: float) -> Phase:
+def _reasoning(question: RolePhase, stage: LabelStage, sequences: float) -> RolePhase:
     """The judge's reasons before one kind of question."""
     tokens = question.prompt_tokens - stage.reasoning_tokens
-    return Phase(
+    return RolePhase(
         name=question.name.replace("judge", "reason about"),
         work="generate",
         role="judge",
@@ -318,7 +318,7 @@ def generate(stage: GenerateStage, models: Models, library: Library) -> Workload
 def evaluate(stage: EvalStage, models: Models, library: Library) -> Workload:
     """Answers of every policy, and what judge and preference models make of them and of held-out pairs."""
     writers = [("policy", stage.policy), ("against", stage.against), ("control", stage.control)]
-    roles: list[Role | Asked] = [models.role(role, name) for role, name in writers if name is not None]
+    roles: list[Role | EndpointUse] = [models.role(role, name) for role, name in writers if name is not None]
     prompts = library.prompts(stage.prompts, roles[0].vocab_size)
     pairs = library.corpus(stage.pairs, roles[0].vocab_size)
     count = float(min(stage.num_prompts or prompts.rows, prompts.rows or stage.num_prompts or 0))
@@ -365,7 +365,7 @@ def evaluate(stage: EvalStage, models: Models, library: Library) -> Workload:
     )
 
 
-def _read(role: str, pairs: Corpus, tokens: float, stage: EvalStage) -> Phase:
+def _read(role: str, pairs: Corpus, tokens: float, stage: EvalStage) -> RolePhase:
     """Two sequences per pair."""
     steps = ceil(2 * pairs.rows / stage.rollout_batch)
     return forward(f"{role} scores", role, steps, stage.rollout_batch, tokens, ragged=True)
@@ -456,7 +456,7 @@ ASSUMED_CRITERIA = 16
 
 def _ratings(
     stage: PpoStage, roles: Mapping[str, str], rollouts: int, longest: float, library: Library
-) -> tuple[Phase, ...]:
+) -> tuple[RolePhase, ...]:
     """Questions to the judges: one for each answer, or for each criterion; of two answers, both orders."""
     if not stage.rewards:
         return tuple(_rate("rate answers", role, rollouts, stage.rollout_batch, longest) for role in roles.values())
@@ -477,7 +477,7 @@ def _ratings(
     return tuple(phases)
 
 
-def _rate(name: str, role: str, rollouts: int, questions: int, tokens: float) -> Phase:
+def _rate(name: str, role: str, rollouts: int, questions: int, tokens: float) -> RolePhase:
     question = tokens + RATING_TOKENS
     return forward(name, role, rollouts, questions, question, logit_share=1 / question)
 

@@ -49,29 +49,29 @@ NOTHING = Amount(milliseconds=0, micro_usd=None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spread:
+class AmountSpread:
     """An estimate: median, and the tenth and ninetieth percentiles."""
 
     p10: Amount
     p50: Amount
     p90: Amount
 
-    def __add__(self, other: "Spread") -> "Spread":
-        return Spread(p10=self.p10 + other.p10, p50=self.p50 + other.p50, p90=self.p90 + other.p90)
+    def __add__(self, other: "AmountSpread") -> "AmountSpread":
+        return AmountSpread(p10=self.p10 + other.p10, p50=self.p50 + other.p50, p90=self.p90 + other.p90)
 
-    def scaled(self, share: float) -> "Spread":
+    def scaled(self, share: float) -> "AmountSpread":
         """A share of it."""
-        return Spread(p10=self.p10.scaled(share), p50=self.p50.scaled(share), p90=self.p90.scaled(share))
+        return AmountSpread(p10=self.p10.scaled(share), p50=self.p50.scaled(share), p90=self.p90.scaled(share))
 
     def to_json(self) -> dict[str, float | int | None]:
         """The median plain, the others with `_p10` and `_p90`."""
         return {**self.p50.to_json(), **self.p10.to_json("_p10"), **self.p90.to_json("_p90")}
 
 
-NO_SPREAD = Spread(p10=NOTHING, p50=NOTHING, p90=NOTHING)
+NO_SPREAD = AmountSpread(p10=NOTHING, p50=NOTHING, p90=NOTHING)
 
 
-def planned(stage: Mapping[str, Any]) -> Spread:
+def planned(stage: Mapping[str, Any]) -> AmountSpread:
     """Time and cost of one stage of a plan."""
     seconds, usd = stage.get("seconds") or {}, stage.get("usd") or {}
 
@@ -82,4 +82,4 @@ def planned(stage: Mapping[str, Any]) -> Spread:
             micro_usd=None if cost is None else micro_usd(cost),
         )
 
-    return Spread(p10=amount("p10"), p50=amount("p50"), p90=amount("p90"))
+    return AmountSpread(p10=amount("p10"), p50=amount("p50"), p90=amount("p90"))

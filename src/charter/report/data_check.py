@@ -26,7 +26,7 @@ SHOWN = 20
 
 
 @dataclass
-class Found:
+class FaultCount:
     """One sort of finding: how many, and the first of them."""
 
     count: int = 0
@@ -43,7 +43,7 @@ class Found:
 class _BadRows(SkippedRows):
     """Takes bad rows as they come, and keeps more of their reasons than a stage's log has room for."""
 
-    found: Found = field(default_factory=Found)
+    found: FaultCount = field(default_factory=FaultCount)
 
     def take(self, error: BadRowError, policy: Literal["fail", "skip"]) -> None:
         super().take(error, "skip")
@@ -57,10 +57,10 @@ class DataCheck:
     path: Path
     rows: int
     kinds: Mapping[str, int]
-    bad: Found
-    blank: Found
-    repeated_ids: Found
-    duplicates: Found
+    bad: FaultCount
+    blank: FaultCount
+    repeated_ids: FaultCount
+    duplicates: FaultCount
 
     @property
     def is_sound(self) -> bool:
@@ -83,7 +83,7 @@ def check_data(path: Path, spec: DataSpec | None = None, *, tell: Callable[[int]
     """Read every row as a stage would; one hash per row is held. `tell` hears of every row."""
     bad = _BadRows()
     kinds: Counter[str] = Counter()
-    blank, repeated, duplicates = Found(), Found(), Found()
+    blank, repeated, duplicates = FaultCount(), FaultCount(), FaultCount()
     ids: dict[str, str] = {}
     texts: dict[bytes, str] = {}
     rows = 0

@@ -33,7 +33,7 @@ class Labels:
 
 
 @dataclass
-class Principle:
+class PrincipleStats:
     """Uses of a principle, and the judge's answers under it."""
 
     rows: int = 0
@@ -53,7 +53,7 @@ class DataStats:
     prompts: "array[int]" = field(default_factory=lambda: array("I"))
     answers: "array[int]" = field(default_factory=lambda: array("I"))
     labels: Labels = field(default_factory=Labels)
-    principles: dict[str, Principle] = field(default_factory=dict)
+    principles: dict[str, PrincipleStats] = field(default_factory=dict)
     skipped: SkippedRows = field(default_factory=SkippedRows)
 
 
@@ -86,7 +86,7 @@ def _count(found: DataStats, row: Row, kind: str, candidate: Candidate) -> None:
         found.labels.chosen_is_longer += chosen > rejected
         found.labels.same_length += chosen == rejected
     for name in principles_of(row.value):
-        add_principle(found.principles.setdefault(name, Principle()), row.value)
+        add_principle(found.principles.setdefault(name, PrincipleStats()), row.value)
 
 
 def principles_of(value: Mapping[str, Any]) -> Iterator[str]:
@@ -95,7 +95,7 @@ def principles_of(value: Mapping[str, Any]) -> Iterator[str]:
     yield from (name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
 
 
-def add_principle(found: Principle, value: Mapping[str, Any]) -> None:
+def add_principle(found: PrincipleStats, value: Mapping[str, Any]) -> None:
     """Count one record that was made under a principle."""
     found.rows += 1
     probability, orders = value.get("chosen_probability"), value.get("both_orders")
@@ -147,7 +147,7 @@ def _labels(labels: Labels) -> dict[str, Any] | None:
     }
 
 
-def _principle(item: Principle) -> dict[str, Any]:
+def _principle(item: PrincipleStats) -> dict[str, Any]:
     both_ways = item.asked_both_ways
     return {
         "rows": item.rows,

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from charter.engines.common.request import CPU, Arrangement, Handover, HandoverPaths, RlPlacement, RolesTogether
 from charter.errors import Problem, SpecError, UsageError
-from charter.plan.option import Option, Question, RoleGroup
+from charter.plan.option import Option, RoleGroup, StageQuestion
 from charter.plan.plan import Plan
 from charter.spec.architecture import Architecture
 from charter.spec.project import Project
@@ -84,7 +84,7 @@ def handover_of(
     )
 
 
-def target_steps(stage: Stage, question: Question) -> int:
+def target_steps(stage: Stage, question: StageQuestion) -> int:
     """Optimizer steps, or rollouts."""
     if isinstance(stage, PpoStage):
         return ceil(stage.episodes / stage.rollout_batch)
@@ -124,7 +124,7 @@ def _on_a_hub(model: str) -> bool:
     return model.count("/") == 1 and model[0] not in "/.~"
 
 
-def _architectures(stage: Stage, question: Question) -> dict[str, Architecture]:
+def _architectures(stage: Stage, question: StageQuestion) -> dict[str, Architecture]:
     roles = {role.name: role.architecture for role in question.work.roles}
     by_role = {}
     for role in references(stage):

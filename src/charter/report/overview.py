@@ -10,7 +10,7 @@ from charter.ledger.account import Accounted, Totals, stage_totals, totals_of, w
 from charter.ledger.call import CallSums
 from charter.ledger.focus import stage_usage, usage_sums
 from charter.physics.terms import Interval
-from charter.report.amounts import NO_SPREAD, Amount, Spread, planned
+from charter.report.amounts import NO_SPREAD, Amount, AmountSpread, planned
 from charter.report.read import RunFiles, StageFiles
 
 PENDING = StageState(phase=Phase.PENDING, why="never run", step=0, target_step=None)
@@ -26,11 +26,11 @@ class StageView:
     phase: Phase
     step: int | None
     target_step: int | None
-    plan: Spread | None
+    plan: AmountSpread | None
     totals: Totals
     calls: CallSums
     """To servers that answer for a model."""
-    remaining: Spread
+    remaining: AmountSpread
     """What is still to be done: the plan's part that is left, at the pace that was measured."""
     planned_stage: Mapping[str, Any]
     """The stage as the plan has it; empty for one that is in no plan."""
@@ -41,7 +41,7 @@ class StageView:
         return spent(self.totals) + spent_on_calls(self.calls)
 
     @property
-    def forecast(self) -> Spread:
+    def forecast(self) -> AmountSpread:
         """Actual plus what is still to come."""
         return _plus(self.actual, self.remaining)
 
@@ -70,8 +70,8 @@ class Overview:
     stages: tuple[StageView, ...]
     totals: Totals
     calls: CallSums
-    plan: Spread
-    forecast: Spread
+    plan: AmountSpread
+    forecast: AmountSpread
     budget_limit_usd: float | None
     wall_seconds: float = 0.0
     """Time in which at least one attempt ran: the clock of the run, where `actual` has machine time."""
@@ -200,18 +200,18 @@ def _so_far(stage: StageView, files: StageFiles, accounted: Iterable[Accounted])
     )
 
 
-def _interval(spread: Spread, what: Literal["seconds", "usd"]) -> Interval:
+def _interval(spread: AmountSpread, what: Literal["seconds", "usd"]) -> Interval:
     low, median, high = (getattr(amount, what) or 0.0 for amount in (spread.p10, spread.p50, spread.p90))
     return Interval(p10=low, p50=median, p90=high)
 
 
-def _spread(left: StageForecast) -> Spread:
+def _spread(left: StageForecast) -> AmountSpread:
     def amount(quantile: str) -> Amount:
         usd = None if left.usd is None else round(getattr(left.usd, quantile) * 1e6)
         return Amount(milliseconds=round(getattr(left.seconds, quantile) * 1000), micro_usd=usd)
 
-    return Spread(p10=amount("p10"), p50=amount("p50"), p90=amount("p90"))
+    return AmountSpread(p10=amount("p10"), p50=amount("p50"), p90=amount("p90"))
 
 
-def _plus(amount: Amount, spread: Spread) -> Spread:
-    return Spread(p10=amount + spread.p10, p50=amount + spread.p50, p90=amount + spread.p90)
+def _plus(amount: Amount, spread: AmountSpread) -> AmountSpread:
+    return AmountSpread(p10=amount + spread.p10, p50=amount + spread.p50, p90=amount + spread.p90)

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from charter.evaluate.outcome import Outcome, outcome_of
+from charter.evaluate.outcome import EvaluationOutcome, outcome_of
 from charter.report.cost_text import plan_against_actual, print_budget, print_waste, state_text
 from charter.report.overview import overview
 from charter.report.read import RunFiles, read_run
@@ -38,7 +38,7 @@ def print_summary(project_dir: Path, console: Console) -> None:
     print_budget(view, console)
 
 
-def outcomes(run: RunFiles) -> list[Outcome]:
+def outcomes(run: RunFiles) -> list[EvaluationOutcome]:
     """Return the outcomes of the evaluations."""
     return [outcome_of(name, results) for name, results in all_results(run)]
 

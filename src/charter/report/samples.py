@@ -34,7 +34,7 @@ class SampleSource:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class SampleText:
     """One text of a sample: who said it, and whether it was preferred or turned down."""
 
     label: str
@@ -44,14 +44,14 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class ShownSample:
     """One prompt with what was said to it."""
 
     stage: str
     id: str
     prompt: str
     """The last turn before the answers."""
-    parts: tuple[Part, ...]
+    parts: tuple[SampleText, ...]
     principle: str = ""
     probability: float | None = None
     """That the judge gives to the answer that it prefers."""
@@ -95,7 +95,7 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class SampleFilter:
     """Filter and order of the samples that are shown; what is empty does not choose."""
 
     stage: str = ""
@@ -107,7 +107,7 @@ class Wanted:
     flagged: bool = False
     """Only what a reader has flagged."""
 
-    def takes(self, sample: Sample) -> bool:
+    def takes(self, sample: ShownSample) -> bool:
         """Return True for a sample that is wanted.
 
         >>> sample = Sample(stage="label", id="1", prompt="Hi", parts=(Part(label="chosen", text="Hello"),))
@@ -128,7 +128,7 @@ class Wanted:
 class SampleList:
     """Samples, and whether all files were read to their ends."""
 
-    samples: tuple[Sample, ...]
+    samples: tuple[ShownSample, ...]
     principles: tuple[str, ...]
     """Of all that was read, in alphabetical order."""
     is_complete: bool
@@ -136,23 +136,25 @@ class SampleList:
 
 MOST_ORDERED = 2_000
 """Samples that are put into an order: the first that are wanted."""
-_ORDER: Mapping[str, Callable[[Sample], float]] = {
+_ORDER: Mapping[str, Callable[[ShownSample], float]] = {
     "changed": lambda sample: -sample.change,
     "longest": lambda sample: -sample.length,
     "shortest": lambda sample: sample.length,
 }
 
 
-def side_by_side(lists: Sequence[tuple[str, Iterable[SampleSource]]], wanted: Wanted, *, limit: int) -> SampleList:
+def side_by_side(
+    lists: Sequence[tuple[str, Iterable[SampleSource]]], wanted: SampleFilter, *, limit: int
+) -> SampleList:
     """Return one sample for each prompt that models in training answered, with the last answer of every stage.
 
     Each of `lists` is a run with its sources; its name stands before its stages where there are several.
     """
-    rows: dict[tuple[str, str], list[Sample]] = {}
+    rows: dict[tuple[str, str], list[ShownSample]] = {}
     is_complete = True
     for run, sources in lists:
         for source in sources:
-            listed = find_samples([source], Wanted(), limit=MOST_ORDERED)
+            listed = find_samples([source], SampleFilter(), limit=MOST_ORDERED)
             is_complete = is_complete and listed.is_complete
             for sample in listed.samples:
                 if sample.step is not None:
@@ -163,7 +165,7 @@ def side_by_side(lists: Sequence[tuple[str, Iterable[SampleSource]]], wanted: Wa
             samples[0],
             stage="",
             parts=tuple(
-                Part(label=f"{sample.stage}, {sample.parts[-1].label}", text=sample.parts[-1].text)
+                SampleText(label=f"{sample.stage}, {sample.parts[-1].label}", text=sample.parts[-1].text)
                 for sample in samples
             ),
         )
@@ -175,7 +177,7 @@ def side_by_side(lists: Sequence[tuple[str, Iterable[SampleSource]]], wanted: Wa
     return SampleList(samples=tuple(chosen[:limit]), principles=(), is_complete=is_complete and len(chosen) <= limit)
 
 
-def find_samples(sources: Iterable[SampleSource], wanted: Wanted, *, limit: int) -> SampleList:
+def find_samples(sources: Iterable[SampleSource], wanted: SampleFilter, *, limit: int) -> SampleList:
     """Return the first samples that are wanted, from the evaluations first, then from each stage in its order."""
     ordered = sorted(sources, key=lambda source: source.kind != "eval")
     if wanted.order:
@@ -212,18 +214,18 @@ def has_samples(source: SampleSource) -> bool:
     return any((source.directory / name).is_file() for name in (SAMPLES_FILE, RECORDS))
 
 
-def _disagrees(sample: Sample) -> bool:
+def _disagrees(sample: ShownSample) -> bool:
     if sample.agreed is not None:
         return not sample.agreed
     answers = {part.text for part in sample.parts if part.label != "critique"}
     return sample.principle == "" and len(answers) > 1
 
 
-def _read(source: SampleSource) -> Iterator[Sample | None]:
+def _read(source: SampleSource) -> Iterator[ShownSample | None]:
     """Yield the samples of a stage; None at the end where the bound cut it off."""
     for name in (SAMPLES_FILE, RECORDS):
         path = source.directory / name
-        by_prompt: dict[str, dict[int, Sample]] = {}
+        by_prompt: dict[str, dict[int, ShownSample]] = {}
         cut_off = False
         try:
             with path.open("rb") as file:
@@ -245,7 +247,7 @@ def _read(source: SampleSource) -> Iterator[Sample | None]:
             yield None
 
 
-def _sample(stage: str, line: bytes) -> Sample | None:
+def _sample(stage: str, line: bytes) -> ShownSample | None:
     """A line as a sample; None for one that holds no answer, or is torn."""
     try:
         row = json.loads(line)
@@ -254,11 +256,11 @@ def _sample(stage: str, line: bytes) -> Sample | None:
     if not isinstance(row, dict):
         return None
     step = row.get("step") if "answer" in row and isinstance(row.get("step"), int) else None
-    parts = _parts(row) if step is None else (Part(label=f"step {step:,}", text=_clean(row["answer"])),)
+    parts = _parts(row) if step is None else (SampleText(label=f"step {step:,}", text=_clean(row["answer"])),)
     if not parts:
         return None
     orders, probability = row.get("both_orders"), row.get("chosen_probability")
-    return Sample(
+    return ShownSample(
         stage=stage,
         id=str(row.get("id", "")),
         prompt=_prompt(row),
@@ -270,17 +272,17 @@ def _sample(stage: str, line: bytes) -> Sample | None:
     )
 
 
-def _parts(row: Mapping[str, Any]) -> tuple[Part, ...]:
+def _parts(row: Mapping[str, Any]) -> tuple[SampleText, ...]:
     if isinstance(row.get("answers"), dict):
-        return tuple(Part(label=str(role), text=_clean(text)) for role, text in row["answers"].items())
+        return tuple(SampleText(label=str(role), text=_clean(text)) for role, text in row["answers"].items())
     if "revision_response" in row:
         labels = {"init_response": "answer", "critic_response": "critique", "revision_response": "revision"}
-        return tuple(Part(label=label, text=_clean(row.get(name))) for name, label in labels.items())
+        return tuple(SampleText(label=label, text=_clean(row.get(name))) for name, label in labels.items())
     if "chosen" in row and "rejected" in row:
-        return tuple(Part(label=name, text=_last(row[name]), tone=name) for name in ("chosen", "rejected"))
+        return tuple(SampleText(label=name, text=_last(row[name]), tone=name) for name in ("chosen", "rejected"))
     messages = row.get("messages")
     if isinstance(messages, list) and messages and _role(messages[-1]) == "assistant":
-        return (Part(label="answer", text=_last(messages)),)
+        return (SampleText(label="answer", text=_last(messages)),)
     return ()
 
 

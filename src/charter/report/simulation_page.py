@@ -8,7 +8,7 @@ import numpy as np
 from charter.report.document import document
 from charter.report.markup import Markup, esc, join, section, table
 from charter.resilience.expected_time import ExpectedTime
-from charter.resilience.scenario import SweepPoint
+from charter.resilience.scenario import IntervalPoint
 from charter.resilience.simulate import SimulationOutcome
 from charter.units import format_seconds
 
@@ -29,7 +29,7 @@ def simulation_page(
     notes: Iterable[str],
     found: SimulationOutcome,
     expected: ExpectedTime,
-    points: Sequence[SweepPoint],
+    points: Sequence[IntervalPoint],
     interval_seconds: float,
     seed: int,
 ) -> str:
@@ -93,7 +93,7 @@ def _histogram(found: SimulationOutcome) -> Markup:
     return _svg("Histogram of wall times", [*bars, *_ends(format_seconds(bins[0][0]), format_seconds(bins[-1][0]))])
 
 
-def _sweep(points: Sequence[SweepPoint], chosen: float) -> Markup:
+def _sweep(points: Sequence[IntervalPoint], chosen: float) -> Markup:
     if len(points) < 2:
         return Markup("")
     low, high = (math.log(points[index].interval_seconds) for index in (0, -1))

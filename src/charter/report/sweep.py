@@ -23,7 +23,7 @@ LEVEL = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class PointFigure:
     """The metric of one point; None with the reason where there is none."""
 
     point: Point
@@ -33,7 +33,7 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class SettingSummary:
     """One setting over its seeds, and against the first setting."""
 
     name: str
@@ -60,7 +60,7 @@ class SweepResult:
     name: str
     metric: SweepMetric
     unit: str
-    settings: tuple[Setting, ...]
+    settings: tuple[SettingSummary, ...]
     comparisons: int
 
     @property
@@ -90,28 +90,28 @@ class SweepResult:
         }
 
 
-def measured_points(points: "Sequence[tuple[Point, Pipeline]]", metric: SweepMetric) -> list[Measured]:
+def measured_points(points: "Sequence[tuple[Point, Pipeline]]", metric: SweepMetric) -> list[PointFigure]:
     """Return the metric of every point, read from its evaluation's outputs."""
     return [_measured(point, pipeline.stages[metric.stage].directory, metric) for point, pipeline in points]
 
 
-def _measured(point: Point, directory: "Path", metric: SweepMetric) -> Measured:
+def _measured(point: Point, directory: "Path", metric: SweepMetric) -> PointFigure:
     results = read_results(directory)
     if results is None:
-        return Measured(point=point, value=None, why=f"{metric.stage} is not finished")
+        return PointFigure(point=point, value=None, why=f"{metric.stage} is not finished")
     figures = {str(figure.get("key")): figure for figure in results["figures"] if isinstance(figure, Mapping)}
     figure = figures.get(metric.figure, {})
     value = figure.get("value")
     if not isinstance(value, int | float):
-        return Measured(
+        return PointFigure(
             point=point, value=None, why=f"{metric.stage} has no figure {metric.figure}: {', '.join(figures)}"
         )
-    return Measured(point=point, value=float(value), unit=str(figure.get("unit") or ""))
+    return PointFigure(point=point, value=float(value), unit=str(figure.get("unit") or ""))
 
 
-def sweep_result(name: str, metric: SweepMetric, measured: Sequence[Measured]) -> SweepResult:
+def sweep_result(name: str, metric: SweepMetric, measured: Sequence[PointFigure]) -> SweepResult:
     """Return settings in their order, each compared with the first over the seeds that both have."""
-    by_setting: dict[str, dict[int, Measured]] = {}
+    by_setting: dict[str, dict[int, PointFigure]] = {}
     for item in measured:
         by_setting.setdefault(item.point.setting, {})[item.point.repetition] = item
     names = list(by_setting)
@@ -137,7 +137,7 @@ def sweep_result(name: str, metric: SweepMetric, measured: Sequence[Measured]) -
         difference = interval(paired.get(setting, ()), level)
         missing = dict.fromkeys(item.why for item in by_setting[setting].values() if item.value is None)
         settings.append(
-            Setting(
+            SettingSummary(
                 name=setting,
                 values=own,
                 missing=tuple(missing),

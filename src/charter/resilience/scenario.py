@@ -152,7 +152,7 @@ class Scenario:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepPoint:
+class IntervalPoint:
     """Useful share at one interval, by both ways; None where the job makes no progress."""
 
     interval_seconds: float
@@ -160,9 +160,9 @@ class SweepPoint:
     closed_form: float
 
 
-def sweep(scenario: Scenario, interval_seconds: float, *, runs: int, seed: int) -> tuple[SweepPoint, ...]:
+def sweep(scenario: Scenario, interval_seconds: float, *, runs: int, seed: int) -> tuple[IntervalPoint, ...]:
     """Useful share over intervals from an eighth to eight times the given one, on the same random numbers."""
-    points: list[SweepPoint] = []
+    points: list[IntervalPoint] = []
     for factor in SWEEP_FACTORS:
         interval = max(factor * interval_seconds, scenario.persist_seconds, 1e-3)
         if interval > max(scenario.useful_seconds, interval_seconds) or any(
@@ -172,7 +172,7 @@ def sweep(scenario: Scenario, interval_seconds: float, *, runs: int, seed: int) 
         form = scenario.closed_form(interval)
         hopeless = form.useful_share < LEAST_SHARE or form.interruptions > MOST_INTERRUPTIONS
         ettr = None if hopeless else simulate(scenario.job(interval), runs=runs, seed=seed).ettr
-        points.append(SweepPoint(interval_seconds=interval, ettr=ettr, closed_form=form.useful_share))
+        points.append(IntervalPoint(interval_seconds=interval, ettr=ettr, closed_form=form.useful_share))
     return tuple(points)
 
 

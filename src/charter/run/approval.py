@@ -153,7 +153,7 @@ _REPEATED_BY = {"messages": "revision_response", "principle": "principles"}
 
 
 @dataclass(frozen=True)
-class Sample:
+class ApprovalSample:
     """One record: its id and the fields that are shown, as text."""
 
     id: str
@@ -167,7 +167,7 @@ class Sampled:
     name: str
     role: str
     rows: int
-    samples: tuple[Sample, ...]
+    samples: tuple[ApprovalSample, ...]
 
 
 def samples_of(stage: PlannedStage, count: int, *, seed: int) -> list[Sampled]:
@@ -193,11 +193,11 @@ def _readable(stage: PlannedStage) -> Iterator[tuple[str, JobInput]]:
 def _sampled(item: JobInput, count: int, seed: int) -> Sampled:
     rows = 0
 
-    def drawn() -> Iterator[tuple[int, int, Sample]]:
+    def drawn() -> Iterator[tuple[int, int, ApprovalSample]]:
         nonlocal rows
         for row in selected_rows(item.location(), item.data, SkippedRows()):
             rows += 1
-            yield draw_seed(seed, row.number), row.number, Sample(row.id, shown_fields(row.value))
+            yield draw_seed(seed, row.number), row.number, ApprovalSample(row.id, shown_fields(row.value))
 
     chosen = heapq.nsmallest(count, drawn(), key=lambda found: found[:2])
     samples = tuple(sample for _, _, sample in sorted(chosen, key=lambda found: found[1]))

@@ -23,7 +23,7 @@ MIN_PIN_LENGTH = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class AdoptedRecord:
     """A finished record that stands in for a stage whose fingerprint is now another."""
 
     fingerprint: str
@@ -40,15 +40,23 @@ class Acceptance:
     differences: tuple[tuple[str, Any, Any], ...]
 
 
-def kept_record(root: Path, name: str, *, asked: str, pin: str | None, acceptances: Mapping[str, Any]) -> Kept | None:
+def kept_record(
+    root: Path, name: str, *, asked: str, pin: str | None, acceptances: Mapping[str, Any]
+) -> AdoptedRecord | None:
     """The record that a pin or an acceptance keeps for a stage, None when the asked fingerprint counts."""
     if pin is not None and not asked.startswith(pin):
         record = _finished(root, name, pin) if len(pin) >= MIN_PIN_LENGTH else None
-        return Kept(fingerprint=record.fingerprint, why="kept by its pin (expected_fingerprint)") if record else None
+        return (
+            AdoptedRecord(fingerprint=record.fingerprint, why="kept by its pin (expected_fingerprint)")
+            if record
+            else None
+        )
     accepted = acceptances.get(name)
     if accepted and accepted.get("wanted") == asked:
         record = _finished(root, name, accepted["kept"])
-        return Kept(fingerprint=record.fingerprint, why="kept by `charter artifacts accept`") if record else None
+        return (
+            AdoptedRecord(fingerprint=record.fingerprint, why="kept by `charter artifacts accept`") if record else None
+        )
     return None
 
 
@@ -106,7 +114,7 @@ class PlannedStage:
     """What the file asks for."""
     asked_fingerprint: str
     """The hash of `identity`."""
-    kept: Kept | None
+    kept: AdoptedRecord | None
     """The finished record of another fingerprint that stands in its place, by `charter artifacts accept` or a pin."""
     directory: Path
     inputs: Mapping[str, tuple[JobInput, ...]]

@@ -22,7 +22,7 @@ from charter.spec.stage import is_hosted
 
 if TYPE_CHECKING:
     from charter.artifacts.job_files import Submission
-    from charter.evaluate.outcome import Outcome
+    from charter.evaluate.outcome import EvaluationOutcome
     from charter.launch.scheduler import JobState
 
 
@@ -190,7 +190,7 @@ def status_of(project: Project, root: Path, *, thorough: bool = False) -> dict[s
     }
 
 
-def _outcomes(stages: Sequence[Mapping[str, Any]]) -> "list[Outcome]":
+def _outcomes(stages: Sequence[Mapping[str, Any]]) -> "list[EvaluationOutcome]":
     """Return the outcomes of the finished evaluations."""
     done = [stage for stage in stages if stage["kind"] == "eval" and stage["state"] == "done"]
     if not done:

@@ -8,7 +8,7 @@ from charter.validation.bundled import fingerprint
 from charter.validation.intervals import spreads, typical_errors
 from charter.validation.quantity import Quantity
 from charter.validation.rows.measurement import Measurement
-from charter.validation.score import Case, Scored, by, calibrated, cases_of, fitted_to, scored, summary
+from charter.validation.score import Case, ScoredRow, by, calibrated, cases_of, fitted_to, scored, summary
 
 FEW_ROWS = 5
 FEWEST_SOURCES = 2
@@ -76,7 +76,7 @@ def fit_quantity(quantity: Quantity, rows: Iterable[Measurement]) -> QuantityFit
         for prefix, fitted in without.items()
     }
     elsewhere = [item for items in left_out.values() for item in items if len(stacks[item.stack]) > 1]
-    situations: dict[Knowledge, list[Scored]] = {
+    situations: dict[Knowledge, list[ScoredRow]] = {
         "unseen": _stack_left_out(quantity, cases),
         "seen": elsewhere,
         "calibrated": _after_few(quantity, cases, without),
@@ -93,9 +93,9 @@ def fit_quantity(quantity: Quantity, rows: Iterable[Measurement]) -> QuantityFit
     )
 
 
-def _after_few(quantity: Quantity, cases: Sequence[Case], without: Mapping[str, Fitted]) -> list[Scored]:
+def _after_few(quantity: Quantity, cases: Sequence[Case], without: Mapping[str, Fitted]) -> list[ScoredRow]:
     """Rows of each source predicted after a few of its own, where enough are left to predict."""
-    predicted: list[Scored] = []
+    predicted: list[ScoredRow] = []
     for prefix, fitted in without.items():
         own = [case for case in cases if case.row.prefix == prefix]
         if len(own) > 2 * FEW_ROWS:
@@ -103,20 +103,20 @@ def _after_few(quantity: Quantity, cases: Sequence[Case], without: Mapping[str, 
     return predicted
 
 
-def _stack_left_out(quantity: Quantity, cases: Sequence[Case]) -> list[Scored]:
+def _stack_left_out(quantity: Quantity, cases: Sequence[Case]) -> list[ScoredRow]:
     """Every row predicted from a fit without its stack: what a stack that nobody measured meets."""
-    predicted: list[Scored] = []
+    predicted: list[ScoredRow] = []
     for stack in sorted({case.stack for case in cases}):
         own = [case for case in cases if case.stack == stack]
         predicted += scored(quantity, own, fitted_to(quantity, [case for case in cases if case.stack != stack]))
     return predicted
 
 
-def _folded(quantity: Quantity, cases: Sequence[Case]) -> list[Scored]:
+def _folded(quantity: Quantity, cases: Sequence[Case]) -> list[ScoredRow]:
     """Every row predicted from a fit without its fold of configurations: what a new row of a known source meets."""
     configurations = sorted({case.row.config_id or case.row.id for case in cases})
     fold = {name: index % FOLDS for index, name in enumerate(configurations)}
-    predictions: list[Scored] = []
+    predictions: list[ScoredRow] = []
     for number in range(FOLDS):
         inside = [case for case in cases if fold[case.row.config_id or case.row.id] == number]
         outside = [case for case in cases if fold[case.row.config_id or case.row.id] != number]

@@ -21,7 +21,7 @@ from charter.physics.terms import t_quantile
 
 if TYPE_CHECKING:
     from charter.validation.rows.measurement import Measurement
-    from charter.validation.score import Scored
+    from charter.validation.score import ScoredRow
 
 COVERAGE = 0.8
 PRIOR_ROWS = 5.0
@@ -114,7 +114,7 @@ def half_width(effect: Effect, residual: Residual | None, *, coverage: float = C
     return float(min(max(width, NARROWEST), WIDEST))
 
 
-def spreads(situations: Mapping[Knowledge, "Iterable[Scored]"]) -> Spread:
+def spreads(situations: Mapping[Knowledge, "Iterable[ScoredRow]"]) -> Spread:
     """Half-widths from scored rows of each situation.
 
     A group of rows that only one cluster has takes the effect between clusters of all groups, and keeps its residual.
@@ -122,7 +122,7 @@ def spreads(situations: Mapping[Knowledge, "Iterable[Scored]"]) -> Spread:
     widths: dict[str, dict[str, float]] = {}
     for knowledge, rows in situations.items():
         voters = [item for item in rows if not item.used]
-        groups: dict[str, list[Scored]] = {}
+        groups: dict[str, list[ScoredRow]] = {}
         for item in voters:
             groups.setdefault(group_of(item.row), []).append(item)
         everything = _clusters(voters, knowledge)
@@ -137,11 +137,11 @@ def spreads(situations: Mapping[Knowledge, "Iterable[Scored]"]) -> Spread:
     return Spread(half_widths={name: _ordered(width) for name, width in sorted(widths.items())})
 
 
-def typical_errors(situations: Mapping[Knowledge, "Iterable[Scored]"]) -> dict[str, dict[str, float]]:
+def typical_errors(situations: Mapping[Knowledge, "Iterable[ScoredRow]"]) -> dict[str, dict[str, float]]:
     """Typical |predicted / measured - 1| by group and situation: the median of a cluster, mean over clusters."""
     errors: dict[str, dict[str, float]] = {}
     for knowledge, rows in situations.items():
-        groups: dict[str, list[Scored]] = {}
+        groups: dict[str, list[ScoredRow]] = {}
         for item in rows:
             if not item.used:
                 groups.setdefault(group_of(item.row), []).append(item)
@@ -152,7 +152,7 @@ def typical_errors(situations: Mapping[Knowledge, "Iterable[Scored]"]) -> dict[s
     return errors
 
 
-def _clusters(rows: "Sequence[Scored]", knowledge: Knowledge) -> dict[str, list[float]]:
+def _clusters(rows: "Sequence[ScoredRow]", knowledge: Knowledge) -> dict[str, list[float]]:
     """Errors by what the next row will be new in, its stack or its source; one error per configuration."""
     by_cluster: dict[str, dict[str, list[float]]] = {}
     for item in rows:
@@ -172,7 +172,7 @@ def _ordered(widths: Mapping[str, float]) -> dict[str, float]:
     return ordered
 
 
-def scatter_factor(own: "Sequence[Scored]", expected_half_width: float) -> float:
+def scatter_factor(own: "Sequence[ScoredRow]", expected_half_width: float) -> float:
     """Return how much wider or narrower a source's rows scatter than expected, by the few that calibrated it.
 
     `sqrt((n0 + sum of squared scaled errors) / (n0 + n))`: the usual update of a scale with a prior of n0 rows. The

@@ -24,7 +24,7 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scored:
+class ScoredRow:
     """A row with its prediction; `log_error` is log(predicted / measured)."""
 
     row: Measurement
@@ -125,7 +125,7 @@ def spread_over(cases: Sequence[Case], count: int) -> list[int]:
     return [order[round((step + 0.5) * len(order) / count - 0.5)] for step in range(count)]
 
 
-def leave_source_out(quantity: Quantity, cases: Sequence[Case], *, rows: int = 0) -> list[Scored]:
+def leave_source_out(quantity: Quantity, cases: Sequence[Case], *, rows: int = 0) -> list[ScoredRow]:
     """Each source predicted with constants fitted to the others, and to `rows` rows of its own."""
     predictions = []
     for prefix in sorted({case.row.prefix for case in cases}):
@@ -135,14 +135,14 @@ def leave_source_out(quantity: Quantity, cases: Sequence[Case], *, rows: int = 0
     return predictions
 
 
-def scored(quantity: Quantity, own: Sequence[Case], fitted: Fitted, *, rows: int = 0) -> list[Scored]:
+def scored(quantity: Quantity, own: Sequence[Case], fitted: Fitted, *, rows: int = 0) -> list[ScoredRow]:
     """The cases of one source predicted, after calibration on `rows` of them."""
     used = set(spread_over(own, rows)) if rows else set()
     if used:
         fitted = calibrated(quantity, [own[index] for index in sorted(used)], fitted)
     values = predict(quantity, own, fitted)
     return [
-        Scored(row=case.row, stack=case.stack, predicted=float(value), used=index in used)
+        ScoredRow(row=case.row, stack=case.stack, predicted=float(value), used=index in used)
         for index, (case, value) in enumerate(zip(own, values, strict=True))
     ]
 
@@ -159,7 +159,7 @@ class Summary:
     """Median of predicted / measured - 1."""
 
 
-def summary(rows: Sequence[Scored]) -> Summary:
+def summary(rows: Sequence[ScoredRow]) -> Summary:
     """Median, 90th percentile and bias over configurations; rows used for calibration do not vote."""
     votes: dict[str, list[float]] = {}
     for item in rows:
@@ -176,9 +176,9 @@ def summary(rows: Sequence[Scored]) -> Summary:
     )
 
 
-def by(rows: Sequence[Scored], key: Callable[[Scored], str]) -> Mapping[str, list[Scored]]:
+def by(rows: Sequence[ScoredRow], key: Callable[[ScoredRow], str]) -> Mapping[str, list[ScoredRow]]:
     """Rows in groups, sorted by name."""
-    groups: dict[str, list[Scored]] = {}
+    groups: dict[str, list[ScoredRow]] = {}
     for item in rows:
         groups.setdefault(key(item), []).append(item)
     return dict(sorted(groups.items()))

@@ -14,7 +14,7 @@ from charter.validation.intervals import group_of, scatter_factor
 from charter.validation.quantities.memory import out_of_memory
 from charter.validation.quantity import QUANTITIES, Quantity, quantity_of
 from charter.validation.rows.measurement import Measurement, Refusal, inferred, unknowns
-from charter.validation.score import Case, Scored, calibrated, cases_of, fitted_to, predict, spread_over
+from charter.validation.score import Case, ScoredRow, calibrated, cases_of, fitted_to, predict, spread_over
 
 OOM = "oom"
 RISK = 0.1
@@ -22,7 +22,7 @@ RISK = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class RowVerdict:
     """One row of a file, predicted or refused."""
 
     row: Measurement
@@ -72,7 +72,7 @@ def validate(
     in_sample: bool = False,
     bundle: Bundle | None = None,
     progress: Callable[[str], None] = lambda name: None,
-) -> tuple[Verdict, ...]:
+) -> tuple[RowVerdict, ...]:
     """Predict every row once, in the order of the file.
 
     A source whose rows the calibration was fitted to is predicted without them (unless `in_sample`); `leave_out` names
@@ -81,7 +81,7 @@ def validate(
     """
     fits = {**bundled().quantities, **(bundle.quantities if bundle else {})}
     fitted_rows = set() if in_sample else {(row.id, row.value) for row in bundled_measurements()}
-    verdicts: dict[int, Verdict] = {}
+    verdicts: dict[int, RowVerdict] = {}
     numbers = {id(row): number for number, row in enumerate(rows)}
     alarms = {number: raised for number, row in enumerate(rows) if (raised := alarms_of(row))}
     flagged = {id(rows[number]) for number in alarms}
@@ -90,7 +90,7 @@ def validate(
         mine = [row for row in rows if quantity_of(row) is quantity and row.metric != OOM]
         cases, refused = safe_cases(quantity, mine)
         for row, reason in refused:
-            verdicts[numbers[id(row)]] = Verdict(row=row, refused=reason, quantity=quantity.name)
+            verdicts[numbers[id(row)]] = RowVerdict(row=row, refused=reason, quantity=quantity.name)
         for prefix in sorted({case.row.prefix for case in cases}):
             own = [case for case in cases if case.row.prefix == prefix]
             itself = (prefix,) if any((case.row.id, case.row.value) in fitted_rows for case in own) else ()
@@ -165,13 +165,13 @@ def _verdicts(
     flagged: Collection[int],
     *,
     known_source: bool,
-) -> list[Verdict]:
+) -> list[RowVerdict]:
     sound = [index for index, case in enumerate(own) if id(case.row) not in flagged]
     used = {sound[index] for index in spread_over([own[index] for index in sound], few)} if few else set()
     fitted = calibrated(quantity, [own[index] for index in sorted(used)], start) if used else start
     values = predict(quantity, own, fitted)
     scored = [
-        Scored(row=case.row, stack=case.stack, predicted=float(value), used=index in used)
+        ScoredRow(row=case.row, stack=case.stack, predicted=float(value), used=index in used)
         for index, (case, value) in enumerate(zip(own, values, strict=True))
     ]
     verdicts = []
@@ -183,7 +183,7 @@ def _verdicts(
         factor = scatter_factor(scored, width) if used else 1.0
         interval = fit.spread.interval(item.predicted, group, knowledge, factor=factor)
         verdicts.append(
-            Verdict(
+            RowVerdict(
                 row=item.row,
                 predicted=item.predicted,
                 p10=interval.p10,
@@ -197,7 +197,7 @@ def _verdicts(
     return verdicts
 
 
-def _knowledge(item: Scored, start: Fitted, *, calibrated: bool, source: bool) -> Knowledge:
+def _knowledge(item: ScoredRow, start: Fitted, *, calibrated: bool, source: bool) -> Knowledge:
     if source and item.stack in start.stacks:
         return "source"
     if calibrated:
@@ -205,22 +205,24 @@ def _knowledge(item: Scored, start: Fitted, *, calibrated: bool, source: bool) -
     return "seen" if item.stack in start.stacks else "unseen"
 
 
-def _verdict_on_memory(row: Measurement) -> Verdict:
+def _verdict_on_memory(row: Measurement) -> RowVerdict:
     """Return whether a run would have run out of memory; p10 and p90 are the verdicts at the interval's ends."""
     try:
         if row.problems:
             raise Refusal("; ".join(row.problems))
         judged = out_of_memory(row)
     except Refusal as refusal:
-        return Verdict(row=row, refused=refusal.reason, quantity=OOM)
+        return RowVerdict(row=row, refused=refusal.reason, quantity=OOM)
     except (CharterError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        return Verdict(row=row, refused=f"the configuration cannot be read: {error}", quantity=OOM)
-    return Verdict(row=row, predicted=judged.verdict, p10=judged.p10, p90=judged.p90, quantity=OOM, stack=judged.stack)
+        return RowVerdict(row=row, refused=f"the configuration cannot be read: {error}", quantity=OOM)
+    return RowVerdict(
+        row=row, predicted=judged.verdict, p10=judged.p10, p90=judged.p90, quantity=OOM, stack=judged.stack
+    )
 
 
-def _nobody(row: Measurement) -> Verdict:
+def _nobody(row: Measurement) -> RowVerdict:
     reason = f"nothing predicts {row.metric} of kind {row.kind}"
-    return Verdict(row=row, refused="; ".join(row.problems) or reason)
+    return RowVerdict(row=row, refused="; ".join(row.problems) or reason)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,9 +246,9 @@ class Score:
     oom_rows: int = 0
 
 
-def score(verdicts: Sequence[Verdict]) -> Score:
+def score(verdicts: Sequence[RowVerdict]) -> Score:
     """Summary of a group; rows that calibrated do not vote."""
-    votes: dict[str, list[Verdict]] = {}
+    votes: dict[str, list[RowVerdict]] = {}
     reasons: dict[str, int] = {}
     flagged = 0
     for item in verdicts:
@@ -277,14 +279,14 @@ def score(verdicts: Sequence[Verdict]) -> Score:
     )
 
 
-def grouped(verdicts: Sequence[Verdict], by: str) -> dict[str, Score]:
+def grouped(verdicts: Sequence[RowVerdict], by: str) -> dict[str, Score]:
     """Scores by `source`, `kind` (what was measured of what) or `gpu`, in alphabetical order."""
-    keys: dict[str, Callable[[Verdict], str]] = {
+    keys: dict[str, Callable[[RowVerdict], str]] = {
         "source": lambda item: f"{item.row.prefix} {item.row.kind} {item.row.metric}",
         "kind": lambda item: group_of(item.row),
         "gpu": lambda item: item.row.gpu,
     }
-    groups: dict[str, list[Verdict]] = {}
+    groups: dict[str, list[RowVerdict]] = {}
     for item in verdicts:
         groups.setdefault(keys[by](item), []).append(item)
     return {name: score(groups[name]) for name in sorted(groups)}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from charter.catalog import models
 from charter.engines import capabilities, engine_names, handover_engines, render, rl_engines
 from charter.errors import SpecError
-from charter.plan.layout_space import Asked, space
+from charter.plan.layout_space import SpaceRequest, space
 from charter.plan.rl_search import rl_options
 from charter.report.handover_request import placement_of
 from charter.spec.stage import DpoStage, PpoStage
@@ -33,7 +33,7 @@ def offered(stage, shape, accelerators):
     is_ppo = isinstance(stage, PpoStage)
     batch = stage.minibatch if is_ppo else stage.global_batch * stage.SEQUENCES_PER_ROW
     return space(
-        Asked(
+        SpaceRequest(
             engine=capabilities(stage.engine),
             architecture=shape,
             num_accelerators=accelerators,

@@ -3,7 +3,7 @@
 import asyncio
 
 from charter.launch.ray import keeper
-from charter.launch.ray.job_records import JobRecord, Start
+from charter.launch.ray.job_records import JobRecord, UnitStart
 
 
 def test_a_cluster_that_does_not_answer_once_is_watched_on(monkeypatch):
@@ -20,7 +20,7 @@ def test_a_cluster_that_does_not_answer_once_is_watched_on(monkeypatch):
     async def noticed():
         held = keeper.Keeper()
         record = held._records["x"] = JobRecord.of(request)
-        start = Start(restart=0, node_ids={"a"}, started_at=1.0)
+        start = UnitStart(restart=0, node_ids={"a"}, started_at=1.0)
         record.units[0].starts.append(start)
         watching = asyncio.create_task(held._watch())
         news = asyncio.create_task(start.news.wait())

@@ -12,7 +12,7 @@ import pytest
 from scheduler_contract import alive
 
 from charter.launch.ray import node_task, task_outcome
-from charter.launch.ray.job_records import Start
+from charter.launch.ray.job_records import UnitStart
 
 
 class Asked:
@@ -118,5 +118,5 @@ def test_a_killed_node_is_told_from_a_killed_worker_however_late_ray_says_so(mon
     monkeypatch.setattr(task_outcome, "ray", SimpleNamespace(nodes=nodes))
     monkeypatch.setattr(task_outcome, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(task_outcome, "SAME_MOMENT_SECONDS", 0.0)
-    start = Start(restart=0, node_ids={"a"})
+    start = UnitStart(restart=0, node_ids={"a"})
     assert asyncio.run(task_outcome._death(start, sure=False)) == ("node_lost", "NODE_DIED")

@@ -15,7 +15,7 @@ from charter.dashboard.discovery import key_of
 from charter.dashboard.export import export_pages
 from charter.dashboard.links import LiveLinks, StaticLinks
 from charter.dashboard.settings import Settings
-from charter.dashboard.site import Site
+from charter.dashboard.site import ProjectSite
 from charter.dashboard.table import PAGES
 from charter.errors import CharterError, UsageError
 
@@ -165,7 +165,7 @@ def test_the_command_writes_an_export(case, tmp_path):
 
 
 def test_a_key_is_looked_up(settings, case):
-    site = Site(settings)
+    site = ProjectSite(settings)
     (reader,) = site.readers()
     assert site.reader(reader.found.key) is reader
     for key in ("", "..", "../demo", str(case.root), "demo", reader.found.key + "/"):

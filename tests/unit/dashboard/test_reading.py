@@ -10,14 +10,14 @@ import pytest
 from dashboard_case import ProjectCase, lively
 
 from charter.dashboard import reading
-from charter.dashboard.discovery import Found, check_roots, find_projects, key_of
+from charter.dashboard.discovery import ProjectDirectory, check_roots, find_projects, key_of
 from charter.dashboard.reading import ProjectReader
 from charter.dashboard.snapshot import LedgerNow
 from charter.errors import DataError, UsageError
 
 
 def reader_of(root):
-    return ProjectReader(Found(key=key_of(root), root=root, label=root.name))
+    return ProjectReader(ProjectDirectory(key=key_of(root), root=root, label=root.name))
 
 
 def states(snapshot):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.artifacts.stage_state import Phase
-from charter.dashboard.discovery import Found, key_of
+from charter.dashboard.discovery import ProjectDirectory, key_of
 from charter.dashboard.reading import ProjectReader
 from charter.dashboard.view.cost_view import burn_chart, cost_view
 from charter.dashboard.view.curves import MOST_POINTS, curves_of, phases_of
@@ -25,7 +25,7 @@ from charter.metering.row import MeterRow
 
 @pytest.fixture
 def snapshot(case):
-    return ProjectReader(Found(key=key_of(case.root), root=case.root, label="demo")).snapshot()
+    return ProjectReader(ProjectDirectory(key=key_of(case.root), root=case.root, label="demo")).snapshot()
 
 
 @st.composite
@@ -113,7 +113,7 @@ def test_the_time_that_is_left_follows_the_edges(snapshot):
 
 def test_without_a_plan_nobody_can_say(tmp_path):
     case = ProjectCase(tmp_path / "demo")
-    found = ProjectReader(Found(key="x", root=case.root, label="x")).snapshot()
+    found = ProjectReader(ProjectDirectory(key="x", root=case.root, label="x")).snapshot()
     assert eta_of(found).run_seconds is None
     assert found.phase == "pending"
     assert run_share(found) == 0.0
@@ -263,10 +263,10 @@ def test_an_address_says_what_is_seen_and_no_more(snapshot):
 def test_a_spent_budget_is_told(tmp_path):
     case = lively(tmp_path / "demo", pid=os.getpid())
     case.event("run_stopped", run="demo", label="budget", message="demo has cost $11, its limit is $10")
-    view = run_view(ProjectReader(Found(key="x", root=case.root, label="x")).snapshot())
+    view = run_view(ProjectReader(ProjectDirectory(key="x", root=case.root, label="x")).snapshot())
     assert view.stopped == "demo has cost $11, its limit is $10"
     case.event("run_started", run="demo", todo=[])
-    assert run_view(ProjectReader(Found(key="x", root=case.root, label="x")).snapshot()).stopped == ""
+    assert run_view(ProjectReader(ProjectDirectory(key="x", root=case.root, label="x")).snapshot()).stopped == ""
 
 
 def sampled(count, node="a"):

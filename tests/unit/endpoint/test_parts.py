@@ -14,12 +14,12 @@ from charter.inference.endpoint.call import CallRequest
 from charter.inference.endpoint.identity import ModelIds
 from charter.inference.endpoint.lanes import LOAD_FACTOR, Lane, lane_for
 from charter.inference.endpoint.money import Prices, most_prompt_tokens
-from charter.inference.endpoint.order import Sweep
+from charter.inference.endpoint.order import AlphabetSweep
 from charter.inference.endpoint.pacing import Allowance, AtOnce
 from charter.inference.endpoint.rules import Answered, GiveUp, RequestTarget, TryAgain, step_after
 from charter.inference.endpoint.secrets import read_key
 from charter.inference.endpoint.stored import from_stored
-from charter.inference.endpoint.transport import Failed, Received
+from charter.inference.endpoint.transport import Received, TransportFailure
 from charter.inference.endpoint.waiting import FIRST_SECONDS, MOST_SECONDS, told_seconds, wait_seconds
 from charter.inference.endpoint.wire import body_of, path_of
 
@@ -73,7 +73,7 @@ def test_every_status_of_success_may_carry_an_answer(status):
 
 @pytest.mark.parametrize(("was_sent", "cost"), [(False, "refused"), (True, "unknown")])
 def test_what_was_sent_may_be_billed_and_what_was_not_is_not(was_sent, cost):
-    step = step_after(Failed("connect", "no", was_sent=was_sent), REQUEST, ASKED)
+    step = step_after(TransportFailure("connect", "no", was_sent=was_sent), REQUEST, ASKED)
     assert isinstance(step, TryAgain)
     assert step.cost == cost
 
@@ -215,7 +215,7 @@ def test_the_number_at_once_doubles_halves_and_then_grows_by_one_a_round():
 
 @given(st.lists(st.text(max_size=4), max_size=40), st.integers(0, 40))
 def test_a_sweep_gives_everything_once_and_in_the_order_of_the_alphabet(texts, late):
-    sweep = Sweep()
+    sweep = AlphabetSweep()
     early, rest = texts[late:], texts[:late]
     for text in early:
         sweep.add(text, text)

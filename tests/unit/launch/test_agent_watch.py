@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from charter.artifacts.job_files import JobFiles, NodeRecord
 from charter.artifacts.stage_process import INTERRUPTED_EXIT
-from charter.launch.agent_watch import NodeWatch, Task
+from charter.launch.agent_watch import AgentTask, NodeWatch
 
 
 class Group:
@@ -26,7 +26,7 @@ class Group:
 def ended(tmp_path, *, asked, nodes=1):
     """The exit code and the record of an agent whose group was started before it was asked to stop."""
     task, files, group = (
-        Task(stage_dir=tmp_path, module="m", job=1, token="t", nodes=nodes),
+        AgentTask(stage_dir=tmp_path, module="m", job=1, token="t", nodes=nodes),
         JobFiles(tmp_path, 1),
         Group(),
     )

@@ -13,7 +13,16 @@ import pytest
 from charter.artifacts.server_files import await_servers, read_servers
 from charter.errors import StageError
 from charter.launch import servers
-from charter.launch.servers import Place, PoolSpec, Replica, client_key, places_on, pools_of, pools_text, server_command
+from charter.launch.servers import (
+    PoolSpec,
+    Replica,
+    ReplicaPlace,
+    client_key,
+    places_on,
+    pools_of,
+    pools_text,
+    server_command,
+)
 
 PATIENCE = threading.Event()
 POOL = PoolSpec(model="judge", served_name="org/judge", path="/models/judge", engine="vllm", replicas=2)
@@ -49,7 +58,7 @@ def keep(tmp_path, monkeypatch):
         monkeypatch.setattr(servers, "server_command", command)
         replica = Replica(
             POOL,
-            Place(replica=len(started), devices=()),
+            ReplicaPlace(replica=len(started), devices=()),
             directory=tmp_path,
             host="127.0.0.1",
             key=client_key(tmp_path),
@@ -105,7 +114,7 @@ def test_replicas_on_processors_are_spread_over_the_nodes():
 
 def test_a_server_is_started_as_it_was_planned():
     pool = PoolSpec(**{**vars(POOL), "tensor": 2, "max_num_seqs": 64, "max_tokens": 4096, "memory_share": 0.45})
-    words = server_command(pool, Place(replica=0, devices=(0, 1)), host="127.0.0.1", port=8000, key=Path("/k"))
+    words = server_command(pool, ReplicaPlace(replica=0, devices=(0, 1)), host="127.0.0.1", port=8000, key=Path("/k"))
     options = dict(pairwise(words))
     assert options["--tensor-parallel-size"] == "2"
     assert options["--max-num-seqs"] == "64"

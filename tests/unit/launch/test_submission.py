@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 
 from charter.artifacts.job_files import JobFiles, read_submission, write_submission
 from charter.errors import UsageError
-from charter.launch.agent_watch import Task, command_of, parse
+from charter.launch.agent_watch import AgentTask, command_of, parse
 from charter.launch.engine import StageStart
 from charter.launch.preview import preview_job, run_words, supervisor_job
 from charter.launch.secret_values import secrets_of
-from charter.launch.submission import Asked, job_name, settings_of, stage_job, submission_of
+from charter.launch.submission import SubmissionFacts, job_name, settings_of, stage_job, submission_of
 from charter.spec.launching import Launch, NodeChecks
 from charter.spec.project import ModelSpec, Project, Resources, Serving
 from charter.spec.stage import EvalStage, GenerateStage, SftStage, StageResources
 
-ASKED = Asked(number=2, token="0a1b2c3d", python="python3")
+ASKED = SubmissionFacts(number=2, token="0a1b2c3d", python="python3")
 HERE = Path("/everywhere/run/stages/sft-12345678")
 
 
@@ -42,7 +42,7 @@ def test_a_stage_of_two_nodes_is_one_job_of_an_agent_on_each():
     job = stage_job(of_nodes(), request(processes=16), ASKED, engine="slurm")
     assert (job.nodes, job.processes_per_node, job.accelerator, job.accelerators_per_node) == (2, 8, "H100", 8)
     assert job.cpus_per_node == 8, "16 cores, shared by 16 processes, are one for each"
-    assert parse(job.command[3:]) == Task(
+    assert parse(job.command[3:]) == AgentTask(
         stage_dir=HERE,
         module="charter.train.sft",
         job=2,
@@ -148,7 +148,7 @@ def test_every_name_is_one_that_every_engine_takes(run, stage):
 
 @given(
     st.builds(
-        Task,
+        AgentTask,
         stage_dir=st.just(Path("/a b/;c")),
         module=st.just("m"),
         job=st.integers(1, 10**6),

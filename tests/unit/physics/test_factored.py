@@ -11,7 +11,7 @@ from charter.catalog import accelerators, models
 from charter.physics.columns import Layouts, array
 from charter.physics.constants import TrainingConstants, TrainingMemoryConstants
 from charter.physics.devices import DeviceColumns
-from charter.physics.matrix_products import ModelColumns
+from charter.physics.matrix_products import ProductColumns
 from charter.physics.memory import factored_memory, least_state_bytes, training_memory_table
 from charter.physics.memory_profiles import MemoryJob
 from charter.physics.memory_shape import MemoryShape
@@ -49,7 +49,7 @@ def inputs(table: list[Layout], architecture, *, stack: str, bits: float, on: li
     device = rows_of(DeviceColumns.stack([DeviceColumns.of(one) for one in DEVICES]), np.array(on))
     at = Layouts.of(table)
     return StepInputs(
-        model=ModelColumns.of(architecture),
+        model=ProductColumns.of(architecture),
         device=device,
         job=StepJob(layouts=at, seq=1000 + 24 * at.micro_batch, bits=array(bits)),
         stack=StackColumns.of(PROFILES[stack]),

@@ -31,7 +31,7 @@ from charter.physics.serving_devices import (
     engine_named,
     weight_format,
 )
-from charter.physics.serving_passes import ServedModel
+from charter.physics.serving_passes import ServingModel
 from charter.physics.shapes import count_parameters
 
 LLAMA = models.get("Llama-3.1-8B").architecture
@@ -44,7 +44,7 @@ tokens = st.floats(1, 4000)
 
 def weights_read(architecture, batch):
     """Parameters that one decode step reads: all but the embedding table and the experts that no token reaches."""
-    model = ServedModel.of(architecture)
+    model = ServingModel.of(architecture)
     return float(model.passed_weights + model.head_weights + model.one_expert * model.experts_reached(array(batch)))
 
 
@@ -107,11 +107,11 @@ def test_a_bridge_reduces_slower_than_a_switch():
 
 
 def test_experts_are_read_only_when_reached():
-    model = ServedModel.of(MIXTRAL)
+    model = ServingModel.of(MIXTRAL)
     assert float(model.experts_reached(array(1.0))) == pytest.approx(2)
     assert float(model.experts_reached(array(1000.0))) == pytest.approx(8)
     assert weights_read(MIXTRAL, 1) < 0.3 * weights_read(MIXTRAL, 1000)
-    assert float(ServedModel.of(LLAMA).experts_reached(array(10.0))) == 0
+    assert float(ServingModel.of(LLAMA).experts_reached(array(10.0))) == 0
 
 
 @pytest.mark.parametrize("name", ["Llama-3.1-8B", "Mixtral-8x7B-v0.1", "DeepSeek-V3", "Qwen3-0.6B"])
@@ -124,7 +124,7 @@ def test_weights_are_all_but_the_embedding(name):
 
 
 def test_latent_attention_keeps_few_values_that_ranks_do_not_share():
-    model = ServedModel.of(DEEPSEEK)
+    model = ServingModel.of(DEEPSEEK)
     one, eight = (float(model.cached_values(array(1000.0), array(n))) for n in (1.0, 8.0))
     assert one == eight == 61 * 1000 * 576
 
@@ -221,7 +221,7 @@ def test_waiting_prompts_keep_the_engine_full():
     drain = Drain.of([ResponseLengths(mean=500.0, limit=2000.0, spread=0.6)], [64])
     device = ServingDevice.of(H100, weights=weight_format("bf16"), tensor=1)
     one, ten = rollout_terms(
-        ServedModel.of(LLAMA),
+        ServingModel.of(LLAMA),
         device,
         issue_of(SERVER),
         ServingConstants(),
@@ -237,7 +237,7 @@ def test_waiting_prompts_keep_the_engine_full():
 def test_columns_give_what_single_configurations_give():
     devices = [ServingDevice.of(H100, tensor=n, weights=weight_format("fp8")) for n in (1, 2)]
     stacked = decode_terms(
-        ServedModel.stacked([ServedModel.of(LLAMA), ServedModel.of(LLAMA70)]),
+        ServingModel.stacked([ServingModel.of(LLAMA), ServingModel.of(LLAMA70)]),
         ServingDevice.stacked(devices),
         issue_of([SERVER, TENSORRT]),
         ServingConstants(),
@@ -246,7 +246,7 @@ def test_columns_give_what_single_configurations_give():
     ).total
     for index, (model, engine) in enumerate(((LLAMA, SERVER), (LLAMA70, TENSORRT))):
         alone = decode_terms(
-            ServedModel.of(model),
+            ServingModel.of(model),
             devices[index],
             issue_of(engine),
             ServingConstants(),

@@ -11,7 +11,7 @@ from charter.catalog import accelerators, models
 from charter.physics.columns import Layouts, array
 from charter.physics.constants import TrainingConstants, describe, moved
 from charter.physics.devices import DeviceColumns
-from charter.physics.matrix_products import EXPERT_PRODUCTS, PRODUCTS, ModelColumns
+from charter.physics.matrix_products import EXPERT_PRODUCTS, PRODUCTS, ProductColumns
 from charter.physics.micro_batch import StepInputs, step_work
 from charter.physics.shapes import count_parameters
 from charter.physics.stacks import PROFILES, StackColumns, StepJob
@@ -27,7 +27,7 @@ H100, A100 = accelerators.get("H100"), accelerators.get("A100-80GB")
 
 
 def inputs(layouts, architecture=LLAMA, accelerator=H100, stack="megatron-core", seq=4096.0, **job):
-    model, device = ModelColumns.of(architecture), DeviceColumns.of(accelerator)
+    model, device = ProductColumns.of(architecture), DeviceColumns.of(accelerator)
     made = StepJob(layouts=Layouts.of(layouts), seq=array(seq), **{name: array(value) for name, value in job.items()})
     profile = StackColumns.of(PROFILES[stack])
     work = step_work(model, device, made, profile)
@@ -95,7 +95,7 @@ def test_every_constant_moves_the_time_the_way_its_name_says():
 @pytest.mark.parametrize("architecture", [LLAMA, MIXTRAL, DEEPSEEK, HYBRID], ids=["dense", "moe", "mla", "hybrid"])
 def test_the_products_hold_the_parameters_one_token_passes(architecture):
     """All but norms, biases, routers, convolutions and the embedding table: within a hundredth."""
-    m, count = ModelColumns.of(architecture), count_parameters(architecture)
+    m, count = ProductColumns.of(architecture), count_parameters(architecture)
     used = np.where(np.isin(np.arange(len(PRODUCTS)), EXPERT_PRODUCTS), float(m.experts_per_token), 1.0)
     matrices = float(np.sum(m.inner * m.columns * m.count * used))
     assert float(m.parameters) == count.total

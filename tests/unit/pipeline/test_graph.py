@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from charter.run.graph import Kept, build_pipeline, job_of
+from charter.run.graph import AdoptedRecord, build_pipeline, job_of
 from charter.spec.architecture import Architecture
 from charter.spec.project import Budget, DataSpec, ModelSpec, Project, Resources, Storage, TokenizerSpec
 from charter.spec.stage import EvalStage, LabelStage, PreferenceModelStage, PretrainStage, SftStage
@@ -138,5 +138,5 @@ def test_a_stages_job_holds_absolute_paths_and_its_identity(project, tmp_path):
 
 def test_a_kept_record_stands_in_for_what_hangs_on_it(project, tmp_path):
     stage = build_pipeline(project, tmp_path).stages["pre"]
-    kept = replace(stage, kept=Kept(fingerprint="e" * 64, why="accepted"))
+    kept = replace(stage, kept=AdoptedRecord(fingerprint="e" * 64, why="accepted"))
     assert (kept.fingerprint, kept.asked_fingerprint) == ("e" * 64, stage.asked_fingerprint)

@@ -5,7 +5,7 @@ import pytest
 from charter.catalog import models
 from charter.engines import capabilities
 from charter.launch.machine import NodeFacts
-from charter.plan.layout_space import Asked, families
+from charter.plan.layout_space import SpaceRequest, families
 from charter.run.layout_checks import check_layout
 from charter.spec.architecture import Architecture
 from charter.spec.execution import PLANNED_FIELDS, executable
@@ -47,7 +47,7 @@ def test_what_the_native_engine_cannot_run_is_refused_with_what_it_can(knob):
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_every_layout_that_the_plan_tries_is_accepted(nodes):
-    asked = Asked(
+    asked = SpaceRequest(
         engine=capabilities("native"),
         architecture=models.get("Llama-3.1-8B").architecture,
         num_accelerators=8 * nodes,

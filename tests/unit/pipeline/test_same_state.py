@@ -20,7 +20,7 @@ from charter.artifacts import durable
 from charter.artifacts.job_files import JobFiles, Submission, write_submission
 from charter.artifacts.lease import Holder, host_id, start_ticks
 from charter.artifacts.stage_state import STATES, TRACKER_STATES, Phase
-from charter.dashboard.discovery import Found
+from charter.dashboard.discovery import ProjectDirectory
 from charter.dashboard.reading import ProjectReader
 from charter.engines.project import load_project
 from charter.errors import ExitCode
@@ -161,7 +161,7 @@ def by_status(case):
 
 
 def by_dashboard(case):
-    snapshot = ProjectReader(Found(key="k", root=case.root, label="demo")).snapshot(wait=True)
+    snapshot = ProjectReader(ProjectDirectory(key="k", root=case.root, label="demo")).snapshot(wait=True)
     return {stage.name: (stage.phase, None) for stage in snapshot.stages}
 
 

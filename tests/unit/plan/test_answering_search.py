@@ -12,9 +12,9 @@ from charter.plan import servers as answering_search
 from charter.plan.api_judge import ApiPrice, api_judgement
 from charter.plan.keep_warm import Gap, shared_servers, warmth
 from charter.plan.knowledge import shipped
-from charter.plan.offers import UNPRICED, Place
-from charter.plan.option import Question, make_option
-from charter.plan.phase import Counters, Phase, Role, Workload
+from charter.plan.offers import UNPRICED, NodeOffer
+from charter.plan.option import StageQuestion, make_option
+from charter.plan.phase import Counters, Role, RolePhase, Workload
 from charter.plan.servers import own_or_endpoint
 from charter.plan.stage_memory import answering_peak
 from charter.plan.workload import longest_answer
@@ -50,7 +50,7 @@ def planned(lab):
 @pytest.mark.parametrize("name", ["H100", "H200", "A100-80GB"])
 def test_of_all_widths_that_fit_the_fastest_is_taken_with_the_largest_batch_that_fits(name, monkeypatch):
     accelerator = accelerators.get(name)
-    place = Place(
+    place = NodeOffer(
         infra="any", region=None, accelerator=accelerator, per_node=8, instance="", price=UNPRICED, nodes=(1,)
     )
     question = answering_question()
@@ -86,11 +86,11 @@ def test_of_all_widths_that_fit_the_fastest_is_taken_with_the_largest_batch_that
 
 def answering_question():
     role = Role(name="policy", architecture=models.get("Llama-3.1-70B").architecture, model="base")
-    phase = Phase(
+    phase = RolePhase(
         name="answers", work="generate", role="policy", steps=20, batch=4096, prompt_tokens=512, new_tokens=512,
         longest_tokens=1024,
     )  # fmt: skip
-    return Question(
+    return StageQuestion(
         stage=GenerateStage(policy="base", prompts=("prompts",)),
         work=Workload(roles=(role,), phases=(phase,), counters=Counters()),
         dtype="bf16",

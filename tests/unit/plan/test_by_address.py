@@ -9,7 +9,7 @@ from charter.errors import SpecError, UsageError
 from charter.plan.api_judge import api_judgement
 from charter.plan.inputs import read_inputs
 from charter.plan.knowledge import ENDPOINT_SIGMA
-from charter.plan.phase import Asked
+from charter.plan.phase import EndpointUse
 from charter.plan.pipeline_names import Library, Models
 from charter.plan.project_plan import plan_project
 from charter.plan.workload import workload
@@ -133,7 +133,7 @@ def test_prompts_are_not_padded_for_a_server(made, tmp_path):
     models = Models(project=project, architectures=architectures)
     work = workload(project.pipeline["stage"], models, Library(project=project, facts={}, assumptions=[]))
     assert set(architectures) == {"base"}
-    assert [type(role) for role in work.asked] == [Asked, Asked]
+    assert [type(role) for role in work.asked] == [EndpointUse, EndpointUse]
     assert work.roles == ()
     answer = work.phases[0]
     assert answer.request_tokens == (60, 512)
@@ -148,7 +148,9 @@ def test_a_policy_waits_for_its_judge_but_does_not_hold_it(planned, made, lab):
     use, identity = asked.done.api
     assert asked.endpoint_usd.p50 == pytest.approx(price_of(use) + price_of(identity), rel=1e-6)
     waits = [term for term in asked.option.time_terms if term.name == "rate answers: endpoint"]
-    price = Models(project=made(RATED), architectures={}).whereabouts(Asked(name="j", model="judge", vocab_size=None))
+    price = Models(project=made(RATED), architectures={}).whereabouts(
+        EndpointUse(name="j", model="judge", vocab_size=None)
+    )
     read, requests = use.input_tokens / use.requests, use.requests
     once = api_judgement(price["endpoints"]["j"], requests=requests, input_tokens=read, output_tokens=1)
     assert [term.value for term in waits] == [pytest.approx(once.seconds)]

@@ -11,7 +11,7 @@ from charter.physics.scaling.laws import published
 from charter.plan.plan import InfeasiblePlanError
 from charter.plan.scaling_plan import ScaleQuestion, scale_plan
 from charter.plan.search import divisibility
-from charter.plan.training_run import Cluster, snapshot_price
+from charter.plan.training_run import RunCluster, snapshot_price
 from charter.spec.project import Resources
 from charter.spec.stage import SftStage
 
@@ -19,7 +19,7 @@ A800 = accelerators.get("A800")
 
 
 def asked(*counts):
-    clusters = tuple(Cluster(accelerator=A800, count=count, price_usd_per_hour=2.28) for count in counts)
+    clusters = tuple(RunCluster(accelerator=A800, count=count, price_usd_per_hour=2.28) for count in counts)
     return ScaleQuestion(law=published("besiroglu2024"), clusters=clusters, num_parameters=280e9, num_tokens=5e12)
 
 

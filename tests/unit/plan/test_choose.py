@@ -10,7 +10,7 @@ from serial_schedule import schedule
 
 from charter.plan.choose import Bounds, best, undominated, useful
 from charter.plan.decision import Limits, decide, earliest_p90
-from charter.plan.problem import NO_LIMIT, Goal, Move, Problem, Rows, Ways, evaluate, extend
+from charter.plan.problem import NO_LIMIT, ChoiceProblem, Goal, Move, PartialPlans, Ways, evaluate, extend
 from charter.plan.timeline import Sharing
 
 FIGURE = st.integers(1, 12).map(float)
@@ -40,7 +40,7 @@ def problems(draw, *, pools=0):
     )  # fmt: skip
     edges = [(writer, reader) for reader, writers in enumerate(inputs) for writer in writers]
     moving = [edge for edge in edges if draw(st.booleans())]
-    return Problem(
+    return ChoiceProblem(
         inputs=inputs,
         ways=tuple(draw(ways(pools=pools)) for _ in range(number)),
         capacity=(4.0,) * pools,
@@ -149,7 +149,7 @@ def test_bounds_are_below_every_completion(problem, goal, data):
     done = evaluate(problem, [whole])
     seconds, usd = done.end.max(axis=1)[0], done.usd[0]
     kept = all(seconds <= np.array(goal.seconds)) and all(usd <= np.array(goal.usd))
-    rows, bounds = Rows.empty(), Bounds.of(problem, goal)
+    rows, bounds = PartialPlans.empty(), Bounds.of(problem, goal)
     for way in whole:
         rows = extend(problem, rows, np.array([0]), np.array([way]))
         lower = bounds.lower(rows)
@@ -180,7 +180,7 @@ def test_a_chain_pays_for_speed_where_a_second_is_cheapest():
             family=np.zeros(2, dtype=int),
         )  # fmt: skip
 
-    chain = Problem(inputs=((), (0,)), ways=(stage(20.0, 10.0, 10.0), stage(20.0, 10.0, 30.0)), moves={})
+    chain = ChoiceProblem(inputs=((), (0,)), ways=(stage(20.0, 10.0, 10.0), stage(20.0, 10.0, 30.0)), moves={})
     found = best(chain, Goal(minimise="usd", seconds=(NO_LIMIT, 30.0)))
     assert (found.ways, found.usd[0], found.seconds[0]) == ((1, 0), 10.0, 30.0)
 
@@ -239,7 +239,9 @@ def crowded(rng, *, sites=1, contend=True):
         for writer in writers
         if sites > 1
     }
-    return Problem(inputs=inputs, ways=tuple(columns() for _ in range(number)), capacity=(3.0,) * contend, moves=moves)
+    return ChoiceProblem(
+        inputs=inputs, ways=tuple(columns() for _ in range(number)), capacity=(3.0,) * contend, moves=moves
+    )
 
 
 def test_many_plans_at_once_end_when_the_timeline_says():

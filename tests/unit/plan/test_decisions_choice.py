@@ -11,7 +11,7 @@ from charter.plan.choose import best, useful
 from charter.plan.decision import whole_problem
 from charter.plan.gather import Facts, gather
 from charter.plan.knowledge import shipped
-from charter.plan.problem import Goal, Move, Problem, Ways, evaluate
+from charter.plan.problem import ChoiceProblem, Goal, Move, Ways, evaluate
 from charter.spec.project import Resources
 from charter.spec.stage import SftStage
 
@@ -62,7 +62,7 @@ def test_an_option_is_left_out_only_where_no_transfer_can_make_up_for_it(unit):
         fixed = columns([1.0], [1.0], [0])
         middle = columns(figures["seconds"], figures["usd"], [0, 1])
         move = apart(**{unit: 3.0})
-        chain = Problem(inputs=((), (0,), (1,)), ways=(fixed, middle, fixed), moves={(0, 1): move, (1, 2): move})
+        chain = ChoiceProblem(inputs=((), (0,), (1,)), ways=(fixed, middle, fixed), moves={(0, 1): move, (1, 2): move})
         return useful(chain, 1).tolist(), best(chain, Goal(minimise=unit)).ways[1]
 
     # At 5 both are kept, and staying is better; at 7 the other place is better whatever is moved.
@@ -79,7 +79,7 @@ def test_nothing_is_called_proven_where_an_option_was_dropped_for_one_elsewhere_
     first = columns([3.0, 5.0], [1.0, 1.0], [0, 1], [2, 2])
     fixed = [columns([time], [1.0], [0], [held]) for time, held in ((4.0, 1), (10.0, 2), (1.0, 2), (10.0, 0))]
     inputs = ((), (), (0,), (1,), (3,))
-    short = Problem(inputs=inputs, ways=(first, *fixed), capacity=(3.0,), moves={(0, 2): apart(seconds=1.0)})
+    short = ChoiceProblem(inputs=inputs, ways=(first, *fixed), capacity=(3.0,), moves={(0, 2): apart(seconds=1.0)})
     found = best(short, Goal(minimise="seconds"))
     assert evaluate(short, [[0] * 5, [1, 0, 0, 0, 0]]).end.max(axis=1)[:, 0].tolist() == [24.0, 16.0]
     assert (found.seconds[0], found.proven) == (24.0, False)

@@ -4,7 +4,7 @@ import pytest
 
 from charter.plan.api_judge import ApiPrice
 from charter.plan.endpoint_use import endpoint_terms, endpoint_usd
-from charter.plan.phase import Counters, Phase, Workload
+from charter.plan.phase import Counters, RolePhase, Workload
 
 PRICE = ApiPrice(input_usd_per_million=3.0, output_usd_per_million=15.0)
 
@@ -12,7 +12,7 @@ PRICE = ApiPrice(input_usd_per_million=3.0, output_usd_per_million=15.0)
 def work(kind, **changes):
     """1,000 requests of 200 tokens to an endpoint."""
     fields = {"steps": 10.0, "batch": 100, "prompt_tokens": 200.0, "longest_tokens": 1200.0, **changes}
-    phase = Phase(name="ask", work=kind, role="judge", **fields)
+    phase = RolePhase(name="ask", work=kind, role="judge", **fields)
     return Workload(roles=(), phases=(phase,), counters=Counters(), remote=("judge",), endpoints={"judge": PRICE})
 
 

@@ -9,18 +9,18 @@ import pytest
 from charter.catalog import models
 from charter.physics.terms import Interval
 from charter.plan.knowledge import shipped
-from charter.plan.option import Question, pareto
-from charter.plan.phase import Counters, Phase, Role, Workload
+from charter.plan.option import StageQuestion, pareto
+from charter.plan.phase import Counters, Role, RolePhase, Workload
 from charter.plan.search import search
 from charter.spec.stage import SftStage
 
 
 def test_two_providers_of_one_accelerator_share_an_answer_only_inside_a_node():
     role = Role(name="model", architecture=models.get("Llama-3.1-8B").architecture, model="base", trained=True)
-    phase = Phase(
+    phase = RolePhase(
         name="train model", work="train", role="model", steps=100, batch=64, prompt_tokens=2048, longest_tokens=2048
     )
-    question = Question(
+    question = StageQuestion(
         stage=SftStage(init="base", data=("chat",)),
         work=Workload(roles=(role,), phases=(phase,), counters=Counters()),
         dtype="bf16",

@@ -10,13 +10,13 @@ from charter.catalog import accelerators, models
 from charter.engines import capabilities
 from charter.plan import layout_search
 from charter.plan.knowledge import engine_knowledge, shipped, time_group
-from charter.plan.layout_search import Site, asked, evaluate, host_room, search_sites, tied_layouts, tied_limit
+from charter.plan.layout_search import NodeGroup, asked, evaluate, host_room, search_sites, tied_layouts, tied_limit
 from charter.plan.layout_space import space
-from charter.plan.offers import UNPRICED, Place, host_bytes_per_accelerator, node_memory_bytes
-from charter.plan.option import Question
-from charter.plan.phase import Counters, Phase, Role, Workload
+from charter.plan.offers import UNPRICED, NodeOffer, host_bytes_per_accelerator, node_memory_bytes
+from charter.plan.option import StageQuestion
+from charter.plan.phase import Counters, Role, RolePhase, Workload
 from charter.plan.stage_memory import one_device
-from charter.plan.stage_time import Task
+from charter.plan.stage_time import TimedStage
 from charter.spec.layout import ZeroStage
 from charter.spec.stage import SftStage
 
@@ -27,11 +27,11 @@ KNOWN = shipped()
 
 
 def question(engine, architecture=LLAMA):
-    phase = Phase(
+    phase = RolePhase(
         name="train model", work="train", role="model", steps=100, batch=64, prompt_tokens=2048, longest_tokens=2048
     )
     role = Role(name="model", architecture=architecture, model="base", trained=True)
-    return Question(
+    return StageQuestion(
         stage=SftStage(init="base", data=("chat",), engine=engine),
         work=Workload(roles=(role,), phases=(phase,), counters=Counters()),
         dtype="bf16",
@@ -43,7 +43,7 @@ def question(engine, architecture=LLAMA):
 
 
 def place(nodes=2, *, memory_bytes=None):
-    return Place(
+    return NodeOffer(
         infra="any",
         region=None,
         accelerator=accelerators.get("H100"),
@@ -57,7 +57,7 @@ def place(nodes=2, *, memory_bytes=None):
 
 def layouts(engine, architecture=LLAMA, nodes=2, **changes):
     """All layouts of an engine, with changes to what the engine can do."""
-    made = asked(question(engine, architecture), Site(place=place(nodes), num_nodes=nodes))
+    made = asked(question(engine, architecture), NodeGroup(place=place(nodes), num_nodes=nodes))
     found = space(replace(made, engine=replace(made.engine, **changes)))
     return [found.layout(row) for row in range(found.size)]
 
@@ -109,8 +109,8 @@ def test_the_search_stops_only_where_nothing_can_be_as_fast_any_more(monkeypatch
     """With the sharpest bound there is, the time itself, everything near-tied is still computed, and little else."""
     asking = question("megatron")
     where, known = place(1), engine_knowledge("megatron", KNOWN)
-    (found,) = search_sites(asking, [Site(place=where, num_nodes=1)])
-    task, limit = Task(work=asking.work, dtype="bf16", known=known, knowledge=KNOWN), tied_limit(asking, known)
+    (found,) = search_sites(asking, [NodeGroup(place=where, num_nodes=1)])
+    task, limit = TimedStage(work=asking.work, dtype="bf16", known=known, knowledge=KNOWN), tied_limit(asking, known)
     fields = (task, found.space.layouts, one_device(where.accelerator, found.space.size, found.capacity), [found.space])
     whole = evaluate(*fields, limit=limit, chunk=found.space.size)
     exact = np.where(np.isfinite(whole.seconds), whole.seconds, 1e9)[whole.too_large == 0]
@@ -125,7 +125,7 @@ def test_the_search_stops_only_where_nothing_can_be_as_fast_any_more(monkeypatch
 def test_what_cannot_be_told_from_the_fastest_is_named_up_to_eight_families():
     asking = question("megatron")
     known = engine_knowledge("megatron", KNOWN)
-    (found,) = search_sites(asking, [Site(place=place(1), num_nodes=1)])
+    (found,) = search_sites(asking, [NodeGroup(place=place(1), num_nodes=1)])
     limit = tied_limit(asking, known) * found.seconds.min()
     best = {}
     for row in np.argsort(found.seconds, kind="stable"):

@@ -7,7 +7,7 @@ from charter.catalog import accelerators
 from charter.physics.flops import kv_cache_bytes
 from charter.physics.shapes import count_parameters
 from charter.plan.knowledge import shipped
-from charter.plan.phase import Counters, Phase, Role, Workload
+from charter.plan.phase import Counters, Role, RolePhase, Workload
 from charter.plan.stage_memory import answering_peak, decoded_together, training_peak
 from charter.spec.layout import Layout, Recompute, ZeroStage
 
@@ -28,12 +28,12 @@ def ppo(lab):
         )
         common = {"steps": 10, "longest_tokens": 1024}
         phases = (
-            Phase(
+            RolePhase(
                 name="generate", work="generate", role="policy", batch=rollout_batch, prompt_tokens=512,
                 new_tokens=512, **common,
             ),
-            Phase(name="train policy", work="train", role="policy", batch=128, prompt_tokens=1024, **common),
-            Phase(name="train value", work="train", role="value", batch=128, prompt_tokens=1024, **common),
+            RolePhase(name="train policy", work="train", role="policy", batch=128, prompt_tokens=1024, **common),
+            RolePhase(name="train value", work="train", role="value", batch=128, prompt_tokens=1024, **common),
         )  # fmt: skip
         return Workload(roles=roles, phases=phases, counters=Counters(), together=True)
 
@@ -75,7 +75,7 @@ def test_answering_stage_needs_the_larger_of_its_models_not_their_sum(lab):
         Role(name="judge", architecture=lab.LLAMA_70B, model="b"),
     )
     phases = tuple(
-        Phase(name=role.name, work="score", role=role.name, steps=1, batch=8, prompt_tokens=512, longest_tokens=512)
+        RolePhase(name=role.name, work="score", role=role.name, steps=1, batch=8, prompt_tokens=512, longest_tokens=512)
         for role in roles
     )
     work = Workload(roles=roles, phases=phases, counters=Counters())
@@ -86,7 +86,7 @@ def test_answering_stage_needs_the_larger_of_its_models_not_their_sum(lab):
 
 def test_endpoint_models_take_no_memory(lab):
     role = Role(name="judge", architecture=lab.LLAMA_70B, model="b")
-    phase = Phase(name="judge", work="score", role="judge", steps=1, batch=8, prompt_tokens=512, longest_tokens=512)
+    phase = RolePhase(name="judge", work="score", role="judge", steps=1, batch=8, prompt_tokens=512, longest_tokens=512)
     work = Workload(roles=(role,), phases=(phase,), counters=Counters(), remote=("judge",))
     assert answering_peak(work, tensor=1, batches={}, accelerator=H100, knowledge=KNOWN).total_bytes == 0
 

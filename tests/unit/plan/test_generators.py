@@ -13,7 +13,7 @@ from charter.plan import stage_time
 from charter.plan.knowledge import engine_knowledge, shipped
 from charter.plan.plan import InfeasiblePlanError
 from charter.plan.stage_memory import decoded_together, fit_of, one_device, server_of, training_peak
-from charter.plan.stage_time import Task, other_seconds
+from charter.plan.stage_time import TimedStage, other_seconds
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.units import GIB
 
@@ -40,7 +40,7 @@ def planned(generator, engine="native", *, architecture=planner_case.LLAMA_8B):
 def test_columns_of_served_rollouts_are_the_scalar_estimates(engine):
     work, known = served(), engine_knowledge(engine, KNOWN)
     columns = fit_of(work, Layouts.of(LAYOUTS), one_device(H100, 3, 1e12), dtype="bf16", known=known)
-    task = Task(work=work, dtype="bf16", known=known, knowledge=KNOWN)
+    task = TimedStage(work=work, dtype="bf16", known=known, knowledge=KNOWN)
     seconds = other_seconds(task, LAYOUTS, [H100] * 3, columns, np.arange(3))
     for row, layout in enumerate(LAYOUTS):
         asked = {"accelerator": H100, "dtype": "bf16", "knowledge": KNOWN, "engine": engine}

@@ -12,7 +12,7 @@ from charter.engines import rl_engines
 from charter.physics.columns import array
 from charter.physics.placement_memory import group_phases
 from charter.physics.runs import RlConstants, RlPhases, rl_step_terms
-from charter.plan.layout_search import Site, chosen_row, search_sites, training_options
+from charter.plan.layout_search import NodeGroup, chosen_row, search_sites, training_options
 from charter.plan.offers import host_bytes_per_accelerator
 from charter.plan.rl_groups import (
     GeneratorChoice,
@@ -316,7 +316,7 @@ def test_the_seconds_that_a_layout_of_ppo_was_chosen_by_are_the_sum_of_its_terms
     """The search and the terms count with one memory model: an engine's own, which decides what is decoded at once."""
     sizes = {"samples": 1024, "minibatch": 1024, "prompt": 256, "new": 256}
     asked = case.question(case.workload("opt-30b", "Qwen/Qwen3-0.6B", **sizes), engine)
-    site = Site(place=case.place("A100-80GB"), num_nodes=1)
+    site = NodeGroup(place=case.place("A100-80GB"), num_nodes=1)
     found = next(search_sites(asked, [site]))
     ((option,), _) = training_options(asked, site.place, 1)
     chosen = found.seconds[chosen_row(found)]

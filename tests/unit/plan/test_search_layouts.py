@@ -17,7 +17,7 @@ from charter.plan import stage_time
 from charter.plan.knowledge import engine_knowledge, shipped
 from charter.plan.layout_search import (
     ALIKE,
-    Site,
+    NodeGroup,
     asked,
     chosen_row,
     evaluate,
@@ -28,12 +28,12 @@ from charter.plan.layout_search import (
     tied_limit,
 )
 from charter.plan.layout_space import space
-from charter.plan.offers import UNPRICED, Place, Price
-from charter.plan.option import Question, near_tied, pareto
-from charter.plan.phase import Counters, Phase, Role, Workload
+from charter.plan.offers import UNPRICED, NodeOffer, Price
+from charter.plan.option import StageQuestion, near_tied, pareto
+from charter.plan.phase import Counters, Role, RolePhase, Workload
 from charter.plan.search import infeasible, search
 from charter.plan.stage_memory import least_bytes, one_device, training_peak
-from charter.plan.stage_time import Task, least_update_seconds, update_seconds, update_terms
+from charter.plan.stage_time import TimedStage, least_update_seconds, update_seconds, update_terms
 from charter.plan.what_if import other_engines
 from charter.spec.stage import PreferenceModelStage, SftStage, StageResources
 
@@ -44,7 +44,7 @@ QUICK = settings(max_examples=12, deadline=None)
 
 
 def stage_work(architecture=LLAMA, *, batch: int = 64, ragged: bool = True) -> Workload:
-    phase = Phase(
+    phase = RolePhase(
         name="train model",
         work="train",
         role="model",
@@ -58,9 +58,9 @@ def stage_work(architecture=LLAMA, *, batch: int = 64, ragged: bool = True) -> W
     return Workload(roles=(role,), phases=(phase,), counters=Counters())
 
 
-def asking(engine: str = "native", *, architecture=LLAMA, batch: int = 64, **fixed: object) -> Question:
+def asking(engine: str = "native", *, architecture=LLAMA, batch: int = 64, **fixed: object) -> StageQuestion:
     resources = StageResources(**fixed) if fixed else None  # type: ignore[arg-type]
-    return Question(
+    return StageQuestion(
         stage=SftStage(init="base", data=("chat",), engine=engine, resources=resources),  # type: ignore[arg-type]
         work=stage_work(architecture, batch=batch),
         dtype="bf16",
@@ -71,8 +71,8 @@ def asking(engine: str = "native", *, architecture=LLAMA, batch: int = 64, **fix
     )
 
 
-def site(name: str = "H100", nodes: int = 1, per_node: int = 8) -> Site:
-    place = Place(
+def site(name: str = "H100", nodes: int = 1, per_node: int = 8) -> NodeGroup:
+    place = NodeOffer(
         infra="any",
         region=None,
         accelerator=accelerators.get(name),
@@ -81,10 +81,10 @@ def site(name: str = "H100", nodes: int = 1, per_node: int = 8) -> Site:
         price=UNPRICED,
         nodes=(nodes,),
     )
-    return Site(place=place, num_nodes=nodes)
+    return NodeGroup(place=place, num_nodes=nodes)
 
 
-def scalar_seconds(question: Question, place: Place, layout) -> float:
+def scalar_seconds(question: StageQuestion, place: NodeOffer, layout) -> float:
     terms = stage_time.training_terms(
         question.work,
         layout,
@@ -109,7 +109,7 @@ def test_columns_are_the_scalar_estimates(engine, architecture, device, nodes, p
     found = space(asked(question, where))
     rows = np.array(sorted(pick.sample(range(found.size), min(6, found.size))))
     layouts, known = rows_of(found.layouts, rows), engine_knowledge(engine, KNOWN)
-    task = Task(work=question.work, dtype="bf16", known=known, knowledge=KNOWN)
+    task = TimedStage(work=question.work, dtype="bf16", known=known, knowledge=KNOWN)
     devices = one_device(where.place.accelerator, rows.size, 1e12)
     values = [found.layout(int(row)) for row in rows]
     seconds = [scalar_seconds(question, where.place, one) for one in values]
@@ -123,7 +123,7 @@ def test_columns_are_the_scalar_estimates(engine, architecture, device, nodes, p
 def test_terms_of_many_layouts_are_those_of_each():
     question, where = asking("native"), site("H100", 2)
     found, known = space(asked(question, where)), engine_knowledge("native", KNOWN)
-    task = Task(work=question.work, dtype="bf16", known=known, knowledge=KNOWN)
+    task = TimedStage(work=question.work, dtype="bf16", known=known, knowledge=KNOWN)
     values = [found.layout(row) for row in range(0, found.size, 40)]
     many = update_terms(task, values, one_device(where.place.accelerator, len(values), 1e12))
     for layout, terms in zip(values, many, strict=True):
@@ -144,7 +144,7 @@ def test_terms_of_many_layouts_are_those_of_each():
 def test_bounds_are_never_above_the_value(engine, architecture, device, batch):
     question, where = asking(engine, architecture=architecture, batch=batch), site(device, 1)
     found, known = space(asked(question, where)), engine_knowledge(engine, KNOWN)
-    task = Task(work=question.work, dtype="bf16", known=known, knowledge=KNOWN)
+    task = TimedStage(work=question.work, dtype="bf16", known=known, knowledge=KNOWN)
     devices = one_device(where.place.accelerator, found.size, 1e15)
     assert np.all(least_update_seconds(task, found.layouts, devices) <= update_seconds(task, found.layouts, devices))
     layouts = [found.layout(row) for row in range(0, found.size, max(1, found.size // 50))]
@@ -191,7 +191,7 @@ def test_the_search_finds_what_brute_force_finds(engine, batch, device):
 def test_pruning_by_the_bound_of_the_time_changes_nothing_near_the_fastest(batch, usable, device, limit):
     question, where = asking(batch=batch), site(device, 1)
     found, known = space(asked(question, where)), engine_knowledge("native", KNOWN)
-    task = Task(work=question.work, dtype="bf16", known=known, knowledge=KNOWN)
+    task = TimedStage(work=question.work, dtype="bf16", known=known, knowledge=KNOWN)
     devices = one_device(where.place.accelerator, found.size, usable)
     whole = evaluate(task, found.layouts, devices, [found], limit=limit, chunk=found.size)
     cut = evaluate(task, found.layouts, devices, [found], limit=limit, chunk=60)
@@ -210,7 +210,7 @@ def test_no_option_costs_less_than_its_products(device, usd):
     where = site(device, 2)
     price = Price(market="on_demand", usd_per_hour=usd, source="test", as_of="")
     option = search(asking(), (replace(where.place, price=price),)).options[0]
-    task = Task(work=stage_work(), dtype="bf16", known=engine_knowledge("native", KNOWN), knowledge=KNOWN)
+    task = TimedStage(work=stage_work(), dtype="bf16", known=engine_knowledge("native", KNOWN), knowledge=KNOWN)
     at = Layouts.of([option.layout])
     least = float(least_update_seconds(task, at, one_device(where.place.accelerator, 1, 1e15))[0])
     assert option.usd is not None
@@ -297,7 +297,7 @@ def test_hybrid_sharding_holds_what_one_node_holds_and_reduces_between_nodes():
     assert found.peak[hybrid] == pytest.approx(alone.peak[0], rel=0.02)
     assert found.peak[hybrid] > found.peak[whole]
     slow = replace(site("H100", 4).place.accelerator, scaleout_bytes_per_second_per_node=1e9)
-    crawling = next(search_sites(question, [Site(place=replace(site().place, accelerator=slow), num_nodes=4)]))
+    crawling = next(search_sites(question, [NodeGroup(place=replace(site().place, accelerator=slow), num_nodes=4)]))
     assert crawling.seconds[hybrid] > found.seconds[hybrid]
     assert crawling.seconds[whole] / crawling.seconds[hybrid] > found.seconds[whole] / found.seconds[hybrid]
 

@@ -9,7 +9,7 @@ import pytest
 from charter.catalog import models
 from charter.engines import capabilities, engine_names, rl_engines
 from charter.engines.common.capabilities import unsupported
-from charter.plan.layout_space import Asked, space
+from charter.plan.layout_space import SpaceRequest, space
 from charter.plan.plan import InfeasiblePlanError
 from charter.plan.rl_groups import mode_of, role_groups
 from charter.plan.rl_search import rl_options
@@ -23,7 +23,7 @@ LLAMA_405B = models.get("Llama-3.1-405B").architecture
 
 def layouts(engine, *, batch=96, accelerators=16, unit=1, architecture=planner_case.LLAMA_8B):
     made = space(
-        Asked(
+        SpaceRequest(
             engine=capabilities(engine),
             architecture=architecture,
             num_accelerators=accelerators,

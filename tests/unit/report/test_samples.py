@@ -6,7 +6,7 @@ import pytest
 
 from charter.artifacts.sample_prompts import append_samples
 from charter.report import samples as module
-from charter.report.samples import SampleSource, Wanted, find_samples, has_samples, side_by_side
+from charter.report.samples import SampleFilter, SampleSource, find_samples, has_samples, side_by_side
 
 CRITIQUE = {"id": "c1", "init_prompt": "Hello?", "init_response": "Go away.", "critic_response": "Rude.",
             "revision_response": "Hi!", "principle": "kind"}  # fmt: skip
@@ -35,11 +35,11 @@ def sources(tmp_path):
 
 
 def shown(sources, limit=10, **wanted):
-    return [sample.stage for sample in find_samples(sources, Wanted(**wanted), limit=limit).samples]
+    return [sample.stage for sample in find_samples(sources, SampleFilter(**wanted), limit=limit).samples]
 
 
 def test_every_kind_of_row_is_a_sample_evaluations_first(sources):
-    listed = find_samples(sources, Wanted(), limit=10)
+    listed = find_samples(sources, SampleFilter(), limit=10)
     assert [sample.stage for sample in listed.samples] == ["eval", "critique", "label", "label", "answers"]
     assert [sample.prompt for sample in listed.samples] == ["2 + 2?", *["Hello?"] * 4]
     assert [part.label for part in listed.samples[1].parts] == ["answer", "critique", "revision"]
@@ -57,7 +57,7 @@ def test_filters_choose(sources):
 
 
 def test_the_first_of_many_are_said_to_be_the_first(sources):
-    listed = find_samples(sources, Wanted(), limit=2)
+    listed = find_samples(sources, SampleFilter(), limit=2)
     assert (len(listed.samples), listed.is_complete) == (2, False)
 
 
@@ -65,14 +65,14 @@ def test_a_long_file_is_read_up_to_a_bound(sources, tmp_path, monkeypatch):
     line = json.dumps(LABEL) + "\n"
     (tmp_path / "label" / "outputs" / "records.jsonl").write_text(10 * line)
     monkeypatch.setattr(module, "MOST_BYTES", 3 * len(line))
-    listed = find_samples(sources, Wanted(stage="label"), limit=10)
+    listed = find_samples(sources, SampleFilter(stage="label"), limit=10)
     assert (len(listed.samples), listed.is_complete) == (4, False), "up to the line that passes the bound"
 
 
 def test_control_characters_are_replaced(sources, tmp_path):
     row = {**ANSWER, "messages": ["Hi", {"role": "assistant", "content": "\x1b[2Jgone \ud800\nnext"}]}
     (tmp_path / "answers" / "outputs" / "records.jsonl").write_text(json.dumps(row) + "\n")
-    (sample,) = find_samples(sources, Wanted(stage="answers"), limit=5).samples
+    (sample,) = find_samples(sources, SampleFilter(stage="answers"), limit=5).samples
     assert sample.parts[0].text == "\N{REPLACEMENT CHARACTER}[2Jgone ?\nnext"
 
 
@@ -93,23 +93,28 @@ def trained(tmp_path):
 
 
 def test_answers_of_a_stage_stand_by_step(trained):
-    first, second = find_samples(trained, Wanted(stage="sft"), limit=10).samples
+    first, second = find_samples(trained, SampleFilter(stage="sft"), limit=10).samples
     assert [(part.label, part.text) for part in first.parts] == [("step 5", "Go."), ("step 10", "No, sorry.")]
     assert (first.prompt, first.step, second.change) == ("Hello?", 10, 0.0)
 
 
 def test_the_same_prompt_stands_side_by_side(trained):
-    first, second = side_by_side([("here", trained)], Wanted(), limit=10).samples
+    first, second = side_by_side([("here", trained)], SampleFilter(), limit=10).samples
     assert [part.label for part in first.parts] == ["sft, step 10", "ppo, step 20"]
-    assert [sample.id for sample in side_by_side([("", trained)], Wanted(order="changed"), limit=1).samples] == ["p1"]
-    (only,) = side_by_side([("", trained)], Wanted(text="friend"), limit=10).samples
+    assert [sample.id for sample in side_by_side([("", trained)], SampleFilter(order="changed"), limit=1).samples] == [
+        "p1"
+    ]
+    (only,) = side_by_side([("", trained)], SampleFilter(text="friend"), limit=10).samples
     assert only == first
     assert second.parts[0].text == "Same."
-    both = side_by_side([("one", trained), ("two", trained[1:])], Wanted(), limit=10).samples[0]
+    both = side_by_side([("one", trained), ("two", trained[1:])], SampleFilter(), limit=10).samples[0]
     assert [part.label for part in both.parts] == ["one: sft, step 10", "one: ppo, step 20", "two: ppo, step 20"]
 
 
 def test_samples_are_ordered_by_length_or_change(trained):
-    assert [sample.length for sample in find_samples(trained, Wanted(order="longest"), limit=2).samples] == [17, 10]
-    listed = find_samples(trained, Wanted(order="changed"), limit=1)
+    assert [sample.length for sample in find_samples(trained, SampleFilter(order="longest"), limit=2).samples] == [
+        17,
+        10,
+    ]
+    listed = find_samples(trained, SampleFilter(order="changed"), limit=1)
     assert (listed.samples[0].id, listed.is_complete) == ("p1", False)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from charter.report.sweep import Measured, interval, sweep_result, t_within, words_of
+from charter.report.sweep import PointFigure, interval, sweep_result, t_within, words_of
 from charter.spec.sweep import Point, SweepMetric
 
 METRIC = SweepMetric(stage="eval", figure="exact_match.policy")
@@ -17,7 +17,7 @@ def point(setting, seed):
 def result(values, metric=METRIC):
     """`values`: setting -> value per seed, None for a point that failed."""
     measured = [
-        Measured(point=point(setting, seed), value=value, why="" if value is not None else "eval is not finished")
+        PointFigure(point=point(setting, seed), value=value, why="" if value is not None else "eval is not finished")
         for setting, own in values.items()
         for seed, value in enumerate(own)
     ]

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from charter.catalog import models
 from charter.errors import UsageError
 from charter.plan.make import make_plan
-from charter.report.what_if.question import MOST_CHARACTERS, Question, command
+from charter.report.what_if.question import MOST_CHARACTERS, WhatIfQuestion, command
 from charter.report.what_if.roles import memory_by_role
 from charter.report.what_if.view import change_text, plan_view
 from charter.spec.project import Project
 
 
 def test_controls_become_values_of_charter_yaml(project):
-    asked = Question.of(
+    asked = WhatIfQuestion.of(
         {"accelerators": "A100-80GB:8, H100:8", "market": "spot", "deadline": "3d", "budget": "$500", "nodes": "2"}
     )
     assert asked.overrides(project) == (
@@ -28,13 +28,16 @@ def test_controls_become_values_of_charter_yaml(project):
         "resources.num_nodes=2",
         "resources.max_nodes=2",
     )
-    assert Question.of({}) == Question()
-    assert Question.of({"deadline": " none ", "budget": "NONE"}).overrides(project) == ("deadline=null", "budget=null")
+    assert WhatIfQuestion.of({}) == WhatIfQuestion()
+    assert WhatIfQuestion.of({"deadline": " none ", "budget": "NONE"}).overrides(project) == (
+        "deadline=null",
+        "budget=null",
+    )
 
 
 def test_a_link_asks_the_same_again():
-    asked = Question.of({"market": "spot", "more": "pipeline.sft.steps=5\nresources.regions=[eu-west-1]"})
-    assert Question.of(dict(parse_qsl(asked.query()))) == asked
+    asked = WhatIfQuestion.of({"market": "spot", "more": "pipeline.sft.steps=5\nresources.regions=[eu-west-1]"})
+    assert WhatIfQuestion.of(dict(parse_qsl(asked.query()))) == asked
 
 
 @pytest.mark.parametrize(
@@ -53,21 +56,21 @@ def test_a_link_asks_the_same_again():
 )
 def test_what_cannot_be_meant_or_names_a_file_is_refused(project, given_, words):
     with pytest.raises(UsageError, match=words):
-        Question.of(given_).overrides(project)
+        WhatIfQuestion.of(given_).overrides(project)
 
 
 def test_long_and_odd_values_are_refused_at_once():
     with pytest.raises(UsageError, match="takes up to"):
-        Question.of({"budget": "9" * (MOST_CHARACTERS + 1)})
+        WhatIfQuestion.of({"budget": "9" * (MOST_CHARACTERS + 1)})
     with pytest.raises(UsageError, match="control characters"):
-        Question.of({"budget": "5\x00"})
+        WhatIfQuestion.of({"budget": "5\x00"})
 
 
 @given(st.dictionaries(st.sampled_from(["accelerators", "market", "deadline", "nodes", "more"]), st.text(max_size=60)))
 def test_anything_typed_is_an_answer_or_a_usage_error(typed):
     project = Project(name="x", models={}, data={}, pipeline={})
     try:
-        found = Question.of(typed).overrides(project)
+        found = WhatIfQuestion.of(typed).overrides(project)
     except UsageError:
         return
     assert all(item.partition("=")[1] for item in found)

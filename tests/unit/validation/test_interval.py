@@ -13,7 +13,7 @@ from charter.physics.fitted import NARROWEST, WIDEST, Knowledge, Spread
 from charter.physics.terms import t_quantile
 from charter.validation.intervals import COVERAGE, group_of, scatter_factor, spreads, typical_errors
 from charter.validation.rows.measurement import Measurement
-from charter.validation.score import Scored
+from charter.validation.score import ScoredRow
 
 NOMINAL = 0.8
 ROWS_TRIED = 14_000
@@ -25,8 +25,8 @@ def row_of(source: str, number: int) -> Measurement:
     return Measurement(id=f"{source}-{number}", metric="step_time_s", value=1.0, config_id=f"{source}{number}")
 
 
-def scored(source: str, number: int, error: float, *, used: bool = False, stack: str = "s") -> Scored:
-    return Scored(row=row_of(source, number), stack=stack, predicted=float(np.exp(error)), used=used)
+def scored(source: str, number: int, error: float, *, used: bool = False, stack: str = "s") -> ScoredRow:
+    return ScoredRow(row=row_of(source, number), stack=stack, predicted=float(np.exp(error)), used=used)
 
 
 def width_of(clusters: Sequence[Sequence[float]], knowledge: Knowledge = "unseen") -> float:
@@ -105,7 +105,7 @@ def test_a_group_of_one_stack_takes_the_effect_of_all_groups() -> None:
     dense = [scored(f"S{name}", n, error, stack=f"{name}") for name, error in enumerate((0.1, -0.1)) for n in range(9)]
     rng = np.random.default_rng(5)
     memory = [
-        Scored(
+        ScoredRow(
             row=Measurement(id=f"M-{n}", metric="peak_mem_gb", value=1.0, kind="sft"),
             stack="0",
             predicted=float(np.exp(rng.normal(0.1, 0.3))),
@@ -120,7 +120,7 @@ def test_a_group_of_one_stack_takes_the_effect_of_all_groups() -> None:
 def test_more_knowledge_never_widens() -> None:
     off, near = ([scored(name, n, sign * e) for name, sign in (("A", 1), ("B", -1)) for n in range(9)]
                  for e in (0.3, 0.05))  # fmt: skip
-    stacks = [Scored(row=item.row, stack=item.row.prefix, predicted=item.predicted) for item in near]
+    stacks = [ScoredRow(row=item.row, stack=item.row.prefix, predicted=item.predicted) for item in near]
     found = spreads({"unseen": stacks, "seen": off, "calibrated": near})
     assert found.half_width("training dense", "seen") == found.half_width("training dense", "unseen")
     assert found.half_width("training dense", "calibrated") <= found.half_width("training dense", "unseen")

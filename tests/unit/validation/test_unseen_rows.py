@@ -10,7 +10,7 @@ from charter.physics.flops import training_flops_per_token
 from charter.validation.rows.accelerator import accelerator_of
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import Measurement
-from charter.validation.validate import Verdict, validate
+from charter.validation.validate import RowVerdict, validate
 
 MODELS = ("Llama-2-7B", "Qwen3-30B-A3B", "DeepSeek-V3")
 STACKS = ("torchtitan", "MaxText", "DeepSpeed ZeRO++", "YaFSDP", "LLaMA-Factory", "Unsloth", "torchtune", "")
@@ -73,7 +73,7 @@ def test_few_rows_of_unseen_sources_are_refused_and_none_is_absurd() -> None:
     assert all(_is_sensible(verdict) for verdict in verdicts if verdict.refused is None)
 
 
-def _is_sensible(verdict: Verdict) -> bool:
+def _is_sensible(verdict: RowVerdict) -> bool:
     if isinstance(verdict.predicted, bool):
         return True
     low, middle, high = verdict.p10, verdict.predicted, verdict.p90

@@ -6,9 +6,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from charter.dashboard.page import Context, Page, View
-from charter.dashboard.pages.pieces import Piece, Question, answer_piece, piece
-from charter.dashboard.site import Site
+from charter.dashboard.page import Context, Page, PageValues
+from charter.dashboard.pages.pieces import Piece, PieceJob, answer_piece, piece
+from charter.dashboard.site import ProjectSite
 from charter.dashboard.snapshot import Snapshot
 
 
@@ -20,18 +20,18 @@ class AccuracyPage:
     ran: bool
 
 
-def build(context: Context) -> View:
+def build(context: Context) -> PageValues:
     """The page of a project."""
     project = context.project
     tables = piece(context, question_of(project), f"/p/{project.key}/accuracy/piece")
     model = AccuracyPage(piece=tables, ran=project.ledger.attempts > 0)
-    return View(title=f"Estimate and actual, {project.name}", model=model, charts=tables.charts)
+    return PageValues(title=f"Estimate and actual, {project.name}", model=model, charts=tables.charts)
 
 
-def question_of(project: Snapshot) -> Question:
+def question_of(project: Snapshot) -> PieceJob:
     """Return the job that fills the page, with a state that changes when a stage ends, not with every step."""
     done = tuple((stage.name, stage.state) for stage in project.stages)
-    return Question(
+    return PieceJob(
         job="accuracy",
         arguments={"root": str(project.root)},
         state=(done, project.ledger.attempts),
@@ -43,7 +43,7 @@ def question_of(project: Snapshot) -> Question:
 
 async def accuracy_piece(request: Request) -> Response:
     """`GET /p/{project}/accuracy/piece`: the tables as a piece of the page."""
-    site: Site = request.app.state.site
+    site: ProjectSite = request.app.state.site
     reader = site.reader(request.path_params["project"])
     if reader is None:
         return JSONResponse({"state": "error", "html": "<p>There is no such project any more.</p>"}, 404)

@@ -18,7 +18,7 @@ from charter import __version__
 from charter.dashboard.links import API
 from charter.dashboard.pages.samples import listed_for
 from charter.dashboard.reading import ProjectReader
-from charter.dashboard.site import Site
+from charter.dashboard.site import ProjectSite
 from charter.dashboard.view.home_view import ProjectRow, TableQuery, home_view
 from charter.dashboard.view.run_view import StageRow, run_view
 from charter.errors import CharterError
@@ -35,12 +35,12 @@ class NotThereError(CharterError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class ApiCall:
     """One address: what it answers, in words for the document and as a function."""
 
     path: str
     summary: str
-    answer: Callable[[Site, Mapping[str, str], Callable[[str], str]], Any]
+    answer: Callable[[ProjectSite, Mapping[str, str], Callable[[str], str]], Any]
     """Of the site, the parameters of the path and those of the query."""
     query: Mapping[str, str]
     """Parameters of the query, with what they mean."""
@@ -48,7 +48,7 @@ class Call:
     """Name of the list that becomes a table where the address ends in `.csv`."""
 
 
-def runs(site: Site, _: Mapping[str, str], query: Callable[[str], str]) -> Json:
+def runs(site: ProjectSite, _: Mapping[str, str], query: Callable[[str], str]) -> Json:
     """Return the table of projects as the first page shows it."""
     view = home_view([reader.snapshot() for reader in site.readers()], TableQuery.of(query))
     return {
@@ -59,7 +59,7 @@ def runs(site: Site, _: Mapping[str, str], query: Callable[[str], str]) -> Json:
     }
 
 
-def run(site: Site, path: Mapping[str, str], _: Callable[[str], str]) -> Json:
+def run(site: ProjectSite, path: Mapping[str, str], _: Callable[[str], str]) -> Json:
     """Return one run with its stages."""
     snapshot = _reader(site, path).snapshot()
     view = run_view(snapshot)
@@ -79,7 +79,7 @@ def run(site: Site, path: Mapping[str, str], _: Callable[[str], str]) -> Json:
     }
 
 
-def metrics(site: Site, path: Mapping[str, str], query: Callable[[str], str]) -> Json:
+def metrics(site: ProjectSite, path: Mapping[str, str], query: Callable[[str], str]) -> Json:
     """Return the logged metrics of a stage, one row for each line, the oldest first."""
     snapshot = _reader(site, path).snapshot()
     stage = snapshot.stage(path["stage"])
@@ -91,7 +91,7 @@ def metrics(site: Site, path: Mapping[str, str], query: Callable[[str], str]) ->
     return {"stage": stage.name, "metrics": rows[:MOST_ROWS], "more": len(rows) > MOST_ROWS}
 
 
-def samples(site: Site, path: Mapping[str, str], query: Callable[[str], str]) -> Json:
+def samples(site: ProjectSite, path: Mapping[str, str], query: Callable[[str], str]) -> Json:
     """Return what the models of a run said, as the page of samples shows it."""
     listed, _ = listed_for(site, _reader(site, path).snapshot(), query, limit=MOST_SAMPLES)
     rows = [sample.to_json() for sample in listed.samples]
@@ -136,7 +136,7 @@ def _stage(row: StageRow) -> Json:
     }
 
 
-def _reader(site: Site, path: Mapping[str, str]) -> ProjectReader:
+def _reader(site: ProjectSite, path: Mapping[str, str]) -> ProjectReader:
     reader = site.reader(path["run"])
     if reader is None:
         raise NotThereError(f"no run has the key {path['run']!r}; {API}/runs lists them")
@@ -155,16 +155,16 @@ TABLE_QUERY = {
     "page": "from 1, of 50 runs",
 }
 CALLS = (
-    Call(path="/runs", summary="The table of runs", answer=runs, query=TABLE_QUERY, columns="runs"),
-    Call(path="/runs/{run}", summary="One run with its stages", answer=run, query={}, columns="stages"),
-    Call(
+    ApiCall(path="/runs", summary="The table of runs", answer=runs, query=TABLE_QUERY, columns="runs"),
+    ApiCall(path="/runs/{run}", summary="One run with its stages", answer=run, query={}, columns="stages"),
+    ApiCall(
         path="/runs/{run}/stages/{stage}/metrics",
         summary="The logged metrics of a stage",
         answer=metrics,
         query={"after": "only steps behind this one"},
         columns="metrics",
     ),
-    Call(
+    ApiCall(
         path="/runs/{run}/samples",
         summary="What the models said",
         answer=samples,
@@ -202,12 +202,12 @@ def openapi() -> Json:
     return {"openapi": "3.1.0", "info": about, "paths": paths}
 
 
-def _routes(call: Call) -> Iterable[BaseRoute]:
+def _routes(call: ApiCall) -> Iterable[BaseRoute]:
     """One address for JSON, one for CSV."""
 
     def endpoint(as_csv: bool) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            site: Site = request.app.state.site
+            site: ProjectSite = request.app.state.site
             query = request.query_params
             try:
                 content = await run_in_threadpool(

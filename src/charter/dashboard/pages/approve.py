@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, replace
 
-from charter.dashboard.page import Context, NoSuchPageError, Page, View
+from charter.dashboard.page import Context, NoSuchPageError, Page, PageValues
 from charter.engines.project import load_project
 from charter.errors import CharterError
 from charter.run.actions import check_approvable
@@ -28,7 +28,7 @@ class ApprovalView:
     """Why it cannot be approved now; empty where it can."""
 
 
-def build(context: Context) -> View:
+def build(context: Context) -> PageValues:
     """Samples of what the stage reads, drawn by its fingerprint, so that everybody sees the same."""
     project, name = context.project, context.params["stage"]
     root = context.reader.found.root if context.reader else None
@@ -45,7 +45,7 @@ def build(context: Context) -> View:
         model = replace(model, inputs=tuple(samples_of(stage, SHOWN, seed=pipeline.project.seed)))
     except CharterError as error:
         model = replace(model, refusal=str(error))
-    return View(title=f"Approve {name}, {project.name}", model=model)
+    return PageValues(title=f"Approve {name}, {project.name}", model=model)
 
 
 PAGE = Page(

@@ -8,17 +8,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from charter.dashboard.page import Context, Page, View
-from charter.dashboard.pages.pieces import Piece, Question, answer_piece, piece
+from charter.dashboard.page import Context, Page, PageValues
+from charter.dashboard.pages.pieces import Piece, PieceJob, answer_piece, piece
 from charter.dashboard.reading import ProjectReader
-from charter.dashboard.site import Site
+from charter.dashboard.site import ProjectSite
 
 MOST = 6
 """Runs side by side: more do not fit on a page."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class ProjectChoice:
     """A project that can be chosen."""
 
     key: str
@@ -32,13 +32,13 @@ class Choice:
 class ComparePage:
     """The page."""
 
-    choices: tuple[Choice, ...]
+    choices: tuple[ProjectChoice, ...]
     piece: Piece | None
     """The comparison; None while fewer than two are chosen."""
     remark: str
 
 
-def build(context: Context) -> View:
+def build(context: Context) -> PageValues:
     """The page: choices, and the comparison of those that are chosen (`run=KEY`, the first is the base)."""
     readers = [reader for reader in context.site.readers() if reader.snapshot().ledger.attempts]
     run_keys = context.all_asked("run")
@@ -51,7 +51,7 @@ def build(context: Context) -> View:
         result = piece(context, question_of(chosen), address)
     model = ComparePage(
         choices=tuple(
-            Choice(
+            ProjectChoice(
                 key=reader.found.key,
                 label=reader.found.label,
                 name=reader.snapshot().name,
@@ -63,7 +63,7 @@ def build(context: Context) -> View:
         piece=result,
         remark=f"Only the first {MOST} of those chosen are compared." if len(set(run_keys)) > MOST else "",
     )
-    return View(title="Compare runs", model=model, charts={} if result is None else result.charts)
+    return PageValues(title="Compare runs", model=model, charts={} if result is None else result.charts)
 
 
 def state_of(reader: ProjectReader) -> str:
@@ -80,14 +80,14 @@ def chosen_of(readers: Sequence[ProjectReader], keys: Sequence[str]) -> list[Pro
     return [by_key[key] for key in dict.fromkeys(keys) if key in by_key][:MOST]
 
 
-def question_of(chosen: Sequence[ProjectReader]) -> Question:
+def question_of(chosen: Sequence[ProjectReader]) -> PieceJob:
     """Return the job that fills the page, with a state that changes when a stage of one of the runs ends."""
     snapshots = [reader.snapshot() for reader in chosen]
     labels = [reader.found.label for reader in chosen]
     state = tuple(
         (tuple((stage.name, stage.state) for stage in item.stages), item.ledger.attempts) for item in snapshots
     )
-    return Question(
+    return PieceJob(
         job="compare",
         arguments={"roots": [str(item.root) for item in snapshots], "labels": labels},
         state=state,
@@ -106,7 +106,7 @@ def _charts(found: Any) -> dict[str, Any]:
 
 async def compare_piece(request: Request) -> Response:
     """`GET /compare/piece?run=KEY&run=KEY`: the comparison as a piece of the page."""
-    site: Site = request.app.state.site
+    site: ProjectSite = request.app.state.site
     chosen = chosen_of(site.readers(), request.query_params.getlist("run"))
     if len(chosen) < 2:
         return JSONResponse({"state": "error", "html": "<p>Choose two runs that there are.</p>"}, 404)

@@ -9,10 +9,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from charter.dashboard.page import Context, Page, View
-from charter.dashboard.pages.pieces import Piece, Question, answer_piece, piece
+from charter.dashboard.page import Context, Page, PageValues
+from charter.dashboard.pages.pieces import Piece, PieceJob, answer_piece, piece
 from charter.dashboard.reading import ProjectReader
-from charter.dashboard.site import Site
+from charter.dashboard.site import ProjectSite
 from charter.dashboard.stamped import stamp_of
 from charter.data.formats import find_files
 from charter.engines.project import load_project
@@ -44,7 +44,7 @@ class DataPage:
     constitution_path: str
 
 
-def build(context: Context) -> View:
+def build(context: Context) -> PageValues:
     """The page of a project's data."""
     assert context.reader is not None
     project = _project(context.project.root)
@@ -55,7 +55,7 @@ def build(context: Context) -> View:
     view, problem = _constitution(context, project, cards)
     path = "" if project is None or project.constitution is None else project.constitution
     model = DataPage(cards=cards, constitution=view, constitution_problem=problem, constitution_path=path)
-    return View(title=f"Data, {context.project.name}", model=model)
+    return PageValues(title=f"Data, {context.project.name}", model=model)
 
 
 def _project(root: Path) -> Project | None:
@@ -81,11 +81,11 @@ def _piece(context: Context, source: DataSource) -> Piece:
     return piece(context, question_of(source), address)
 
 
-def question_of(source: DataSource) -> Question:
+def question_of(source: DataSource) -> PieceJob:
     """Return the job that counts a source, with a state that changes with its files."""
     files = find_files(source.path, "auto" if source.spec is None else source.spec.format).files
     aside = None if source.aside is None else str(source.aside)
-    return Question(
+    return PieceJob(
         job="count",
         arguments={
             "path": str(source.path),
@@ -126,7 +126,7 @@ def _counted(context: Context, source: DataSource) -> dict[str, int]:
 
 async def data_piece(request: Request) -> Response:
     """`GET /p/{project}/data/{source}`: the figures of one source as a piece of the page."""
-    site: Site = request.app.state.site
+    site: ProjectSite = request.app.state.site
     reader = site.reader(request.path_params["project"])
     sources = sources_of(reader) if reader else ()
     source = next((item for item in sources if item.key == request.path_params["source"]), None)

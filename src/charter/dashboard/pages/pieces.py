@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from charter.dashboard.page import Context
 from charter.dashboard.render import environment
-from charter.dashboard.site import Site
+from charter.dashboard.site import ProjectSite
 from charter.dashboard.work.asking import hear
 
 Json = Mapping[str, Any]
@@ -22,7 +22,7 @@ EXPORT_SECONDS = 1800.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class PieceJob:
     """Job of a child process for one piece of a page."""
 
     job: str
@@ -47,7 +47,7 @@ class Piece:
     charts: Json = field(default_factory=dict)
 
 
-def piece(context: Context, question: Question, address: str) -> Piece:
+def piece(context: Context, question: PieceJob, address: str) -> Piece:
     """The piece as far as it is known; an export waits for it, and so does a reader without scripts (`wait`)."""
     request = (question.job, question.arguments, question.state)
     waits = context.links.static or context.asked("wait") != ""
@@ -62,9 +62,9 @@ def piece(context: Context, question: Question, address: str) -> Piece:
     )
 
 
-async def answer_piece(request: Request, question: Question) -> Response:
+async def answer_piece(request: Request, question: PieceJob) -> Response:
     """The piece for a script: `loading` with how far it is, until it is there."""
-    site: Site = request.app.state.site
+    site: ProjectSite = request.app.state.site
     heard = await hear(
         request,
         site.work,
@@ -77,7 +77,7 @@ async def answer_piece(request: Request, question: Question) -> Response:
     return JSONResponse(_made(question, heard.found, heard.told))
 
 
-def _made(question: Question, found: Json | None, told: Json) -> dict[str, Any]:
+def _made(question: PieceJob, found: Json | None, told: Json) -> dict[str, Any]:
     state = "loading" if found is None else "error" if "error" in found else "ready"
     result = found["found"] if found is not None and state == "ready" else None
     html = (

@@ -12,15 +12,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from charter.catalog.price_book import PriceBook
-from charter.dashboard.page import Context, Page, View
+from charter.dashboard.page import Context, Page, PageValues
 from charter.dashboard.pages.plan_view import PlanPage, in_file
 from charter.dashboard.render import environment
-from charter.dashboard.site import Site
+from charter.dashboard.site import ProjectSite
 from charter.dashboard.stamped import stamp_of
 from charter.dashboard.work.asking import hear
 from charter.engines.project import load_project
 from charter.errors import CharterError, UsageError
-from charter.report.what_if.question import Question
+from charter.report.what_if.question import WhatIfQuestion
 from charter.spec.project import Project
 
 READ = ("charter.yaml", "prices.csv", "calibration.json", "constitution.yaml")
@@ -30,21 +30,21 @@ PLAN_SECONDS = 300.0
 FRAGMENT = "plan_result.html"
 
 
-def build(context: Context) -> View:
+def build(context: Context) -> PageValues:
     """The page: with its result where that is known, else it asks for it."""
     root = context.project.root
     page = _page(root, dict(context.query), context)
     charts = {} if page.result is None else page.result["charts"]
-    return View(title=f"Plan, {context.project.name}", model=page, charts=charts)
+    return PageValues(title=f"Plan, {context.project.name}", model=page, charts=charts)
 
 
 def _page(root: Path, query: Mapping[str, str], context: Context) -> PlanPage:
     project = _project(root)
     shown: dict[str, Any] = {"in_file": in_file(project), "accelerators": known_accelerators()}
     try:
-        question = Question.of(query)
+        question = WhatIfQuestion.of(query)
     except UsageError as error:
-        return PlanPage(question=Question(), state="error", error=str(error), **shown)
+        return PlanPage(question=WhatIfQuestion(), state="error", error=str(error), **shown)
     questions = (*_asked(root, question),)
     waits = context.links.static or "wait" in query
     answer = context.site.work.wait(*questions, seconds=PLAN_SECONDS) if waits else context.site.work.known(*questions)
@@ -62,7 +62,7 @@ def _project(root: Path) -> Project | None:
         return None
 
 
-def _asked(root: Path, question: Question) -> tuple[str, dict[str, Any], object]:
+def _asked(root: Path, question: WhatIfQuestion) -> tuple[str, dict[str, Any], object]:
     state = (*(stamp_of(root / name) for name in READ), int(time.time() / FRESH_SECONDS))
     return "plan", {"root": str(root), "question": asdict(question), "state": state}, state
 
@@ -75,13 +75,13 @@ def known_accelerators() -> tuple[str, ...]:
 
 async def what_if(request: Request) -> Response:
     """`POST /p/{project}/plan/what-if`: the result of a question as a piece of the page."""
-    site: Site = request.app.state.site
+    site: ProjectSite = request.app.state.site
     reader = site.reader(request.path_params["project"])
     if reader is None:
         return JSONResponse({"state": "error", "html": _fragment(error="there is no such project any more")}, 404)
     try:
         form = parse_qsl((await request.body()).decode("utf-8", "replace"), max_num_fields=20)
-        question = Question.of(dict(form))
+        question = WhatIfQuestion.of(dict(form))
     except (UsageError, ValueError) as error:
         return JSONResponse({"state": "error", "html": _fragment(error=str(error)), "query": ""})
     job, arguments, state = _asked(reader.found.root, question)
@@ -89,7 +89,7 @@ async def what_if(request: Request) -> Response:
     return _response(heard.found, question)
 
 
-def _response(found: Mapping[str, Any] | None, question: Question) -> Response:
+def _response(found: Mapping[str, Any] | None, question: WhatIfQuestion) -> Response:
     query = question.query()
     if found is None:
         error = f"no plan within {PLAN_SECONDS:.0f} s; name fewer accelerators or places, or ask charter plan"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from charter.report.what_if.question import Question
+from charter.report.what_if.question import WhatIfQuestion
 from charter.spec.project import Project
 from charter.units import format_seconds, format_usd
 
@@ -30,7 +30,7 @@ class InFile:
 class PlanPage:
     """The page."""
 
-    question: Question
+    question: WhatIfQuestion
     in_file: InFile
     accelerators: tuple[str, ...]
     """Known ones, to choose from."""

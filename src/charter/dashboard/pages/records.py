@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from charter.dashboard.page import Context, NoSuchPageError, Page, Params, View
+from charter.dashboard.page import Context, NoSuchPageError, Page, PageValues, Params
 from charter.dashboard.pages.data import sources_of
 from charter.dashboard.snapshot import Snapshot
 from charter.dashboard.stamped import stamp_of
@@ -35,7 +35,7 @@ class RecordsPage:
     problem: str
 
 
-def build(context: Context) -> View:
+def build(context: Context) -> PageValues:
     """The records from the byte that `at` names, or the one with the id that is asked for."""
     assert context.reader is not None
     key = context.params["source"]
@@ -65,7 +65,9 @@ def build(context: Context) -> View:
         wanted=wanted,
         problem=problem,
     )
-    return View(title=f"Records of {source.name}, {context.project.name}", model=model, status=404 if problem else 200)
+    return PageValues(
+        title=f"Records of {source.name}, {context.project.name}", model=model, status=404 if problem else 200
+    )
 
 
 def _found(context: Context, path: Path, wanted: str) -> tuple[int, str]:

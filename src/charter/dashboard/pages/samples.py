@@ -4,15 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from charter.artifacts.sample_prompts import SAMPLE_PROMPTS
-from charter.dashboard.page import Context, Page, View
-from charter.dashboard.site import Site
+from charter.dashboard.page import Context, Page, PageValues
+from charter.dashboard.site import ProjectSite
 from charter.dashboard.snapshot import Snapshot
 from charter.report.samples import (
     ORDERS,
     Order,
+    SampleFilter,
     SampleList,
     SampleSource,
-    Wanted,
     find_samples,
     has_samples,
     side_by_side,
@@ -27,7 +27,7 @@ LONGEST_TEXT = 200
 class SamplesView:
     """The page."""
 
-    wanted: Wanted
+    wanted: SampleFilter
     list: SampleList
     stages: tuple[str, ...]
     """With samples, in the order of the pipeline."""
@@ -60,11 +60,11 @@ def sources_of(snapshot: Snapshot) -> list[SampleSource]:
     return [source for source in sources if has_samples(source)]
 
 
-def wanted_of(asked: Callable[[str], str]) -> Wanted:
+def wanted_of(asked: Callable[[str], str]) -> SampleFilter:
     """Return what the parameters of an address ask for."""
     order = asked("order")
     orders: dict[str, Order] = {name: name for name in ORDERS}
-    return Wanted(
+    return SampleFilter(
         stage=asked("stage")[:LONGEST_TEXT],
         text=asked("text").strip()[:LONGEST_TEXT],
         principle=asked("principle")[:LONGEST_TEXT],
@@ -75,7 +75,7 @@ def wanted_of(asked: Callable[[str], str]) -> Wanted:
 
 
 def listed_for(
-    site: Site, snapshot: Snapshot, asked: Callable[[str], str], *, limit: int
+    site: ProjectSite, snapshot: Snapshot, asked: Callable[[str], str], *, limit: int
 ) -> tuple[SampleList, list[SampleSource]]:
     """Return the samples that an address asks for, of a run or of two, and the sources of the run."""
     sources, wanted = sources_of(snapshot), wanted_of(asked)
@@ -88,7 +88,7 @@ def listed_for(
     return side_by_side(lists, wanted, limit=limit), sources
 
 
-def build(context: Context) -> View:
+def build(context: Context) -> PageValues:
     """The samples that the form asks for."""
     snapshot = context.project
     number = context.asked("shown")
@@ -110,7 +110,7 @@ def build(context: Context) -> View:
             if reader.found.key != snapshot.key
         ),
     )
-    return View(title=f"Samples, {snapshot.name}", model=model)
+    return PageValues(title=f"Samples, {snapshot.name}", model=model)
 
 
 PAGE = Page(name="samples", path="/p/{project}/samples", template="samples.html", build=build, label="Samples")

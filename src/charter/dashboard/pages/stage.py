@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from charter.dashboard.page import Context, NoSuchPageError, Page, Params, View
+from charter.dashboard.page import Context, NoSuchPageError, Page, PageValues, Params
 from charter.dashboard.snapshot import Snapshot
 from charter.dashboard.tails import LogTail, log_tail
-from charter.dashboard.view.curves import Curve, Phase
+from charter.dashboard.view.curves import Curve, PhaseShare
 from charter.dashboard.view.meter_view import meter_view
 from charter.dashboard.view.stage_view import stage_view
 from charter.evaluate.outcome import read_results
@@ -15,7 +15,7 @@ LOG = "log.txt"
 NO_LOG = LogTail(lines=(), whole=True, size_bytes=0)
 
 
-def build(context: Context) -> View:
+def build(context: Context) -> PageValues:
     """The page of a stage."""
     project, name = context.project, context.params["stage"]
     stage = project.stage(name)
@@ -23,7 +23,7 @@ def build(context: Context) -> View:
         names = ", ".join(item.name for item in project.stages) or "none"
         raise NoSuchPageError(f"{project.name} has no stage {name!r}; its stages are {names}")
     curves: tuple[Curve, ...] = ()
-    phases: tuple[Phase, ...] = ()
+    phases: tuple[PhaseShare, ...] = ()
     log, meter, results = NO_LOG, None, None
     if stage.directory is not None:
         curves, phases = context.site.curves.of(metrics_file(stage.directory))
@@ -35,7 +35,7 @@ def build(context: Context) -> View:
         project, name, curves=curves, phases=phases, log=log, attempts=attempts, meter=meter, results=results
     )
     charts = {"curves": [curve.to_json() for curve in view.curves], "meter": meter.charts if meter else []}
-    return View(title=f"{name}, {project.name}", model=view, charts=charts)
+    return PageValues(title=f"{name}, {project.name}", model=view, charts=charts)
 
 
 def each(project: Snapshot) -> Iterable[Params]:

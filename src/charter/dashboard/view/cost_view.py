@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from charter.dashboard.snapshot import Group, Snapshot, StageNow
+from charter.dashboard.snapshot import CostGroup, Snapshot, StageNow
 from charter.dashboard.view.eta import Eta, eta_of
 from charter.dashboard.view.run_view import Money, money_of
 from charter.ledger.attempt import Attempt
@@ -139,7 +139,7 @@ def burn_chart(snapshot: Snapshot, view: CostView) -> dict[str, Any]:
     }
 
 
-def _splits(groups: Iterable[Group], unit: str) -> tuple[Split, ...]:
+def _splits(groups: Iterable[CostGroup], unit: str) -> tuple[Split, ...]:
     return tuple(_split(group.name, index % 12, group.sums, unit) for index, group in enumerate(groups))
 
 

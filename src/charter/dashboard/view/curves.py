@@ -106,7 +106,7 @@ def thinned(metric: str, title: str, unit: str, steps: Numbers, values: Numbers,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Phase:
+class PhaseShare:
     """Share of one phase in the time of the last steps."""
 
     name: str
@@ -119,7 +119,7 @@ LAST_LINES = 50
 """Lines of metrics that the time of a step is taken over."""
 
 
-def phases_of(steps: Mapping[int, Mapping[str, float]]) -> tuple[Phase, ...]:
+def phases_of(steps: Mapping[int, Mapping[str, float]]) -> tuple[PhaseShare, ...]:
     """Mean seconds of a step by phase, over the last lines; phases that took nothing are left out.
 
     A line has the time of all steps since the timed line before it, so that sums are divided by steps, not by lines.
@@ -132,4 +132,4 @@ def phases_of(steps: Mapping[int, Mapping[str, float]]) -> tuple[Phase, ...]:
     covered = max(1, last[-1][0] - before)
     means = {name: sum(line.get(f"seconds_{name}", 0.0) for _, line in last) / covered for name in PHASES}
     total = sum(means.values())
-    return tuple(Phase(name=name, seconds=mean, share=mean / total) for name, mean in means.items() if mean > 0)
+    return tuple(PhaseShare(name=name, seconds=mean, share=mean / total) for name, mean in means.items() if mean > 0)

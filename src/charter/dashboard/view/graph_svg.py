@@ -11,7 +11,7 @@ Point = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class GraphLayout:
     """Positions of nodes and edges, in units of one layer and one row."""
 
     nodes: Mapping[str, Point]
@@ -39,7 +39,7 @@ def direct_edges(inputs: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
     return edges
 
 
-def layered(inputs: Mapping[str, Sequence[str]]) -> Layout:
+def layered(inputs: Mapping[str, Sequence[str]]) -> GraphLayout:
     """Nodes on the layer after their last input, ordered so that edges cross little.
 
     `inputs` says what each node reads, in an order in which inputs come before their readers.
@@ -59,7 +59,7 @@ def layered(inputs: Mapping[str, Sequence[str]]) -> Layout:
     rows = _rows(columns, before, after)
     lowest = min(rows.values(), default=0.0)
     at = {name: (float(index), rows[name] - lowest) for index, names in enumerate(columns) for name in names}
-    return Layout(
+    return GraphLayout(
         nodes={name: at[name] for name in inputs},
         edges=tuple((chain[0], chain[-1], tuple(at[name] for name in chain)) for chain in chains),
         layers=depth,

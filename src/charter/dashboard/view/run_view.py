@@ -9,7 +9,7 @@ from charter.dashboard.snapshot import Snapshot, StageNow, State, tone_of
 from charter.dashboard.view.eta import Eta, eta_of, planned_interval
 from charter.dashboard.view.events_view import EventLine, event_lines
 from charter.dashboard.view.graph_svg import NARROW, WIDE, Graph, graph_svg
-from charter.evaluate.outcome import Outcome
+from charter.evaluate.outcome import EvaluationOutcome
 from charter.ledger import Accounted
 from charter.ledger.account import wall_milliseconds
 from charter.run.budget import running_usd_per_hour
@@ -90,7 +90,7 @@ class TimelineRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timeline:
+class AttemptTimeline:
     """Attempts of a run on a clock that stands still while nothing runs."""
 
     rows: tuple[TimelineRow, ...]
@@ -113,7 +113,7 @@ class RunView:
     started_at: float | None
     wall_seconds: float | None
     """Time in which something ran; None for a run of so many attempts that they are kept as sums."""
-    timeline: Timeline | None
+    timeline: AttemptTimeline | None
     interruptions: int
     lost_seconds: float
     lost_usd: float | None
@@ -128,11 +128,11 @@ class RunView:
     wide: Graph
     narrow: Graph
     by_name: Mapping[str, StageRow]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[EvaluationOutcome, ...]
     """What finished evaluations say of their policies."""
 
 
-def run_view(snapshot: Snapshot, outcomes: tuple[Outcome, ...] = ()) -> RunView:
+def run_view(snapshot: Snapshot, outcomes: tuple[EvaluationOutcome, ...] = ()) -> RunView:
     """The run page of a project."""
     eta = eta_of(snapshot)
     rows = tuple(_row(snapshot, stage, index, eta) for index, stage in enumerate(snapshot.stages))
@@ -173,7 +173,7 @@ PAUSE_SECONDS = 1.0
 """Shorter times without an attempt are the supervisor's, between two stages."""
 
 
-def timeline_of(snapshot: Snapshot, accounted: Sequence[Accounted]) -> Timeline | None:
+def timeline_of(snapshot: Snapshot, accounted: Sequence[Accounted]) -> AttemptTimeline | None:
     """Return every attempt beside the plan; None where nothing ran, or too much to draw one by one."""
     attempts = sorted((item.attempt for item in accounted), key=lambda attempt: attempt.started_at)
     if not attempts:
@@ -196,7 +196,7 @@ def timeline_of(snapshot: Snapshot, accounted: Sequence[Accounted]) -> Timeline 
         if stage.name in spans
     )
     ends = [span.end for items in spans.values() for span in items] + [end for _, end in planned.values()]
-    return Timeline(rows=rows, last=max(ends), pauses=pauses)
+    return AttemptTimeline(rows=rows, last=max(ends), pauses=pauses)
 
 
 def _planned_times(plan: Mapping[str, Any] | None) -> list[tuple[str, tuple[float, float]]]:

@@ -6,17 +6,17 @@ from typing import Any
 
 from charter.dashboard.snapshot import Snapshot, StageNow
 from charter.dashboard.tails import LogTail
-from charter.dashboard.view.curves import Curve, Phase
+from charter.dashboard.view.curves import Curve, PhaseShare
 from charter.dashboard.view.eta import eta_of
 from charter.dashboard.view.meter_view import MeterView
 from charter.dashboard.view.run_view import StageRow, run_view
-from charter.evaluate.outcome import Outcome, outcome_of
+from charter.evaluate.outcome import EvaluationOutcome, outcome_of
 from charter.ledger import Accounted
 from charter.report.results import figure_text, interval_text
 
 
 @dataclass(frozen=True, kw_only=True)
-class FigureRow:
+class StageFigure:
     """A measured figure as the page writes it."""
 
     label: str
@@ -26,10 +26,10 @@ class FigureRow:
     note: str
 
 
-def figure_rows(results: Mapping[str, Any]) -> tuple[FigureRow, ...]:
+def figure_rows(results: Mapping[str, Any]) -> tuple[StageFigure, ...]:
     """The figures of an evaluation, in their order."""
     return tuple(
-        FigureRow(
+        StageFigure(
             label=str(figure.get("label") or figure.get("key") or ""),
             value=figure_text(figure.get("value"), str(figure.get("unit") or ""), with_unit=True),
             interval=interval_text(figure),
@@ -41,7 +41,7 @@ def figure_rows(results: Mapping[str, Any]) -> tuple[FigureRow, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageView:
+class StagePage:
     """One stage, its curves and its log."""
 
     row: StageRow
@@ -54,14 +54,14 @@ class StageView:
     more_attempts: int
     """Older ones that are not shown."""
     curves: tuple[Curve, ...]
-    phases: tuple[Phase, ...]
+    phases: tuple[PhaseShare, ...]
     log: LogTail
     meter: MeterView | None
     """None where nothing was metered."""
     ends_in: float | None
-    outcome: Outcome | None = None
+    outcome: EvaluationOutcome | None = None
     """Of a finished evaluation."""
-    figures: tuple[FigureRow, ...] = ()
+    figures: tuple[StageFigure, ...] = ()
 
     @property
     def phase_parts(self) -> tuple[tuple[str, float], ...]:
@@ -74,18 +74,18 @@ def stage_view(
     name: str,
     *,
     curves: Sequence[Curve],
-    phases: Sequence[Phase],
+    phases: Sequence[PhaseShare],
     log: LogTail,
     attempts: Sequence[Accounted],
     meter: MeterView | None = None,
     results: Mapping[str, Any] | None = None,
-) -> StageView:
+) -> StagePage:
     """The page of the stage of that name, which must be there."""
     rows = run_view(snapshot).rows
     index = next(index for index, row in enumerate(rows) if row.name == name)
     row = rows[index]
     eta = eta_of(snapshot)
-    return StageView(
+    return StagePage(
         row=row,
         stage=row.stage,
         before=rows[index - 1].stage if index else None,

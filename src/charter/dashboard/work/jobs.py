@@ -22,12 +22,12 @@ def plan(asked: Json, tell: Tell) -> Json:
     """A project's plan under a what-if, beside the plan as it is."""
     from charter.engines.project import load_project
     from charter.plan.project_plan import plan_project
-    from charter.report.what_if.question import Question, command
+    from charter.report.what_if.question import WhatIfQuestion, command
     from charter.report.what_if.view import plan_view
 
     root, today = Path(asked["root"]), datetime.now(tz=UTC).date()
     project, base = _as_it_is(root, json.dumps(asked["state"]), today)
-    changes = Question(**asked["question"]).overrides(project)
+    changes = WhatIfQuestion(**asked["question"]).overrides(project)
     if not changes:
         return asdict(plan_view(base, base))
     changed = load_project(root, overrides=changes, env=dict(os.environ))

@@ -25,7 +25,7 @@ LONGEST_SECONDS = 1800.0
 
 
 @dataclass
-class Asked:
+class JobRequest:
     """One question on its way."""
 
     job: str
@@ -42,7 +42,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class StoredAnswer:
     """An answer, and when it was given by the monotonic clock."""
 
     answer: Json
@@ -55,9 +55,9 @@ class Workers:
     def __init__(self, per_lane: int = PER_LANE, *, child: Callable[[], Child] = Child) -> None:
         self._per_lane, self._child = per_lane, child
         self._lock = threading.Lock()
-        self._asked: dict[Hashable, Asked] = {}
-        self._answers: OrderedDict[Hashable, Kept] = OrderedDict()
-        self._queues: dict[str, SimpleQueue[Asked | None]] = {lane: SimpleQueue() for lane in LANES}
+        self._asked: dict[Hashable, JobRequest] = {}
+        self._answers: OrderedDict[Hashable, StoredAnswer] = OrderedDict()
+        self._queues: dict[str, SimpleQueue[JobRequest | None]] = {lane: SimpleQueue() for lane in LANES}
         self._threads: dict[str, list[threading.Thread]] = {lane: [] for lane in LANES}
         self._children: set[Child] = set()
         self._closed = False
@@ -67,13 +67,13 @@ class Workers:
         with self._lock:
             return self._kept(_key(job, arguments, state))
 
-    def ask(self, job: str, arguments: Json, state: Hashable) -> Asked:
+    def ask(self, job: str, arguments: Json, state: Hashable) -> JobRequest:
         """Ask, or join those who have asked the same. Every caller must `leave` in the end."""
         key = _key(job, arguments, state)
         with self._lock:
             request = self._asked.get(key)
             if request is None:
-                request = Asked(job=job, arguments=arguments, key=key)
+                request = JobRequest(job=job, arguments=arguments, key=key)
                 if (answer := self._kept(key)) is not None:
                     request.answer.set_result(answer)
                 elif self._closed:
@@ -91,7 +91,7 @@ class Workers:
             return None
         return answer.answer
 
-    def leave(self, asked: Asked, *, linger_seconds: float = 0.0) -> None:
+    def leave(self, asked: JobRequest, *, linger_seconds: float = 0.0) -> None:
         """No longer wait for an answer; the last one to leave ends the work on it, unless somebody soon asks again."""
         if linger_seconds and not asked.answer.done():
             later = threading.Timer(linger_seconds, self.leave, (asked,))
@@ -136,7 +136,7 @@ class Workers:
         for thread in threads:
             thread.join(timeout=5)
 
-    def _start(self, asked: Asked) -> None:
+    def _start(self, asked: JobRequest) -> None:
         lane = next(name for name, jobs in LANES.items() if asked.job in jobs)
         alive = [thread for thread in self._threads[lane] if thread.is_alive()]
         if len(alive) < self._per_lane:
@@ -164,7 +164,7 @@ class Workers:
             with self._lock:
                 self._children.discard(child)
 
-    def _answer(self, child: Child, asked: Asked) -> None:
+    def _answer(self, child: Child, asked: JobRequest) -> None:
         with self._lock:
             if asked.answer.cancelled():
                 return
@@ -176,13 +176,13 @@ class Workers:
             if asked.answer.cancelled():
                 return
             if "stopped" not in answer:
-                self._answers[asked.key] = Kept(answer=answer, at=time.monotonic())
+                self._answers[asked.key] = StoredAnswer(answer=answer, at=time.monotonic())
                 while len(self._answers) > KEPT_ANSWERS:
                     self._answers.popitem(last=False)
             asked.answer.set_result(answer)
 
     @staticmethod
-    def _asked_twice(child: Child, asked: Asked) -> Json:
+    def _asked_twice(child: Child, asked: JobRequest) -> Json:
         """Once more where the process was killed: for want of memory, or for a question just given up before this."""
         for _ in range(2):
             try:

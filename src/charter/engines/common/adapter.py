@@ -18,7 +18,7 @@ class EngineCheckpoint:
     path: Path
 
 
-class Adapter(Protocol):
+class EngineAdapter(Protocol):
     """One engine while it computes a stage in the directory `work`; it may be killed at any moment."""
 
     @property

@@ -8,7 +8,7 @@ from charter.engines.common.capabilities import Capabilities, RlEngine
 
 if TYPE_CHECKING:
     from charter.artifacts.job import Job
-    from charter.engines.common.adapter import Adapter
+    from charter.engines.common.adapter import EngineAdapter
     from charter.engines.common.logged import LogReader
     from charter.engines.common.rendered import RenderedRun
     from charter.engines.common.request import Handover
@@ -45,7 +45,7 @@ class TrainingEngine:
     """It computes without an accelerator too."""
     render: "Callable[[Handover], RenderedRun] | None" = None
     """Raises `SpecError` with everything that the engine cannot express. None: the engine is planned for, or native."""
-    adapter: "Callable[[Job, str], Adapter] | None" = None
+    adapter: "Callable[[Job, str], EngineAdapter] | None" = None
     """Adapter for a job, with the interpreter that has the engine."""
     log: "Callable[[], LogReader] | None" = None
     """Reader of what it prints, for runs that somebody else started."""

@@ -7,7 +7,7 @@ from charter.engines.huggingface import capabilities
 
 if TYPE_CHECKING:
     from charter.artifacts.job import Job
-    from charter.engines.common.adapter import Adapter
+    from charter.engines.common.adapter import EngineAdapter
     from charter.engines.common.rendered import RenderedRun
     from charter.engines.common.request import Handover
 
@@ -18,7 +18,7 @@ def _render(handover: "Handover") -> "RenderedRun":
     return render_trl(handover)
 
 
-def _adapter(job: "Job", python: str) -> "Adapter":
+def _adapter(job: "Job", python: str) -> "EngineAdapter":
     from charter.engines.huggingface.adapter import adapter_of
 
     return adapter_of(job)

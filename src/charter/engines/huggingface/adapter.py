@@ -24,7 +24,7 @@ from typing import ClassVar
 from charter.artifacts.job import Job
 from charter.artifacts.safetensors_file import read_header
 from charter.artifacts.whole_dir import MANIFEST
-from charter.engines.common.adapter import Adapter, EngineCheckpoint
+from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint
 from charter.engines.common.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, link_tree, move_to, processes_in, write_model
 from charter.engines.common.logged import LoggedStep
 from charter.engines.common.request import Handover
@@ -100,7 +100,7 @@ _OWN_NAMES = {**NAMES, "grad_norm": "gradient_norm"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class HuggingFaceAdapter(Adapter):
+class HuggingFaceAdapter(EngineAdapter):
     """The Trainer of transformers as TRL's scripts run it."""
 
     updates: int = 1

@@ -7,7 +7,7 @@ from charter.engines.megatron.capabilities import CAPABILITIES, VERSION
 
 if TYPE_CHECKING:
     from charter.artifacts.job import Job
-    from charter.engines.common.adapter import Adapter
+    from charter.engines.common.adapter import EngineAdapter
     from charter.engines.common.logged import LogReader
     from charter.engines.common.rendered import RenderedRun
     from charter.engines.common.request import Handover
@@ -19,7 +19,7 @@ def _render(handover: "Handover") -> "RenderedRun":
     return render_megatron(handover)
 
 
-def _adapter(job: "Job", python: str) -> "Adapter":
+def _adapter(job: "Job", python: str) -> "EngineAdapter":
     from charter.engines.megatron.adapter import MegatronAdapter
 
     return MegatronAdapter(python=python)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from charter.artifacts.whole_dir import MANIFEST
-from charter.engines.common.adapter import Adapter, EngineCheckpoint
+from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint
 from charter.engines.common.files import link_tree, read_log, write_model
 from charter.engines.common.logged import LoggedStep
 from charter.engines.common.request import Handover
@@ -36,7 +36,7 @@ _NAME = re.compile(r"iter_(\d{7})")
 
 
 @dataclass(frozen=True)
-class MegatronAdapter(Adapter):
+class MegatronAdapter(EngineAdapter):
     """`pretrain_gpt.py` as one stage; `python` is the interpreter that has Megatron Bridge.
 
     It saves on SIGTERM, but torchrun gives its processes half a minute for that, which large models do not keep.

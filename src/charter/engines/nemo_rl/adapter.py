@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from charter.artifacts.safetensors_file import read_header
 from charter.artifacts.whole_dir import MANIFEST
 from charter.data.dataset import Turn
-from charter.engines.common.adapter import Adapter, EngineCheckpoint
+from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint
 from charter.engines.common.files import link_tree, move_to, read_log, write_model
 from charter.engines.common.logged import LoggedStep
 from charter.engines.common.request import Handover
@@ -29,7 +29,7 @@ TAKEN = "taken"
 _NAME = re.compile(r"step_(\d+)")
 
 
-class NemoRlAdapter(Adapter):
+class NemoRlAdapter(EngineAdapter):
     """NeMo RL's example scripts as one stage."""
 
     saves_on_sigterm: ClassVar[bool] = False

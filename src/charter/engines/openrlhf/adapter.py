@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from charter.artifacts.whole_dir import MANIFEST
-from charter.engines.common.adapter import Adapter, EngineCheckpoint
+from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint
 from charter.engines.common.files import link_tree, write_model
 from charter.engines.common.logged import LoggedStep
 from charter.engines.common.request import Handover
@@ -35,7 +35,7 @@ _TAG = re.compile(r"global_step(\d+)")
 
 
 @dataclass(frozen=True)
-class OpenRlhfAdapter(Adapter):
+class OpenRlhfAdapter(EngineAdapter):
     """Its programs as one stage; `python` is the interpreter that has OpenRLHF."""
 
     python: str = "python"

@@ -21,7 +21,7 @@ import yaml
 
 from charter.artifacts.whole_dir import MANIFEST
 from charter.data.dataset import Turn
-from charter.engines.common.adapter import Adapter, EngineCheckpoint, messages
+from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint, messages
 from charter.engines.common.files import link_tree, move_to, read_log, write_model
 from charter.engines.common.logged import LoggedStep
 from charter.engines.common.request import Handover
@@ -39,7 +39,7 @@ _NAME = re.compile(r"global_step_(\d+)")
 
 
 @dataclass(frozen=True)
-class VerlAdapter(Adapter):
+class VerlAdapter(EngineAdapter):
     """verl's trainers as one stage; `python` is the interpreter that has verl."""
 
     python: str = "python"

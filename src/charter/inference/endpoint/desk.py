@@ -16,7 +16,7 @@ from charter.inference.endpoint.health import Health
 from charter.inference.endpoint.journal import CallJournal
 from charter.inference.endpoint.lanes import Lane, lane_for
 from charter.inference.endpoint.money import guessed_tokens, is_disputed, prices_of
-from charter.inference.endpoint.order import PREFIX_CHARACTERS, Sweep, sort_text
+from charter.inference.endpoint.order import PREFIX_CHARACTERS, AlphabetSweep, sort_text
 from charter.inference.endpoint.pacing import RateLimits
 from charter.inference.endpoint.parsing import usage_in
 from charter.inference.endpoint.reading import ExchangeReader
@@ -46,7 +46,7 @@ class Desk:
         """Questions that somebody waits for, by key."""
         self._journal, self._transport = journal, transport
         self._prices = prices_of(setting.serving)
-        self._queue: Sweep[PendingQuestion] = Sweep()
+        self._queue: AlphabetSweep[PendingQuestion] = AlphabetSweep()
         self._reader = ExchangeReader(setting)
         self._pace = RateLimits(setting.serving.requests_per_minute, setting.serving.tokens_per_minute)
         self._in_flight = 0
@@ -83,7 +83,7 @@ class Desk:
             self._error = error
         for wanted in list(self.open.values()):
             wanted.fail(self._error)
-        self._queue = Sweep()
+        self._queue = AlphabetSweep()
         for task in self._tasks - {asyncio.current_task(self._loop)}:
             task.cancel()
 

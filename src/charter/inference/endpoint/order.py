@@ -29,7 +29,7 @@ class _Entry(Generic[Item]):
     item: Item = field(compare=False)
 
 
-class Sweep(Generic[Item]):
+class AlphabetSweep(Generic[Item]):
     """Waiting requests, taken in sweeps through the alphabet."""
 
     def __init__(self) -> None:

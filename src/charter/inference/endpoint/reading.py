@@ -7,7 +7,7 @@ from charter.inference.endpoint.lanes import Lane
 from charter.inference.endpoint.parsing import message_in_error, usage_in
 from charter.inference.endpoint.rules import Answered, GiveUp, RequestTarget, Step, TryAgain, step_after
 from charter.inference.endpoint.setting import ServerSetting
-from charter.inference.endpoint.transport import Failed, Received
+from charter.inference.endpoint.transport import Received, TransportFailure
 from charter.inference.endpoint.wire import MAX_COMPLETION_TOKENS, MAX_TOKENS
 
 
@@ -26,7 +26,9 @@ class ExchangeReader:
         """Take note of a stored answer; DataError when another model gave it."""
         self._models.check(request.model, reply.model, "the store of answers")
 
-    def read(self, exchange: Received | Failed, request: CallRequest, lane: Lane, *, may_repeat: bool = False) -> Step:
+    def read(
+        self, exchange: Received | TransportFailure, request: CallRequest, lane: Lane, *, may_repeat: bool = False
+    ) -> Step:
         """Return the next step; an answer of another model, or an old one over again, is no answer.
 
         `may_repeat`: the question was put before in the same words, so that the same reply is expected.
@@ -37,7 +39,7 @@ class ExchangeReader:
             request,
             RequestTarget(name=self._setting.name, endpoint=lane.endpoint, key_reference=key_reference),
         )
-        if isinstance(exchange, Failed):
+        if isinstance(exchange, TransportFailure):
             return step
         if isinstance(step, GiveUp) and exchange.status == 400 and MAX_COMPLETION_TOKENS.encode() in exchange.body:
             self.limit_name = MAX_COMPLETION_TOKENS

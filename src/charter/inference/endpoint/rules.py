@@ -14,7 +14,7 @@ from charter.errors import CharterError, DataError
 from charter.inference.endpoint.call import CallReply, CallRequest, Usage
 from charter.inference.endpoint.parsing import Parsed, message_in_error, parse_reply, refusal_in_error
 from charter.inference.endpoint.shapes import InvalidReplyError, one_line
-from charter.inference.endpoint.transport import Failed, Received
+from charter.inference.endpoint.transport import Received, TransportFailure
 
 Cost = Literal["answered", "refused", "unknown"]
 AGAIN: Mapping[int, tuple[str, Cost]] = MappingProxyType(
@@ -75,9 +75,9 @@ class RequestTarget:
 Step = Answered | TryAgain | GiveUp
 
 
-def step_after(exchange: Received | Failed, request: CallRequest, target: RequestTarget) -> Step:
+def step_after(exchange: Received | TransportFailure, request: CallRequest, target: RequestTarget) -> Step:
     """Return the meaning of one exchange for its request."""
-    if isinstance(exchange, Failed):
+    if isinstance(exchange, TransportFailure):
         cost: Cost = "unknown" if exchange.was_sent else "refused"
         return TryAgain(cause=exchange.cause, detail=exchange.detail, cost=cost)
     if 200 <= exchange.status < 300:

@@ -40,7 +40,7 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class TransportFailure:
     """No whole reply."""
 
     cause: str
@@ -72,7 +72,7 @@ class Transport:
             response_class=NotingResponse,
         )
 
-    async def post(self, url: str, body: bytes, call_id: str) -> Received | Failed:
+    async def post(self, url: str, body: bytes, call_id: str) -> Received | TransportFailure:
         """Send one request and read the whole reply. Redirects are not followed: the key is for this host only."""
         import aiohttp
 
@@ -84,10 +84,10 @@ class Transport:
                 content = await _read(response)
                 if content is None:
                     response.close()
-                    return Failed("oversize", f"the reply is longer than {MOST_BYTES} bytes", was_sent=True)
+                    return TransportFailure("oversize", f"the reply is longer than {MOST_BYTES} bytes", was_sent=True)
                 if response.headers.get("Content-Encoding", "identity") != "identity":
                     response.close()
-                    return Failed("broken", "the reply is compressed, which was not asked for", was_sent=True)
+                    return TransportFailure("broken", "the reply is compressed, which was not asked for", was_sent=True)
                 if self._key:
                     content = self._key.blotted_bytes(content)
                 response_headers = response.headers
@@ -100,11 +100,11 @@ class Transport:
                     line,
                 )
         except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
-            return Failed("connect", self._said(error), was_sent=False)
+            return TransportFailure("connect", self._said(error), was_sent=False)
         except TimeoutError:
-            return Failed("timeout", "no whole reply in time", was_sent=True)
+            return TransportFailure("timeout", "no whole reply in time", was_sent=True)
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return Failed("broken", self._said(error), was_sent=True)
+            return TransportFailure("broken", self._said(error), was_sent=True)
 
     async def is_alive(self, url: str) -> bool:
         """Return True if a server answers a request that costs nothing: anything but an error of its own will do."""

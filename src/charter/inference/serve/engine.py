@@ -15,7 +15,7 @@ from torch import Tensor
 
 from charter.artifacts.draws import draw_seed
 from charter.inference.generate import SamplingSettings, generate
-from charter.inference.serve.protocol import Completion, RequestError, ServedToken, Wanted
+from charter.inference.serve.protocol import AnswerRequest, Completion, RequestError, ServedToken
 from charter.models.chat import encode_prompt
 from charter.models.language_model import LanguageModel
 
@@ -24,7 +24,7 @@ from charter.models.language_model import LanguageModel
 class EncodedRequest:
     """A request with its prompt as tokens, and everything that decides the draw."""
 
-    wanted: Wanted
+    wanted: AnswerRequest
     ids: tuple[int, ...]
     settings: SamplingSettings
     seed: int
@@ -39,7 +39,7 @@ class ServableModel:
         limit = getattr(language_model.model.config, "max_position_embeddings", None)
         self.context_tokens = int(limit) if limit is not None else 2**31
 
-    def encode(self, wanted: Wanted) -> EncodedRequest:
+    def encode(self, wanted: AnswerRequest) -> EncodedRequest:
         """The request as tokens; refused where it does not fit the model's context."""
         ids, room = self._ids(wanted), self.context_tokens
         limit = room - len(ids) if wanted.max_new_tokens is None else wanted.max_new_tokens
@@ -54,7 +54,7 @@ class ServableModel:
         settings = SamplingSettings(limit, wanted.min_new_tokens, wanted.temperature, wanted.top_p, self._dtype)
         return EncodedRequest(wanted=wanted, ids=tuple(ids), settings=settings, seed=_seed(wanted, ids))
 
-    def _ids(self, wanted: Wanted) -> list[int]:
+    def _ids(self, wanted: AnswerRequest) -> list[int]:
         tokenizer = self._model.tokenizer
         ids = encode_prompt(tokenizer, wanted.turns) if wanted.is_chat else []
         if text := wanted.prefill if wanted.is_chat else wanted.prompt:
@@ -75,7 +75,7 @@ class ServableModel:
         return [watch.completion(row) for row in range(len(batch))]
 
 
-def _seed(wanted: Wanted, ids: Sequence[int]) -> int:
+def _seed(wanted: AnswerRequest, ids: Sequence[int]) -> int:
     """Equal requests draw alike: without a seed of its own a request is its own seed."""
     if wanted.seed is not None:
         return wanted.seed % 2**63

@@ -45,7 +45,7 @@ class RequestError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class AnswerRequest:
     """One answer that is asked for."""
 
     turns: tuple[Turn, ...] = ()
@@ -69,7 +69,7 @@ class Wanted:
         return bool(self.turns)
 
 
-def read_request(body: bytes, *, is_chat: bool, model: str) -> Wanted:
+def read_request(body: bytes, *, is_chat: bool, model: str) -> AnswerRequest:
     """The checked request in a body; `model` is the only name that is served."""
     fields = _Fields(_parsed(body))
     requested = fields.take("model", str, None)
@@ -87,7 +87,7 @@ def read_request(body: bytes, *, is_chat: bool, model: str) -> Wanted:
     return wanted
 
 
-def _chat(fields: "_Fields", common: Mapping[str, Any]) -> Wanted:
+def _chat(fields: "_Fields", common: Mapping[str, Any]) -> AnswerRequest:
     turns = _turns(fields.take("messages", list, []))
     limit = fields.whole("max_completion_tokens", None, least=1)
     older = fields.whole("max_tokens", None, least=1)
@@ -107,14 +107,16 @@ def _chat(fields: "_Fields", common: Mapping[str, Any]) -> Wanted:
         *rest, last = turns
         turns, prefill = tuple(rest), last.content
     limit = older if limit is None else limit
-    return Wanted(turns=turns, prefill=prefill, max_new_tokens=limit, top_log_probabilities=alternatives, **common)
+    return AnswerRequest(
+        turns=turns, prefill=prefill, max_new_tokens=limit, top_log_probabilities=alternatives, **common
+    )
 
 
-def _completion(fields: "_Fields", common: Mapping[str, Any]) -> Wanted:
+def _completion(fields: "_Fields", common: Mapping[str, Any]) -> AnswerRequest:
     prompt = fields.take("prompt", str, "")
     if not prompt:
         raise RequestError("must be a text of at least one character", parameter="prompt")
-    return Wanted(
+    return AnswerRequest(
         prompt=prompt,
         max_new_tokens=fields.whole("max_tokens", COMPLETION_TOKENS, least=1),
         top_log_probabilities=fields.whole("logprobs", None, least=0, most=MOST_ALTERNATIVES),

@@ -38,7 +38,7 @@ class ClusterOutOfReachError(StageError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class KubectlOutput:
     """Output of a call, and its exit code."""
 
     code: int
@@ -46,7 +46,7 @@ class Answer:
     err: str
 
 
-def run_process(command: Sequence[str], text: str | None) -> Answer:
+def run_process(command: Sequence[str], text: str | None) -> KubectlOutput:
     """Run `kubectl` itself."""
     try:
         done = subprocess.run(
@@ -59,8 +59,8 @@ def run_process(command: Sequence[str], text: str | None) -> Answer:
             "access to the cluster: kubectl get jobs must answer"
         ) from None
     except subprocess.TimeoutExpired:
-        return Answer(code=1, out="", err=f"context deadline exceeded: no answer in {CALL_SECONDS:.0f} s")
-    return Answer(code=done.returncode, out=done.stdout, err=done.stderr)
+        return KubectlOutput(code=1, out="", err=f"context deadline exceeded: no answer in {CALL_SECONDS:.0f} s")
+    return KubectlOutput(code=done.returncode, out=done.stdout, err=done.stderr)
 
 
 @dataclass(kw_only=True)
@@ -69,10 +69,10 @@ class Kubectl:
 
     settings: KubernetesSettings
     program: str = "kubectl"
-    call: Callable[[Sequence[str], str | None], Answer] = run_process
+    call: Callable[[Sequence[str], str | None], KubectlOutput] = run_process
     pause: Callable[[float], None] = field(default=time.sleep)
 
-    def run(self, *arguments: str, text: str | None = None) -> Answer:
+    def run(self, *arguments: str, text: str | None = None) -> KubectlOutput:
         """Call it, again while the cluster is out of reach; every call is one that may be made twice."""
         context = ["--context", self.settings.context] if self.settings.context else []
         command = [self.program, *context, "--namespace", self.settings.namespace, *arguments]
@@ -101,21 +101,21 @@ class Kubectl:
         return items
 
 
-def failure(arguments: Sequence[str], answer: Answer) -> StageError | UsageError:
+def failure(arguments: Sequence[str], answer: KubectlOutput) -> StageError | UsageError:
     """Return the error of a failed call: what the cluster refused is the user's to change; anything else failed."""
     said = answer.err.strip() or answer.out.strip() or f"exit code {answer.code}"
     message = f"kubectl {' '.join(arguments[:2])}: {said}"
     return UsageError(message) if _mentions(said, _REFUSED) else StageError(message)
 
 
-def lacks_kind(answer: Answer) -> bool:
+def lacks_kind(answer: KubectlOutput) -> bool:
     """Return True if the cluster does not have the kind of object that was asked for."""
     return _mentions(
         answer.err, ("doesn't have a resource type", "no matches for kind", "could not find the requested")
     )
 
 
-def already_exists(answer: Answer) -> bool:
+def already_exists(answer: KubectlOutput) -> bool:
     """Return True if an object of that name is there."""
     return _mentions(answer.err, ("alreadyexists", "already exists"))
 

@@ -23,7 +23,7 @@ RESTARTED = frozenset({"preempted", "node_lost"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class StartOutcome:
     """End of one start."""
 
     cause: str
@@ -32,7 +32,7 @@ class Outcome:
 
 
 @dataclass(kw_only=True)
-class Start:
+class UnitStart:
     """One start of a unit."""
 
     restart: int
@@ -41,10 +41,10 @@ class Start:
     node_ids: set[str] = field(default_factory=set)
     started_at: float | None = None
     ended_at: float | None = None
-    outcome: Outcome | None = None
+    outcome: StartOutcome | None = None
     notice: bool = False
     """One of its nodes is to be taken away: it has been asked to stop at a checkpoint."""
-    loss: Outcome | None = None
+    loss: StartOutcome | None = None
     """How the cluster has given up one of its nodes."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """It has an outcome or a loss."""
@@ -57,12 +57,12 @@ class Unit:
     """Part of a job that is started and ended as one: all nodes of a job, or one shard."""
 
     shard: int | None
-    starts: list[Start] = field(default_factory=list)
-    outcome: Outcome | None = None
+    starts: list[UnitStart] = field(default_factory=list)
+    outcome: StartOutcome | None = None
     waiting_for: str = ""
 
     @property
-    def last(self) -> Start | None:
+    def last(self) -> UnitStart | None:
         """Its present start, or its last."""
         return self.starts[-1] if self.starts else None
 
@@ -70,7 +70,7 @@ class Unit:
         """Return its state, in the words of `charter.launch.scheduler.JobState`."""
         last = self.last
         before = next((start.outcome for start in reversed(self.starts) if start.outcome is not None), None)
-        shown = self.outcome or before or Outcome(cause="")
+        shown = self.outcome or before or StartOutcome(cause="")
         running = last is not None and last.started_at is not None and last.outcome is None
         phase = "ended" if self.outcome is not None else "running" if running else "queued"
         return {
@@ -142,7 +142,7 @@ class JobRecord:
         return sorted(starts, key=lambda attempt: (attempt["started_at"], attempt["shard"] or 0))
 
 
-def worst(outcomes: list[Outcome]) -> Outcome:
+def worst(outcomes: list[StartOutcome]) -> StartOutcome:
     """Of the outcomes of a unit's nodes the one that explains the others: a lost node before the peers that missed it.
 
     >>> worst([Outcome(cause="done"), Outcome(cause="failed", exit_code=1), Outcome(cause="node_lost")]).cause

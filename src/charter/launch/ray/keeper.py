@@ -15,7 +15,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from charter.launch.ray.cluster_view import death_of, draining, matching_ids, why_waiting
-from charter.launch.ray.job_records import RESTARTED, JobRecord, Outcome, Start, worst
+from charter.launch.ray.job_records import RESTARTED, JobRecord, StartOutcome, UnitStart, worst
 from charter.launch.ray.node_task import run_agent
 from charter.launch.ray.task_outcome import end_tasks, outcome_of_task
 
@@ -86,7 +86,7 @@ class Keeper:
         for unit in record.units:
             if unit.last is not None and unit.last.outcome is None:
                 # It ends just now, or is on a node that does not answer and is told when it does.
-                unit.last.loss = unit.last.loss or Outcome(cause="cancelled", reason="cancelled")
+                unit.last.loss = unit.last.loss or StartOutcome(cause="cancelled", reason="cancelled")
                 unit.last.over.set()
 
     async def started(self, name: str, unit: int, restart: int, rank: int, node: str, node_id: str) -> bool:
@@ -112,7 +112,7 @@ class Keeper:
             return "end"
         return "stop" if start.notice else ""
 
-    def _start(self, name: str, unit: int, restart: int) -> Start | None:
+    def _start(self, name: str, unit: int, restart: int) -> UnitStart | None:
         """The start that a task belongs to; None when the unit has been started again since."""
         record = self._records.get(name)
         last = record.units[unit].last if record is not None else None
@@ -127,23 +127,23 @@ class Keeper:
         """Start a unit, and again while its nodes are lost, until it has an outcome of its own."""
         unit = record.units[number]
         while unit.outcome is None:
-            start = Start(restart=len(unit.starts))
+            start = UnitStart(restart=len(unit.starts))
             unit.starts.append(start)
             try:
                 outcome = await self._one_start(record, number, start)
             except Exception as error:  # whatever Ray refuses about a request ends the job, with what it said
-                outcome = Outcome(cause="failed", exit_code=1, reason=f"{type(error).__name__}: {error}"[:500])
+                outcome = StartOutcome(cause="failed", exit_code=1, reason=f"{type(error).__name__}: {error}"[:500])
             start.outcome, start.ended_at = outcome, time.time()
             start.over.set()
             start.news.set()
             again = outcome.cause in RESTARTED and start.restart < record.request["max_restarts"]
             if record.cancelled:
-                unit.outcome = Outcome(cause="cancelled", reason="cancelled")
+                unit.outcome = StartOutcome(cause="cancelled", reason="cancelled")
             elif not again:
                 unit.outcome = outcome
             self._refs.pop((record.request["name"], number), None)
 
-    async def _one_start(self, record: JobRecord, number: int, start: Start) -> Outcome:
+    async def _one_start(self, record: JobRecord, number: int, start: UnitStart) -> StartOutcome:
         request = record.request
         nodes = request["tasks"].get("nodes", 1)
         options = await self._options(request)
@@ -188,11 +188,11 @@ class Keeper:
             "max_retries": 0,
         }
 
-    async def _outcome_of(self, refs: list[Any], start: Start) -> Outcome:
+    async def _outcome_of(self, refs: list[Any], start: UnitStart) -> StartOutcome:
         """Wait for all nodes of a start; when one fails the others get some time, and are ended then."""
         loss = asyncio.ensure_future(start.over.wait())
         waiting = {asyncio.ensure_future(outcome_of_task(ref, start)) for ref in refs}
-        outcomes: list[Outcome] = []
+        outcomes: list[StartOutcome] = []
         deadline: float | None = None
         while waiting and start.loss is None:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -242,7 +242,7 @@ class Keeper:
         task.add_done_callback(self._work.discard)
 
 
-def _order(record: JobRecord, number: int, start: Start, rank: int) -> dict[str, Any]:
+def _order(record: JobRecord, number: int, start: UnitStart, rank: int) -> dict[str, Any]:
     request = record.request
     shard = record.units[number].shard
     place = {"CHARTER_NODE_RANK": str(rank)} if shard is None else {"CHARTER_SHARD": str(shard)}
@@ -262,7 +262,7 @@ def _order(record: JobRecord, number: int, start: Start, rank: int) -> dict[str,
     }
 
 
-def _notice(start: Start, nodes: list[dict[str, Any]], leaving: set[str]) -> None:
+def _notice(start: UnitStart, nodes: list[dict[str, Any]], leaving: set[str]) -> None:
     """Tell a start what has become of its nodes.
 
     Ray itself fails a task when its connection breaks, which a node that falls silent does not do for minutes.
@@ -272,7 +272,7 @@ def _notice(start: Start, nodes: list[dict[str, Any]], leaving: set[str]) -> Non
         start.news.set()
     cause, word = death_of(nodes, start.node_ids)
     if cause:
-        start.loss = Outcome(cause=cause, exit_code=-9, reason=word)
+        start.loss = StartOutcome(cause=cause, exit_code=-9, reason=word)
         start.over.set()
         start.news.set()
 

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 
 from charter.launch.ray.cluster_view import all_answer, death_of
-from charter.launch.ray.job_records import Outcome, Start
+from charter.launch.ray.job_records import StartOutcome, UnitStart
 
 FORCE_SECONDS = 8.0
 """How long a task has to end its process before Ray kills the worker under it."""
@@ -22,27 +22,27 @@ VERDICT_SECONDS = 180.0
 """How long Ray may take to count a silent node as lost: by its own settings most of a minute."""
 
 
-async def outcome_of_task(ref: Any, start: Start) -> Outcome:
+async def outcome_of_task(ref: Any, start: UnitStart) -> StartOutcome:
     """Wait for the end of one task of a start, and say how it ended."""
     try:
         result = await ref
     except ray.exceptions.TaskCancelledError:
-        return Outcome(cause="cancelled", reason="cancelled")
+        return StartOutcome(cause="cancelled", reason="cancelled")
     except ray.exceptions.OutOfMemoryError as error:
-        return Outcome(cause="out_of_memory", exit_code=-9, reason=_first_line(error))
+        return StartOutcome(cause="out_of_memory", exit_code=-9, reason=_first_line(error))
     except ray.exceptions.RayTaskError as error:
-        return Outcome(cause="failed", exit_code=1, reason=_first_line(error.cause or error))
+        return StartOutcome(cause="failed", exit_code=1, reason=_first_line(error.cause or error))
     except ray.exceptions.RayError as error:
         # A worker that vanishes may be a kill, or the first that is seen of a lost node.
         cause, word = await _death(start, sure=isinstance(error, ray.exceptions.NodeDiedError))
-        return Outcome(cause=cause or "failed", exit_code=-9, reason=word or _first_line(error))
+        return StartOutcome(cause=cause or "failed", exit_code=-9, reason=word or _first_line(error))
     cause = result["cause"]
     if start.notice and cause != "done":
-        return Outcome(cause="preempted", exit_code=result["exit_code"], reason="DRAINING")
-    return Outcome(cause=cause, exit_code=result["exit_code"], reason=result.get("reason", cause.upper()))
+        return StartOutcome(cause="preempted", exit_code=result["exit_code"], reason="DRAINING")
+    return StartOutcome(cause=cause, exit_code=result["exit_code"], reason=result.get("reason", cause.upper()))
 
 
-async def _death(start: Start, *, sure: bool) -> tuple[str, str]:
+async def _death(start: UnitStart, *, sure: bool) -> tuple[str, str]:
     """Return whether a node of a start died under a task: Ray's word, waited for while a node does not answer."""
     began = time.monotonic()
     while True:

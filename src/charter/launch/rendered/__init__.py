@@ -19,7 +19,7 @@ from charter.launch.job import safe_name
 from charter.launch.machine import CPU, asked_accelerators, stage_nodes
 from charter.launch.plain_yaml import yaml_text
 from charter.launch.rendered import azureml, kubeflow, sagemaker, skypilot, vertex
-from charter.launch.rendered.task import HostedModel, Machine, Task, json_text, needed
+from charter.launch.rendered.task import HostedModel, RenderedTask, ServiceInstance, json_text, needed
 from charter.launch.tags import tags_of
 from charter.spec.graph import execution_order, stage_inputs
 from charter.spec.project import Project, Serving
@@ -37,7 +37,7 @@ class Managed:
     """In the price book."""
     without_accelerator: str
     """Instance type with 16 CPUs and 64 GiB, for stages on processors: the price book has no rows of those."""
-    job: Callable[[Project, Task], Body]
+    job: Callable[[Project, RenderedTask], Body]
     job_file: str
     endpoint: Callable[[Project, HostedModel], Mapping[str, Body]]
     prefix: str = ""
@@ -56,7 +56,7 @@ class Target:
     several_nodes: str
     """Refusal of a stage that asks for more than one machine, to be filled in."""
     managed: Managed | None = None
-    pipeline: Callable[[Project, Sequence[Task]], Mapping[str, Body]] | None = None
+    pipeline: Callable[[Project, Sequence[RenderedTask]], Mapping[str, Body]] | None = None
     submit: Callable[[Project, Path, Mapping[str, str]], str] | None = None
     """Hand over the texts and return the answer; None where people do that."""
 
@@ -181,7 +181,7 @@ def chosen(project: Project, stages: Sequence[str] = ()) -> tuple[str, ...]:
     return tuple(name for name in order if not stages or name in stages)
 
 
-def task_of(project: Project, name: str, target: Target, *, words: tuple[str, ...] = ()) -> Task:
+def task_of(project: Project, name: str, target: Target, *, words: tuple[str, ...] = ()) -> RenderedTask:
     """Return the task of a stage; what the service cannot do is refused."""
     stage, managed = project.pipeline[name], target.managed
     if (nodes := stage_nodes(project, stage)) > 1:
@@ -191,7 +191,7 @@ def task_of(project: Project, name: str, target: Target, *, words: tuple[str, ..
     if managed:
         _refuse_keys(project, target)
     own_spot = stage.resources.use_spot if stage.resources else None
-    return Task(
+    return RenderedTask(
         stage=name,
         name=safe_name(f"{project.name}-{name}"),
         after=_waits_for(project, name),
@@ -247,21 +247,21 @@ def _waits_for(project: Project, name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*inputs, *order[: order.index(name)][-1:])))
 
 
-def _machine(project: Project, stage: Stage, target: Target) -> Machine:
+def _machine(project: Project, stage: Stage, target: Target) -> ServiceInstance:
     """Return the instance that the file names, else the smallest with at least the accelerators that are asked for."""
     name, count = asked_accelerators(project, stage)
     managed, own = target.managed, project.launch.managed.instance_type
     if name in ("", CPU, "any"):
-        return Machine(instance_type=own or (managed.without_accelerator if managed else ""))
+        return ServiceInstance(instance_type=own or (managed.without_accelerator if managed else ""))
     accelerator = accelerators.get(name).name
     if managed is None:
-        return Machine(instance_type="", accelerator=accelerator, count=count)
+        return ServiceInstance(instance_type="", accelerator=accelerator, count=count)
     is_named = managed.accelerators is None or accelerator in managed.accelerators
     if own and not is_named:
         names = ", ".join((managed.accelerators or {}).values())
         raise UsageError(f"{target.title} has no name for {accelerator}\n  ask for one that it names: {names}")
     if own:
-        return Machine(instance_type=own, accelerator=accelerator, count=count)
+        return ServiceInstance(instance_type=own, accelerator=accelerator, count=count)
     sold = [offer for offer in offers(accelerator, cloud=managed.cloud) if offer.whole_machine]
     fitting = [offer for offer in sold if offer.count >= count and is_named]
     if not fitting:
@@ -272,7 +272,7 @@ def _machine(project: Project, stage: Stage, target: Target) -> Machine:
             + "\n  ask for fewer, or name one: launch.managed.instance_type"
         )
     best = min(fitting, key=lambda offer: (offer.count, offer.vcpus or 0, offer.instance_type))
-    return Machine(instance_type=managed.prefix + best.instance_type, accelerator=accelerator, count=best.count)
+    return ServiceInstance(instance_type=managed.prefix + best.instance_type, accelerator=accelerator, count=best.count)
 
 
 def _refuse_keys(project: Project, target: Target) -> None:

@@ -3,7 +3,7 @@
 import shlex
 from typing import Any
 
-from charter.launch.rendered.task import HostedModel, Task, checked_address, needed
+from charter.launch.rendered.task import HostedModel, RenderedTask, checked_address, needed
 from charter.launch.tags import azure_tags
 from charter.spec.project import Project
 
@@ -15,7 +15,7 @@ SERVING_PORT = 8000
 ENDPOINT_NAME_CHARACTERS = 32
 
 
-def command_job(project: Project, task: Task) -> dict[str, Any]:
+def command_job(project: Project, task: RenderedTask) -> dict[str, Any]:
     """Return a command job whose output folder is the project, mounted to be read and written."""
     settings, folder = project.launch.managed, needed(project, "storage", "azureml").rstrip("/")
     example = "storage: azureml://datastores/NAME/paths/PATH"

@@ -11,7 +11,7 @@ from charter.launch.job import safe_name
 from charter.launch.kubernetes.pod import LOST_NODE_SECONDS, LOST_NODE_TAINTS, checked_image
 from charter.launch.machine import stage_threads
 from charter.launch.plain_yaml import yaml_text
-from charter.launch.rendered.task import Task
+from charter.launch.rendered.task import RenderedTask
 from charter.launch.tags import kubernetes_labels
 from charter.spec.project import Project
 
@@ -20,7 +20,7 @@ RETRIES = 3
 BACKOFF_SECONDS = 60
 
 
-def pipeline(project: Project, tasks: Sequence[Task]) -> dict[str, str]:
+def pipeline(project: Project, tasks: Sequence[RenderedTask]) -> dict[str, str]:
     """Return the compiled pipeline, one file of two documents: the PipelineSpec, and what only Kubernetes knows."""
     executors = {task.stage: {"container": _container(project, task)} for task in tasks}
     configured = {f"exec-{safe_name(task.stage)}": _kubernetes(project, task) for task in tasks}
@@ -29,7 +29,9 @@ def pipeline(project: Project, tasks: Sequence[Task]) -> dict[str, str]:
     return {"pipeline.yaml": "---\n".join(map(yaml_text, documents))}
 
 
-def pipeline_spec(project: Project, tasks: Sequence[Task], executors: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+def pipeline_spec(
+    project: Project, tasks: Sequence[RenderedTask], executors: Mapping[str, dict[str, Any]]
+) -> dict[str, Any]:
     """Return a PipelineSpec of one task per stage; `executors` are by stage.
 
     Nothing is cached: whether a stage is done is Charter's to say, and `charter run` ends at once where it is.
@@ -45,7 +47,7 @@ def pipeline_spec(project: Project, tasks: Sequence[Task], executors: Mapping[st
     }
 
 
-def _dag_task(task: Task) -> dict[str, Any]:
+def _dag_task(task: RenderedTask) -> dict[str, Any]:
     name = safe_name(task.stage)
     spec: dict[str, Any] = {
         "taskInfo": {"name": name},
@@ -58,7 +60,7 @@ def _dag_task(task: Task) -> dict[str, Any]:
     return spec
 
 
-def _container(project: Project, task: Task) -> dict[str, Any]:
+def _container(project: Project, task: RenderedTask) -> dict[str, Any]:
     settings, command = project.launch.kubernetes, task.command("-C", project.launch.kubernetes.mount_path)
     resources: dict[str, Any] = {"resourceCpuRequest": str(stage_threads(project, project.pipeline[task.stage]))}
     if project.resources.memory is not None:
@@ -77,7 +79,7 @@ def _container(project: Project, task: Task) -> dict[str, Any]:
     return container
 
 
-def _kubernetes(project: Project, task: Task) -> dict[str, Any]:
+def _kubernetes(project: Project, task: RenderedTask) -> dict[str, Any]:
     settings = project.launch.kubernetes
     if not settings.volume_claim:
         raise UsageError(

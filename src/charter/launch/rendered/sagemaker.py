@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from charter.launch.job import safe_name
-from charter.launch.rendered.task import HostedModel, Task, checked_address, json_text, needed
+from charter.launch.rendered.task import HostedModel, RenderedTask, checked_address, json_text, needed
 from charter.launch.tags import aws_tags, tags_of
 from charter.spec.graph import execution_order
 from charter.spec.project import Project
@@ -25,7 +25,7 @@ STEP_ATTEMPTS = 5
 STEP_INTERVAL_SECONDS = 60
 
 
-def training_job(project: Project, task: Task) -> dict[str, Any]:
+def training_job(project: Project, task: RenderedTask) -> dict[str, Any]:
     """Return the request CreateTrainingJob: spot with a checkpoint address, tags, the longest run.
 
     A job of SageMaker on spot is started again by SageMaker, with what had been copied; Charter goes on from there.
@@ -92,7 +92,7 @@ def endpoint(project: Project, model: HostedModel) -> dict[str, dict[str, Any]]:
     }
 
 
-def pipeline(project: Project, tasks: Sequence[Task]) -> dict[str, Any]:
+def pipeline(project: Project, tasks: Sequence[RenderedTask]) -> dict[str, Any]:
     """Return the definition, of one training step per stage, and the request CreatePipeline, which has it as a text."""
     order = execution_order(project)
     steps = [_step(project, task) for task in sorted(tasks, key=lambda task: order.index(task.stage))]
@@ -109,7 +109,7 @@ def pipeline(project: Project, tasks: Sequence[Task]) -> dict[str, Any]:
     return {"pipeline.definition.json": definition, "pipeline.CreatePipeline.json": request}
 
 
-def _step(project: Project, task: Task) -> dict[str, Any]:
+def _step(project: Project, task: RenderedTask) -> dict[str, Any]:
     arguments = training_job(project, task)
     del arguments["TrainingJobName"]
     step: dict[str, Any] = {"Name": safe_name(task.stage), "Type": "Training", "Arguments": arguments}

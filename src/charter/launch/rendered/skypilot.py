@@ -19,7 +19,7 @@ from charter.catalog.price_book import PriceBook
 from charter.errors import MissingExtraError, StageError, UsageError
 from charter.launch.job import safe_name
 from charter.launch.plain_yaml import PlainDumper
-from charter.launch.rendered.task import Task
+from charter.launch.rendered.task import RenderedTask
 from charter.launch.secret_values import secret_values, secrets_of
 from charter.launch.tags import google_labels, kubernetes_labels
 from charter.spec.project import Project
@@ -86,7 +86,7 @@ RESTARTS_ON_ERRORS = 0
 MARKETS: Mapping[object, tuple[bool, ...]] = {False: (False,), True: (True,), "auto": (True, False)}
 
 
-def _resources(project: Project, task: Task) -> dict[str, Any]:
+def _resources(project: Project, task: RenderedTask) -> dict[str, Any]:
     """Return the candidates of a stage, in the order of the file; what they share stands once."""
     stage = project.pipeline[task.stage]
     candidates = _candidates(project, stage)
@@ -180,7 +180,7 @@ _Dumper.add_representer(
 )
 
 
-def pipeline(project: Project, tasks: Sequence[Task]) -> dict[str, str]:
+def pipeline(project: Project, tasks: Sequence[RenderedTask]) -> dict[str, str]:
     """Return the pipeline as the one text that `sky jobs launch` takes."""
     documents = [{"name": pipeline_name(project)}, *(sky_task(project, task) for task in tasks)]
     if not project.launch.skypilot.managed and len(tasks) > 1:
@@ -192,7 +192,7 @@ def pipeline(project: Project, tasks: Sequence[Task]) -> dict[str, str]:
     return {PIPELINE: header + yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=110)}
 
 
-def sky_task(project: Project, task: Task) -> dict[str, Any]:
+def sky_task(project: Project, task: RenderedTask) -> dict[str, Any]:
     """Return one stage's task. Secrets are named and have no value: the command asks for them where it is given."""
     settings = project.launch.skypilot
     bucket, artifacts = settings.bucket, project.storage.artifacts

@@ -10,7 +10,7 @@ from charter.spec.project import Project
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class ServiceInstance:
     """One instance of a service."""
 
     instance_type: str
@@ -21,7 +21,7 @@ class Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class RenderedTask:
     """One stage on one machine."""
 
     stage: str
@@ -31,7 +31,7 @@ class Task:
     """Stages that must be done before."""
     image: str
     """With Charter in it; empty where another section of the file than that of managed services says it."""
-    machine: Machine
+    machine: ServiceInstance
     environment: Mapping[str, str]
     tags: Mapping[str, str]
     longest_seconds: int
@@ -56,7 +56,7 @@ class HostedModel:
     weights: str | None
     """Address of exported weights; None for a public model."""
     image: str
-    machine: Machine
+    machine: ServiceInstance
     tags: Mapping[str, str]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from charter.errors import UsageError
 from charter.launch.rendered.kubeflow import pipeline_spec
-from charter.launch.rendered.task import HostedModel, Machine, Task, checked_address, needed
+from charter.launch.rendered.task import HostedModel, RenderedTask, ServiceInstance, checked_address, needed
 from charter.launch.tags import google_labels, tags_of
 from charter.spec.project import Project
 from charter.units import GIB
@@ -30,12 +30,12 @@ ACCELERATORS: Mapping[str, str] = MappingProxyType(
 """Source: Vertex AI API, enum AcceleratorType of google-cloud-aiplatform."""
 
 
-def custom_job(project: Project, task: Task) -> dict[str, Any]:
+def custom_job(project: Project, task: RenderedTask) -> dict[str, Any]:
     """Return the body of projects.locations.customJobs.create, on spot machines where the stage wants them."""
     return {"displayName": task.name, "labels": google_labels(task.tags), "jobSpec": _job_spec(project, task)}
 
 
-def _job_spec(project: Project, task: Task) -> dict[str, Any]:
+def _job_spec(project: Project, task: RenderedTask) -> dict[str, Any]:
     """Return a CustomJobSpec: one machine that sees the project by NFS, whose locks and renames Charter needs.
 
     Cloud Storage mounted as a file system has neither.
@@ -100,7 +100,7 @@ def endpoint(project: Project, model: HostedModel) -> dict[str, dict[str, Any]]:
     }
 
 
-def pipeline(project: Project, tasks: Sequence[Task]) -> dict[str, Any]:
+def pipeline(project: Project, tasks: Sequence[RenderedTask]) -> dict[str, Any]:
     """Return the body of projects.locations.pipelineJobs.create, whose steps are custom jobs."""
     executors = {task.stage: {"customJob": {"customJob": custom_job(project, task)}} for task in tasks}
     job: dict[str, Any] = {
@@ -114,7 +114,7 @@ def pipeline(project: Project, tasks: Sequence[Task]) -> dict[str, Any]:
     return {"pipeline.pipelineJobs.create.json": {key: value for key, value in job.items() if value is not None}}
 
 
-def _machine_spec(machine: Machine) -> dict[str, Any]:
+def _machine_spec(machine: ServiceInstance) -> dict[str, Any]:
     spec: dict[str, Any] = {"machineType": machine.instance_type}
     if machine.accelerator:
         spec |= {"acceleratorType": ACCELERATORS[machine.accelerator], "acceleratorCount": machine.count}

@@ -31,7 +31,7 @@ _WORST: tuple[Cause, ...] = ("failed", "out_of_memory", "node_lost", "time_limit
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class QueueRow:
     """A job, a task of an array, or the tasks of an array that still wait."""
 
     job_id: str
@@ -44,7 +44,7 @@ class Row:
     """Of one that has ended: up to its time limit."""
 
 
-def rows_of(text: str) -> Iterator[Row]:
+def rows_of(text: str) -> Iterator[QueueRow]:
     """The rows that `squeue -h -t all -O SQUEUE_FORMAT` has printed."""
     for line in text.splitlines():
         values = [value.strip() for value in line.split("|")]
@@ -52,7 +52,7 @@ def rows_of(text: str) -> Iterator[Row]:
             continue
         row = dict(zip(SQUEUE_FIELDS, values, strict=False))
         tasks = row["ArrayTaskID"]
-        yield Row(
+        yield QueueRow(
             job_id=row["ArrayJobID"],
             tasks=None if tasks in ("", "N/A") else task_numbers(tasks),
             state=_state(row),
@@ -131,9 +131,9 @@ def starts_of(state: JobState) -> int:
     return state.restarts + bool(state.nodes)
 
 
-def by_job(rows: Iterable[Row]) -> dict[str, list[Row]]:
+def by_job(rows: Iterable[QueueRow]) -> dict[str, list[QueueRow]]:
     """Rows by the job that they belong to."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[QueueRow]] = {}
     for row in rows:
         groups.setdefault(row.job_id, []).append(row)
     return groups

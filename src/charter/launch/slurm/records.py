@@ -20,7 +20,7 @@ _TYPED_GPU = re.compile(r"^gres/gpu:[^=]+$")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class AccountingRecord:
     """One start."""
 
     job_id: str
@@ -44,7 +44,7 @@ class Record:
         return self.started_at is not None and bool(self.nodes)
 
 
-def sacct_records(text: str) -> Iterator[Record]:
+def sacct_records(text: str) -> Iterator[AccountingRecord]:
     """Records from `sacct -D -X -P -n` with `SACCT_FIELDS`; tasks that wait in one row have none."""
     for line in text.splitlines():
         values = line.split("|")
@@ -54,7 +54,7 @@ def sacct_records(text: str) -> Iterator[Record]:
         job_id, _, task = row["JobID"].partition("_")
         if task and not task.isdecimal():
             continue
-        yield Record(
+        yield AccountingRecord(
             job_id=job_id,
             task=int(task) if task else None,
             raw_id=row["JobIDRaw"],
@@ -69,14 +69,14 @@ def sacct_records(text: str) -> Iterator[Record]:
         )
 
 
-def file_records(lines: Iterable[str]) -> Iterator[Record]:
+def file_records(lines: Iterable[str]) -> Iterator[AccountingRecord]:
     """Records from lines of jobcomp/filetxt: one for every start that has ended."""
     for line in lines:
         if line.startswith("JobId="):
             yield _from_words(dict(_KEY.findall(line)), name="Name", resources="Tres")
 
 
-def scontrol_records(text: str) -> Iterator[Record]:
+def scontrol_records(text: str) -> Iterator[AccountingRecord]:
     """Records from `scontrol -o show job`: the last start of every task that the controller still knows."""
     for line in text.splitlines():
         words = dict(_KEY.findall(line))
@@ -84,7 +84,7 @@ def scontrol_records(text: str) -> Iterator[Record]:
             yield _from_words(words, name="JobName", resources="TRES")
 
 
-def attempts_of(records: Iterable[Record]) -> tuple[JobAttempt, ...]:
+def attempts_of(records: Iterable[AccountingRecord]) -> tuple[JobAttempt, ...]:
     """Starts in the order of time, counted per task; what never had a node is left out."""
     took_place = [(record.started_at, record) for record in records if record.nodes and record.started_at is not None]
     counts: dict[int | None, int] = {}
@@ -121,7 +121,7 @@ def accelerators_of(tres: str) -> int:
     return sum(int(value) for name, _, value in pairs if _TYPED_GPU.match(name) and value.isdecimal())
 
 
-def with_live(records: Sequence[Record], live: Sequence[Record]) -> list[Record]:
+def with_live(records: Sequence[AccountingRecord], live: Sequence[AccountingRecord]) -> list[AccountingRecord]:
     """Records of starts that have ended, and after them what only the controller has: the last start of every task.
 
     Where GPUs are not among what the cluster counts, the controller also knows how many per node were asked for.
@@ -160,18 +160,18 @@ def duration_seconds(text: str) -> float | None:
     return seconds + 86400 * int(days or 0)
 
 
-def latest(records: Sequence[Record]) -> Record | None:
+def latest(records: Sequence[AccountingRecord]) -> AccountingRecord | None:
     """The record of the last start; of starts in the same second, the last in order."""
     return max(enumerate(records), key=lambda item: (item[1].started_at or 0, item[0]))[1] if records else None
 
 
-def _from_words(words: dict[str, str], *, name: str, resources: str) -> Record:
+def _from_words(words: dict[str, str], *, name: str, resources: str) -> AccountingRecord:
     task = words.get("ArrayTaskId", "")
     state = plain_state(words.get("JobState", ""))
     running = state in ("RUNNING", "COMPLETING")
     restarts = words.get("Restarts", "")
     nodes = expand_hosts(words.get("NodeList", ""))
-    return Record(
+    return AccountingRecord(
         job_id=words.get("ArrayJobId", words["JobId"]),
         task=int(task) if task.isdecimal() else None,
         raw_id=words["JobId"],
@@ -218,7 +218,7 @@ DAYS_BACK = 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
+class ClusterConfiguration:
     """Configuration of a cluster, as it says itself."""
 
     keeper: Keeper
@@ -229,14 +229,14 @@ class Cluster:
     """Tasks of one array, by `MaxArraySize`."""
 
 
-def cluster_of(configuration: str) -> Cluster:
+def cluster_of(configuration: str) -> ClusterConfiguration:
     """Return the cluster that `scontrol show config` describes."""
     settings = dict(_SETTING.findall(configuration))
     file = Path(settings.get("JobCompLoc", ""))
     readable = settings.get("JobCompType", "").endswith("/filetxt") and file.is_file()
     counted = "slurmdbd" in settings.get("AccountingStorageType", "")
     size = settings.get("MaxArraySize", "")
-    return Cluster(
+    return ClusterConfiguration(
         keeper="slurmdbd" if counted else "jobcomp" if readable else "controller",
         file=file if readable else None,
         largest_array=int(size) - 1 if size.isdecimal() else 1000,
@@ -248,16 +248,16 @@ class Accounts:
 
     def __init__(self, commands: SlurmCommands) -> None:
         self._commands = commands
-        self._cluster: Cluster | None = None
+        self._cluster: ClusterConfiguration | None = None
 
     @property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> ClusterConfiguration:
         """Return the configuration of the cluster; asked once."""
         if self._cluster is None:
             self._cluster = cluster_of(self._commands.run("scontrol", "show", "config"))
         return self._cluster
 
-    def records(self, job_ids: Sequence[str]) -> list[Record]:
+    def records(self, job_ids: Sequence[str]) -> list[AccountingRecord]:
         """Return the records of jobs: one call, or one reading of the file, for all of them."""
         wanted = frozenset(job_ids)
         if not wanted:
@@ -270,7 +270,7 @@ class Accounts:
             case _:
                 return []
 
-    def live(self, job_id: str) -> list[Record]:
+    def live(self, job_id: str) -> list[AccountingRecord]:
         """The last start of a job, of all its tasks, as long as the controller knows it."""
         try:
             return list(scontrol_records(self._commands.run("scontrol", "-o", "show", "job", job_id)))
@@ -289,7 +289,7 @@ class Accounts:
             rows = (record for record in self._of_file() if record.name == name)
         return max((record.job_id for record in rows), key=int, default=None)
 
-    def _of_file(self) -> list[Record]:
+    def _of_file(self) -> list[AccountingRecord]:
         if self.cluster.file is None:
             return []
         with self.cluster.file.open(encoding="utf-8", errors="replace") as lines:

@@ -13,8 +13,8 @@ from math import inf
 from charter.launch.job import StageJob
 from charter.launch.scheduler import Cause, JobState
 from charter.launch.slurm.commands import SlurmCommands, SlurmRefusedError, SlurmUnreachableError, unknown_job
-from charter.launch.slurm.queue import SQUEUE_FORMAT, Row, array_state, by_job, rows_of
-from charter.launch.slurm.records import Accounts, Record, attempts_of, latest
+from charter.launch.slurm.queue import SQUEUE_FORMAT, QueueRow, array_state, by_job, rows_of
+from charter.launch.slurm.records import AccountingRecord, Accounts, attempts_of, latest
 from charter.launch.slurm.states import INTERRUPTED_EXIT, cause_of, phase_of
 
 ROUNDS = 3
@@ -35,7 +35,7 @@ Task = int | None
 
 
 @dataclass(kw_only=True)
-class Watched:
+class WatchedJob:
     """One job."""
 
     tasks: dict[Task, JobState] = field(default_factory=dict)
@@ -71,13 +71,13 @@ class Watched:
         return bool(self.gone or self.unexplained or self.incomplete)
 
 
-def submitted(shards: int, *, stop_before_seconds: float) -> Watched:
+def submitted(shards: int, *, stop_before_seconds: float) -> WatchedJob:
     """A job that was just taken waits in the queue."""
     tasks: Iterable[Task] = range(shards) if shards > 1 else (None,)
-    return Watched(tasks=dict.fromkeys(tasks, WAITING), was_asked=True, stop_before_seconds=stop_before_seconds)
+    return WatchedJob(tasks=dict.fromkeys(tasks, WAITING), was_asked=True, stop_before_seconds=stop_before_seconds)
 
 
-def take_rows(job: Watched, rows: Sequence[Row]) -> None:
+def take_rows(job: WatchedJob, rows: Sequence[QueueRow]) -> None:
     """Take in what the queue says of a job; what it does not say stays, and is gone."""
     seen: dict[Task, JobState] = {}
     for row in rows:
@@ -92,7 +92,7 @@ def take_rows(job: Watched, rows: Sequence[Row]) -> None:
     job.missed = job.missed + 1 if job.gone else 0
 
 
-def _next_state(job: Watched, task: Task, row: Row) -> JobState:
+def _next_state(job: WatchedJob, task: Task, row: QueueRow) -> JobState:
     """Return a task's state by a row of the queue, which does not say why an earlier start of it has ended."""
     state, before = row.state, job.tasks.get(task, UNKNOWN)
     if state.exit_code in (INTERRUPTED_EXIT, ASKED_EARLY) and state.cause in ("failed", "preempted"):
@@ -111,7 +111,7 @@ def _next_state(job: Watched, task: Task, row: Row) -> JobState:
     return state
 
 
-def take_records(job: Watched, records: Sequence[Record], *, are_late: bool = True) -> None:
+def take_records(job: WatchedJob, records: Sequence[AccountingRecord], *, are_late: bool = True) -> None:
     """Take in what the records say of what is gone, and of starts that were followed by another.
 
     Without `are_late`, what they lack may still come.
@@ -132,7 +132,7 @@ def take_records(job: Watched, records: Sequence[Record], *, are_late: bool = Tr
         job.tasks |= dict.fromkeys(job.gone, UNKNOWN)
 
 
-def ended_state(starts: Sequence[Record]) -> JobState | None:
+def ended_state(starts: Sequence[AccountingRecord]) -> JobState | None:
     """Return the final state of a job by the records of its starts; None while one of them has not ended."""
     last = latest(starts)
     if last is None or any(phase_of(start.state) != "ended" for start in starts):
@@ -147,14 +147,14 @@ def ended_state(starts: Sequence[Record]) -> JobState | None:
     )
 
 
-def why_started_again(starts: Sequence[Record]) -> Cause:
+def why_started_again(starts: Sequence[AccountingRecord]) -> Cause:
     """Return why the last start that has ended did; empty where no record says so."""
     last = latest([start for start in starts if start.took_place and phase_of(start.state) == "ended"])
     return cause_of(last.state, exit_code=last.exit_code) if last is not None else ""
 
 
-def _by_task(records: Sequence[Record]) -> Mapping[Task, list[Record]]:
-    groups: dict[Task, list[Record]] = {}
+def _by_task(records: Sequence[AccountingRecord]) -> Mapping[Task, list[AccountingRecord]]:
+    groups: dict[Task, list[AccountingRecord]] = {}
     for record in records:
         groups.setdefault(record.task, []).append(record)
     return groups
@@ -180,7 +180,7 @@ class Watch:
         self._commands, self._accounts = commands, accounts
         self._between, self._clock = seconds_between, clock
         self._next, self._pause = float("-inf"), seconds_between
-        self._jobs: dict[str, Watched] = {}
+        self._jobs: dict[str, WatchedJob] = {}
         self.rounds = 0
         """How often the controller has answered."""
 
@@ -190,7 +190,7 @@ class Watch:
 
     def look(self, job_ids: Sequence[str]) -> dict[str, JobState]:
         """Return the states of jobs now, or when the controller could last be asked."""
-        watched = {job_id: self._jobs.setdefault(job_id, Watched()) for job_id in job_ids}
+        watched = {job_id: self._jobs.setdefault(job_id, WatchedJob()) for job_id in job_ids}
         unsettled = {job_id: job for job_id, job in watched.items() if not job.is_over}
         if unsettled and self._is_due(any(not job.was_asked for job in unsettled.values())):
             self._ask(unsettled)
@@ -205,7 +205,7 @@ class Watch:
         """Return True if the controller may be asked; for a job of an earlier supervisor at once, if it answers."""
         return self._clock() >= self._next or (has_new_jobs and self._pause == self._between)
 
-    def _ask(self, jobs: Mapping[str, Watched]) -> None:
+    def _ask(self, jobs: Mapping[str, WatchedJob]) -> None:
         try:
             rows = by_job(self._queue(list(jobs)))
         except SlurmUnreachableError:
@@ -224,7 +224,7 @@ class Watch:
         self._pause = self._between
         self._next = self._clock() + self._pause
 
-    def _ask_records(self, jobs: Mapping[str, Watched]) -> None:
+    def _ask_records(self, jobs: Mapping[str, WatchedJob]) -> None:
         """Records that cannot be had now are asked for again in the next round."""
         try:
             records = self._accounts.records(list(jobs))
@@ -234,7 +234,7 @@ class Watch:
             are_late = job.open_since is not None and self._clock() - job.open_since >= LAG_SECONDS
             take_records(job, [record for record in records if record.job_id == job_id], are_late=are_late)
 
-    def _queue(self, job_ids: Sequence[str]) -> list[Row]:
+    def _queue(self, job_ids: Sequence[str]) -> list[QueueRow]:
         question = ("squeue", "-h", "-t", "all", "-j", ",".join(job_ids), "-O", SQUEUE_FORMAT)
         try:
             return list(rows_of(self._commands.run(*question)))

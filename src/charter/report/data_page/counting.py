@@ -9,7 +9,7 @@ from charter.data.dataset import selected_rows
 from charter.data.formats import find_files
 from charter.data.rows import BadRowError, Row, SkippedRows, parse_object, part_of
 from charter.report.data_page.summary import DataSummary, summary_of
-from charter.report.data_page.tally import Tally
+from charter.report.data_page.tally import RecordTally
 from charter.spec.checks import parse_part
 from charter.spec.project import DataSpec
 
@@ -31,7 +31,7 @@ def count_rows(
     path: Path, spec: DataSpec | None = None, *, tell: Callable[[int], None] = lambda _: None
 ) -> DataSummary:
     """Every row that a data set selects; `tell` hears how many so far. DataError for a file that is none."""
-    tally, bad = Tally(), _Bad()
+    tally, bad = RecordTally(), _Bad()
     for number, row in enumerate(selected_rows(path, spec, bad), start=1):
         try:
             tally.add(row)
@@ -44,7 +44,7 @@ def count_rows(
 
 def count_set_aside(path: Path) -> DataSummary:
     """Count the reasons for which rows were set aside, of a stage's `set_aside.jsonl`."""
-    tally = Tally()
+    tally = RecordTally()
     with path.open("rb") as lines:
         for line in lines:
             try:
@@ -68,7 +68,7 @@ def sample_rows(path: Path, spec: DataSpec | None = None) -> DataSummary | None:
     if spec is not None and spec.limit is not None:
         return None
     part, parts = (1, 1) if spec is None or spec.part is None else parse_part(spec.part)
-    tally, bad, read_bytes, seen = Tally(), _Bad(), 0, 0
+    tally, bad, read_bytes, seen = RecordTally(), _Bad(), 0, 0
     for row, length in _rows_at(file, bad):
         seen += 1
         read_bytes += length

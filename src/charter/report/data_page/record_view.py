@@ -20,7 +20,7 @@ _CRITIQUE = ("init_prompt", "init_response", "critic_prompt", "critic_response",
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class ShownTurn:
     """One text with who says it."""
 
     role: str
@@ -37,7 +37,7 @@ class RecordView:
 
     id: str
     offset: int
-    turns: tuple[Turn, ...]
+    turns: tuple[ShownTurn, ...]
     facts: tuple[tuple[str, str], ...]
     """Everything that is no text: label, principle, judge, seed."""
     problem: str
@@ -59,7 +59,7 @@ def record_view(raw: RawRecord) -> RecordView:
     return RecordView(id=_plain(value.get("id", "")), offset=raw.offset, turns=tuple(turns), facts=facts, problem="")
 
 
-def _turns(field: str, value: Any) -> list[Turn]:
+def _turns(field: str, value: Any) -> list[ShownTurn]:
     tone = field if field in ("chosen", "rejected") else ""
     words = field.replace("_", " ")
     if isinstance(value, list):
@@ -67,7 +67,7 @@ def _turns(field: str, value: Any) -> list[Turn]:
     return [_turn(words, _plain(value), tone)]
 
 
-def _of_item(words: str, item: Any, tone: str) -> Turn:
+def _of_item(words: str, item: Any, tone: str) -> ShownTurn:
     if isinstance(item, Mapping):
         role = _plain(item.get("role", ""))
         shown = f"{words}: {role}" if tone else role or words
@@ -75,10 +75,10 @@ def _of_item(words: str, item: Any, tone: str) -> Turn:
     return _turn(words, _plain(item), tone)
 
 
-def _turn(role: str, text: str, tone: str) -> Turn:
+def _turn(role: str, text: str, tone: str) -> ShownTurn:
     if len(text) > MOST_TEXT:
         text = f"{text[:MOST_TEXT]} [{len(text) - MOST_TEXT:,} more characters are not shown]"
-    return Turn(role=role[:80], text=text[:LONG_TEXT], rest=text[LONG_TEXT:], tone=tone)
+    return ShownTurn(role=role[:80], text=text[:LONG_TEXT], rest=text[LONG_TEXT:], tone=tone)
 
 
 def _plain(value: Any) -> str:

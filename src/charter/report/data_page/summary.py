@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from charter.report.data_page.tally import Judged, Tally
+from charter.report.data_page.tally import Judged, RecordTally
 from charter.report.data_stats import histogram, length_histogram
 
 PROBABILITY_BINS = 10
@@ -89,7 +89,7 @@ class DataSummary:
 
 
 def summary_of(
-    tally: Tally,
+    tally: RecordTally,
     *,
     size_bytes: int,
     bad: int = 0,
@@ -156,7 +156,7 @@ def wilson(wins: float, count: int) -> Share | None:
     return Share(value=share, low=(middle - spread) / denominator, high=(middle + spread) / denominator, count=count)
 
 
-def _labels(tally: Tally) -> LabelFigures | None:
+def _labels(tally: RecordTally) -> LabelFigures | None:
     count = len(tally.probabilities)
     longer = wilson(tally.chosen_longer, count)
     if longer is None:
@@ -183,7 +183,7 @@ def _position(judged: Judged) -> Share | None:
     return wilson(judged.first_wins, judged.questions)
 
 
-def _principles(tally: Tally) -> tuple[PrincipleUse, ...]:
+def _principles(tally: RecordTally) -> tuple[PrincipleUse, ...]:
     uses = [
         PrincipleUse(
             name=name,

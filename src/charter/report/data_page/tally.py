@@ -8,7 +8,7 @@ from typing import Any
 
 from charter.data.rows import Row, chosen_probability_of, row_kind
 from charter.feedback.prepare_rows import Candidate, candidate_of, exact_key
-from charter.report.data_stats import Principle, add_principle, principles_of
+from charter.report.data_stats import PrincipleStats, add_principle, principles_of
 
 MOST_NAMES = 500
 """Names of one sort that are counted apart; the rest are counted together."""
@@ -31,7 +31,7 @@ class Judged:
 
 
 @dataclass
-class Tally:
+class RecordTally:
     """Counts so far."""
 
     rows: int = 0
@@ -46,7 +46,7 @@ class Tally:
     """64 bits of each row's texts, to find exact duplicates."""
     generated_tokens: "array[int]" = field(default_factory=lambda: array("I"))
     chosen_longer: float = 0.0
-    principles: dict[str, Principle] = field(default_factory=dict)
+    principles: dict[str, PrincipleStats] = field(default_factory=dict)
     sources: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
     """Of set-aside rows: why."""
@@ -83,7 +83,7 @@ class Tally:
     def _add_fields(self, value: Mapping[str, Any]) -> None:
         for name in principles_of(value):
             counted_name = name if name in self.principles or len(self.principles) < MOST_NAMES else OTHERS
-            add_principle(self.principles.setdefault(counted_name, Principle()), value)
+            add_principle(self.principles.setdefault(counted_name, PrincipleStats()), value)
         if isinstance(tokens := value.get("tokens"), int) and 0 < tokens < 2**32:
             self.generated_tokens.append(tokens)
         if isinstance(value.get("source"), str):

@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"true|false|[-+]?[\d_]+(\.[\d_]+)?([eE][-+]?\d+)?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class WhatIfQuestion:
     """The controls as texts; an empty one leaves the file's value as it is."""
 
     accelerators: str = ""
@@ -35,7 +35,7 @@ class Question:
     """Further settings, one `path=value` per line."""
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> "Question":
+    def of(cls, given: Mapping[str, str]) -> "WhatIfQuestion":
         """From a query or a form; UsageError where a value is longer than any that makes sense."""
         values = {item.name: given.get(item.name, "").strip() for item in fields(cls)}
         for name, value in values.items():

@@ -62,7 +62,7 @@ class StageLine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refused:
+class RefusedOption:
     """An option that a stage does not have, and why."""
 
     stage: str
@@ -79,7 +79,7 @@ class PlanView:
     totals: tuple[Total, ...]
     limits: tuple[Limit, ...]
     stages: tuple[StageLine, ...]
-    refused: tuple[Refused, ...]
+    refused: tuple[RefusedOption, ...]
     advice: tuple[str, ...]
     changed: tuple[str, ...]
     """The `--set` values that made it; none of the plan as it is."""
@@ -96,7 +96,7 @@ def plan_view(plan: Plan, base: Plan, *, changed: Sequence[str] = (), command: s
         limits=_limits(plan),
         stages=tuple(_stage(stage, base.stage(stage.name), longest_pole(plan)) for stage in plan.stages),
         refused=tuple(
-            Refused(stage=stage.name, option=item.option, reason=item.reason)
+            RefusedOption(stage=stage.name, option=item.option, reason=item.reason)
             for stage in plan.stages
             for item in split_rejected(stage)[1]
         ),

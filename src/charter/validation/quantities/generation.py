@@ -18,14 +18,14 @@ from charter.physics.serving_devices import (
     COMPILED,
     TRANSFORMERS,
     VLLM,
-    Engine,
+    GenerationEngine,
     ServingDevice,
     WeightFormat,
     cache_bytes_per_value,
     engine_named,
     weight_format,
 )
-from charter.physics.serving_passes import Issue, ServedModel
+from charter.physics.serving_passes import Issue, ServingModel
 from charter.physics.shapes import count_parameters
 from charter.spec.architecture import Architecture
 from charter.units import GIB
@@ -52,7 +52,7 @@ class GenerationCase:
 
     architecture: Architecture
     accelerator: Accelerator
-    engine: Engine
+    engine: GenerationEngine
     weights: WeightFormat
     cache_bytes: float
     tensor: int
@@ -153,13 +153,17 @@ def _one_stream(row: Measurement) -> bool:
     return row.mbs == 1 or "latency" in row.metric
 
 
-def _one_stream_engine(engine: Engine) -> bool:
+def _one_stream_engine(engine: GenerationEngine) -> bool:
     """Engines whose tables are made with one request at a time unless they say otherwise."""
     return engine.eager or engine is COMPILED or engine.label in ("fastertransformer", "deepspeed")
 
 
 def _degrees(
-    row: Measurement, architecture: Architecture, accelerator: Accelerator, weights: WeightFormat, engine: Engine
+    row: Measurement,
+    architecture: Architecture,
+    accelerator: Accelerator,
+    weights: WeightFormat,
+    engine: GenerationEngine,
 ) -> tuple[int, int, float]:
     """Tensor and pipeline degree of a replica, and replicas.
 
@@ -237,7 +241,7 @@ def _even_waves(sequences: float, requests: float | None, replicas: float) -> fl
 def _full_load(
     architecture: Architecture,
     accelerator: Accelerator,
-    engine: Engine,
+    engine: GenerationEngine,
     weights: WeightFormat,
     cache_bytes: float,
     tensor: int,
@@ -289,7 +293,7 @@ TIMES = ("latency", "ttft", "tpot", "itl", "time_per_output_token", "time_to_fir
 class PreparedGeneration:
     """Inference rows as columns."""
 
-    model: ServedModel
+    model: ServingModel
     group: ServingDevice
     issue: Issue
     sequences: Array
@@ -338,7 +342,7 @@ class Generation:
             for case in cases
         ]
         return PreparedGeneration(
-            model=ServedModel.stacked([ServedModel.of(case.architecture) for case in cases]),
+            model=ServingModel.stacked([ServingModel.of(case.architecture) for case in cases]),
             group=ServingDevice.stacked(groups),
             issue=issue_of([case.engine for case in cases]),
             sequences=array([case.sequences for case in cases]),

@@ -15,8 +15,8 @@ from charter.physics.constants import ServingConstants
 from charter.physics.generation import Drain, ResponseLengths, issue_of, rollout_terms
 from charter.physics.kept_activations import layer_activations
 from charter.physics.runs import Algorithm, RlConstants, RlPhases, RlStack, generate_seconds, rl_step_terms
-from charter.physics.serving_devices import VLLM, Engine, ServingDevice, engine_named, weight_format
-from charter.physics.serving_passes import ServedModel
+from charter.physics.serving_devices import VLLM, GenerationEngine, ServingDevice, engine_named, weight_format
+from charter.physics.serving_passes import ServingModel
 from charter.physics.shapes import count_parameters
 from charter.physics.step_time import UpdateJob, update_seconds
 from charter.spec.architecture import Architecture
@@ -49,9 +49,9 @@ class RlCase:
 
     stack: RlStack
     algorithm: Algorithm
-    model: ServedModel
+    model: ServingModel
     group: ServingDevice
-    engine: Engine
+    engine: GenerationEngine
     sequences: float
     """Answers of a step on one engine replica."""
     limit: float
@@ -97,7 +97,7 @@ def rl_case_of(row: Measurement, setting: RlSetting) -> RlCase:
     return RlCase(
         stack=s.stack,
         algorithm=s.algorithm,
-        model=ServedModel.of(s.architecture),
+        model=ServingModel.of(s.architecture),
         group=ServingDevice.of(s.accelerator, weights=weights, tensor=tensor),
         engine=engine,
         sequences=max(1.0, s.samples / replicas) if s.algorithm.generates else 1.0,
@@ -245,7 +245,7 @@ def _epochs(row: Measurement) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreparedSteps:
+class PreparedRlSteps:
     """Rows as columns; `part` is which seconds of a step a row measured."""
 
     phases: RlPhases
@@ -277,16 +277,16 @@ class RlStep:
         """The framework."""
         return case.stack.label
 
-    def prepare(self, cases: Sequence[RlCase]) -> PreparedSteps:
+    def prepare(self, cases: Sequence[RlCase]) -> PreparedRlSteps:
         """Cases as columns, with the rollout of each computed once."""
-        return PreparedSteps(
+        return PreparedRlSteps(
             phases=phases_of(cases),
             part=array([PARTS.index(case.metric if case.metric in PARTS else "step") for case in cases]),
             scale=array([case.scale for case in cases]),
             tokens=array([0.0 if case.metric in PARTS else case.tokens_counted for case in cases]),
         )
 
-    def predict(self, prepared: PreparedSteps, constants: RlConstants) -> Array:
+    def predict(self, prepared: PreparedRlSteps, constants: RlConstants) -> Array:
         """Seconds, or tokens per second."""
         steps = rl_step_terms(prepared.phases, constants)
         generate = generate_seconds(prepared.phases, constants)
@@ -307,7 +307,7 @@ class RlStep:
 def phases_of(cases: Sequence[RlCase]) -> RlPhases:
     """Plain phases of cases: rollouts by the serving model, the rest as read."""
     rollout = rollout_terms(
-        ServedModel.stacked([case.model for case in cases]),
+        ServingModel.stacked([case.model for case in cases]),
         ServingDevice.stacked([case.group for case in cases]),
         issue_of([case.engine for case in cases]),
         _columns(len(cases)),

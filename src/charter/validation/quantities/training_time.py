@@ -13,7 +13,7 @@ from charter.catalog.accelerators import Accelerator
 from charter.physics.columns import Array, Layouts, array
 from charter.physics.constants import TrainingConstants
 from charter.physics.devices import DeviceColumns
-from charter.physics.matrix_products import ModelColumns
+from charter.physics.matrix_products import ProductColumns
 from charter.physics.micro_batch import StepInputs, StepWork, step_work
 from charter.physics.stacks import StackColumns, StackProfile, StepJob
 from charter.physics.step_seconds import step_seconds
@@ -126,7 +126,7 @@ def _split_for(job: Job, total: int) -> tuple[int, int]:
     Experts are spread over the data-parallel ranks first (expert parallelism), so they ask for no tensor parallelism.
     """
     each = SHARDED_STATE_BYTES if job.profile.name in RECENT else 18.0
-    m, room = ModelColumns.of(job.architecture), 0.6 * job.accelerator.memory_bytes
+    m, room = ProductColumns.of(job.architecture), 0.6 * job.accelerator.memory_bytes
     experts = each * float(m.expert_parameters) / room
     need = each * float(m.parameters) / room - experts
     tensor = pipeline = 1
@@ -255,7 +255,7 @@ def recompute_of(text: str, profile: str) -> tuple[Recompute, float, float]:
 
 def _state_bytes(job: Job, layout: Layout) -> float:
     """Weights, gradients and Adam of one rank, about (physics/memory.py is exact)."""
-    m = ModelColumns.of(job.architecture)
+    m = ProductColumns.of(job.architecture)
     dense = (float(m.parameters) - float(m.expert_parameters)) / (layout.tensor * layout.pipeline)
     experts = float(m.expert_parameters) / (layout.expert * layout.pipeline)
     ranks = layout.data * layout.context
@@ -495,7 +495,7 @@ _JOB_COLUMNS = (
 class PreparedSteps:
     """Cases as columns, with the work that no constant changes."""
 
-    model: ModelColumns
+    model: ProductColumns
     device: DeviceColumns
     job: StepJob
     stack: StackColumns
@@ -539,7 +539,7 @@ class TrainingTime:
 
     def prepare(self, cases: Sequence[TrainingCase]) -> PreparedSteps:
         """Cases as columns."""
-        model = ModelColumns.stack([ModelColumns.of(case.architecture, mtp=case.mtp) for case in cases])
+        model = ProductColumns.stack([ProductColumns.of(case.architecture, mtp=case.mtp) for case in cases])
         device = DeviceColumns.stack([_device(case) for case in cases])
         columns = {name: array([float(getattr(case, name)) for case in cases]) for name in _JOB_COLUMNS}
         job = StepJob(layouts=Layouts.of([case.layout for case in cases]), **columns)

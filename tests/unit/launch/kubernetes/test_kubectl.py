@@ -6,7 +6,7 @@ import pytest
 from kubernetes_jobs import ONE, SETTINGS
 
 from charter.errors import MissingExtraError, StageError, UsageError
-from charter.launch.kubernetes.kubectl import TRIES, Answer, ClusterOutOfReachError, Kubectl
+from charter.launch.kubernetes.kubectl import TRIES, ClusterOutOfReachError, Kubectl, KubectlOutput
 from charter.launch.kubernetes.scheduler import KubernetesScheduler
 
 REFUSED = "The connection to the server 127.0.0.1:6443 was refused - did you specify the right host or port?"
@@ -20,7 +20,7 @@ class Faults:
 
     def __call__(self, command, text):
         self.commands.append(command)
-        return self.answers.pop(0) if self.answers else Answer(code=0, out="job.batch/x\n", err="")
+        return self.answers.pop(0) if self.answers else KubectlOutput(code=0, out="job.batch/x\n", err="")
 
 
 def kubectl(faults, settings=SETTINGS):
@@ -28,21 +28,23 @@ def kubectl(faults, settings=SETTINGS):
 
 
 def test_a_cluster_out_of_reach_is_tried_again():
-    faults = Faults(Answer(code=1, out="", err=REFUSED), Answer(code=1, out="", err="etcdserver: request timed out"))
+    faults = Faults(
+        KubectlOutput(code=1, out="", err=REFUSED), KubectlOutput(code=1, out="", err="etcdserver: request timed out")
+    )
     scheduler = KubernetesScheduler(SETTINGS, kubectl=kubectl(faults))
     assert scheduler.submit(ONE) == "job/charter-r1-sft-ab12"
     assert faults.pauses == [0.5, 1.0]
 
 
 def test_a_cluster_that_stays_out_of_reach_is_said_after_a_few_tries():
-    faults = Faults(*[Answer(code=1, out="", err=REFUSED)] * TRIES)
+    faults = Faults(*[KubectlOutput(code=1, out="", err=REFUSED)] * TRIES)
     with pytest.raises(ClusterOutOfReachError, match="jobs that run are not affected"):
         KubernetesScheduler(SETTINGS, kubectl=kubectl(faults)).poll(["job/a"])
 
 
 def test_a_submission_that_got_through_unheard_is_not_made_twice():
     exists = 'Error from server (AlreadyExists): error when creating "STDIN": jobs.batch "x" already exists'
-    faults = Faults(Answer(code=1, out="", err=REFUSED), Answer(code=1, out="", err=exists))
+    faults = Faults(KubectlOutput(code=1, out="", err=REFUSED), KubectlOutput(code=1, out="", err=exists))
     assert KubernetesScheduler(SETTINGS, kubectl=kubectl(faults)).submit(ONE) == "job/charter-r1-sft-ab12"
 
 
@@ -56,12 +58,14 @@ def test_a_submission_that_got_through_unheard_is_not_made_twice():
 )
 def test_what_the_cluster_refuses(said, error):
     with pytest.raises(error, match=said[:30].replace("(", r"\(").replace(")", r"\)")):
-        KubernetesScheduler(SETTINGS, kubectl=kubectl(Faults(Answer(code=1, out="", err=said)))).submit(ONE)
+        KubernetesScheduler(SETTINGS, kubectl=kubectl(Faults(KubectlOutput(code=1, out="", err=said)))).submit(ONE)
 
 
 def test_a_kind_that_the_cluster_does_not_have_is_passed_over():
-    lacking = Answer(code=1, out="", err='error: the server doesn\'t have a resource type "jobsets"')
-    faults = Faults(Answer(code=0, out="", err=""), lacking, Answer(code=0, out="trainjob.trainer/x\n", err=""))
+    lacking = KubectlOutput(code=1, out="", err='error: the server doesn\'t have a resource type "jobsets"')
+    faults = Faults(
+        KubectlOutput(code=0, out="", err=""), lacking, KubectlOutput(code=0, out="trainjob.trainer/x\n", err="")
+    )
     assert KubernetesScheduler(SETTINGS, kubectl=kubectl(faults)).find("x") == "trainjob/x"
 
 

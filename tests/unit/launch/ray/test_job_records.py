@@ -2,12 +2,12 @@
 
 import pytest
 
-from charter.launch.ray.job_records import JobRecord, Outcome, Start, worst
+from charter.launch.ray.job_records import JobRecord, StartOutcome, UnitStart, worst
 from charter.launch.ray.scheduler import state_of
 
 NODE = "host/0a1b2c"
-LOST = Outcome(cause="node_lost", exit_code=-9, reason="NODE_DIED")
-DONE = Outcome(cause="done", exit_code=0, reason="DONE")
+LOST = StartOutcome(cause="node_lost", exit_code=-9, reason="NODE_DIED")
+DONE = StartOutcome(cause="done", exit_code=0, reason="DONE")
 
 
 def record(**tasks):
@@ -16,7 +16,7 @@ def record(**tasks):
 
 def start(restart, *, at=None, ended=None, outcome=None, nodes=1):
     seen = {rank: f"{NODE}{rank}" for rank in range(nodes)} if at is not None else {}
-    return Start(restart=restart, nodes=seen, started_at=at, ended_at=ended, outcome=outcome)
+    return UnitStart(restart=restart, nodes=seen, started_at=at, ended_at=ended, outcome=outcome)
 
 
 def test_a_job_waits_until_a_task_has_reached_its_node():
@@ -56,7 +56,7 @@ def test_an_array_ends_with_its_last_shard_and_names_the_first_that_failed():
     for number, unit in enumerate(job.units):
         unit.starts.append(start(0, at=float(number), ended=9.0, outcome=DONE))
         unit.outcome = DONE
-    job.units[1].outcome = Outcome(cause="failed", exit_code=7)
+    job.units[1].outcome = StartOutcome(cause="failed", exit_code=7)
     job.units[2].outcome = None
     assert state_of(job.state()).phase == "running"
     job.units[2].outcome = DONE
@@ -77,4 +77,4 @@ def test_an_array_ends_with_its_last_shard_and_names_the_first_that_failed():
     ],
 )
 def test_the_outcome_of_several_nodes_is_the_one_that_explains_the_others(causes, explains):
-    assert worst([Outcome(cause=cause) for cause in causes]).cause == explains
+    assert worst([StartOutcome(cause=cause) for cause in causes]).cause == explains

@@ -2,7 +2,7 @@
 
 from charter.launch.slurm.queue import array_state, by_job, rows_of, task_numbers
 from charter.launch.slurm.records import sacct_records
-from charter.launch.slurm.watch import ENDING, ROUNDS, Watched, submitted, take_records, take_rows
+from charter.launch.slurm.watch import ENDING, ROUNDS, WatchedJob, submitted, take_records, take_rows
 
 TAIL = "N/A|365-00:00:00|N/A|N/A|"
 RUNNING = f"5|N/A|RUNNING|0|0|n[2-3]|None|{TAIL}"
@@ -85,8 +85,8 @@ def test_only_several_answers_without_a_job_make_it_unknown():
 
 
 def test_a_job_of_another_supervisor_is_unknown_until_something_knows_it():
-    assert look(Watched(), "", "").phase == "unknown"
-    job = Watched()
+    assert look(WatchedJob(), "", "").phase == "unknown"
+    job = WatchedJob()
     assert look(job, "", DONE).cause == "done"
     assert job.tasks.keys() == {None}
 
@@ -125,7 +125,7 @@ def test_an_array_is_the_sum_of_its_tasks():
 
 
 def test_tasks_that_ended_long_ago_come_from_the_records_once():
-    job = Watched()
+    job = WatchedJob()
     look(job, f"8|3|RUNNING|0|0|n1|None|{TAIL}", ARRAY_RECORDS)
     assert {task: state.phase for task, state in job.tasks.items()} == {
         0: "ended",
