@@ -16,6 +16,9 @@ from charter.spec.yaml_source import Document
 
 def load_project(path: Path, *, overrides: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Project:
     """Return the project in a file or directory, as `spec.load.load_project` does; its engines are checked too."""
+    root = path if path.is_dir() else path.parent
+    if not set(load.chosen_engines(root).values()) <= set(engine_names()):
+        raise load.no_chosen_engines(root / "run" / load.ENGINES_FILE)
     return load.load_project(path, overrides=overrides, env=env, check=engine_problems)
 
 

@@ -55,7 +55,7 @@ class AgentTask:
 def command_of(task: AgentTask, *, python: str) -> tuple[str, ...]:
     """The command of an agent; what is as by default is left out.
 
-    >>> command_of(Task(stage_dir=Path("/d"), module="m", job=3, token="t", nodes=2), python="python3")[3:]
+    >>> command_of(AgentTask(stage_dir=Path("/d"), module="m", job=3, token="t", nodes=2), python="python3")[3:]
     ('--stage-dir', '/d', '--module', 'm', '--job', '3', '--token', 't', '--nodes', '2')
     """
     words = [python, "-m", "charter.launch.agent"]

@@ -61,7 +61,7 @@ class ServingModel:
         """The columns of one architecture, without dimensions.
 
         >>> from charter.catalog import models
-        >>> llama = ServedModel.of(models.get("Llama-3.1-8B").architecture)
+        >>> llama = ServingModel.of(models.get("Llama-3.1-8B").architecture)
         >>> round(float(llama.passed_weights) / 1e9, 2), float(llama.cache_values * llama.attention_layers)
         (6.98, 65536.0)
         """

@@ -66,8 +66,8 @@ class ShownSample:
     def change(self) -> float:
         """Share of words by which the last answer differs from the first; 0 where there is one alone.
 
-        >>> parts = (Part(label="step 1", text="a b c d"), Part(label="step 2", text="a b c e"))
-        >>> Sample(stage="sft", id="1", prompt="?", parts=parts).change
+        >>> parts = (SampleText(label="step 1", text="a b c d"), SampleText(label="step 2", text="a b c e"))
+        >>> ShownSample(stage="sft", id="1", prompt="?", parts=parts).change
         0.25
         """
         first, last = (part.text[:COMPARED_TEXT].split() for part in (self.parts[0], self.parts[-1]))
@@ -110,8 +110,8 @@ class SampleFilter:
     def takes(self, sample: ShownSample) -> bool:
         """Return True for a sample that is wanted.
 
-        >>> sample = Sample(stage="label", id="1", prompt="Hi", parts=(Part(label="chosen", text="Hello"),))
-        >>> Wanted(text="HELLO").takes(sample), Wanted(disagreeing=True).takes(sample)
+        >>> sample = ShownSample(stage="label", id="1", prompt="Hi", parts=(SampleText(label="chosen", text="Hello"),))
+        >>> SampleFilter(text="HELLO").takes(sample), SampleFilter(disagreeing=True).takes(sample)
         (True, False)
         """
         if self.principle and sample.principle != self.principle:

@@ -199,8 +199,13 @@ def chosen_engines(root: Path) -> Mapping[str, str]:
     except ValueError:
         content = None
     if not isinstance(content, dict) or not all(isinstance(item, str) for item in content.values()):
-        raise UsageError(f"{path} does not hold engines by stage; move it away to have them chosen again")
+        raise no_chosen_engines(path)
     return content
+
+
+def no_chosen_engines(path: Path) -> UsageError:
+    """Return the error of a file of chosen engines that holds something else."""
+    return UsageError(f"{path} does not hold engines by stage; move it away to have them chosen again")
 
 
 def _put_chosen_engines(document: Document, engines: Mapping[str, str]) -> None:

@@ -37,13 +37,13 @@ def test_mem_says_what_does_not_fit_and_what_would():
 
 def test_mem_explains_with_printed_formulas():
     words = ("plan", "mem", "Llama-3.1-8B", "-a", "H100-80GB:8", "--zero", "2", "--explain")
-    report = json.loads(ok(*words, "--recompute", "selective", "--json", code=3))
+    report = json.loads(ok(*words, "--recompute", "selective", "--json"))
     zero2 = report["printed"][1]
     assert zero2["formula"] == "2P/TP + 14P/DP"
     assert zero2["printed_bytes"] == report["parameters"] * (2 + 14 / 8)
     assert report["printed"][3]["formula"] == "L (1 + (p - 1)/(p v)) s b h (10 + 24/t)"
-    assert "L s b h 34 / N" in ok(*words, code=3)
-    assert "printed" not in json.loads(ok(*words[:-1], "--json", code=3))
+    assert "L s b h 34 / N" in ok(*words)
+    assert "printed" not in json.loads(ok(*words[:-1], "--json"))
 
 
 def test_mem_of_serving_offers_smaller_weights():

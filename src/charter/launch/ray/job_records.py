@@ -145,7 +145,7 @@ class JobRecord:
 def worst(outcomes: list[StartOutcome]) -> StartOutcome:
     """Of the outcomes of a unit's nodes the one that explains the others: a lost node before the peers that missed it.
 
-    >>> worst([Outcome(cause="done"), Outcome(cause="failed", exit_code=1), Outcome(cause="node_lost")]).cause
+    >>> worst([StartOutcome(cause=cause) for cause in ("done", "failed", "node_lost")]).cause
     'node_lost'
     """
     order = ("preempted", "node_lost", "out_of_memory", "time_limit", "failed", "cancelled", "done")
