@@ -23,7 +23,7 @@ from typing import Any
 
 from aiohttp import web
 
-from charter.physics.serving.identity_questions import QUESTIONS
+from charter.physics.identity_questions import QUESTIONS
 
 MODEL = "fault-judge-1"
 FAULTS = (

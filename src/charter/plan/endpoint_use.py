@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from charter.physics.flops import active_parameters
-from charter.physics.serving.identity_questions import QUESTION_TOKENS, QUESTIONS
+from charter.physics.identity_questions import QUESTION_TOKENS, QUESTIONS
 from charter.physics.terms import Term
 from charter.plan.api_judge import ApiJudgement, ApiPrice, api_judgement
 from charter.plan.phase import RolePhase, Workload

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from math import log
 from typing import Literal
 
-from charter.physics.serving.identity_questions import IdentityWatch
+from charter.physics.identity_questions import IdentityWatch
 from charter.physics.terms import Term
 from charter.plan.api_judge import ApiPrice
 from charter.spec.architecture import Architecture

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 from charter.data.dataset import DataFacts
 from charter.errors import DataError, SpecError
-from charter.physics.serving.identity_questions import IdentityWatch
+from charter.physics.identity_questions import IdentityWatch
 from charter.plan.api_judge import ApiPrice
 from charter.plan.phase import EndpointUse, Role
 from charter.plan.risk import Assumption

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from charter.cli.main import app
 from charter.engines.project import load_project
 from charter.errors import CharterError
-from charter.physics.serving.identity_questions import QUESTIONS
+from charter.physics.identity_questions import QUESTIONS
 from charter.run.graph import build_pipeline
 from charter.run.staleness import states_of
 

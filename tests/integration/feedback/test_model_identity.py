@@ -15,7 +15,7 @@ from charter.feedback import label
 from charter.feedback.answering import CALLS_FILE
 from charter.inference.endpoint.identity import ModelChangedError
 from charter.ledger.calls import CallStore
-from charter.physics.serving.identity_questions import QUESTIONS, REPEATS, IdentityWatch
+from charter.physics.identity_questions import QUESTIONS, REPEATS, IdentityWatch
 from charter.spec.project import Serving
 from charter.spec.stage import LabelStage
 

@@ -15,7 +15,7 @@ from charter.inference.endpoint.identity import (
     distance,
     listed_identity,
 )
-from charter.physics.serving.identity_questions import QUESTIONS, REPEATS, TEXT_TOKENS
+from charter.physics.identity_questions import QUESTIONS, REPEATS, TEXT_TOKENS
 
 TOKENS = [" red", " blue", " green", " old", " new"]
 

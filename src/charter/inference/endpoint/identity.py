@@ -19,7 +19,7 @@ from charter.artifacts import durable
 from charter.data.dataset import Turn
 from charter.errors import DataError
 from charter.inference.endpoint.call import CallReply, CallRequest
-from charter.physics.serving.identity_questions import QUESTIONS, READ_TOKENS, TEXT_TOKENS
+from charter.physics.identity_questions import QUESTIONS, READ_TOKENS, TEXT_TOKENS
 
 TOP_ALTERNATIVES = 5
 """Most alternatives that OpenAI's completions and vLLM's default give."""

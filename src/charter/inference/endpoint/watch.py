@@ -34,7 +34,7 @@ from charter.inference.endpoint.rules import Answered, GiveUp, TryAgain
 from charter.inference.endpoint.transport import Received, Transport
 from charter.inference.endpoint.waiting import utc_now, wait_seconds
 from charter.inference.endpoint.wire import body_of, path_of
-from charter.physics.serving.identity_questions import REPEATS
+from charter.physics.identity_questions import REPEATS
 
 log = logging.getLogger(__name__)
 
