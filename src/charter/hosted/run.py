@@ -5,12 +5,17 @@ Charter's, so that hashes, retention and replicas are what they are for every st
 reached and the weights are verified: an exit code of 0 alone means nothing.
 """
 
+import json
+import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,10 +23,13 @@ from charter.artifacts import durable
 from charter.artifacts.checkpoints import Checkpoint
 from charter.artifacts.group import FAILURE, PUBLISH, START
 from charter.artifacts.hosted_facts import HostedFacts, write_hosted_facts
+from charter.artifacts.safetensors_file import read_header, write_tensors
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import PEER_EXIT, PEER_LOST, stage_main
 from charter.engines import handover_engine, render
 from charter.engines.common.adapter import EngineAdapter
+from charter.engines.common.files import copy_beside
+from charter.engines.common.logged import LoggedStep
 from charter.engines.common.rendered import RenderedRun
 from charter.engines.common.request import Handover, HandoverPaths
 from charter.engines.installed import ENGINE, adapter_of, interpreter_of
@@ -30,18 +38,187 @@ from charter.hosted.adapter_merge import write_merged
 from charter.hosted.beating import beating
 from charter.hosted.data_files import DATA, DataFiles, write_data
 from charter.hosted.engine_process import EngineProcess, end_left, engine_environment
-from charter.hosted.follow import Follower
 from charter.hosted.log_pump import LogPump
-from charter.hosted.reward_model import write_preference_model
 from charter.hosted.stage_models import StageModels, stage_models
 from charter.hosted.weights import check_language_model
 from charter.hosted.workplace import LOG, WORK, discard, empty, take_over, take_over_left
 from charter.launch.handing_over import handover_of
 from charter.models.engine_layout import StageLayout
+from charter.models.preference import HEAD_FILE, HEAD_WEIGHTS, load_preference_model
 from charter.models.ranks import Ranks
 from charter.spec.stage import PreferenceModelStage
+from charter.train.encoded_pairs import EncodedPairs
 from charter.train.meter import Meter
+from charter.train.preference_model import score_statistics, stage_pairs
 from charter.train.setup import Setup
+
+SCORE = "score.weight"
+_EMBEDDINGS = "lm_head."
+
+
+def write_preference_model(plain: Path, source: Path, target: Path, setup: Setup, spec: PreferenceModelStage) -> None:
+    """Write the preference model of a classification model in `plain`; the rest comes from `source`, where it began."""
+    tensors = {name: item for path in sorted(plain.glob("*.safetensors")) for name, item in read_header(path).items()}
+    if SCORE not in tensors or tensors[SCORE].shape[0] != 1:
+        raise StageError(f"the engine has left no model with one score: {plain} has no {SCORE} of one row")
+    before = {name: item for path in sorted(source.glob("*.safetensors")) for name, item in read_header(path).items()}
+    body = {name: item for name, item in tensors.items() if name != SCORE}
+    embeddings = {name: item for name, item in before.items() if name.startswith(_EMBEDDINGS)}
+    copy_beside(source, target)
+    write_tensors(target / "model.safetensors", {**embeddings, **body})
+    _write_head(plain, target)
+    settings: dict[str, Any] = {"pooling": "last", "context": spec.context, "seq_len": spec.seq_len}
+    _write_settings(target, {**settings, "score_mean": 0.0, "score_deviation": 1.0})
+    check_language_model(target, beside=(HEAD_WEIGHTS,))
+    model = load_preference_model(target)
+    pairs = EncodedPairs(model, stage_pairs(setup, spec))
+    mean, deviation = score_statistics(model, pairs, dtype=spec.dtype, tell=setup.stage.alive)
+    _write_settings(target, {**settings, "score_mean": mean, "score_deviation": deviation})
+
+
+def _write_head(plain: Path, target: Path) -> None:
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    for path in sorted(plain.glob("*.safetensors")):
+        with safe_open(str(path), framework="pt") as file:
+            if SCORE in file.keys():  # noqa: SIM118 (no mapping)
+                weight = file.get_tensor(SCORE).float().contiguous()
+    if not bool(weight.isfinite().all()):
+        raise StageError(f"the weights that the engine has left are no model: {SCORE} is not finite")
+    save_file({"weight": weight, "bias": torch.zeros(1)}, str(target / HEAD_WEIGHTS))
+
+
+def _write_settings(target: Path, settings: dict[str, Any]) -> None:
+    (target / HEAD_FILE).write_text(json.dumps(settings, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+POLL_SECONDS = 0.1
+READING_SHARE = 0.05
+"""Of the time, at most, that reading the log again takes: it grows, and is read from its beginning."""
+LOGGED_POINTS = 200
+"""About how many lines a stage writes to metrics.jsonl."""
+
+
+@dataclass
+class Follower:
+    """One start of an engine."""
+
+    stage: StageDir
+    adapter: EngineAdapter
+    process: EngineProcess
+    work: Path
+    log: Path
+    data: DataFiles
+    meter: Meter
+    pump: LogPump
+    first_step: int
+    last_step: int = field(init=False)
+    """Steps that the engine has logged."""
+    saved: bool = False
+    """Whether a checkpoint was taken over since the stage was asked to stop."""
+    stopping: bool = False
+    _counters: dict[str, int] = field(default_factory=dict)
+    _seen: object = None
+    _read_again: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.last_step = self.first_step
+
+    def run(self) -> int:
+        """Follow the engine to its end; its exit code."""
+        while (code := self.process.poll()) is None:
+            self._look()
+            self._heed_stop()
+            time.sleep(POLL_SECONDS)
+        self._seen = None
+        self._look(hurry=True)
+        return code
+
+    def _look(self, *, hurry: bool = False) -> None:
+        signature = self._signature()
+        if signature == self._seen:
+            return
+        self._seen = signature
+        self.stage.alive()
+        self.pump.pump()
+        self._report(hurry=hurry)
+        if take_over(self.stage, self.adapter, self.work):
+            self.saved = self.saved or self.stopping
+            self._seen = None
+
+    def _signature(self) -> object:
+        """Return a value that changes whenever the engine writes something that is looked at."""
+        size = self.log.stat().st_size if self.log.exists() else 0
+        return size, tuple(sorted(_written(self.work)))
+
+    def _report(self, *, hurry: bool) -> None:
+        began = time.monotonic()
+        if began < self._read_again and not hurry:
+            self._seen = None
+            return
+        for step in self.adapter.steps(self.work, self.log):
+            if self.last_step < step.step <= self.data.target_steps:
+                self._tell(step)
+        ended = time.monotonic()
+        self._read_again = ended + (ended - began) / READING_SHARE
+
+    def _tell(self, step: LoggedStep) -> None:
+        if self.last_step == self.first_step:
+            self.meter.metrics()
+        counters = self._work_of(step)
+        self.meter.add(counters)
+        for name, count in counters.items():
+            self._counters[name] = self._counters.get(name, 0) + count
+        self.last_step = step.step
+        target = self.data.target_steps
+        if step.step % max(1, target // LOGGED_POINTS) and step.step != target:
+            return
+        metrics = {**step.metrics, **self.meter.metrics()}
+        self.stage.report(step.step, target, "step", metrics, self._counters)
+        self._counters = {}
+
+    def _work_of(self, step: LoggedStep) -> dict[str, int]:
+        """Return the ledger's counters of the steps since the last one that was logged."""
+        missed = range(self.last_step + 1, step.step + 1)
+        counters = [self.data.counters[number] for number in missed if number in self.data.counters]
+        if counters:
+            return _sum(counters)
+        return {} if step.tokens is None else {"tokens": step.tokens}
+
+    def _heed_stop(self) -> None:
+        """Ask the engine to stop: SIGTERM where that makes it save; else it is ended at its next checkpoint."""
+        if not self.stage.should_stop():
+            return
+        if not self.stopping:
+            self.stopping = True
+            print("asked to stop", flush=True)
+            if self.adapter.saves_on_sigterm:
+                self.process.ask_to_stop()
+        elif self.saved and not self.adapter.saves_on_sigterm:
+            self.process.end()
+
+
+def _sum(counters: list[Mapping[str, int]]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for item in counters:
+        for name, count in item.items():
+            sums[name] = sums.get(name, 0) + count
+    return sums
+
+
+def _written(directory: Path, *, levels: int = 3) -> Iterator[tuple[str, int]]:
+    """Names and times of the directories that an engine writes into, two levels deep, and of the files there.
+
+    What it renames or removes meanwhile is left out; a glob would raise.
+    """
+    with suppress(OSError), os.scandir(directory) as entries:
+        for entry in list(entries):
+            with suppress(OSError):
+                yield entry.path, entry.stat().st_mtime_ns
+                if levels > 1 and entry.is_dir():
+                    yield from _written(Path(entry.path), levels=levels - 1)
+
 
 SIGNALLED = 128
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|DefaultCPUAllocator: can't allocate memory")

@@ -14,11 +14,10 @@ from charter.dashboard.reading import ProjectReader
 from charter.dashboard.view.cost_view import burn_chart, cost_view
 from charter.dashboard.view.curves import MOST_POINTS, curves_of, phases_of
 from charter.dashboard.view.eta import eta_of
-from charter.dashboard.view.events_view import event_lines
 from charter.dashboard.view.graph_svg import NARROW, WIDE, direct_edges, graph_svg, layered
 from charter.dashboard.view.home_view import ROWS_PER_PAGE, TableQuery, home_view
 from charter.dashboard.view.meter_view import meter_view
-from charter.dashboard.view.run_view import money_of, run_share, run_view, timeline_of
+from charter.dashboard.view.run_view import event_lines, money_of, run_share, run_view, timeline_of
 from charter.ledger.sums import Sums
 from charter.metering.row import MeterRow
 

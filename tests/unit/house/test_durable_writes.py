@@ -43,7 +43,6 @@ ALLOWED = {
     "hosted/data_files.py": FILLS,
     "hosted/engine_process.py": LOG,
     "engines/common/files.py": WORK,
-    "hosted/reward_model.py": FILLS,
     "hosted/run.py": WORK,
     "inference/vllm_generator.py": LOG,
     "launch/children.py": LOG,

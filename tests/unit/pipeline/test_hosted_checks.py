@@ -145,7 +145,7 @@ def test_the_version_of_peft_counts_only_where_there_is_an_adapter(tmp_path):
 
 
 def test_accelerators_that_are_not_here_are_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("charter.run.layout_checks.gpus_here", lambda: 0)
+    monkeypatch.setattr("charter.run.preflight.gpus_here", lambda: 0)
     found = problems(tmp_path, **{"accelerators: cpu": "accelerators: [H100:8]"})
     assert found[0].startswith(
         "pipeline.sft.resources.accelerators: H100:8 asks for 8 accelerators, this machine has 0"

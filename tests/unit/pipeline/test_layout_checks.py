@@ -6,7 +6,7 @@ from charter.catalog import models
 from charter.engines import capabilities
 from charter.launch.machine import NodeFacts
 from charter.plan.layout_space import SpaceRequest, families
-from charter.run.layout_checks import check_layout
+from charter.run.preflight import check_layout
 from charter.spec.architecture import Architecture
 from charter.spec.execution import PLANNED_FIELDS, executable
 from charter.spec.project import ModelSpec, Project, Resources
@@ -71,7 +71,7 @@ def test_every_layout_that_the_plan_tries_is_accepted(nodes):
 
 def test_offload_of_the_optimizer_alone_is_refused(monkeypatch):
     monkeypatch.setattr("charter.launch.machine.gpus_here", lambda: 8)
-    monkeypatch.setattr("charter.run.layout_checks.gpus_here", lambda: 8)
+    monkeypatch.setattr("charter.run.preflight.gpus_here", lambda: 8)
     asked = replace(SFT, global_batch=16)
     assert problems(asked, "H100:8", zero=3, offload="all") == []
     assert "has no offload: optimizer on accelerators" in problems(asked, "H100:8", zero=3, offload="optimizer")[0]
@@ -130,7 +130,7 @@ def test_degrees_must_divide_the_processes():
 
 def test_more_gpus_than_here_are_refused_with_how_many_there_are(monkeypatch):
     monkeypatch.setattr("charter.launch.machine.gpus_here", lambda: 4)
-    monkeypatch.setattr("charter.run.layout_checks.gpus_here", lambda: 4)
+    monkeypatch.setattr("charter.run.preflight.gpus_here", lambda: 4)
     (found,) = problems(replace(SFT, global_batch=64), "H100:8")
     assert "H100:8 asks for 8 accelerators, this machine has 4" in found
     assert "accelerators: H100:4" in found
@@ -139,7 +139,7 @@ def test_more_gpus_than_here_are_refused_with_how_many_there_are(monkeypatch):
 
 def test_gpus_asked_for_where_there_are_none_are_refused_instead_of_training_on_processors(monkeypatch):
     monkeypatch.setattr("charter.launch.machine.gpus_here", lambda: 0)
-    monkeypatch.setattr("charter.run.layout_checks.gpus_here", lambda: 0)
+    monkeypatch.setattr("charter.run.preflight.gpus_here", lambda: 0)
     (found,) = problems(SFT, "H100:2")
     assert "H100:2 asks for 2 accelerators, this machine has 0" in found
     assert "accelerators: cpu:2 for processes on its processors" in found

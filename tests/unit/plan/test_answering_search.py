@@ -18,7 +18,7 @@ from charter.plan.phase import Counters, Role, RolePhase, Workload
 from charter.plan.servers import own_or_endpoint
 from charter.plan.stage_memory import answering_peak
 from charter.plan.workload import longest_answer
-from charter.report.placement_lines import placement_lines
+from charter.report.plan_notes import placement_lines
 from charter.spec.checks import check_project
 from charter.spec.project import ModelSpec, Serving
 from charter.spec.quantity import EXECUTION

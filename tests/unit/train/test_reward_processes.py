@@ -15,8 +15,7 @@ from charter.errors import StageError
 from charter.inference.limited import Failed
 from charter.spec.rewards import SHIPPED_REWARDS, Reward
 from charter.train.rewards import functions
-from charter.train.rewards.mixture import Answer, FunctionReward, RewardList
-from charter.train.rewards.processes import RewardProcess
+from charter.train.rewards.mixture import Answer, FunctionReward, RewardList, RewardProcess
 
 CODE = """
 import os, subprocess, sys

@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import parse_qsl
 
 from starlette.requests import Request
@@ -13,7 +13,6 @@ from starlette.routing import Route
 
 from charter.catalog.price_book import PriceBook
 from charter.dashboard.page import Context, Page, PageValues
-from charter.dashboard.pages.plan_view import PlanPage, in_file
 from charter.dashboard.render import environment
 from charter.dashboard.site import ProjectSite
 from charter.dashboard.stamped import stamp_of
@@ -22,6 +21,58 @@ from charter.engines.project import load_project
 from charter.errors import CharterError, UsageError
 from charter.report.what_if.question import WhatIfQuestion
 from charter.spec.project import Project
+from charter.units import format_seconds, format_usd
+
+MARKETS = (("spot", "spot"), ("on_demand", "on demand"), ("auto", "whichever is cheaper"))
+OBJECTIVES = (("cheapest", "cheapest"), ("fastest", "fastest"), ("balanced", "balanced"))
+State = Literal["ready", "loading", "error"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InFile:
+    """Values of `charter.yaml` for each control, in words: shown where a control is empty."""
+
+    accelerators: str = "as in charter.yaml"
+    market: str = "as in charter.yaml"
+    deadline: str = "none"
+    budget: str = "none"
+    nodes: str = "planned"
+    max_nodes: str = ""
+    objective: str = "as in charter.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanPage:
+    """The page."""
+
+    question: WhatIfQuestion
+    in_file: InFile
+    accelerators: tuple[str, ...]
+    """Known ones, to choose from."""
+    state: State
+    markets: tuple[tuple[str, str], ...] = MARKETS
+    objectives: tuple[tuple[str, str], ...] = OBJECTIVES
+    result: Mapping[str, Any] | None = None
+    error: str = ""
+
+
+def in_file(project: Project | None) -> InFile:
+    """The values of a project for the controls."""
+    if project is None:
+        return InFile()
+    resources = project.resources
+    named = [*resources.accelerators, *(name for place in resources.any_of for name in place.accelerators)]
+    markets = {True: "spot", False: "on demand", "auto": "whichever is cheaper"}
+    return InFile(
+        accelerators=", ".join(dict.fromkeys(named)) or "any that fits",
+        market=markets[resources.use_spot],
+        deadline=format_seconds(project.deadline) if project.deadline else "none",
+        budget=format_usd(project.budget.limit) if project.budget else "none",
+        nodes=str(resources.num_nodes) if resources.num_nodes else "planned",
+        max_nodes=str(resources.max_nodes),
+        objective=project.objective,
+    )
+
 
 READ = ("charter.yaml", "prices.csv", "calibration.json", "constitution.yaml")
 """Files of a project that change its plan; data sets are looked at again after `FRESH_SECONDS`."""

@@ -5,9 +5,11 @@ failure it joins the queue again, later.
 """
 
 import asyncio
+import heapq
 import logging
 from collections.abc import Coroutine
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from charter.errors import StageError
 from charter.inference.endpoint import settling
@@ -16,7 +18,6 @@ from charter.inference.endpoint.health import Health
 from charter.inference.endpoint.journal import CallJournal
 from charter.inference.endpoint.lanes import Lane, lane_for
 from charter.inference.endpoint.money import guessed_tokens, is_disputed, prices_of
-from charter.inference.endpoint.order import PREFIX_CHARACTERS, AlphabetSweep, sort_text
 from charter.inference.endpoint.pacing import RateLimits
 from charter.inference.endpoint.parsing import usage_in
 from charter.inference.endpoint.reading import ExchangeReader
@@ -30,6 +31,51 @@ from charter.inference.endpoint.waiting import told_seconds, utc_now, wait_secon
 from charter.inference.endpoint.wanted import Batch, PendingQuestion
 from charter.inference.endpoint.watch import ModelWatch
 from charter.inference.endpoint.wire import body_of, path_of
+
+Item = TypeVar("Item")
+PREFIX_CHARACTERS = 1024
+"""By which a server is chosen: instructions and examples in front, some 256 tokens; caches keep blocks of 16."""
+
+
+def sort_text(request: CallRequest) -> str:
+    """The text of a prompt from its beginning."""
+    if not request.turns:
+        return request.prompt
+    return request.turns[0].content if len(request.turns) == 1 else "\0".join(turn.content for turn in request.turns)
+
+
+@dataclass(order=True, slots=True)
+class _Entry(Generic[Item]):
+    text: str
+    number: int
+    item: Item = field(compare=False)
+
+
+class AlphabetSweep(Generic[Item]):
+    """Waiting requests, taken in sweeps through the alphabet."""
+
+    def __init__(self) -> None:
+        self._now: list[_Entry[Item]] = []
+        self._next: list[_Entry[Item]] = []
+        self._place = ""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._now) + len(self._next)
+
+    def add(self, text: str, item: Item) -> None:
+        """Let one wait."""
+        self._count += 1
+        heapq.heappush(self._now if text >= self._place else self._next, _Entry(text, self._count, item))
+
+    def take(self) -> Item:
+        """The next one; IndexError when none waits."""
+        if not self._now:
+            self._now, self._next = self._next, self._now
+        entry = heapq.heappop(self._now)
+        self._place = entry.text
+        return entry.item
+
 
 log = logging.getLogger(__name__)
 

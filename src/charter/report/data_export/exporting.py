@@ -1,8 +1,10 @@
 """`charter artifacts export STAGE TARGET --format F`: the records of a finished stage as a data set."""
 
+import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,108 @@ from charter.artifacts.whole_dir import publish_dir
 from charter.data.dataset import selected_rows
 from charter.data.rows import row_kind
 from charter.errors import DataError, UsageError
-from charter.report.card_parts import UNKNOWN_LICENCE
-from charter.report.data_export.card import data_card
-from charter.report.data_export.columns import LEFT_OUT, exported_row
+from charter.report.card_parts import UNKNOWN_LICENCE, licence_text, markdown_table
+from charter.report.data_export.columns import LEFT_OUT, MEANINGS, exported_row
 from charter.report.data_export.shards import ROWS_PER_SHARD, DataFormat, write_files
 from charter.report.export import CARD, record_of_finished
 from charter.run.graph import build_pipeline
 from charter.spec.project import Project
+
+READERS: Mapping[DataFormat, str] = {
+    "jsonl": 'load_dataset("json", data_files="train.jsonl")',
+    "parquet": 'load_dataset("parquet", data_files="train-*.parquet")',
+    "hf": 'load_dataset("path/of/this/directory")',
+    "webdataset": 'webdataset.WebDataset("train-{000000..NNNNNN}.tar").decode()',
+}
+PATTERNS: Mapping[DataFormat, str] = {
+    "jsonl": "train.jsonl",
+    "parquet": "train-*.parquet",
+    "hf": "data/train-*.parquet",
+    "webdataset": "train-*.tar",
+}
+SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000)
+
+
+def data_card(
+    record: Mapping[str, Any],
+    *,
+    format: DataFormat,
+    columns: Counter[str],
+    kinds: Counter[str],
+    licence: str = UNKNOWN_LICENCE,
+) -> str:
+    """The text of README.md; `columns` counts the rows that have each, `kinds` the rows in each of TRL's formats."""
+    rows = sum(kinds.values())
+    identity = record["identity"]
+    parts = [
+        _front_matter(format, rows, licence),
+        f"# {record['stage']} ({record['kind']})\n",
+        f"{rows:,} rows ({', '.join(f'{count:,} {kind}' for kind, count in sorted(kinds.items()))}), made by Charter "
+        f"{record['versions'].get('charter', '?')} in a stage of kind `{record['kind']}`. Fingerprint of the stage: "
+        f"`{record['fingerprint']}`.\n",
+        f"Read it with `{READERS[format]}`, or as `data: {{{record['stage']}: {{path: .../{PATTERNS[format]}}}}}` in a "
+        "`charter.yaml`.\n",
+        "## Columns\n",
+        markdown_table(
+            ("Column", "Rows", "Meaning"), [(f"`{n}`", f"{c:,}", MEANINGS.get(n, "")) for n, c in columns.items()]
+        ),
+        _left_out(record["kind"]),
+        "## Made from\n",
+        markdown_table(("Role", "Name", "Kind", "Fingerprint (SHA-256)"), _inputs(record)),
+        "## Settings\n",
+        markdown_table(
+            ("Setting", "Value"), sorted({**identity.get("spec", {}), "seed": identity.get("seed")}.items())
+        ),
+        "## Licence\n",
+        licence_text(licence),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _front_matter(format: DataFormat, rows: int, licence: str) -> str:
+    lines = ["---", f"license: {json.dumps(licence)}", "tags: [charter]", f'size_categories: ["{_size(rows)}"]']
+    lines += [
+        "configs:",
+        "- config_name: default",
+        "  data_files:",
+        "  - split: train",
+        f"    path: {PATTERNS[format]}",
+    ]
+    return "\n".join([*lines, "---", ""])
+
+
+def _size(rows: int) -> str:
+    """The hub's name of a range of sizes.
+
+    >>> _size(12), _size(1000), _size(2_000_000)
+    ('n<1K', '1K<n<10K', '1M<n<10M')
+    """
+    if rows < SIZES[0]:
+        return f"n<{_short(SIZES[0])}"
+    for low, high in pairwise(SIZES):
+        if rows < high:
+            return f"{_short(low)}<n<{_short(high)}"
+    return f"n>{_short(SIZES[-1])}"
+
+
+def _short(number: int) -> str:
+    return f"{number // 1_000_000}M" if number >= 1_000_000 else f"{number // 1000}K"
+
+
+def _left_out(kind: str) -> str:
+    names = ", ".join(f"`{name}`" for name in sorted(LEFT_OUT[kind]))
+    return f"Left out of the stage's records: {names}.\n" if names else ""
+
+
+def _inputs(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        (role, item["name"], item["source"], f"`{item['fingerprint']}`")
+        for role, items in sorted(record["inputs"].items())
+        for item in items
+    ]
+    constitution = record["identity"].get("constitution")
+    return rows if constitution is None else [*rows, ("constitution", "constitution", "file", f"`{constitution}`")]
+
 
 RECORDS = "records.jsonl"
 

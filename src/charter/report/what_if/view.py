@@ -1,18 +1,64 @@
 """A plan with a change beside the plan as it is: totals, stages, charts, what is not possible. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from charter.physics.terms import Interval
 from charter.plan.plan import Plan
+from charter.plan.stage_memory import Peak
 from charter.plan.stage_plan import MicroUsd, StagePlan
-from charter.report.plan_cells import VERDICT_WORDS, full_share, gib, hardware, layout, seconds_range, usd_range
+from charter.report.plan_cells import (
+    VERDICT_WORDS,
+    full_share,
+    gib,
+    hardware,
+    held_groups,
+    layout,
+    seconds_range,
+    usd_range,
+)
 from charter.report.plan_notes import longest_pole, split_rejected
 from charter.report.plan_page.chart_data import gantt
 from charter.report.plan_page.front import front_points
-from charter.report.what_if.roles import memory_by_role
 from charter.units import format_seconds, format_usd
+
+SHARED, MODEL = "shared by all", "model"
+"""What belongs to no role beside others, and where there is only one."""
+
+
+def memory_by_role(plan: Plan) -> dict[str, Any]:
+    """Bytes per accelerator at the fullest moment, by role and within it by part, and what a plan may use.
+
+    Groups of accelerators that do something else than the main ones have rows of their own.
+    """
+    rows = list(_rows(plan))
+    roles = dict.fromkeys(role for row in rows for role in row["roles"])
+    return {"roles": list(roles), "rows": rows}
+
+
+def _rows(plan: Plan) -> Iterator[dict[str, Any]]:
+    for stage in plan.stages:
+        for name, peak, capacity in held_groups(stage.option):
+            if peak.total_bytes > 0:
+                parts = _by_role(peak)
+                yield {
+                    "stage": f"{stage.name} ({name})" if name else stage.name,
+                    "roles": {role: sum(terms.values()) for role, terms in parts.items()},
+                    "parts": parts,
+                    "capacity": capacity,
+                    "moment": peak.moment,
+                }
+
+
+def _by_role(peak: Peak) -> dict[str, dict[str, float]]:
+    alone = len({role for role, _ in peak.parts if role}) == 0
+    by_role: dict[str, dict[str, float]] = {}
+    for role, term in peak.parts:
+        parts = by_role.setdefault(role or (MODEL if alone else SHARED), {})
+        parts[term.part] = parts.get(term.part, 0.0) + term.value
+    return by_role
+
 
 SAME = 0.005
 """A median that moved by less is shown as unchanged: far inside the width of any estimate."""
