@@ -189,6 +189,9 @@ def _phase(evidence: StageEvidence, now: float) -> tuple[Phase, str]:
         is_heard = evidence.last_sign is not None and now - evidence.last_sign <= ALIVE_SECONDS
         if is_heard and not has_ended:
             return Phase.RUNNING, "on another machine, by the ledger"
+        if evidence.failure_code == ExitCode.BUDGET:
+            # Its requests to servers would pass a limit: nothing is wrong with it but the money.
+            return Phase.HELD, evidence.failure
         # A process that stopped at a safe point leaves a failure of its own with the code for "can be resumed".
         if evidence.failure_code is not None and evidence.failure_code != ExitCode.INTERRUPTED:
             return Phase.FAILED, evidence.failure

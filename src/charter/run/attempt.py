@@ -15,7 +15,7 @@ from charter.artifacts.record import damaged_output, read_record
 from charter.artifacts.stage_dir import METRICS
 from charter.artifacts.stage_process import DISK_FULL, INTERRUPTED_EXIT, OUT_OF_MEMORY, PEER_EXIT
 from charter.artifacts.stage_state import checkpoint_position, checkpoint_step, read_progress
-from charter.errors import BudgetError, CharterError, DataError, MissingExtraError, StageError
+from charter.errors import BudgetError, CharterError, DataError, ExitCode, MissingExtraError, StageError
 from charter.launch.engine import Engine, StageHandle
 from charter.launch.machine import CPU
 from charter.ledger import Ledger, Outcome
@@ -360,6 +360,8 @@ def classify(exit_code: int, *, label: str, hung: bool, timed_out: bool, oom: bo
 
 def outcome_of(ending: Ending) -> Outcome:
     """The ledger's word for an ending that did not finish the stage."""
+    if ending.exit_code == ExitCode.BUDGET:
+        return Outcome.INTERRUPTED
     match ending.failure:
         case "stopped" | "time_limit" | "preempted":
             return Outcome.INTERRUPTED if ending.exit_code == INTERRUPTED_EXIT else Outcome.KILLED

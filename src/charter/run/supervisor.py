@@ -420,7 +420,8 @@ class Supervisor:
         error = failure_of(attempt, what, ending, decision.reason)
         keep_failure(attempt, ending, what, error)
         self._failure = self._failure or error
-        self._events.emit("stage_failed", **details, reason=decision.reason)
+        is_held = isinstance(error, BudgetError)
+        self._events.emit("stage_interrupted" if is_held else "stage_failed", **details, reason=decision.reason)
 
     def _heartbeat(self) -> None:
         self._last_heartbeat = time.monotonic()

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import subprocess
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -87,12 +86,20 @@ class Awkward:
         return "sft", Phase.RUNNING
 
     def killed(self):
-        with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
             ticks = start_ticks(child.pid)
         self.begin(pid=child.pid, start_ticks=ticks)
         supervisor = Holder(pid=child.pid, start_ticks=ticks, host=host_id(), since=0.0)
         durable.write_json(self.case.run / "lease.json", asdict(supervisor))
         return "sft", Phase.INTERRUPTED
+
+    def out_of_money(self):
+        directory = self.begin()
+        (directory / "state" / "step-00000010").mkdir(parents=True)
+        durable.write_json(directory / "state" / "step-00000010" / "manifest.json", {})
+        durable.write_json(directory / "failure.json", {"message": "no room", "exit_code": int(ExitCode.BUDGET)})
+        self.case.event("stage_interrupted", stage="sft")
+        return "sft", Phase.HELD
 
     def stopped(self):
         durable.write_json(
@@ -201,7 +208,7 @@ def test_every_view_gives_the_same_state(tmp_path, name):
         views = {view.__name__: view(case) for view in (by_status, by_dashboard, by_report, by_cost)}
     assert {view: found[stage][0] for view, found in views.items()} == dict.fromkeys(views, phase)
     states = {found[stage][1] for found in views.values()} - {None}
-    has_checkpoint = name == "held_with_a_checkpoint"
+    has_checkpoint = name in ("held_with_a_checkpoint", "out_of_money")
     assert states == {"interrupted" if has_checkpoint else STATES[phase]}
     assert len({tuple(found.items()) for found in ({s: p for s, (p, _) in v.items()} for v in views.values())}) == 1
     word = by_trackers(case).get(stage)
