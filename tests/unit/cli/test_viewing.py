@@ -6,7 +6,7 @@ pytest.importorskip("sqlalchemy")
 pytest.importorskip("starlette")
 
 from dashboard_case import ProjectCase
-from read_only_tree import read_only
+from read_only_tree import open_directory, read_only
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
@@ -96,13 +96,13 @@ def test_viewing_a_run_changes_no_file_of_it(tmp_path, ledger):
 
 
 @pytest.mark.parametrize("ledger", LEDGERS)
-def test_a_run_that_may_only_be_read_can_be_viewed(tmp_path, ledger):
-    case = finished(tmp_path / "demo")
-    LEDGERS[ledger](case)
-    said = called(("status",), case.root, tmp_path)
-    tmp_path.chmod(0o777)
-    with read_only(case.root):
-        for words in VERBS.values():
-            called(words, case.root, tmp_path / "out")
-        assert called(("status",), case.root, tmp_path) == said
-        browsed(case.root, pages=False)
+def test_a_run_that_may_only_be_read_can_be_viewed(ledger):
+    with open_directory() as place:
+        case = finished(place / "demo")
+        LEDGERS[ledger](case)
+        said = called(("status",), case.root, place)
+        with read_only(case.root):
+            for words in VERBS.values():
+                called(words, case.root, place / "out")
+            assert called(("status",), case.root, place) == said
+            browsed(case.root, pages=False)

@@ -13,7 +13,7 @@ pytest.importorskip("sqlalchemy")
 pytest.importorskip("starlette")
 
 from dashboard_case import ProjectCase
-from read_only_tree import read_only
+from read_only_tree import open_directory, read_only
 
 from charter.artifacts import durable
 from charter.artifacts.job_files import JobFiles, Submission, write_submission
@@ -198,9 +198,15 @@ def by_trackers(case):
     return words
 
 
+@pytest.fixture
+def place():
+    with open_directory() as directory:
+        yield directory
+
+
 @pytest.mark.parametrize("name", RUNS)
-def test_every_view_gives_the_same_state(tmp_path, name):
-    awkward = Awkward(tmp_path / "demo")
+def test_every_view_gives_the_same_state(place, name):
+    awkward = Awkward(place / "demo")
     stage, phase = getattr(awkward, name)()
     case = awkward.case
     case.project = load_project(case.root / "charter.yaml")
