@@ -11,7 +11,8 @@ from charter.metering.host import HostMeter, RaplMeter, with_descendants
 from charter.metering.sampler import MeterSampler
 from charter.tracking import meter_rows, summarise
 
-BUSY = "import time; end = time.process_time() + {cpu}\nwhile time.process_time() < end: pass\ninput()"
+BUSY = "import time; end = time.process_time() + {cpu} + 0.05\nwhile time.process_time() < end: pass\ninput()"
+"""A little longer than is waited for: the system tells user and system time in whole ticks, each rounded down."""
 
 HOLDER = (
     "import subprocess, sys\n"
