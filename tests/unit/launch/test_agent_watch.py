@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 from charter.artifacts.job_files import JobFiles, NodeRecord
 from charter.artifacts.stage_process import INTERRUPTED_EXIT
-from charter.launch.agent_watch import AgentTask, NodeWatch
+from charter.launch.agent_watch import BEAT_SECONDS, AgentTask, NodeWatch
+from charter.launch.node_processes import NodeProcesses
 
 
 class Group:
@@ -57,3 +58,27 @@ def test_a_stage_that_somebody_else_ended_was_not(tmp_path):
 def test_other_nodes_hear_of_a_process_that_will_not_meet_them(tmp_path):
     code, _, failure = ended(tmp_path, asked=True, nodes=2)
     assert (code, failure.exit_code) == (-signal.SIGTERM, -signal.SIGTERM)
+
+
+def test_agent_beside_others_counts_signs_of_life(tmp_path):
+    files, group, now = JobFiles(tmp_path, 1), Group(), [0.0]
+    files.directory.mkdir(parents=True)
+    processes = NodeProcesses(
+        record=NodeRecord(place=0, restart=0, host="n", host_id="h"),
+        module="m",
+        stage_dir=tmp_path,
+        environments=[],
+        torchrun=None,
+    )
+    processes.start = lambda: group
+    beats = []
+
+    def sleep(seconds):
+        now[0] += BEAT_SECONDS
+        beats.append(files.read_node(0, 0).beats)
+        group.code = 0 if len(beats) == 4 else None
+
+    task = AgentTask(stage_dir=tmp_path, module="m", job=1, token="t", nodes=2)
+    stop = SimpleNamespace(wanted=False, dumps=0)
+    assert NodeWatch(task, files, processes, stop, sleep=sleep, clock=lambda: now[0]).run() == 0
+    assert beats == [0, 1, 2, 3]

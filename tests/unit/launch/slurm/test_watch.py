@@ -240,3 +240,26 @@ def test_a_job_that_never_had_a_node_has_no_start_to_wait_for():
     assert engine.poll(["1"])["1"].cause == "cancelled"
     assert engine.attempts("1") == ()
     assert script.calls["sacct"] == 1
+
+
+def test_too_few_other_nodes_submits_without_exclusion(tmp_path):
+    refused = SlurmRefusedError(
+        "sbatch: error: Batch job submission failed: Requested node configuration is not available"
+    )
+    script, sent = Script(sbatch=[refused, "7\n"]), []
+    run = script.run
+    script.run = lambda *command, text=None, **more: (sent.append(text), run(*command, text=text, **more))[1]
+    assert scheduler(script).submit(job(tmp_path, nodes=2, exclude_nodes=("n2",))) == "7"
+    with_it, without_it = (text for text in sent if text and "#SBATCH" in text)
+    assert "#SBATCH --exclude=n2" in with_it
+    assert "--exclude" not in without_it
+
+
+def test_impossible_job_is_refused_at_once(tmp_path):
+    refused = SlurmRefusedError(
+        "sbatch: error: Batch job submission failed: Requested node configuration is not available"
+    )
+    script = Script(sbatch=[refused])
+    with pytest.raises(InfeasibleError):
+        scheduler(script).submit(job(tmp_path, nodes=2))
+    assert script.calls["sbatch"] == 1
