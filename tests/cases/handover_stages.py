@@ -135,6 +135,7 @@ OTHER_VALUES = {
         "equal_groups": ["drop", "refill"],
         "most_batches": [5],
         "mismatch": [Mismatch(high=2.0)],
+        "asynchrony": ["one_step_off"],
         "bootstrap_truncated": [True],
         "missing_end_penalty": [1.0],
         "stop_update_kl": [0.05],

@@ -252,11 +252,12 @@ class Checkpoints:
 def retention_of(job: Job) -> CheckpointRetention:
     """Return the retention of checkpoints that a job asks for."""
     guard = getattr(job.spec, "guard", None)
+    ahead = getattr(job.spec, "ahead", 0)  # data that were read ahead are gone back behind too
     return CheckpointRetention(
         keep_last=job.keep_last,
         keep_every=job.keep_every,
         keep_best=job.keep_best,
-        go_back_steps=guard.roll_back_steps if guard and guard.on_divergence == "roll_back" else None,
+        go_back_steps=guard.roll_back_steps + ahead if guard and guard.on_divergence == "roll_back" else None,
     )
 
 

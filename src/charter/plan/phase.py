@@ -146,6 +146,8 @@ class Workload:
     counters: Counters
     together: bool = False
     """All roles stay in memory at once (PPO, DPO); else they are loaded one after another."""
+    ahead: bool = False
+    """Rollouts are drawn a step before they are learnt from."""
     data_bytes: float = 0.0
     """Bytes of what the stage writes beside checkpoints."""
     asked: tuple[EndpointUse, ...] = ()

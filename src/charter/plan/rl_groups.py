@@ -356,6 +356,11 @@ def group_sizes(num_accelerators: int, per_node: int) -> tuple[int, ...]:
     return tuple(sorted(size for size in shares if size >= unit and size % unit == 0))
 
 
+def arrangements_of(work: RlWork, engine: RlEngine) -> tuple[Arrangement, ...]:
+    """Arrangements that an engine can execute; where rollouts are drawn ahead, those that generate beside training."""
+    return tuple(name for name in engine.arrangements if name == "async" or not work.ahead)
+
+
 def role_groups(work: RlWork, engine: RlEngine, arrangement: Arrangement) -> tuple[tuple[tuple[str, ...], ...], ...]:
     """Ways to share trainers and scorers over groups: all in one; value model and reward beside the others."""
     if not engine.roles_apart:

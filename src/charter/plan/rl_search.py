@@ -24,6 +24,7 @@ from charter.plan.rl_groups import (
     Groups,
     Placed,
     TrainerChoice,
+    arrangements_of,
     busy_shares,
     fastest,
     group_sizes,
@@ -176,7 +177,7 @@ def _placements(question: StageQuestion, site: NodeGroup) -> Answer:
 
 def _best(setting: Setting, num_nodes: int) -> Iterator[Option]:
     groups, size = setting.groups, num_nodes * setting.place.per_node
-    for arrangement in setting.engine.arrangements:
+    for arrangement in arrangements_of(setting.work, setting.engine):
         placements = placed(setting.work, setting.engine, arrangement, groups, size=size, capacity=setting.capacity)
         fitting = [item for item in placements if host_shortage(setting, item) is None]
         chosen = fastest(fitting, setting.work, setting.engine, groups.constants)
@@ -331,7 +332,11 @@ def _closest(setting: Setting, num_nodes: int) -> tuple[str, str, Peak | None]:
     label = f"{label} {setting.engine.name}"
     if setting.engine.reward_apart and VALUE in setting.work.names:
         return label, f"{setting.engine.name} trains no value model; take the estimator grpo or rloo", None
-    for arrangement in setting.engine.arrangements:
+    arrangements = arrangements_of(setting.work, setting.engine)
+    if not arrangements:
+        reason = f"{setting.engine.name} learns from rollouts of the present policy alone; remove asynchrony"
+        return label, reason, None
+    for arrangement in arrangements:
         for item in placed(setting.work, setting.engine, arrangement, groups, size=size, capacity=setting.capacity):
             return label_of(item), host_shortage(setting, item) or "", None
     offloaded = "offloaded" in setting.engine.arrangements
@@ -396,7 +401,7 @@ def _generators_apart(main: Setting, other: Setting) -> Iterator[Mixed]:
     """All roles train and score on the main place, generation has the other to itself."""
     arrangements = [
         name
-        for name in main.engine.arrangements
+        for name in arrangements_of(main.work, main.engine)
         if name in ("split", "async") and (main.work.names,) in role_groups(main.work, main.engine, name)
     ]
     trainers = [

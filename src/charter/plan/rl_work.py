@@ -36,6 +36,8 @@ class RlWork:
     passes: Mapping[str, float]
     """Forward passes per rollout over as many sequences as an optimizer step has, of every role."""
     logit_share: float
+    ahead: bool = False
+    """Rollouts are drawn a step before they are learnt from."""
 
     @property
     def mean_len(self) -> float:
@@ -103,6 +105,7 @@ def rl_work(work: Workload) -> RlWork:
         updates=updates,
         passes=passes,
         logit_share=first.logit_share,
+        ahead=work.ahead,
     )
 
 

@@ -36,6 +36,7 @@ from charter.spec.stage import (
     Sampling,
     SftStage,
     Stage,
+    is_hosted,
 )
 
 # -------- The building blocks of workloads: one phase each, and what they assume.
@@ -541,6 +542,12 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
             "groups that are sampled again in place of equal ones are not counted; with a success rate p they are "
             f"E[p^{stage.samples_per_prompt} + (1 - p)^{stage.samples_per_prompt}] of all",
         )
+    if stage.ahead:
+        apart = (
+            "generation on accelerators of its own takes no longer than score and update: the slower counts, then sync"
+        )
+        shared = "sampling and learning take turns on the same accelerators, so drawing ahead saves no time"
+        library.assume("ppo.asynchrony", "rollouts are drawn one step ahead", apart if is_hosted(stage) else shared)
     updates = rollouts * ceil(stage.rollout_batch / stage.minibatch) * stage.ppo_epochs
     batch = min(stage.minibatch, stage.rollout_batch)
     training = tuple(
@@ -567,6 +574,7 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
             episodes=float(rollouts * stage.rollout_batch),
         ),
         together=True,
+        ahead=stage.ahead > 0,
     )
 
 

@@ -521,6 +521,9 @@ class PpoStage(Sampling, Stage):
     """Rows of `ptx_data` per policy update."""
     seq_len: Count = added(1024)
     """Longest row of `ptx_data` in tokens."""
+    asynchrony: Literal["one_step_off"] | None = None
+    """Age of the policy that draws a rollout: unless given, the policy that learns from it; `one_step_off`: that policy
+    before its last update, so that sampling need not wait for learning."""
     generator: Literal["native", "vllm"] = execution("native")
     """Who samples: this process, bit for bit repeatable, or vLLM, repeatable by stored answers only."""
     checkpoint_epochs: bool = execution(False)
@@ -583,6 +586,20 @@ class PpoStage(Sampling, Stage):
     def has_reference(self) -> bool:
         """Return True if the policy's start is kept to measure the KL from it: only where a penalty reads it."""
         return self.kl_coefficient > 0
+
+    @property
+    def ahead(self) -> int:
+        """Rollouts that are drawn before the step that learns from them."""
+        return 0 if self.asynchrony is None else 1
+
+    def version_of(self, step: int) -> int:
+        """Return the updates behind the weights that draw the rollout of a step (from 0).
+
+        >>> stage = PpoStage(policy="p", reward="r", prompts=(), asynchrony="one_step_off")
+        >>> [stage.version_of(step) for step in range(4)]
+        [0, 0, 1, 2]
+        """
+        return max(0, step - self.ahead)
 
     @property
     def has_kl_loss(self) -> bool:

@@ -271,6 +271,7 @@ def _check_reinforce(stage: PpoStage, path: str) -> Iterator[Problem]:
         ("clip_ratio", 0.2, "has no ratio to clip"),
         ("bootstrap_truncated", False, "takes whole returns"),
         ("stop_update_kl", None, "goes once over a rollout"),
+        ("asynchrony", None, "has no ratio, and would learn from an older policy's answers as from its own"),
     ):
         if (value := getattr(stage, name)) != unset:
             message = f"the estimator reinforce {reason}; found {value}"

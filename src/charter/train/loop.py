@@ -165,6 +165,10 @@ class TrainingTask(Protocol):
     guard: DivergenceGuard
 
     @property
+    def ahead(self) -> int:
+        """Steps whose data are read before them."""
+
+    @property
     def frozen(self) -> Sequence[nn.Module]:
         """Models that are read and never change."""
 
@@ -270,7 +274,7 @@ class Loop:
         self._unreported.work = {}
 
     def _save(self, at: Position, score: float | None) -> None:
-        self._guard.seen = self.task.guard.seen_at(_begun(at))
+        self._guard.seen = self.task.guard.seen_at(self._begun(at))
         with self.setup.meter.phase("save"):
             self.checkpoints.save(at, score)
             if self.samples is not None and at.part == 0:
@@ -280,10 +284,11 @@ class Loop:
     def _resume(self) -> Position:
         self.task.guard.roll_backs = read_roll_backs(self.setup.stage.path)
         position = self.checkpoints.load_latest()
-        while position is not None and self._guard.seen != self.task.guard.seen_at(_begun(position)):
+        while position is not None and self._guard.seen != self.task.guard.seen_at(self._begun(position)):
             before = position
             if self.task.guard.roll_backs:
-                self.checkpoints.set_aside_after(self.task.guard.roll_backs[-1].resume_from)
+                last = self.task.guard.roll_backs[-1]
+                self.checkpoints.set_aside_after(max(0, last.resume_from - self.task.ahead))
                 position = self.checkpoints.load_latest()
             if position == before:
                 raise DataError(
@@ -291,6 +296,13 @@ class Loop:
                     "the two was changed from outside; move the stage's directory away to start it anew"
                 )
         return position or Position(0, 0)
+
+    def _begun(self, at: Position) -> int:
+        """Return the number of steps whose data have been read, none of which a roll-back may have changed since.
+
+        Data that are read ahead are there from the end of the step before: `at` of part 0 counts them too.
+        """
+        return at.step + (1 if at.part else 0) + (self.task.ahead if at != Position(0, 0) else 0)
 
     def _roll_back(self, roll_back: RollBack) -> Position:
         """Make the decision durable, then go on from the newest checkpoint before it."""
@@ -346,11 +358,6 @@ class _GuardState:
         """Continue where a checkpoint stopped."""
         self._guard.load_state_dict(state)
         self.seen = int(state["seen"])
-
-
-def _begun(at: Position) -> int:
-    """Steps of which data have been read."""
-    return at.step + (1 if at.part else 0)
 
 
 def publish_model(

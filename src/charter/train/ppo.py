@@ -147,14 +147,37 @@ class PpoTask:
             self._epoch(at.step, at.part - 1)
         return self._finish(at.step) if at.part == self.spec.ppo_epochs else None
 
+    @property
+    def ahead(self) -> int:
+        """Rollouts that are drawn before the step that learns from them."""
+        return self.spec.ahead
+
     def _sample(self, step: int) -> None:
+        """Take up the rollout that was drawn ahead, or draw one; then draw the next by the same weights."""
         self.progress.clear()
+        rollout = self._ahead() or self._drawn(step)
+        self._keep(rollout)
+        later = step + self.ahead
+        if step < later < self.target_step:
+            self.state.buffers.update({AHEAD + name: value for name, value in self._drawn(later).items()})
+
+    def _drawn(self, step: int) -> dict[str, Tensor]:
+        """The rollout of a step by the weights as they are now, with old log-probabilities and values of them."""
         rollout = self.sampler.sample(step, self.guard.data_step(step), kl_coefficient=self.controller.coefficient)
+        return rollout.to_buffers(self.setup.ranks)
+
+    def _ahead(self) -> dict[str, Tensor]:
+        buffers = self.state.buffers.items()
+        return {name.removeprefix(AHEAD): value for name, value in buffers if name.startswith(AHEAD)}
+
+    def _keep(self, buffers: Mapping[str, Tensor]) -> None:
+        """Hold these buffers and no others."""
         self.state.buffers.clear()
-        self.state.buffers.update(rollout.to_buffers(self.setup.ranks))
+        self.state.buffers.update(buffers)
 
     def _rollout(self) -> Rollout:
-        return Rollout.from_buffers(self.state.buffers, self.setup.ranks)
+        own = {name: value for name, value in self.state.buffers.items() if not name.startswith(AHEAD)}
+        return Rollout.from_buffers(own, self.setup.ranks)
 
     def _epoch(self, step: int, epoch: int) -> None:
         factor = learning_rate_factor(step, self.target_step, self.spec)
@@ -200,7 +223,9 @@ class PpoTask:
         metrics["kl_coefficient"] = self.controller.coefficient
         metrics["learning_rate"] = self.update.policy_optimizer.param_groups[0]["lr"]
         self.controller.update(kl_nats=metrics.get("kl", 0.0), answers=answers)
-        self.state.buffers.clear()
+        if self.ahead:
+            metrics["rollout_age"] = float(step - spec.version_of(step))
+        self._keep({AHEAD + name: value for name, value in self._ahead().items()})
         self.progress.clear()
         counters = {"episodes": answers, "tokens": tokens}
         self.setup.meter.add({**counters, LOGITS: int(totals["response_tokens"]), MINIBATCHES: int(count)})
@@ -247,6 +272,8 @@ def _rollout_means(sums: Mapping[str, float]) -> RolloutMeans | None:
     )
 
 
+AHEAD = "ahead."
+"""Begins the names of the buffers of a rollout whose step is yet to come."""
 MIN_GROUPS = 2
 """Of a rollout; one has no variance."""
 

@@ -230,7 +230,11 @@ class Sampler:
         return self.generator is not None and self.generator.is_exact and rates_exactly
 
     def sample(self, step: int, data_step: int, *, kl_coefficient: float) -> Rollout:
-        """The rollout of one step: answers of the present policy, and the advantages of their tokens."""
+        """The rollout of one step: answers of the present policy, and the advantages of their tokens.
+
+        The step may be one that is yet to come. Old log-probabilities and the correction for another program's
+        sampling are those of the weights that draw: the ratio of an update holds how far the policy has moved since.
+        """
         rows, numbers = self._own_prompts(data_step)
         seeds = [self.setup.seed("rollout", step, number) for number in numbers]
         scored = self._scored(step, f"{step:06d}", rows, seeds)
@@ -339,19 +343,19 @@ class Sampler:
 
     def _answers(self, step: int, prompts: list[list[int]], seeds: list[int], settings: SamplingSettings) -> Answers:
         """This process's answers; a generator beside the trainer answers for all processes, from rank 0."""
-        ranks, generator = self.setup.ranks, self.generator
+        ranks, generator, version = self.setup.ranks, self.generator, self.spec.version_of(step)
         if generator is not None and generator.is_exact:
-            generator.update_weights((), version=step)
-            return generator.sample(prompts, seeds=seeds, settings=settings, version=step)
+            generator.update_weights((), version=version)
+            return generator.sample(prompts, seeds=seeds, settings=settings, version=version)
         weights = self.models.trained.full_state_dict()
         everyone = ranks.gather((prompts, seeds))[:: ranks.world_size // ranks.data_size]
         answers: Answers | None = None
         if generator is not None:
             full_weights = published_weights(self.models.trained.module, weights, self.spec.adapter)
-            generator.update_weights(full_weights.items(), version=step)
+            generator.update_weights(full_weights.items(), version=version)
             all_prompts = [prompt for own, _ in everyone for prompt in own]
             all_seeds = [seed for _, own in everyone for seed in own]
-            answers = generator.sample(all_prompts, seeds=all_seeds, settings=settings, version=step)
+            answers = generator.sample(all_prompts, seeds=all_seeds, settings=settings, version=version)
         answers = ranks.from_first(answers)
         assert answers is not None
         return answers.share(ranks.data_rank, len(prompts), ranks.device)

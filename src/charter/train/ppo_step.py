@@ -111,7 +111,8 @@ class Update:
                 dtype=spec.dtype,
                 entropy_gradient=spec.entropy_weight > 0,
             )
-            if at.is_first and not torch.equal(log_probability.detach() * rollout.mask_BR[rows], old):
+            drew = spec.version_of(at.step) == at.step  # a rollout drawn ahead is an older policy's
+            if drew and at.is_first and not torch.equal(log_probability.detach() * rollout.mask_BR[rows], old):
                 raise StageError("the first minibatch's ratio is not 1: the policy changed between rollout and update")
             measured = self._policy_loss(log_probability, rollout, rows, divisor)
             total = measured["policy_loss"].total

@@ -69,6 +69,7 @@ class SupervisedTask:
     """A reference that DPO reads."""
     samples: SampleDrawer | None = None
     unit: str = "step"
+    ahead: int = 0
     parts: int = 1
     guard: DivergenceGuard = field(init=False)
     scaler: GradientScaler = field(init=False)

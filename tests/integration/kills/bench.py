@@ -330,13 +330,12 @@ def result_of(directory: Path) -> Result:
     return Result(hashes_of(directory), chain_of(directory), measured(directory))
 
 
-def boundaries(kind: str) -> list[tuple[str, str]]:
+def boundaries(kind: str, spec=None) -> list[tuple[str, str]]:
     """Every place of a checkpoint, as faults name it, with before and after its publication."""
-    spec = KINDS[kind].spec
+    spec = spec or KINDS[kind].spec
     if kind != "ppo":
         return [(str(step), when) for step in range(1, spec.steps + 1) for when in ("before", "after")]
     parts = 1 + spec.ppo_epochs
-    places = [
-        f"{unit // parts}-{unit % parts}" if unit % parts else str(unit // parts) for unit in range(1, UNITS["ppo"] + 1)
-    ]
+    units = range(1, spec.episodes // spec.rollout_batch * parts + 1)
+    places = [f"{unit // parts}-{unit % parts}" if unit % parts else str(unit // parts) for unit in units]
     return [(place, when) for place in places for when in ("before", "after")]

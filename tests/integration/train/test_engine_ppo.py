@@ -551,3 +551,60 @@ def test_a_diverging_update_is_left_out_or_stops_the_stage(task):
     assert skipping.guard.skipped == 4
     with pytest.raises(DivergedError, match="not finite"):
         whole_step(stopping)
+
+
+def test_one_step_off_each_rollout_is_drawn_before_the_last_update(task):
+    """Rollout k + 1 is the one that the weights before update k draw, with their log-probabilities and values."""
+    apart, together = (task(asynchrony="one_step_off", episodes=24) for _ in range(2))
+    for step in range(3):
+        for part in range(apart.parts):
+            apart.run_part(Position(step, part))
+            if part == 0 and step < 2:
+                drawn = rollout_of(together, step + 1, kl_coefficient=together.controller.coefficient)
+                expected = drawn.to_buffers(together.setup.ranks)
+                held = {name[6:]: value for name, value in apart.state.buffers.items() if name.startswith("ahead.")}
+                assert held.keys() == expected.keys()
+                assert all(torch.equal(held[name], value) for name, value in expected.items())
+            together.run_part(Position(step, part))
+    assert apart.state.buffers == {}, "behind the last of three none is drawn"
+
+
+def test_one_step_off_counts_how_far_the_policy_moved_since(task):
+    """The ratio is 1 where the policy drew its own rollout, and holds the update in between where it did not."""
+    own, older = task(minibatch=8, ppo_epochs=1), task(minibatch=8, ppo_epochs=1, asynchrony="one_step_off")
+    first, second = ([whole_step(item, step).metrics for step in range(2)] for item in (own, older))
+    assert "rollout_age" not in first[1]
+    assert [row["rollout_age"] for row in second] == [0.0, 1.0]
+    assert first[1]["update_kl"] == 0.0
+    assert second[1]["update_kl"] > 0.0
+    assert second[0]["update_kl"] == 0.0
+
+
+def test_one_step_off_goes_back_far_enough_for_the_prompts_read_ahead(engine_inputs, tmp_path):
+    """Rollout 1 was drawn during rollout 0, by prompts that the roll-back leaves out: it is drawn anew from there."""
+    from charter.spec.stage import Guard
+
+    guard = Guard(on_divergence="roll_back", roll_back_steps=1, skip_steps=2)
+    found = stage(
+        engine_inputs, tmp_path / "back", "ppo", episodes=40, checkpoint_every=1, checkpoint_epochs=True,
+        guard=guard, asynchrony="one_step_off",
+    )  # fmt: skip
+    task, _ = ppo_task(set_up(found))
+    read, clean, update = [], task.sampler.sample, task.update.minibatch
+
+    class Watched(FixedSampler):
+        def sample(self, step, data_step, *, kl_coefficient):
+            read.append((step, data_step))
+            return clean(step, data_step, kl_coefficient=kl_coefficient)
+
+    def minibatch(rollout, parts, at, guard, *, kl_coefficient):
+        if (at.step, at.epoch) == (3, 1) and read[-1] == (4, 4):
+            guard.allows(at.step, float("nan"), 1.0)
+        return update(rollout, parts, at, guard, kl_coefficient=kl_coefficient)
+
+    task.sampler, task.update.minibatch = Watched(task.sampler, None), minibatch
+    task.train()
+    assert read == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (2, 4), (3, 5), (4, 6)]
+    again, _ = ppo_task(set_up(found))
+    Loop(again.setup, again).run()
+    assert torch.equal(weights(again.models.trained.module), weights(task.models.trained.module))

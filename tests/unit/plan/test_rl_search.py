@@ -322,3 +322,12 @@ def test_the_seconds_that_a_layout_of_ppo_was_chosen_by_are_the_sum_of_its_terms
     chosen = found.seconds[chosen_row(found)]
     assert option.overhead.useful_seconds == pytest.approx(chosen, rel=1e-6)
     assert option.peak.total_bytes == pytest.approx(found.peak[chosen_row(found)], rel=1e-6)
+
+
+def test_a_rollout_drawn_ahead_is_placed_beside_training_or_not_at_all():
+    ahead = replace(WORK, ahead=True)
+    beside, _ = options("openrlhf", work=ahead)
+    assert {item.placement for item in beside} == {"async"}
+    none, missed = options("verl", work=ahead)
+    assert none == ()
+    assert "verl learns from rollouts of the present policy alone; remove asynchrony" in missed.rejected[0].reason

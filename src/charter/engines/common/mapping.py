@@ -61,6 +61,7 @@ NATIVE_REWARDS: Mapping[str, tuple[object, ...]] = {
     "surrogate": ("clip",),
     "equal_groups": ("keep",),
     "mismatch": (None,),
+    "asynchrony": (None,),
 }
 """Options of `kind: ppo` that only the native engine has, and their values elsewhere."""
 KNOWN_ELSEWHERE: Mapping[str, tuple[object, ...]] = {

@@ -313,7 +313,7 @@ def ppo_arguments(handover: Handover) -> Arguments:
     """Options of the program, with the mapping of every field."""
     given, stage = Arguments(handover), handover.stage
     assert isinstance(stage, PpoStage)
-    given.fields.refuse_native_rewards()
+    given.fields.refuse_native_rewards(("asynchrony",))
     updates = stage.rollout_batch // stage.minibatch * stage.ppo_epochs
     engine_wide(
         given,
@@ -328,8 +328,20 @@ def ppo_arguments(handover: Handover) -> Arguments:
     estimator_arguments(given, stage)
     _policy(given, stage)
     _absent(given, stage)
+    _asynchrony(given, stage)
     placement_arguments(given, stage)
     return given
+
+
+def _asynchrony(given: Arguments, stage: PpoStage) -> None:
+    """A generator beside training is one rollout ahead; any other placement learns from the present policy."""
+    if not stage.ahead:
+        given.fields.same("stage.asynchrony", None, "one rollout ahead where the plan places the generator so")
+    elif given.handover.placement is not None and given.handover.placement.arrangement == "async":
+        note = "the generator has accelerators of its own and is one rollout ahead: a queue of one"
+        given.to("stage.asynchrony", "--train.async_queue_size", 1, how="computed", note=note)
+    else:
+        given.fields.refuse("stage.asynchrony", "the generator has no accelerators of its own here")
 
 
 def _optimizers(given: Arguments, stage: PpoStage, updates: int) -> None:
