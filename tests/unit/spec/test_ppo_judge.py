@@ -32,6 +32,7 @@ def test_reinforce_is_one_step_of_a_whole_rollout():
         ("clip_ratio", 0.1),
         ("bootstrap_truncated", True),
         ("stop_update_kl", 0.1),
+        ("asynchrony", "one_step_off"),
     ],
 )
 def test_what_belongs_to_several_steps_is_refused(name, value):

@@ -125,6 +125,7 @@ PPO_REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("missing_end_penalty", {"missing_end_penalty": 1.0}),
     ("bootstrap_truncated", {"bootstrap_truncated": True}),
     ("stop_update_kl", {"stop_update_kl": 0.1}),
+    ("asynchrony", {"asynchrony": "one_step_off"}),
     ("ptx_weight", {"ptx_weight": 1.0}),
     ("ptx_data", {"ptx_data": ("chat",)}),
     ("reward_from", {"reward_from": "judge"}),
