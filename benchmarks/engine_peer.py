@@ -3,10 +3,12 @@
 python engine_peer.py STAGE STEPS SCALE
 """
 
+import atexit
 import json
 import os
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -21,6 +23,7 @@ from charter.data.dataset import Pair, Turn
 from charter.models.language_model import LanguageModel
 from charter.models.parallel import parallelize
 from charter.models.preference import PreferenceModel, ScalarModel
+from charter.spec.rewards import REWARD_SOURCES, Reward
 from charter.spec.stage import PpoStage, PreferenceModelStage, PretrainStage
 from charter.train.encoded_pairs import EncodedPairs
 from charter.train.models import trained_model
@@ -198,6 +201,49 @@ def ppo(steps, scale):
     return task
 
 
+def grpo(steps, scale):
+    """The same with a function as the reward, and without reward model, reference and value model."""
+    made = Path(tempfile.mkdtemp(prefix="engine-peer-made-"))
+    language_model(scale).save(made / "policy" / "model")
+    (made / "prompts").mkdir()
+    (made / "even.py").write_text(work.REWARD)
+    spec = PpoStage(
+        policy="m",
+        prompts=("p",),
+        rewards=(Reward(name="even", kind="function", call="even.py:even"),),
+        estimator="grpo",
+        samples_per_prompt=work.ANSWERS_TO_ONE,
+        kl_coefficient=0.0,
+        episodes=steps * work.ANSWERS,
+        rollout_batch=work.ANSWERS,
+        minibatch=work.ANSWERS,
+        ppo_epochs=1,
+        max_new_tokens=work.ANSWER_TOKENS,
+        min_new_tokens=work.ANSWER_TOKENS,
+        max_prompt_tokens=work.PROMPT_TOKENS,
+        learning_rate=work.PPO_RATE,
+        clip_ratio=work.CLIP,
+        gradient_clip=work.GRADIENT_CLIP,
+        **COMMON,
+    )
+    name = f"{REWARD_SOURCES} even.py"
+    source = JobInput(name=name, role=REWARD_SOURCES, source="data", path=str(made / "even.py"), fingerprint="0" * 64)
+    inputs = {
+        "policy": made_by("sft", made / "policy", "policy"),
+        "prompts": made_by("critique", made / "prompts", "prompts"),
+        REWARD_SOURCES: (source,),
+    }
+    setup = set_up(stage_of(spec, inputs))
+    each = work.ANSWERS // work.ANSWERS_TO_ONE
+    prompts = placed(setup, work.prompts(each * steps), each)
+    lines = [{"id": str(number), "messages": _asked(ids)} for number, ids in enumerate(prompts)]
+    (made / "prompts" / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    stack = ExitStack()
+    task, _ = ppo_task(setup, stack)
+    atexit.register(stack.close)
+    return task
+
+
 def _asked(ids):
     return [{"role": "user", "content": work.text(ids)}, {"role": "assistant", "content": work.text(ids[:1])}]
 
@@ -207,8 +253,8 @@ def main():
     stage, steps, scale = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     if stage == "sft":
         task = sft(steps, scale)
-    elif stage == "ppo":
-        task = ppo(steps, scale)
+    elif stage in ("ppo", "grpo"):
+        task = {"ppo": ppo, "grpo": grpo}[stage](steps, scale)
     else:
         task = preference_model(steps, scale, same_length=stage == "preference_model")
     watched(task).train()

@@ -144,13 +144,45 @@ def ppo(steps, scale):
     trainer.train()
 
 
+def grpo(steps, scale):
+    """Group relative policy optimisation, its losses and rewards as TRL has them by default."""
+    from trl import GRPOConfig, GRPOTrainer
+
+    reward = {}
+    exec(work.REWARD, reward)
+
+    def even(completions, **_):
+        return [reward["even"](completion) for completion in completions]
+
+    each = work.ANSWERS // work.ANSWERS_TO_ONE
+    rows = [{"prompt": work.text(ids)} for ids in work.prompts(each * steps)]
+    arguments = GRPOConfig(
+        **common(steps, learning_rate=work.PPO_RATE, max_steps=steps, per_device_train_batch_size=work.ANSWERS),
+        num_generations=work.ANSWERS_TO_ONE,
+        max_completion_length=work.ANSWER_TOKENS,
+        generation_kwargs={"min_new_tokens": work.ANSWER_TOKENS},
+        temperature=1.0,
+        beta=0.0,
+        epsilon=work.CLIP,
+        shuffle_dataset=False,
+    )
+    GRPOTrainer(
+        model=work.causal_model(scale),
+        reward_funcs=even,
+        processing_class=work.tokenizer(),
+        train_dataset=datasets.Dataset.from_list(rows),
+        callbacks=[Watch()],
+        args=arguments,
+    ).train()
+
+
 def main():
     """Run the stage that was asked for."""
     stage, steps, scale = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     if stage == "sft":
         sft(steps, scale)
-    elif stage == "ppo":
-        ppo(steps, scale)
+    elif stage in ("ppo", "grpo"):
+        {"ppo": ppo, "grpo": grpo}[stage](steps, scale)
     else:
         preference_model(steps, scale, same_length=stage == "preference_model")
 
