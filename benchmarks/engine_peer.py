@@ -4,6 +4,7 @@ python engine_peer.py STAGE STEPS SCALE
 """
 
 import atexit
+import inspect
 import json
 import os
 import sys
@@ -206,7 +207,7 @@ def grpo(steps, scale):
     made = Path(tempfile.mkdtemp(prefix="engine-peer-made-"))
     language_model(scale).save(made / "policy" / "model")
     (made / "prompts").mkdir()
-    (made / "even.py").write_text(work.REWARD)
+    (made / "even.py").write_text(inspect.getsource(work.even))
     spec = PpoStage(
         policy="m",
         prompts=("p",),

@@ -28,12 +28,6 @@ PREFERENCE_MODELS = ("preference_model", "preference_model_varlen")
 UNITS = {"sft": SFT_ROWS * SEQUENCE, **dict.fromkeys(PREFERENCE_MODELS, PAIRS), "ppo": ANSWERS, "grpo": ANSWERS}
 UNIT_NAMES = {"sft": "tokens", **dict.fromkeys(PREFERENCE_MODELS, "pairs"), "ppo": "answers", "grpo": "answers"}
 STAGES = tuple(UNITS)
-REWARD = """
-def even(answer):
-    numbers = answer.split()
-    return sum(number[-1:] in "02468" for number in numbers) / max(len(numbers), 1)
-"""
-"""Source of GRPO's reward, the same function on both sides: the share of words that are even numbers."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +130,12 @@ def tokenizer() -> Any:
     )
     found.chat_template = "{% for message in messages %}{{ message['content'] + ' ' }}{% endfor %}"
     return found
+
+
+def even(answer: str) -> float:
+    """GRPO's reward: the share of words that are even numbers."""
+    numbers = answer.split()
+    return sum(number[-1:] in "02468" for number in numbers) / max(len(numbers), 1)
 
 
 def text(ids: list[int]) -> str:

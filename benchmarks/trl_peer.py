@@ -148,11 +148,8 @@ def grpo(steps, scale):
     """Group relative policy optimisation, its losses and rewards as TRL has them by default."""
     from trl import GRPOConfig, GRPOTrainer
 
-    reward = {}
-    exec(work.REWARD, reward)
-
     def even(completions, **_):
-        return [reward["even"](completion) for completion in completions]
+        return [work.even(completion) for completion in completions]
 
     each = work.ANSWERS // work.ANSWERS_TO_ONE
     rows = [{"prompt": work.text(ids)} for ids in work.prompts(each * steps)]

@@ -10,8 +10,9 @@ from charter.physics.generation import USUAL_SPREAD, ResponseLengths
 from charter.physics.placement_memory import PpoRole
 from charter.physics.shapes import adapter_parameters, count_parameters
 from charter.plan.phase import RolePhase, Workload
+from charter.plan.pipeline_names import Library
 from charter.spec.layout import Layout, Recompute, ZeroStage
-from charter.spec.stage import StageResources
+from charter.spec.stage import PpoStage, StageResources, is_hosted
 
 # -------- A PPO (or GRPO) workload per rollout: what placements are weighed with.
 
@@ -107,6 +108,28 @@ def rl_work(work: Workload) -> RlWork:
         logit_share=first.logit_share,
         ahead=work.ahead,
     )
+
+
+def assume_rollouts(stage: PpoStage, library: Library) -> None:
+    """Note what a plan of rollouts leaves out: calls of functions, groups that are sampled again, overlap."""
+    functions = [item for item in stage.rewards if item.kind == "function"]
+    if functions:
+        library.assume(
+            "ppo.reward functions",
+            ", ".join(item.name for item in functions),
+            "called on the host between sampling and the update; their time is not counted",
+        )
+    if stage.equal_groups == "refill":
+        library.assume(
+            "ppo.dynamic sampling",
+            "each group once",
+            "groups that are sampled again in place of equal ones are not counted; with a success rate p they are "
+            f"E[p^{stage.samples_per_prompt} + (1 - p)^{stage.samples_per_prompt}] of all",
+        )
+    if stage.ahead:
+        apart = "the generator has accelerators of its own: the slower of generation and score + update, then sync"
+        shared = "sampling and learning take turns on the same accelerators, so drawing ahead saves no time"
+        library.assume("ppo.asynchrony", "rollouts are drawn one step ahead", apart if is_hosted(stage) else shared)
 
 
 def answer_lengths(phase: RolePhase) -> ResponseLengths:

@@ -20,6 +20,7 @@ from charter.plan.phase import (
     reply_tokens,
 )
 from charter.plan.pipeline_names import NOTHING, Corpus, Library, Models
+from charter.plan.rl_work import assume_rollouts
 from charter.spec.rewards import Environment
 from charter.spec.stage import (
     CritiqueStage,
@@ -36,7 +37,6 @@ from charter.spec.stage import (
     Sampling,
     SftStage,
     Stage,
-    is_hosted,
 )
 
 # -------- The building blocks of workloads: one phase each, and what they assume.
@@ -528,26 +528,7 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
             for role in learning[1:]
         ),
     )
-    functions = [item for item in stage.rewards if item.kind == "function"]
-    if functions:
-        library.assume(
-            "ppo.reward functions",
-            ", ".join(item.name for item in functions),
-            "called on the host between sampling and the update; their time is not counted",
-        )
-    if stage.equal_groups == "refill":
-        library.assume(
-            "ppo.dynamic sampling",
-            "each group once",
-            "groups that are sampled again in place of equal ones are not counted; with a success rate p they are "
-            f"E[p^{stage.samples_per_prompt} + (1 - p)^{stage.samples_per_prompt}] of all",
-        )
-    if stage.ahead:
-        apart = (
-            "generation on accelerators of its own takes no longer than score and update: the slower counts, then sync"
-        )
-        shared = "sampling and learning take turns on the same accelerators, so drawing ahead saves no time"
-        library.assume("ppo.asynchrony", "rollouts are drawn one step ahead", apart if is_hosted(stage) else shared)
+    assume_rollouts(stage, library)
     updates = rollouts * ceil(stage.rollout_batch / stage.minibatch) * stage.ppo_epochs
     batch = min(stage.minibatch, stage.rollout_batch)
     training = tuple(

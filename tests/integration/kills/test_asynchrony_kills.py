@@ -32,7 +32,7 @@ def test_killed_at_every_boundary_ends_in_the_same_bits(bench, calm):
     assert defects_in(killed) == []
 
 
-def test_each_rollout_is_of_the_policy_before_the_last_update(calm):
+def test_each_rollout_is_one_update_old(calm):
     ages = [json.loads(line)["rollout_age"] for line in (calm / "metrics.jsonl").read_text().splitlines()]
     assert ages == [0.0, 1.0, 1.0, 1.0]
     assert len(chain_of(calm)) == 12

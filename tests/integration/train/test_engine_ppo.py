@@ -553,7 +553,7 @@ def test_a_diverging_update_is_left_out_or_stops_the_stage(task):
         whole_step(stopping)
 
 
-def test_one_step_off_each_rollout_is_drawn_before_the_last_update(task):
+def test_one_step_off_draws_before_the_last_update(task):
     """Rollout k + 1 is the one that the weights before update k draw, with their log-probabilities and values."""
     apart, together = (task(asynchrony="one_step_off", episodes=24) for _ in range(2))
     for step in range(3):
@@ -580,7 +580,7 @@ def test_one_step_off_counts_how_far_the_policy_moved_since(task):
     assert second[0]["update_kl"] == 0.0
 
 
-def test_one_step_off_goes_back_far_enough_for_the_prompts_read_ahead(engine_inputs, tmp_path):
+def test_one_step_off_goes_back_behind_what_it_read(engine_inputs, tmp_path):
     """Rollout 1 was drawn during rollout 0, by prompts that the roll-back leaves out: it is drawn anew from there."""
     from charter.spec.stage import Guard
 

@@ -324,7 +324,7 @@ def test_the_seconds_that_a_layout_of_ppo_was_chosen_by_are_the_sum_of_its_terms
     assert option.peak.total_bytes == pytest.approx(found.peak[chosen_row(found)], rel=1e-6)
 
 
-def test_a_rollout_drawn_ahead_is_placed_beside_training_or_not_at_all():
+def test_a_rollout_drawn_ahead_needs_a_place_beside():
     ahead = replace(WORK, ahead=True)
     beside, _ = options("openrlhf", work=ahead)
     assert {item.placement for item in beside} == {"async"}

@@ -304,3 +304,14 @@ def test_one_turn_without_tools_is_a_plain_answer(work):
     plain, _ = work(PpoStage(**RULE))
     found, _ = work(PpoStage(**RULE, environment=replace(TOOLS, max_turns=1)))
     assert found.phases == plain.phases
+
+
+@pytest.mark.parametrize(("engine", "says"), [("native", "saves no time"), ("openrlhf", "the slower of generation")])
+def test_a_plan_says_what_drawing_ahead_gains(work, engine, says):
+    stage = PpoStage(
+        policy="base", reward="pm", prompts=("prompts",), episodes=64, asynchrony="one_step_off", engine=engine
+    )
+    found, library = work(stage)
+    assert found.ahead
+    assert says in next(item.source for item in library.assumptions if item.name == "ppo.asynchrony")
+    assert not work(replace(stage, asynchrony=None))[0].ahead
