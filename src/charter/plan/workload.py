@@ -495,6 +495,7 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     value = models.role("value", start, trained=True, adapter=stage.adapter, scalar=True)
     reference = (models.role("reference", stage.policy),) if stage.has_reference else ()
     reward = () if scorer is None else (models.role("reward", scorer, scalar=True),)
+    teacher = () if stage.teacher is None else (models.role("teacher", stage.teacher),)
     critic = (value,) if stage.has_value_model else ()
     judges = {
         name: models.answering(f"judge {number}" if number > 1 else stage.judge_role, name)
@@ -520,7 +521,7 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     scoring = (
         *(
             forward(f"score {role.name}", role.name, rollouts, stage.rollout_batch, read, logit_share=answered)
-            for role in (policy, *reference, *reward)
+            for role in (policy, *reference, *teacher, *reward)
         ),
         *_ratings(stage, {name: role.name for name, role in judges.items()}, rollouts, read, library),
         *(
@@ -536,7 +537,7 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
         for role in learning
     )
     return Workload(
-        **models.whereabouts(policy, *critic, *reference, *reward, *judges.values(), may_choose=False),
+        **models.whereabouts(policy, *critic, *reference, *teacher, *reward, *judges.values(), may_choose=False),
         phases=(
             in_turns(
                 replace(

@@ -25,7 +25,7 @@ AdvantageScale = Literal["group", "batch", "mean", "none"]
 RatioLevel = Literal["token", "sequence", "product"]
 Surrogate = Literal["clip", "cispo"]
 MismatchMethod = Literal["tis", "icepop", "sequence_mask"]
-Estimator = Literal["gae", "rloo", "grpo", "reinforce", "reinforce_pp", "reinforce_pp_baseline"]
+Estimator = Literal["gae", "rloo", "grpo", "reinforce", "reinforce_pp", "reinforce_pp_baseline", "distill"]
 GROUPED = frozenset({"rloo", "grpo", "reinforce_pp_baseline"})
 """Estimators that compare the answers to one prompt."""
 KL_IN_LOSS = frozenset({"grpo", "reinforce_pp_baseline"})

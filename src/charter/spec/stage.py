@@ -413,7 +413,7 @@ class PpoStage(Sampling, Stage):
 
     REVISION: ClassVar[int] = 3
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"policy": MODEL, "reward": MODEL, "judge": MODEL, "prompts": DATA, "ptx_data": DATA}
+        {"policy": MODEL, "reward": MODEL, "judge": MODEL, "teacher": MODEL, "prompts": DATA, "ptx_data": DATA}
     )
     MAKES: ClassVar[str] = MODEL
     kind: Literal["ppo"] = "ppo"
@@ -455,7 +455,11 @@ class PpoStage(Sampling, Stage):
     estimator: Estimator = added("gae")
     """`gae` with a value model; `reinforce` likewise, by whole returns less the value (Lee et al. 2023, appendix);
     `rloo` (Ahmadian et al. 2024), `grpo` (Shao et al. 2024) and `reinforce_pp_baseline` (scores less their group's
-    mean) compare the answers to one prompt, without one; `reinforce_pp` (Hu et al. 2025) takes whole returns."""
+    mean) compare the answers to one prompt, without one; `reinforce_pp` (Hu et al. 2025) takes whole returns;
+    `distill` learns from `teacher`, token by token of the policy's own answers: rewards are measured, if there are any,
+    and not learnt from, and there is no KL penalty."""
+    teacher: str | None = None
+    """A model of the same tokens, whose log-probabilities the estimator `distill` raises the policy's towards."""
     reward_from: Literal["preference_model", "judge"] = added("preference_model")
     """What `reward` names: a preference model, or a language model whose expected rating from 1 to 10 is the reward
     (direct RLAIF, Lee et al. 2023)."""
@@ -585,7 +589,7 @@ class PpoStage(Sampling, Stage):
     @property
     def has_reference(self) -> bool:
         """Return True if the policy's start is kept to measure the KL from it: only where a penalty reads it."""
-        return self.kl_coefficient > 0
+        return self.kl_coefficient > 0 and self.teacher is None
 
     @property
     def ahead(self) -> int:

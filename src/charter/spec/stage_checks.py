@@ -155,6 +155,7 @@ def _check_estimator(stage: PpoStage, path: str) -> Iterator[Problem]:
         yield Problem(message=message, path=f"{path}.samples_per_prompt", hint=f"the nearest that work: {nearest}")
     if stage.estimator == "reinforce":
         yield from _check_reinforce(stage, path)
+    yield from _check_teacher(stage, path)
     if stage.has_value_model or stage.estimator not in GROUPED:
         return
     if samples == 1:
@@ -172,9 +173,28 @@ def _check_estimator(stage: PpoStage, path: str) -> Iterator[Problem]:
             )
 
 
+def _check_teacher(stage: PpoStage, path: str) -> Iterator[Problem]:
+    """A teacher and the estimator that learns from it come together, and the reward decides nothing."""
+    if stage.estimator != "distill":
+        if stage.teacher is not None:
+            message = f"the estimator {stage.estimator} learns from rewards, not from a teacher"
+            yield Problem(message=message, path=f"{path}.teacher", hint="estimator: distill, or remove teacher")
+        return
+    if stage.teacher is None:
+        message = "the estimator distill learns from a teacher"
+        yield Problem(message=message, path=f"{path}.teacher", hint="name a model with the policy's tokenizer")
+    for name in ("kl_target", "reward_clip", "missing_end_penalty", "gold"):
+        if (value := getattr(stage, name)) is not None:
+            message = f"the estimator distill does not learn from rewards; found {value}"
+            yield Problem(message=message, path=f"{path}.{name}", hint=f"remove {name}")
+    if stage.equal_groups != "keep":
+        message = f"rewards do not decide what is learnt from a teacher; found {stage.equal_groups}"
+        yield Problem(message=message, path=f"{path}.equal_groups", hint="remove equal_groups")
+
+
 def _check_rewards(stage: PpoStage, path: str) -> Iterator[Problem]:
     """The reward is one model or a list, and every item of a list names what its kind needs."""
-    if not stage.rewards and stage.reward is None:
+    if not stage.rewards and stage.reward is None and stage.teacher is None:
         hint = "give `reward`, a preference model, or `rewards`, a list"
         yield Problem(message="nothing says what the reward is", path=f"{path}.reward", hint=hint)
     if stage.rewards and (stage.reward is not None or stage.reward_from != "preference_model"):

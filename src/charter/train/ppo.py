@@ -108,10 +108,9 @@ class PpoTask:
     def frozen(self) -> Sequence[nn.Module]:
         """The reference and the reward model, where there are any; a judge's weights are its own affair."""
         reference, reward = self.models.reference, self.models.reward
-        return (
-            *(() if reference is None else (reference.module,)),
-            *(() if reward is None else (reward.scalar,)),
-        )
+        readers = (reference, self.models.teacher)
+        scorers = () if reward is None else (reward.scalar,)
+        return (*(item.module for item in readers if item is not None), *scorers)
 
     @property
     def target_step(self) -> int:
@@ -229,7 +228,8 @@ class PpoTask:
         self.progress.clear()
         counters = {"episodes": answers, "tokens": tokens}
         self.setup.meter.add({**counters, LOGITS: int(totals["response_tokens"]), MINIBATCHES: int(count)})
-        return StepReport(metrics=metrics, counters=counters, score=metrics["reward_mean"])
+        score = metrics["reward_mean"] if spec.teacher is None else -metrics["teacher_kl"]
+        return StepReport(metrics=metrics, counters=counters, score=score)
 
     def _is_overoptimised(self, rollout: Rollout, gold: str) -> bool:
         """Look at one rollout more; the first alarm is written down, and ends the stage where the file says so.
@@ -417,7 +417,19 @@ def _models(setup: Setup, spec: PpoStage, policy: TrainedModel) -> PpoModels:
     if spec.has_reference:
         start = _policy(setup)
         reference = frozen_model(setup, start.model, spec.dtype, weights=start.source)
-    return PpoModels(policy.model, policy.parallel, reference, reward, value)
+    return PpoModels(policy.model, policy.parallel, reference, reward, value, _teacher(setup, spec, policy))
+
+
+def _teacher(setup: Setup, spec: PpoStage, policy: TrainedModel) -> Parallel | None:
+    """The frozen teacher; one whose tokens are not the policy's cannot rate them."""
+    if spec.teacher is None:
+        return None
+    teacher = stage_model(setup, role="teacher")
+    if teacher.tokenizer.get_vocab() != policy.model.tokenizer.get_vocab():
+        raise DataError(
+            f"the teacher {spec.teacher!r} has another tokenizer than the policy: its tokens are not theirs"
+        )
+    return frozen_model(setup, teacher.model, spec.dtype, weights=teacher.source)
 
 
 def _policy(setup: Setup) -> LanguageModel:

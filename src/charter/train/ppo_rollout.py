@@ -22,6 +22,7 @@ from charter.models.ranks import Ranks
 from charter.spec.rewards import KlEstimator
 from charter.spec.stage import PpoStage
 from charter.train.judge_reward import JudgeReward
+from charter.train.losses import distillation_advantages
 from charter.train.ppo_math import (
     answer_scores,
     degenerate_groups,
@@ -63,6 +64,8 @@ class Rollout:
     """Whether the answer has its end token."""
     reference_BR: Tensor | None = None
     """None where nothing reads the reference's log-probabilities."""
+    teacher_BR: Tensor | None = None
+    """Log-probabilities of a teacher."""
     value_BR: Tensor | None = None
     return_BR: Tensor | None = None
     weight_BR: Tensor | None = None
@@ -102,6 +105,8 @@ class Rollout:
         if reference is not None:
             sums["kl"] = ((old - reference) * mask).double().sum()
             sums["kl_penalty"] = (kl_penalty(old, reference, estimator=kl_estimator) * mask).double().sum()
+        if self.teacher_BR is not None:
+            sums["teacher_kl"] = ((old - self.teacher_BR) * mask).double().sum()
         if self.generator_BR is not None:
             sums["mismatch_kl"] = mismatch_kl(old, self.generator_BR, mask).total.double()
         if self.counted_B is not None:
@@ -205,6 +210,7 @@ class PpoModels:
     """None where no preference model is a reward."""
     value: Parallel | None
     """None where the estimator compares answers instead."""
+    teacher: Parallel | None = None
 
 
 @dataclass(frozen=True)
@@ -337,7 +343,8 @@ class Sampler:
         """Score this process's answers by the reward model, or by the judge."""
         if self.judge is not None:
             return self.judge.score(step, conversations)
-        assert self.models.reward is not None
+        if self.models.reward is None:
+            return torch.zeros(len(conversations))  # there is a teacher alone
         groups = None if self.setup.ranks.world_size == 1 else 1
         return score_answers(self.models.reward, conversations, dtype=self.spec.dtype, groups=groups)
 
@@ -391,13 +398,13 @@ class Sampler:
         sequences = as_sequences(answers, answer_width=width, padding=self.models.policy.padding_id)
         mask_BR = sequences.answer_mask_BR
         ended_B = self._ended(answers)
-        old_BR, reference_BR, value_BS = self._evaluate(sequences, self.micro_batches(step, 0))
+        old_BR, read_BR, value_BS = self._evaluate(sequences, self.micro_batches(step, 0))
         score_B = answer_scores(
             score_B, ended_B, reward_clip=spec.reward_clip, missing_end_penalty=spec.missing_end_penalty
         )
         learnt_BR = mask_BR if scored.counted_B is None else mask_BR & scored.counted_B[:, None]
         advantage_BR, return_BR = self._advantages(
-            score_B, scored, ended_B, old_BR, reference_BR, value_BS, learnt_BR, kl_coefficient=kl_coefficient
+            score_B, scored, ended_B, old_BR, read_BR, value_BS, learnt_BR, kl_coefficient=kl_coefficient
         )
         weight_BR, generator_BR, correction = None, None, spec.correction
         if answers.log_probability_BR is not None:
@@ -416,7 +423,8 @@ class Sampler:
         return Rollout(
             sequences=sequences,
             log_probability_BR=old_BR,
-            reference_BR=reference_BR,
+            reference_BR=read_BR[0],
+            teacher_BR=read_BR[1],
             advantage_BR=advantage_BR,
             score_B=score_B,
             ended_B=ended_B,
@@ -434,16 +442,16 @@ class Sampler:
 
     def _evaluate(
         self, sequences: Sequences, minibatches: Sequence[Sequence[Tensor]]
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Old log-probabilities, the reference's, and old values, micro-batch by micro-batch of the first epoch.
+    ) -> tuple[Tensor, list[Tensor | None], Tensor | None]:
+        """Old log-probabilities, those of reference and teacher, and old values, as the first epoch's micro-batches.
 
         Logits depend on the rows of a batch, and the same batch gives the same bits: so the first minibatch's ratio
         is exactly 1.
         """
         shape, device = sequences.answer_mask_BR.shape, self.setup.device
-        reference = self.models.reference
+        readers = (self.models.reference, self.models.teacher)
         old_BR = torch.zeros(shape, device=device)
-        reference_BR = None if reference is None else torch.zeros(shape, device=device)
+        read_BR = [None if reader is None else torch.zeros(shape, device=device) for reader in readers]
         value_BS = None if self.models.value is None else torch.zeros((shape[0], shape[1] + 1), device=device)
         temperature, dtype = self.spec.temperature, self.spec.dtype
         for index in (item for minibatch in minibatches for item in minibatch):
@@ -451,13 +459,14 @@ class Sampler:
             part = sequences.rows(index)
             policy = self.models.trained.module
             old_BR[index] = answer_log_probabilities(policy, part, temperature=temperature, dtype=dtype)[0]
-            if reference is not None and reference_BR is not None:
-                figures = answer_log_probabilities(reference.module, part, temperature=temperature, dtype=dtype)
-                reference_BR[index] = figures[0]
+            for reader, its_BR in zip(readers, read_BR, strict=True):
+                if reader is not None and its_BR is not None:
+                    figures = answer_log_probabilities(reader.module, part, temperature=temperature, dtype=dtype)
+                    its_BR[index] = figures[0]
             if value_BS is not None and self.models.value is not None:
                 value_BS[index] = answer_values(self.models.value.module, part, dtype=dtype)
         mask = sequences.answer_mask_BR
-        return old_BR * mask, None if reference_BR is None else reference_BR * mask, value_BS
+        return old_BR * mask, [None if item is None else item * mask for item in read_BR], value_BS
 
     def _advantages(
         self,
@@ -465,7 +474,7 @@ class Sampler:
         scored: "Scored",
         ended_B: Tensor,
         old_BR: Tensor,
-        reference_BR: Tensor | None,
+        read_BR: Sequence[Tensor | None],
         value_BS: Tensor | None,
         mask_BR: Tensor,
         *,
@@ -473,6 +482,9 @@ class Sampler:
     ) -> tuple[Tensor, Tensor | None]:
         """Advantages of the tokens of `mask_BR`, which are learnt from, and the returns that a value model learns."""
         spec, return_BR, samples, total = self.spec, None, self.spec.samples_per_prompt, self.setup.ranks.sum
+        reference_BR, teacher_BR = read_BR
+        if teacher_BR is not None:
+            return distillation_advantages(teacher_BR, old_BR, mask_BR), None
         if spec.mixture == "normalise_then_sum" and self.rewards is not None and scored.reward_BK is not None:
             weight_K = torch.tensor([item.weight for item in self.rewards.rewards], device=score_B.device)
             return normalised_advantages(scored.reward_BK, weight_K, mask_BR, samples=samples, total=total), None

@@ -1,4 +1,4 @@
-"""SIGKILL where rollouts are drawn a step ahead: the same bits as undisturbed, before, inside and after every part.
+"""SIGKILL where rollouts are drawn a step ahead, by rewards or by a teacher: the same bits, killed at any boundary.
 
 A rollout that is drawn ahead cannot be drawn again once its policy has moved: it has to come from the checkpoint.
 `make chaos` kills at every boundary, CI at one.
@@ -8,22 +8,40 @@ import json
 from dataclasses import replace
 
 import pytest
+import tiny
 from bench import KILLED, KINDS, boundaries, chain_of, defects_in, result_of
 from layouts import in_turn
 
+from charter.artifacts.job import read_job, write_job
+
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 SPEC = replace(KINDS["ppo"].spec, episodes=4 * 8, ppo_epochs=2, asynchrony="one_step_off")
+TAUGHT = replace(SPEC, reward=None, estimator="distill", teacher="t", kl_target=None)
+
+
+def staged(bench, name: str, *, taught: bool = False):
+    directory = bench.stage("ppo", name, spec=TAUGHT if taught else SPEC)
+    if taught:
+        job = read_job(directory)
+        policy, teacher = job.inputs["policy"][0], bench.place / "teacher"
+        if not teacher.exists():
+            tiny.language_model(seed=5).save(teacher / "model")
+        inputs = {"teacher": (replace(policy, name="teacher", role="teacher", path=str(teacher)),)}
+        write_job(directory, replace(job, inputs={**job.inputs, **inputs}))
+    return directory
 
 
 @pytest.fixture(scope="module")
 def calm(bench):
-    directory = bench.stage("ppo", "ahead", spec=SPEC)
+    directory = staged(bench, "ahead")
     assert bench.finish(directory) == 0, (directory / "log.txt").read_text()
     return directory
 
 
-def test_killed_at_every_boundary_ends_in_the_same_bits(bench, calm):
-    killed = bench.stage("ppo", "ahead-killed", spec=SPEC)
+@pytest.mark.parametrize("taught", in_turn([False, True]))
+def test_killed_at_every_boundary_ends_in_the_same_bits(bench, taught):
+    calm, killed = (staged(bench, f"{name}-{taught}", taught=taught) for name in ("calm", "killed"))
+    assert bench.finish(calm) == 0, (calm / "log.txt").read_text()
     for place, when in in_turn(boundaries("ppo", SPEC)):
         code = bench.finish(killed, CHARTER_KILL=f"ppo:checkpoint:{place}:{when}")
         assert code == KILLED, (place, when, (killed / "log.txt").read_text())

@@ -81,6 +81,8 @@ def stage(inputs: Path, path: Path, kind: str, *, frozen: dict | None = None, **
     spec = replace(SPECS[kind], **changes)
     if kind == "ppo" and spec.ptx_weight:
         read = read | {"ptx_data": "chats"}
+    if kind == "ppo" and spec.teacher is not None:
+        read = {**read, "teacher": spec.teacher}
     settings = {"constitution": str(inputs / "constitution.yaml")} if kind == "judge" else {}
     return tiny.stage_dir(
         path,

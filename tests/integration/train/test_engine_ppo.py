@@ -608,3 +608,65 @@ def test_one_step_off_goes_back_behind_what_it_read(engine_inputs, tmp_path):
     again, _ = ppo_task(set_up(found))
     Loop(again.setup, again).run()
     assert torch.equal(weights(again.models.trained.module), weights(task.models.trained.module))
+
+
+@pytest.fixture
+def taught(engine_inputs, tmp_path):
+    """(changes of the spec) -> a task whose teacher is the same architecture with other weights, without any reward."""
+    import tiny
+
+    teacher, count = tmp_path / "teacher", iter(range(100))
+    tiny.language_model(seed=5).save(teacher / "model")
+
+    def make(**changes):
+        settings = {"reward": None, "estimator": "distill", "teacher": str(teacher), "learning_rate": 3e-3, **changes}
+        found = stage(engine_inputs, tmp_path / f"taught-{next(count)}", "ppo", **settings)
+        made, _ = ppo_task(set_up(found))
+        return made
+
+    return make
+
+
+def test_distillation_learns_from_its_own_answers(taught):
+    """A token's advantage is the teacher's log-probability less the policy's; the reverse KL falls."""
+    found = taught(episodes=96, minibatch=8, ppo_epochs=1)
+    Loop(found.setup, found)
+    assert found.models.reward is None
+    assert found.models.reference is None
+    rollout = rollout_of(found)
+    own, teacher = rollout.log_probability_BR, rollout.teacher_BR
+    assert torch.equal(rollout.advantage_BR, torch.where(rollout.mask_BR, teacher - own, 0.0))
+    before = weights(found.models.teacher.module).clone()
+    reports = [whole_step(found, step) for step in range(12)]
+    gaps = [report.metrics["teacher_kl"] for report in reports]
+    assert sum(gaps[-3:]) < 0.8 * sum(gaps[:3])
+    assert reports[0].score == -gaps[0]
+    assert torch.equal(weights(found.models.teacher.module), before)
+
+
+def test_a_stopped_distillation_ends_in_the_same_bits(taught):
+    """Two rollouts at once, and one, a checkpoint and one in a new process's objects: the same weights."""
+    whole, first = taught(episodes=16), taught(episodes=16)
+    whole.train()
+    loop = Loop(first.setup, first)
+    whole_step(first, 0)
+    loop.checkpoints.save(Position(1), None)
+    loop.checkpoints.finish()
+    again, _ = ppo_task(set_up(first.setup.stage))
+    again.train()
+    assert torch.equal(weights(again.models.trained.module), weights(whole.models.trained.module))
+
+
+def test_a_teacher_with_other_tokens_is_refused(engine_inputs, tmp_path):
+    import tiny
+
+    from charter.errors import DataError
+    from charter.models.language_model import new_language_model
+    from charter.models.tokenizer import train_tokenizer
+
+    other = new_language_model(tiny.ARCHITECTURE, train_tokenizer(["other words entirely"] * 9, vocab_size=300), seed=1)
+    other.save(tmp_path / "teacher" / "model")
+    settings = {"reward": None, "estimator": "distill", "teacher": str(tmp_path / "teacher")}
+    found = stage(engine_inputs, tmp_path / "taught", "ppo", **settings)
+    with pytest.raises(DataError, match="another tokenizer"):
+        ppo_task(set_up(found))

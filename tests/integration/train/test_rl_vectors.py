@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from charter.train.losses import aggregate, bradley_terry
+from charter.train.losses import aggregate, bradley_terry, distillation_advantages
 from charter.train.ppo_math import (
     clipped_policy_loss,
     clipped_value_loss,
@@ -49,13 +49,12 @@ NOT_OFFERED = {
     "loss.simpo": "dpo has the logistic loss alone",
     "loss.orpo.ratio": "dpo has the logistic loss alone",
     "loss.kto": "no stage kto",
-    "loss.distill.forward": "no distillation",
-    "loss.distill.reverse": "no distillation",
-    "loss.distill.jsd": "no distillation",
-    "loss.distill.jsd_0.25": "no distillation",
-    "loss.distill.top1_tail": "no distillation",
-    "advantage.opd": "no distillation",
-    "loss.opd": "no distillation",
+    "loss.distill.forward": "a teacher rates sampled tokens alone",
+    "loss.distill.reverse": "a teacher rates sampled tokens alone",
+    "loss.distill.jsd": "a teacher rates sampled tokens alone",
+    "loss.distill.jsd_0.25": "a teacher rates sampled tokens alone",
+    "loss.distill.top1_tail": "a teacher rates sampled tokens alone",
+    "loss.opd": "the advantage is of the weights that sampled, not of those of each minibatch",
 }
 
 
@@ -250,6 +249,7 @@ COMPUTED = {
     "loss.decoupled": weighed,
     "loss.bypass": lambda: ppo(old=GENERATOR).mean,
     "loss.value": value_loss,
+    "advantage.opd": lambda: distillation_advantages(REFERENCE, GENERATOR, MASK),
     "loss.dpo": lambda: dpo(1.0),
     "loss.dpo.soft": lambda: dpo(0.9),
     "loss.bradley_terry": lambda: bradley_terry(tensor([1.0 - 0.2, 0.5 - 0.9]), tensor([1.0, 1.0])).mean(),

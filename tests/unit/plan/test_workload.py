@@ -315,3 +315,14 @@ def test_a_plan_says_what_drawing_ahead_gains(work, engine, says):
     assert found.ahead
     assert says in next(item.source for item in library.assumptions if item.name == "ppo.asynchrony")
     assert not work(replace(stage, asynchrony=None))[0].ahead
+
+
+def test_a_teacher_reads_every_answer(work):
+    found = grouped(work, reward=None, estimator="distill", teacher="base")
+    assert [role.name for role in found.roles] == ["policy", "teacher"]
+    assert [(phase.work, phase.role) for phase in found.phases] == [
+        ("generate", "policy"),
+        ("score", "policy"),
+        ("score", "teacher"),
+        ("train", "policy"),
+    ]

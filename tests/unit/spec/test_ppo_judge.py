@@ -71,3 +71,20 @@ def test_a_judge_is_a_language_model_and_a_reward_model_is_not(loaded):
         loaded("pm", "judge")
     with pytest.raises(SpecError, match="preference_model stage"):
         loaded("judge", "preference_model")
+
+
+TAUGHT = {"estimator": "distill", "teacher": "t", "reward": None}
+
+
+def test_a_teacher_needs_no_reward():
+    assert problems(**TAUGHT) == {}
+    assert "learns from a teacher" in problems(estimator="distill")["ppo.teacher"]
+    assert "not from a teacher" in problems(teacher="t")["ppo.teacher"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("kl_target", 6.0), ("reward_clip", 1.0), ("missing_end_penalty", 1.0), ("equal_groups", "drop")],
+)
+def test_a_teacher_leaves_no_use_for_options_of_rewards(name, value):
+    assert f"ppo.{name}" in problems(**TAUGHT, samples_per_prompt=4, **{name: value})

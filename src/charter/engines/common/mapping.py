@@ -62,6 +62,7 @@ NATIVE_REWARDS: Mapping[str, tuple[object, ...]] = {
     "equal_groups": ("keep",),
     "mismatch": (None,),
     "asynchrony": (None,),
+    "teacher": (None,),
 }
 """Options of `kind: ppo` that only the native engine has, and their values elsewhere."""
 KNOWN_ELSEWHERE: Mapping[str, tuple[object, ...]] = {
