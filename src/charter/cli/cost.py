@@ -26,19 +26,6 @@ if TYPE_CHECKING:
     from charter.run.accounts import BillImported, BillReconciled
 
 
-def again(
-    stage: Annotated[str, typer.Argument(help="Stage that is to be computed anew.")],
-    directory: DirOption = Path("."),
-) -> None:
-    """Set a stage's directory aside, so that the next charter run computes it anew; stages that read it stay done."""
-    from charter.run.actions import rerun_stage
-    from charter.run.graph import build_pipeline
-
-    project, root = open_project(directory)
-    target = rerun_stage(build_pipeline(project, root), stage)
-    typer.echo(f"Set aside as {target}; charter run computes {stage} anew.")
-
-
 def raise_limit(
     limit: Annotated[str, typer.Argument(metavar="USD", help="New limit: 500, $2_000, 5k.")],
     directory: DirOption = Path("."),

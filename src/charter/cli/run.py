@@ -386,3 +386,16 @@ def _write_template(name: str, directory: Path) -> None:
     from charter.templates.shipped import find_template, write_template
 
     write_template(find_template(name), directory)
+
+
+def again(
+    stage: Annotated[str, typer.Argument(help="Stage that is to be computed anew.")],
+    directory: DirOption = Path("."),
+) -> None:
+    """Set a stage's directory aside, so that the next charter run computes it anew; stages that read it stay done."""
+    from charter.run.actions import rerun_stage
+    from charter.run.graph import build_pipeline
+
+    project, root = open_project(directory)
+    target = rerun_stage(build_pipeline(project, root), stage)
+    typer.echo(f"Set aside as {target}; charter run computes {stage} anew.")
