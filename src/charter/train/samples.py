@@ -9,12 +9,19 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from charter.artifacts.draws import draw_seed
-from charter.artifacts.sample_prompts import SamplePrompts, affordable, append_samples, read_sample_prompts
+from charter.artifacts.sample_prompts import (
+    SamplePrompts,
+    affordable,
+    append_sample_time,
+    append_samples,
+    read_sample_prompts,
+)
 from charter.data.dataset import Turn
 from charter.inference.generate import SamplingSettings, answer_texts, generate
 from charter.models.chat import encode_prompt
 from charter.models.language_model import LanguageModel
 from charter.models.parallel import Parallel
+from charter.spec.sections import why_no_samples
 from charter.train.setup import Setup
 
 TEMPERATURE = 0.7
@@ -105,6 +112,8 @@ class SampleDrawer:
             answered = [(name, rows, text) for (name, rows), text in zip(chosen, texts, strict=True)]
             append_samples(self.setup.stage.path, step, answered)
         taken = monotonic() - start
+        if self.setup.ranks.is_first:
+            append_sample_time(self.setup.stage.path, step, taken)
         self._spent += taken
         self._each = taken / (FIRST_IS_WORTH if self._each is None else count)
 
@@ -112,14 +121,12 @@ class SampleDrawer:
 def sample_drawer(
     setup: Setup, model: LanguageModel, parallel: Parallel, *, dtype: str, generates: bool = False
 ) -> SampleDrawer | None:
-    """Return what answers the prompts of a stage; None where it has none, or cannot answer without a risk.
-
-    A model that is compiled for training would be compiled again. One that is spread over processes is gathered for
-    answers, whose memory only a stage that `generates` anyway was planned with.
-    """
+    """Return what answers the prompts of a stage; None where it has none, or cannot answer without a risk."""
     prompts = read_sample_prompts(setup.stage.path)
     layout = setup.layout
     is_spread = layout.zero > 0 or layout.tensor > 1
-    if prompts is None or not prompts.prompts or layout.compile or (is_spread and not generates):
+    if prompts is None or not prompts.prompts:
+        return None
+    if why_no_samples(is_compiled=layout.compile, is_spread=is_spread, generates=generates):
         return None
     return SampleDrawer(setup, model, parallel, prompts, dtype)

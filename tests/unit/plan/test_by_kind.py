@@ -12,6 +12,8 @@ from charter.engines.project import load_project
 from charter.errors import InfeasibleError, UsageError
 from charter.plan.ask import WORDS, Inquiry, Rung, kind_file, kind_of, most_data, rungs, with_amount
 from charter.plan.project_plan import plan_project
+from charter.plan.stage_plan import PlannedSamples
+from charter.report.plan_notes import sample_lines
 
 KINDS = tuple(dict.fromkeys(WORDS.values()))
 GPUS = "H100:8"
@@ -210,6 +212,24 @@ def test_hardware_without_an_offer_is_planned_as_ones_own(tmp_path):
     assert plan.seconds.p50 > 0
     assert plan.usd is None, "nobody said what it costs"
     assert "infra" not in kind_file(Inquiry(kind="sft", accelerators="H100:8")).text
+
+
+def test_answers_to_read_have_a_price_and_a_reason_where_there_are_none(tmp_path):
+    file = kind_file(Inquiry(kind="ppo", model="0.5B", accelerators="H100:8", prompts=20_000)).text
+    plan = plan_project(project_of(file, tmp_path), tmp_path)
+    stage = plan.stages[0]
+    assert stage.sample_seconds == pytest.approx(0.01 * stage.option.seconds.p50)
+    assert stage.to_json()["samples"]["usd_at_most"] == pytest.approx(0.01 * stage.compute_usd.p50 / 1e6, rel=1e-3)
+    assert "for at most 1 % of the time on top" in next(sample_lines(plan))
+    none = plan_project(project_of(file + "samples: {count: 0}\n", tmp_path), tmp_path)
+    assert "samples" not in none.stages[0].to_json()
+    assert list(sample_lines(none)) == []
+    smaller = plan_project(project_of(file + "samples: {share: 0.005}\n", tmp_path), tmp_path)
+    assert smaller.stages[0].sample_usd == pytest.approx(stage.sample_usd / 2)
+    spread = replace(stage, samples=PlannedSamples(prompts=20, share=0.0, why_none="its model is compiled"))
+    assert list(sample_lines(replace(plan, stages=(spread,)))) == [
+        "Samples to read: none of rl: its model is compiled."
+    ]
 
 
 def test_an_explanation_calls_the_compared_model_by_a_noun():
