@@ -16,6 +16,8 @@ SAMPLES_FILE = "samples.jsonl"
 """Answers of a stage's models, one prompt a line: of an evaluation, or of a training stage at a step."""
 
 
+ROLLOUTS_FILE = "rollouts.jsonl"
+"""A few answers of rollouts with their rewards, one a line."""
 SAMPLE_TIMES = "sample_times.jsonl"
 """Seconds that each round of answers of a training stage took."""
 
@@ -65,6 +67,21 @@ def append_samples(stage_dir: Path, step: int, answers: Sequence[tuple[str, Sequ
     for name, turns, answer in answers:
         row = {"id": name, "step": step, "prompt": [dict(turn) for turn in turns], "answer": answer}
         durable.append_line(stage_dir / SAMPLES_FILE, row)
+
+
+def append_rollout_sample(
+    stage_dir: Path,
+    sample: str,
+    step: int,
+    turns: Sequence[Mapping[str, str]],
+    answer: str,
+    *,
+    score: float,
+    rewards: Mapping[str, float | None],
+) -> None:
+    """Write down an answer of a rollout, its score, and each reward of the list; None where that failed or is none."""
+    row = {"id": sample, "step": step, "prompt": [dict(turn) for turn in turns], "answer": answer}
+    durable.append_line(stage_dir / ROLLOUTS_FILE, {**row, "score": score, "rewards": dict(rewards)})
 
 
 def append_sample_time(stage_dir: Path, step: int, seconds: float) -> None:

@@ -4,7 +4,9 @@ Draws depend on the run's seed and the prompt alone, so that two steps differ by
 the state of training are not touched: a run with samples and one without end in the same bits.
 """
 
+import math
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -12,11 +14,12 @@ from charter.artifacts.draws import draw_seed
 from charter.artifacts.sample_prompts import (
     SamplePrompts,
     affordable,
+    append_rollout_sample,
     append_sample_time,
     append_samples,
     read_sample_prompts,
 )
-from charter.data.dataset import Turn
+from charter.data.dataset import Prompt, Turn
 from charter.inference.generate import SamplingSettings, answer_texts, generate
 from charter.models.chat import encode_prompt
 from charter.models.language_model import LanguageModel
@@ -31,6 +34,33 @@ FIRST_IS_WORTH = 4
 (judgement; what follows is measured)."""
 LONGEST_PROMPT = 1024
 """Tokens of a prompt; a longer one is cut at the left."""
+
+
+ROLLOUT_SAMPLES = 4
+"""Answers of a rollout that are kept with their rewards, at the steps of checkpoints (judgement: a screen of them)."""
+
+
+def keep_rollout_samples(
+    setup: Setup,
+    step: int,
+    prompts: Sequence[Prompt],
+    texts: Sequence[str],
+    scores: Sequence[float],
+    rewards: Mapping[str, Sequence[float]],
+) -> None:
+    """Write down a few of this process's answers, drawn by the step alone, with what each reward gave."""
+    order = sorted(range(len(texts)), key=lambda number: setup.seed("rollout samples", step, number))
+    for number in order[:ROLLOUT_SAMPLES]:
+        given = {name: values[number] for name, values in rewards.items()}
+        append_rollout_sample(
+            setup.stage.path,
+            f"{prompts[number].id}@{step}.{number}",
+            step,
+            [{"role": turn.role, "content": turn.content} for turn in prompts[number].turns],
+            texts[number],
+            score=scores[number],
+            rewards={name: value if math.isfinite(value) else None for name, value in given.items()},
+        )
 
 
 class _OverTimeError(Exception):
