@@ -248,8 +248,7 @@ class PlannedSamples:
 
 def planned_samples(stage: Stage, option: Option, project: Project) -> PlannedSamples | None:
     """Return the answers that a stage gives while it trains; None for one that is never asked."""
-    asked = stage.kind in ANSWER_PROMPTS and option.engine == NATIVE and project.sample_data is not None
-    if not asked:
+    if stage.kind not in ANSWER_PROMPTS or option.engine != NATIVE or project.sample_data is None:
         return None
     settings = project.samples
     layout = executable(option.layout, rows=stage.SEQUENCES_PER_ROW, dtype=option.dtype)

@@ -271,8 +271,8 @@ class Sampler:
         if self.shows_samples and self.setup.ranks.is_first and step % spec.checkpoint_every == 0:
             table = () if scored.reward_BK is None else scored.reward_BK.T.tolist()
             rewards = dict(zip((item.name for item in spec.rewards), table, strict=True))
-            asked = [self.prompts[row] for row in rows]
-            keep_rollout_samples(self.setup, step, asked, texts, scored.score_B.tolist(), rewards)
+            prompts = [self.prompts[row] for row in rows]
+            keep_rollout_samples(self.setup, step, prompts, texts, scored.score_B.tolist(), rewards)
         return scored
 
     def _rated(

@@ -214,7 +214,7 @@ def test_hardware_without_an_offer_is_planned_as_ones_own(tmp_path):
     assert "infra" not in kind_file(Inquiry(kind="sft", accelerators="H100:8")).text
 
 
-def test_answers_to_read_have_a_price_and_a_reason_where_there_are_none(tmp_path):
+def test_answers_to_read_have_a_price_or_a_reason(tmp_path):
     file = kind_file(Inquiry(kind="ppo", model="0.5B", accelerators="H100:8", prompts=20_000)).text
     plan = plan_project(project_of(file, tmp_path), tmp_path)
     stage = plan.stages[0]
