@@ -96,7 +96,8 @@ def _elapsed(steps: Mapping[int, Mapping[str, float]]) -> Numbers | None:
     times = np.fromiter((line.get("time", np.nan) for line in steps.values()), dtype=np.float64, count=len(steps))
     if len(times) < 2 or np.isnan(times).any() or (np.diff(times) < 0).any() or times[0] == times[-1]:
         return None
-    return np.round(times - times[0], 3)
+    seconds: Numbers = np.round(times - times[0], 3)
+    return seconds
 
 
 def _counted(steps: Mapping[int, Mapping[str, float]]) -> Numbers | None:
