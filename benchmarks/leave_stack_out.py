@@ -8,7 +8,8 @@ median over its configurations); stacks with fewer than 8 configurations are poo
 where the median error of its rows, after 5 of them calibrated and averaged over the draws, is above that of the same
 rows before. Anchor: the smallest job of a ladder (one model, batch and recipe on several numbers of accelerators) was
 measured, the larger ones are predicted: by its pace, as `charter plan --probe` does, and by constants calibrated on
-that row. The last line is JSON.
+that row. Rows that cannot be true (`charter validate` raises an alarm) are fitted and counted nowhere. The last line is
+JSON.
 """
 
 import argparse
@@ -25,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from charter.physics.fitted import Fitted  # noqa: E402
+from charter.validation.alarms import alarms_of  # noqa: E402
 from charter.validation.intervals import group_of, spreads  # noqa: E402
 from charter.validation.quantities.memory import out_of_memory  # noqa: E402
 from charter.validation.quantity import (  # noqa: E402
@@ -103,7 +105,9 @@ class Stacks:
     def __init__(self, quantity: Quantity, rows: Sequence[Measurement]) -> None:
         self.quantity = quantity
         mine = [row for row in rows if quantity_of(row) is quantity and row.metric != "oom"]
-        self.cases, self.refused = safe_cases(quantity, mine)
+        sound = [row for row in mine if not alarms_of(row)]
+        self.flagged = len(mine) - len(sound)
+        self.cases, self.refused = safe_cases(quantity, sound)
         self.names = sorted({stack_of(case.row) for case in self.cases})
         self._fits: dict[frozenset[str], Fitted] = {}
 
@@ -262,11 +266,12 @@ def column(rows: Sequence[Measurement], draws: int) -> dict[str, object]:
     widths: dict[str, list[tuple[str, ScoredRow, float]]] = {}
     moved: dict[str, tuple[float, float]] = {}
     ladders: dict[str, dict[str, float]] = {}
-    refused, worse, compared = 0, 0, 0
+    refused, flagged, worse, compared = 0, 0, 0, 0
     for quantity in QUANTITIES:
         print(quantity.name, file=sys.stderr)
         stacks = Stacks(quantity, rows)
         refused += len(stacks.refused)
+        flagged += stacks.flagged
         drawn: list[dict[str, list[tuple[str, ScoredRow]]]] = [{} for _ in range(draws)]
         for stack in stacks.names:
             own, fitted = stacks.own(stack), stacks.without(stack)
@@ -307,6 +312,7 @@ def column(rows: Sequence[Measurement], draws: int) -> dict[str, object]:
         "intervals": {group: interval_line(items) for group, items in sorted(widths.items())},
         "fits": fits(rows),
         "refused": refused / len(rows),
+        "flagged": flagged,
         "made_worse_by_5": [worse, compared],
         "sources_by_5": {name: [before, later] for name, (before, later) in moved.items()},
         "anchors": ladders,
@@ -339,7 +345,7 @@ def table(figures: dict[str, object]) -> str:
         "",
         f"fits_probability: Brier {brier} ({judged['oom_rows']} rows out of memory, {judged['ran_rows']} that ran); "  # type: ignore[index]
         f"out of memory above 0.5: {judged['oom_above_half']}; ran below 0.2: {percent(judged['ran_below_fifth'])}",  # type: ignore[index]
-        f"refused: {percent(figures['refused'])} of {figures['rows']} rows; "
+        f"refused: {percent(figures['refused'])} of {figures['rows']} rows, {figures['flagged']} flagged; "
         f"made worse by 5 rows: {worse} of {compared} stacks and quantities",
         sources_line(figures["sources_by_5"], int(figures["draws"])),  # type: ignore[arg-type, call-overload]
         "",

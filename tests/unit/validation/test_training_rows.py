@@ -135,6 +135,8 @@ def test_real_tokens_count_where_batches_are_padded_to_their_longest():
         ("3.2 Tbps InfiniBand", 400),
         ("NDR", 400),
         ("400 Gb/s per GPU", 400),
+        ("400Gbps/GPU RDMA", 400),
+        ("200 Gbit/s per accelerator", 200),
         ("NVLink 900GB/s", None),
         ("", None),
     ],

@@ -301,10 +301,13 @@ REFERENCE = 1.3
 more beside three or four; judgement."""
 KERNELS = {
     "unfused": "unfused", "flash1": "flash1", "triton": "flash1", "flash2": "flash2",
-    "flash3": "recent", "flash4": "recent", "cudnn": "recent", "trtllm": "recent", "splash": "compiled",
+    "flash3": "flash3", "flash4": "flash3", "cudnn": "recent", "trtllm": "recent", "splash": "compiled",
 }  # fmt: skip
 """Generation of an attention kernel by its typed name. PyTorch's `sdpa` and `flex` choose one by release and device,
 so that there the stack's habit stays."""
+USUAL_SAMPLE = 512.0
+"""Tokens of a sample of tuning data that is packed and does not say: instructions and short answers have 200 to 1,000;
+judgement. Attention is then a small part of the step, so the figure matters little."""
 SPREAD = 0.6
 """Of the longest of b sequences over their mean, per unit of ln b: an exponential tail would give 1; judgement."""
 
@@ -336,6 +339,8 @@ class TrainingCase:
     module_recompute: float = 0.0
     recompute_share: float = 1.0
     head_share: float = 1.0
+    document: float = EVERYWHERE
+    """Tokens of a packed sample beyond which attention does not look."""
     compression: float = 1.0
     mtp: bool = False
     network_bytes_per_second: float | None = None
@@ -377,6 +382,7 @@ def training_case(row: Measurement) -> TrainingCase:
         module_recompute=modules,
         recompute_share=share,
         head_share=0.0 if row.kind == "rm" else 1.0,
+        document=_document(row),
         compression=0.5 if _COMPRESSED.search(f"{row.shard} {row.framework} {row.notes}") else 1.0,
         mtp=bool(architecture.num_mtp_layers) and row.kind == "pretrain" and "w/o mtp" not in row.notes.casefold(),
         network_bytes_per_second=_network(row, accelerator),
@@ -420,10 +426,17 @@ def _lengths(job: Job, micro_batch: int) -> tuple[float, float]:
     lengths is about `1 + 0.6 ln b` means, and the source counts real tokens.
     """
     mean, seq = job.row.mean_len, job.seq
-    packed = bool(_PACKED.search(job.row.notes.casefold())) or job.megatron or job.row.kind == "pretrain"
+    packed = bool(_PACKED.search(job.row.notes.casefold())) or job.row.attention_kernel == "flex"
+    packed = packed or job.megatron or job.row.kind == "pretrain"
     if not mean or mean >= seq or packed:
         return seq, seq
     return min(seq, mean * (1 + SPREAD * math.log(max(micro_batch, 1)))), mean
+
+
+def _document(row: Measurement) -> float:
+    """Tokens of a packed sample where the kernel gets the samples' bounds, as flex attention does (a block mask)."""
+    masks = row.attention_kernel == "flex" and row.kind != "pretrain"
+    return (row.mean_len or USUAL_SAMPLE) if masks else EVERYWHERE
 
 
 def _profile(job: Job) -> StackProfile:
@@ -487,6 +500,7 @@ _JOB_COLUMNS = (
     "module_recompute",
     "recompute_share",
     "head_share",
+    "document",
     "compression",
 )
 
