@@ -46,6 +46,9 @@ NAMED_MODULES = 0.12
 """Forward pass that Megatron's `recompute_modules` repeat (activation function, up-projections); judgement."""
 PARTIAL = 0.5
 """Layers that a `partial` policy repeats: the middle of what it may be, none to all."""
+COMPILED_PARTIAL = 0.8
+"""Forward pass that MaxText's policies between `full` and `minimal` repeat: they keep or offload the inputs of layers,
+the projections of attention and their output, a fifth of a Llama layer's products; MLP and scores run again."""
 _CHECKPOINTS = re.compile(r"unsloth|torchtune|llama-?factory|axolotl|ms-?swift|xtuner")
 """Fine-tuning stacks whose shipped configurations recompute every layer (from memory)."""
 TOKENS_PER_STEP = 4e6
@@ -250,7 +253,8 @@ def recompute_of(text: str, profile: str) -> tuple[Recompute, float, float]:
     if any(word in plain for word in ("selective", "attn", "attention", "mlp", "moe", "norm", "minimal", "core", "op")):
         modules = NAMED_MODULES if re.search("mlp|moe|norm|act|minimal", plain) else 0.0
         return Recompute.SELECTIVE, TITAN_SELECTIVE if profile == "torchtitan" else modules, 1.0
-    return Recompute.FULL, 0.0, PARTIAL if "block" in plain or "partial" in plain else 1.0
+    partial = "block" in plain or "partial" in plain
+    return Recompute.FULL, 0.0, (COMPILED_PARTIAL if profile == "maxtext" else PARTIAL) if partial else 1.0
 
 
 def _state_bytes(job: Job, layout: Layout) -> float:
