@@ -93,7 +93,7 @@ def bradley_terry(margin_B: Tensor, probability_B: Tensor) -> Tensor:
 
 
 def distillation_advantages(teacher_BR: Tensor, sampled_BR: Tensor, mask_BR: Tensor) -> Tensor:
-    """Log-probability of each sampled token by a teacher, less that of the policy that sampled it; 0 outside of the mask.
+    """Log-probability of each sampled token by a teacher, less that of the sampling policy; 0 outside of the mask.
 
     A_t = log t(y_t) - log q(y_t), the negative reverse KL(q | t) by one sample, in nats: each token gets its own alone,
     as with a discount of 0. Its gradient is that of the KL where the policy is still q.
