@@ -6,7 +6,7 @@ from typing import Any
 
 from charter.artifacts.durable import json_text
 from charter.engines.common.engine import TrainingEngine
-from charter.engines.common.mapping import MappedField
+from charter.engines.common.mapping import MappedField, shown
 from charter.engines.common.rendered import RenderedRun, Resume
 from charter.engines.common.request import Handover
 from charter.plan.stage_plan import StagePlan
@@ -154,7 +154,7 @@ def _row(row: MappedField) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "" if value is None else str(getattr(value, "value", value))
+    return "" if value is None else str(getattr(value, "value", shown(value)))
 
 
 def _cell(text: str) -> str:

@@ -16,7 +16,7 @@ import yaml
 
 from charter.engines.common.request import Handover
 from charter.errors import Problem, SpecError
-from charter.spec.rewards import Reward
+from charter.spec.rewards import Environment, Reward
 from charter.spec.stage import Stage
 
 How = Literal["as_is", "computed", "same", "charter"]
@@ -52,9 +52,6 @@ class MappedField:
 
 
 NATIVE_REWARDS: Mapping[str, tuple[object, ...]] = {
-    "rewards": ((),),
-    "environment": (None,),
-    "mixture": ("sum_then_normalise",),
     "kl_in": (None,),
     "loss_horizon": (None,),
     "ratio": ("token",),
@@ -70,6 +67,10 @@ KNOWN_ELSEWHERE: Mapping[str, tuple[object, ...]] = {
 }
 """Values of further options that renderers of other engines have a rule for."""
 NATIVE_ONLY = "the rule of this value is rendered for the native engine alone"
+REASONS = {
+    "equal_groups": "its file holds the prompts of every rollout in Charter's order, and none to replace a group by",
+}
+"""Reasons that are known better than `NATIVE_ONLY`."""
 
 
 class FieldMapper:
@@ -114,7 +115,7 @@ class FieldMapper:
         self.problems.append(
             Problem(
                 path=path,
-                message=f"{self.handover.engine} cannot express {_shown(self.value(field))}: {reason}",
+                message=f"{self.handover.engine} cannot express {shown(self.value(field))}: {reason}",
                 hint=hint or "change it, or take another engine (`charter artifacts export --help` lists them)",
             )
         )
@@ -126,14 +127,12 @@ class FieldMapper:
         """
         for name, only in NATIVE_REWARDS.items():
             if name not in expressed:
-                self.same(f"{STAGE}.{name}", only, NATIVE_ONLY)
+                self.same(f"{STAGE}.{name}", only, REASONS.get(name, NATIVE_ONLY))
         for name, values in KNOWN_ELSEWHERE.items():
             if self.value(f"{STAGE}.{name}") not in values:
                 self.refuse(f"{STAGE}.{name}", NATIVE_ONLY)
         if self.problems:
             raise SpecError(self.problems)
-        for name in ("max_failed_share", "gold", "on_overoptimisation"):
-            self.charter(f"{STAGE}.{name}", "decides nothing here: there is no list of rewards")
         self.charter(f"{STAGE}.most_batches", "decides nothing here: groups are not sampled again")
 
     def finish(self) -> tuple[MappedField, ...]:
@@ -165,15 +164,17 @@ def _field_of(problem: Problem, name: str) -> str:
     return f"{STAGE}.{problem.path.removeprefix(prefix)}" if problem.path.startswith(prefix) else problem.path
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A value as a refusal names it; of a list of rewards their names, kinds and rubrics.
 
-    >>> _shown((Reward(name="right", kind="function", call="charter:exact"),))
+    >>> shown((Reward(name="right", kind="function", call="charter:exact"),))
     'right (function charter:exact)'
     """
     rewards = [item for item in value if isinstance(item, Reward)] if isinstance(value, tuple) else []
     if rewards:
         return ", ".join(_reward_words(item) for item in rewards)
+    if isinstance(value, Environment):
+        return f"turns with {', '.join(value.calls)}"
     return "nothing" if value is None else str(value)
 
 
@@ -189,6 +190,8 @@ class Sheet:
         self.mapper = mapper
         self.file = file
         self.values: dict[str, object] = {}
+        self.files: dict[str, str] = {}
+        """Texts that the file names."""
 
     def put(self, key: str, value: object) -> None:
         """A key that no single field decides."""
@@ -233,6 +236,8 @@ class Arguments:
     def __init__(self, handover: Handover) -> None:
         self.handover = handover
         self.fields = FieldMapper(handover)
+        self.files: dict[str, str] = {}
+        """Texts that the command line names."""
         self._given: dict[str, tuple[str, ...]] = {}
 
     def give(self, option: str, *values: Value) -> None:

@@ -8,8 +8,10 @@ import json
 
 import yaml
 
+from charter.engines.common.adapter import ROW
 from charter.engines.common.rendered import RenderedRun, Resume
 from charter.engines.common.request import Handover
+from charter.engines.common.reward_file import UNLIMITED, ExportedRewards, Offered, map_rewards
 from charter.engines.huggingface.capabilities import CAPABILITIES
 from charter.engines.huggingface.settings import (
     ACCELERATE_FILE,
@@ -27,11 +29,37 @@ from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, Pretrai
 
 ESTIMATORS = ("grpo", "rloo")
 NO_VALUE_MODEL = "decides nothing here: the estimator has no value model"
+CALLER = f'''
+def _column(name):
+    """A reward as TRL calls it: all completions at once, with the columns of their rows."""
+
+    def column(prompts, completions, completion_ids, {ROW}, **_):
+        asked = zip(completions, completion_ids, {ROW}, strict=True)
+        return [reward_of(name, answer[-1]["content"], row, tokens=len(ids)) for answer, ids, row in asked]
+
+    column.__name__ = name
+    return column
+
+
+globals().update({{f"reward_{{number}}": _column(name) for number, name in enumerate(REWARDS)}})
+'''
+OFFERED = Offered(
+    values=frozenset({"tokens"}),
+    no_values="TRL tells a reward function the completion, its tokens and its row",
+    model=True,
+    mixtures=("sum_then_normalise", "normalise_then_sum"),
+    caller=CALLER,
+    no_tools="TRL's scripts take no tools and no environment; GRPOTrainer does, from a script of your own",
+)
+MIXTURES = {"sum_then_normalise": "sum_then_normalize", "normalise_then_sum": "normalize_then_sum"}
 
 
 def map_reinforcement(configuration: Configuration, stage: PpoStage) -> None:
     """A policy that is sampled and updated in turn; refuses estimators with a value model."""
     mapper = configuration.mapper
+    rewards = map_rewards(mapper, OFFERED)
+    if stage.estimator != "grpo":
+        mapper.same("stage.mixture", "sum_then_normalise", "RLOOTrainer adds rewards up before it compares them")
     mapper.refuse_native_rewards()
     updates = stage.rollout_batch // stage.minibatch * stage.ppo_epochs
     if stage.estimator not in ESTIMATORS:
@@ -42,8 +70,7 @@ def map_reinforcement(configuration: Configuration, stage: PpoStage) -> None:
     map_optimization(configuration, stage, updates=updates)
     configuration.deepspeed["gradient_clipping"] = stage.gradient_clip
     configuration.put({"enable_jit_checkpoint": False, "shuffle_dataset": False, "disable_dropout": True})
-    configuration.put({"reward_model_name_or_path": configuration.handover.paths.models["reward"]})
-    mapper.charter("stage.reward", "a sequence classifier, which Charter writes as reward_model_name_or_path")
+    _map_rewards(configuration, stage, rewards)
     note = f"rollouts * {updates} updates"
     mapper.to("stage.episodes", configuration.place("max_steps"), how="computed", note=note)
     _map_rollout(configuration, stage)
@@ -51,6 +78,22 @@ def map_reinforcement(configuration: Configuration, stage: PpoStage) -> None:
     _map_penalty(configuration, stage)
     _map_estimator(configuration, stage)
     _refuse_unknown(configuration, stage)
+
+
+def _map_rewards(configuration: Configuration, stage: PpoStage, rewards: ExportedRewards) -> None:
+    """One model, or the functions of a file that the script imports from its own directory, after the model."""
+    configuration.files |= rewards.files
+    if not stage.rewards or rewards.model is not None:
+        configuration.put({"reward_model_name_or_path": configuration.handover.paths.models["reward"]})
+    note = "a sequence classifier, which Charter writes as reward_model_name_or_path"
+    configuration.mapper.charter("stage.reward", "decides nothing here: there is a list" if stage.rewards else note)
+    if stage.rewards:
+        listed = [*([rewards.model] if rewards.model else []), *rewards.functions]
+        names = [f"rewards.reward_{number}" for number in range(len(rewards.functions))]
+        configuration.put({"reward_funcs": names, "reward_weights": [item.weight for item in listed]})
+    if len(stage.rewards) > 1 and stage.estimator == "grpo":
+        mixture = {"multi_objective_aggregation": MIXTURES[stage.mixture]}
+        configuration.write("stage.mixture", mixture, how="computed", note="one that fits no row is left out of it")
 
 
 def _map_rollout(configuration: Configuration, stage: PpoStage) -> None:
@@ -336,7 +379,7 @@ def render_trl(handover: Handover) -> RenderedRun:
 
 
 def _files(configuration: Configuration) -> dict[str, str]:
-    files = {configuration.trainer_file: _yaml(configuration.trainer)}
+    files = {configuration.trainer_file: _yaml(configuration.trainer), **configuration.files}
     if configuration.accelerate:
         files[ACCELERATE_FILE] = _yaml(configuration.accelerate)
     if configuration.backend == "deepspeed":
@@ -357,6 +400,8 @@ def _notes(configuration: Configuration) -> tuple[str, ...]:
         notes.append("One process sees one accelerator: with several in the machine set CUDA_VISIBLE_DEVICES.")
     if configuration.trainer.get("use_peft"):
         notes.append(f"{OUTPUT} holds the adapter alone: `charter run` merges it, after an export you do.")
+    if configuration.files:
+        notes.append(UNLIMITED)
     if configuration.script == "reward":
         notes.append("The head is drawn at random from the seed; Charter's own engine starts from zeros.")
     return tuple(notes)

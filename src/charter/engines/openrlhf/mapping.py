@@ -16,10 +16,19 @@ trainer/ppo_utils/experience_maker.py (compute_advantages_and_returns) and sampl
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
+from charter.engines.common.adapter import ROW
 from charter.engines.common.mapping import Arguments, How
 from charter.engines.common.rendered import RenderedRun, Resume
 from charter.engines.common.request import Handover, RlPlacement, RolesTogether
+from charter.engines.common.reward_file import (
+    REWARDS_FILE,
+    UNLIMITED,
+    ExportedRewards,
+    Offered,
+    map_rewards,
+)
 from charter.engines.openrlhf.settings import adapter, engine_wide, optimizer, precision
 from charter.errors import Problem
 from charter.spec.layout import Layout, ZeroStage
@@ -116,6 +125,12 @@ NO_RANGE = 1e9
 def estimator_arguments(given: Arguments, stage: PpoStage) -> None:
     """Advantages, the KL penalty, and what belongs to a value model."""
     name = ESTIMATORS[stage.estimator]
+    unscaled = stage.estimator == "grpo" and stage.scale_advantages == "none"
+    if unscaled:
+        name = "dr_grpo"
+        given.fields.to("stage.scale_advantages", "--algo.advantage.estimator", how="computed", note="dr_grpo: none")
+    else:
+        given.fields.same("stage.scale_advantages", "group", "it has the group's deviation, or none, of grpo alone")
     note = {"reinforce": "whole returns less the value are GAE with lambda 1", "grpo": "its name of GRPO"}
     how: How = "computed" if stage.estimator in note else "as_is"
     option = "--algo.advantage.estimator"
@@ -240,7 +255,8 @@ def data_sizes(given: Arguments) -> list[int]:
 
 def _all_together(given: Arguments, stage: PpoStage, placement: RlPlacement) -> None:
     handover = given.handover
-    roles = ["policy", "reference", "reward", *(["value"] if stage.has_value_model else [])]
+    reward = [] if stage.rewards else ["reward"]
+    roles = ["policy", "reference", *reward, *(["value"] if stage.has_value_model else [])]
     for role in roles:
         given.give(f"--{ENGINE_NAMES[role]}.num_nodes", handover.num_nodes)
         given.give(f"--{ENGINE_NAMES[role]}.num_gpus_per_node", handover.per_node)
@@ -305,6 +321,36 @@ def _layout_of(layout: Layout, group: RolesTogether) -> Iterator[tuple[str, str]
         yield f"shard {names} while the trained roles have ZeRO {int(layout.zero)}", "ZeRO-3 for all roles"
 
 
+CALLER = '''
+_SPECIAL = []
+
+
+def _plain(query, prompt):
+    """The answer in the text of prompt and answer, which OpenRLHF decodes with its special tokens."""
+    if not query.startswith(prompt):
+        raise ValueError(f"the answer does not follow its prompt as text: {query[:200]!r}")
+    if not _SPECIAL:
+        from transformers import AutoTokenizer
+
+        _SPECIAL.extend(sorted(AutoTokenizer.from_pretrained(MODEL).all_special_tokens, key=len, reverse=True))
+    answer = query[len(prompt) :]
+    for token in _SPECIAL:
+        answer = answer.replace(token, "")
+    return answer
+
+
+def reward_func(queries, prompts, labels):
+    """The rewards of one answer as OpenRLHF calls them."""
+    [query], [prompt], [row] = queries, prompts, labels
+    total, each = rewards_of(_plain(query, prompt), row)
+    return {"rewards": total, "scores": total, "extra_logs": {f"reward_{name}": item for name, item in each.items()}}
+'''
+OFFERED = Offered(
+    no_values="OpenRLHF tells a reward function the text of prompt and answer, and the label",
+    penalty=True,
+    caller=CALLER,
+    no_tools="its agents tokenise what a tool says apart, and take a class of your own (--train.agent_func_path)",
+)
 MODULE = "train_ppo_ray"
 AGGREGATIONS = {"token": "token-mean", "sequence": "seq-mean-token-mean"}
 
@@ -313,7 +359,9 @@ def ppo_arguments(handover: Handover) -> Arguments:
     """Options of the program, with the mapping of every field."""
     given, stage = Arguments(handover), handover.stage
     assert isinstance(stage, PpoStage)
+    rewards = map_rewards(given.fields, _offered(handover))
     given.fields.refuse_native_rewards()
+    given.files |= rewards.files
     updates = stage.rollout_batch // stage.minibatch * stage.ppo_epochs
     engine_wide(
         given,
@@ -323,7 +371,7 @@ def ppo_arguments(handover: Handover) -> Arguments:
     )
     precision(given)
     _optimizers(given, stage, updates)
-    _models(given, stage)
+    _models(given, stage, rewards)
     _rollouts(given, stage)
     estimator_arguments(given, stage)
     _policy(given, stage)
@@ -343,10 +391,28 @@ def _optimizers(given: Arguments, stage: PpoStage, updates: int) -> None:
     given.to("stage.ppo_epochs", "--train.max_epochs")
 
 
-def _models(given: Arguments, stage: PpoStage) -> None:
+def _offered(handover: Handover) -> Offered:
+    """The caller with the model whose tokenizer knows the special tokens."""
+    return replace(OFFERED, caller=f"\nMODEL = {handover.paths.models['policy']!r}\n{OFFERED.caller}")
+
+
+def _functions(given: Arguments, stage: PpoStage, rewards: ExportedRewards) -> None:
+    """A file in place of a reward model, and DAPO's penalty where it is listed."""
+    given.give("--reward.remote_url", f"{given.handover.paths.work}/{REWARDS_FILE}")
+    given.give("--data.label_key", ROW)
+    given.unused("stage.reward", "there is a list of rewards")
+    if rewards.penalty is not None:
+        given.give("--reward.overlong_buffer_len", (rewards.penalty.arguments or {})["cache"])
+        given.give("--reward.overlong_penalty_factor", rewards.penalty.weight)
+
+
+def _models(given: Arguments, stage: PpoStage, rewards: ExportedRewards) -> None:
     models = given.handover.paths.models
     given.to("stage.policy", "--actor.model_name_or_path", models["policy"])
-    if stage.reward_from == "preference_model":
+    if stage.rewards:
+        _functions(given, stage, rewards)
+        given.fields.same("stage.reward_from", ("preference_model", "judge"), "decides nothing here: there is a list")
+    elif stage.reward_from == "preference_model":
         given.to("stage.reward", "--reward.model_name_or_path", models["reward"])
         given.fields.same("stage.reward_from", "preference_model", "a sequence classifier")
     else:
@@ -354,7 +420,7 @@ def _models(given: Arguments, stage: PpoStage) -> None:
         reason = "a reward is a model with a scalar head, or a server of its own (--reward.remote_url)"
         given.fields.refuse("stage.reward_from", reason, "reward_from: preference_model")
     if stage.has_value_model:
-        given.give("--critic.model_name_or_path", models["reward"])
+        given.give("--critic.model_name_or_path", models["policy" if stage.rewards else "reward"])
     given.give("--ds.value_head_prefix", "score")
     reason = "its weight sync sends an adapter's parameters under names that vLLM does not know (ppo_actor.py)"
     given.fields.same("stage.adapter", None, reason)
@@ -402,9 +468,17 @@ def _scoring_batch(given: Arguments, stage: PpoStage) -> int:
 
 def _policy(given: Arguments, stage: PpoStage) -> None:
     given.to("stage.clip_ratio", "--actor.eps_clip")
-    for name in ("clip_ratio_high", "dual_clip"):
-        given.fields.same(f"stage.{name}", None, "the two-sided and dual forms of its clip are not rendered")
-    given.fields.same("stage.scale_advantages", "group", "only the group's deviation is rendered")
+    if stage.clip_ratio_high is None:
+        given.fields.same("stage.clip_ratio_high", None, "both sides have --actor.eps_clip")
+    else:
+        option, bounds = "--actor.eps_clip_low_high", (stage.clip_ratio, stage.clip_ratio_high)
+        given.to("stage.clip_ratio_high", option, *bounds, how="computed", note="below and above 1")
+    if stage.dual_clip is None:
+        given.fields.same("stage.dual_clip", None, "--actor.dual_clip is left out")
+    elif stage.dual_clip > 1:
+        given.to("stage.dual_clip", "--actor.dual_clip")
+    else:
+        given.fields.refuse("stage.dual_clip", "its bound is above 1 (models/loss.py PolicyLoss)", "dual_clip: 3")
     aggregation = AGGREGATIONS[stage.loss_aggregation]
     others = [name for name, on in _token_means(stage) if on]
     if stage.loss_aggregation == "sequence" and others:
@@ -465,12 +539,12 @@ def render_openrlhf(handover: Handover) -> RenderedRun:
     module = f"openrlhf.cli.{MODULE if is_ppo else MODULES[handover.stage.kind]}"
     shown = {option: list(values) for option, values in given.given.items()}
     return RenderedRun(
-        files={ARGUMENTS_FILE: json.dumps({"module": module, "options": shown}, indent=2) + "\n"},
+        files={ARGUMENTS_FILE: json.dumps({"module": module, "options": shown}, indent=2) + "\n", **given.files},
         command=(*_start(handover, module, is_ppo=is_ppo), *words),
         mapping=mapping,
         resume=_resume(is_ppo=is_ppo),
         environment={"HF_DATASETS_CACHE": f"{handover.paths.work}/datasets"},
-        notes=_notes(handover, is_ppo=is_ppo),
+        notes=(*_notes(handover, is_ppo=is_ppo), *((UNLIMITED,) if given.files else ())),
     )
 
 
