@@ -1,9 +1,13 @@
 """The RL stages of the templates, handed to every engine that trains them: accepted, or refused with the reason."""
 
+from dataclasses import replace
+
 import pytest
 
 from charter.errors import SpecError
-from charter.report.handover import export_handover
+from charter.plan.project_plan import plan_project
+from charter.report.handover import export_handover, with_engine
+from charter.report.handover import exported as handed_over
 from charter.spec.load import load_project
 from charter.templates.shipped import find_template, write_template
 
@@ -33,10 +37,25 @@ KEPT = {"equal_groups: refill ": "equal_groups: keep "}
 ONE_TOKEN = {"    samples_per_prompt: 8": "    min_new_tokens: 1\n    samples_per_prompt: 8"}
 CHANGED = [
     ("rlvr-tiny", {**ON_GPUS, **ONE_TOKEN}, "openrlhf"),
-    *(("rlvr-tiny", ON_GPUS, engine) for engine in ("trl", "verl", "nemo_rl")),
-    ("grpo-7b", {**KEPT, **ONE_TOKEN}, "openrlhf"),
+    ("rlvr-tiny", {}, "trl"),
     *(("grpo-7b", KEPT, engine) for engine in ("trl", "verl", "nemo_rl")),
 ]
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """A template's project and its plan, made once: what an engine cannot express does not depend on its layout."""
+    projects = {}
+
+    def of(template):
+        if template not in projects:
+            root = tmp_path_factory.mktemp(template)
+            write_template(find_template(template), root, force=True)
+            project = load_project(root)
+            projects[template] = project, root, plan_project(project, root)
+        return projects[template]
+
+    return of
 
 
 def exported(tmp_path, template, engine, changes):
@@ -51,13 +70,15 @@ def exported(tmp_path, template, engine, changes):
 
 
 @pytest.mark.parametrize(("template", "engine"), TABLE, ids=["-".join(pair) for pair in TABLE])
-def test_template_is_accepted_or_refused_with_reasons(tmp_path, template, engine):
+def test_template_is_accepted_or_refused_with_reasons(planned, template, engine):
     wanted = TABLE[template, engine]
+    project, root, plan = planned(template)
+    changed = with_engine(project, "rl", engine)
     if wanted is ACCEPTED:
-        assert "rewards.py" in exported(tmp_path, template, engine, {}).files
+        assert "rewards.py" in handed_over(changed, plan, root, "rl", rows={}).files
         return
     with pytest.raises(SpecError) as refusal:
-        exported(tmp_path, template, engine, {})
+        handed_over(changed, plan, root, "rl", rows={})
     messages = {problem.path.removeprefix("pipeline.rl."): problem.message for problem in refusal.value.problems}
     assert set(messages) == set(wanted)
     assert all(words in messages[name] for name, words in wanted.items()), messages
@@ -72,17 +93,19 @@ def test_template_without_what_was_refused_is_accepted(tmp_path, template, chang
     assert "right (function charter:" in made.files["mapping.md"]
 
 
-def test_own_function_travels_with_the_export(tmp_path):
+def test_own_function_travels_with_the_export(planned, tmp_path):
     (tmp_path / "mine.py").write_text("def half(answer, truth):\n    return 0.5\n")
-    mine = {'call: "charter:exact"}\n    estimator': "call: 'mine.py:half'}\n    estimator"}
-    made = exported(tmp_path, "rlvr-tiny", "trl", mine)
+    project, _, plan = planned("rlvr-tiny")
+    stage = project.pipeline["rl"]
+    mine = replace(stage, engine="trl", rewards=(replace(stage.rewards[0], call="mine.py:half"),))
+    changed = replace(project, pipeline={**project.pipeline, "rl": mine})
+    made = handed_over(changed, plan, tmp_path, "rl", rows={})
     assert made.files["reward_sources/0_mine.py"] == (tmp_path / "mine.py").read_text()
     assert "'0_mine.py:half'" in made.files["rewards.py"]
 
 
-def test_function_by_lot_asks_for_what_no_engine_tells(tmp_path):
-    write_template(find_template("tools-tiny"), tmp_path, force=False)
-    with pytest.raises(SpecError, match="environment"):
-        export_handover(load_project(tmp_path), tmp_path, "rl_control", "trl")
-    with pytest.raises(SpecError, match="lot: it asks for seed"):
-        export_handover(load_project(tmp_path), tmp_path, "rl_control", "verl")
+def test_function_by_lot_asks_for_what_no_engine_tells(planned):
+    project, root, plan = planned("tools-tiny")
+    for engine in ENGINES:
+        with pytest.raises(SpecError, match="lot: it asks for seed"):
+            handed_over(with_engine(project, "rl_control", engine), plan, root, "rl_control", rows={})
