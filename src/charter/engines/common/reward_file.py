@@ -66,7 +66,7 @@ class ExportedRewards:
 
 
 def row_text(turns: Sequence[Turn], columns: Mapping[str, Any]) -> str:
-    """What a reward may read of a prompt's row, as JSON text.
+    """Return the columns and turns of a prompt's row, which a reward may read, as JSON text.
 
     >>> row_text([Turn("user", "2 + 2?")], {"answer": 4})
     '{"row": {"answer": 4}, "turns": [{"role": "user", "content": "2 + 2?"}]}'
@@ -74,10 +74,8 @@ def row_text(turns: Sequence[Turn], columns: Mapping[str, Any]) -> str:
     return json.dumps({"row": dict(columns), "turns": messages(turns)}, ensure_ascii=False)
 
 
-def map_rewards(mapper: FieldMapper, offered: Offered) -> ExportedRewards:
+def map_rewards(mapper: FieldMapper, stage: PpoStage, offered: Offered) -> ExportedRewards:
     """The list and all that goes with it; refuses what the engine cannot call."""
-    stage = mapper.handover.stage
-    assert isinstance(stage, PpoStage)
     if stage.environment is not None:
         mapper.refuse(f"{STAGE}.environment", offered.no_tools, "engine: native, which plays the turns")
     else:
@@ -132,16 +130,16 @@ def _refusals(mapper: FieldMapper, stage: PpoStage, offered: Offered, penalty: R
 
 def _not_offered(mapper: FieldMapper, reward: Reward, offered: Offered) -> str:
     """Return what a function asks for that the engine does not know; empty where there is nothing."""
-    known = ALWAYS | offered.values | set(reward.arguments or {})
+    values = ALWAYS | offered.values | set(reward.arguments or {})
     if reward.source is None:
         function = reward_functions.SHIPPED[str(reward.call).rpartition(":")[2]]
         parameters = inspect.signature(function).parameters.values()
-        missing = [item.name for item in parameters if item.default is item.empty and item.name not in known]
+        missing = [item.name for item in parameters if item.default is item.empty and item.name not in values]
         if missing and reward.call == OVERLONG:
             return f"longest is not max_new_tokens, and {offered.no_values}"
     else:
         try:
-            missing = [name for name in _asked_names(reward, mapper.handover.sources) if name not in known]
+            missing = [name for name in _asked_names(reward, mapper.handover.sources) if name not in values]
         except (SyntaxError, KeyError) as error:
             return f"{reward.call} cannot be read ({error})"
     return f"it asks for {', '.join(missing)}, and {offered.no_values}" if missing else ""

@@ -57,7 +57,7 @@ MIXTURES = {"sum_then_normalise": "sum_then_normalize", "normalise_then_sum": "n
 def map_reinforcement(configuration: Configuration, stage: PpoStage) -> None:
     """A policy that is sampled and updated in turn; refuses estimators with a value model."""
     mapper = configuration.mapper
-    rewards = map_rewards(mapper, OFFERED)
+    rewards = map_rewards(mapper, stage, OFFERED)
     if stage.estimator != "grpo":
         mapper.same("stage.mixture", "sum_then_normalise", "RLOOTrainer adds rewards up before it compares them")
     mapper.refuse_native_rewards()

@@ -153,7 +153,7 @@ REWARD = "env.reward_model"
 def grpo_sheet(mapper: FieldMapper, stage: PpoStage) -> Sheet:
     """`examples/run_grpo.py`."""
     sheet = Sheet(mapper, "grpo.yaml")
-    rewards = map_rewards(mapper, OFFERED)
+    rewards = map_rewards(mapper, stage, OFFERED)
     mapper.refuse_native_rewards()
     map_run(sheet, "grpo", length_fields=("stage.episodes",))
     map_policy(sheet, "policy", sequences_per_row=1, batch_field="stage.minibatch")

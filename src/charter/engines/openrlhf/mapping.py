@@ -359,7 +359,7 @@ def ppo_arguments(handover: Handover) -> Arguments:
     """Options of the program, with the mapping of every field."""
     given, stage = Arguments(handover), handover.stage
     assert isinstance(stage, PpoStage)
-    rewards = map_rewards(given.fields, _offered(handover))
+    rewards = map_rewards(given.fields, stage, _offered(handover))
     given.fields.refuse_native_rewards()
     given.files |= rewards.files
     updates = stage.rollout_batch // stage.minibatch * stage.ppo_epochs

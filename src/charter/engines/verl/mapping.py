@@ -427,7 +427,7 @@ def render_verl(handover: Handover) -> RenderedRun:
     files = {f"{METRICS}/.keep": ""}
     notes: tuple[str, ...] = NOTES
     if isinstance(handover.stage, PpoStage):
-        rewards = map_rewards(mapper, OFFERED)
+        rewards = map_rewards(mapper, handover.stage, OFFERED)
         sheet = ppo_sheet(mapper, handover.stage, rewards)
         rows = mapper.finish()
         files |= rewards.files
