@@ -41,6 +41,9 @@ def mapping_page(handover: Handover, rendered: RenderedRun) -> str:
         "| --- | --- | --- | --- |",
         *(_row(row) for row in rendered.mapping),
     ]
+    if rendered.formulas:
+        names = ", ".join(f"`{name}`" for name in rendered.formulas)
+        lines += ["", f"Formulas, by the names of the hand-computed values of Charter's tests: {names}."]
     return "\n".join(lines) + "\n"
 
 

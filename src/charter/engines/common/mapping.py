@@ -6,7 +6,7 @@ reason, all of it at once. `Sheet` fills in one YAML file, `Arguments` a command
 from.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from types import MappingProxyType
@@ -80,6 +80,8 @@ class FieldMapper:
         self.handover = handover
         self.rows: list[MappedField] = []
         self.problems: list[Problem] = []
+        self.formulas: tuple[str, ...] = ()
+        """Names of what the options of a loss mean (`formulas.py`)."""
         for name, why in CHARTERS_OWN.items():
             self.charter(f"{STAGE}.{name}", why)
 
@@ -120,16 +122,23 @@ class FieldMapper:
             )
         )
 
-    def refuse_native_rewards(self, expressed: Collection[str] = ()) -> None:
+    def refuse_native_rewards(self, further: Mapping[str, tuple[object, ...]] = MappingProxyType({})) -> None:
         """Refuse at once, before anything else is mapped, options of rewards and losses that stay in Charter's engine.
 
-        `expressed` are those that the renderer maps itself.
+        `further` are options that the renderer maps itself, with the values beside the usual ones that it has a rule
+        for; none named: all of them.
         """
         for name, only in NATIVE_REWARDS.items():
-            if name not in expressed:
+            if name not in further:
                 self.same(f"{STAGE}.{name}", only, REASONS.get(name, NATIVE_ONLY))
-        for name, values in KNOWN_ELSEWHERE.items():
-            if self.value(f"{STAGE}.{name}") not in values:
+        for name, values in {**KNOWN_ELSEWHERE, **NATIVE_REWARDS}.items():
+            more = further.get(name, ())
+            takes_all = name in further and not more
+            if (
+                not takes_all
+                and (name in KNOWN_ELSEWHERE or more)
+                and self.value(f"{STAGE}.{name}") not in values + more
+            ):
                 self.refuse(f"{STAGE}.{name}", NATIVE_ONLY)
         if self.problems:
             raise SpecError(self.problems)

@@ -5,10 +5,12 @@ GRPOTrainer and RLOOTrainer (1.16.0).
 """
 
 import json
+from collections.abc import Mapping
 
 import yaml
 
 from charter.engines.common.adapter import ROW
+from charter.engines.common.formulas import NO_LOWER, name_formulas
 from charter.engines.common.rendered import RenderedRun, Resume
 from charter.engines.common.request import Handover
 from charter.engines.common.reward_file import UNLIMITED, ExportedRewards, Offered, map_rewards
@@ -28,6 +30,7 @@ from charter.engines.huggingface.settings import (
 from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage, Stage
 
 ESTIMATORS = ("grpo", "rloo")
+LOSS_TYPES = {"token": "dapo", "sequence": "grpo", "constant": "dr_grpo"}
 NO_VALUE_MODEL = "decides nothing here: the estimator has no value model"
 CALLER = f'''
 def _column(name):
@@ -51,6 +54,14 @@ OFFERED = Offered(
     caller=CALLER,
     no_tools="TRL's scripts take no tools and no environment; GRPOTrainer does, from a script of your own",
 )
+FURTHER: Mapping[str, tuple[object, ...]] = {
+    "ratio": ("sequence",),
+    "surrogate": ("cispo",),
+    "loss_aggregation": ("constant",),
+    "loss_horizon": (),
+    "mismatch": (),
+}
+"""Options of GRPOTrainer's loss with more values than the usual ones."""
 MIXTURES = {"sum_then_normalise": "sum_then_normalize", "normalise_then_sum": "normalize_then_sum"}
 
 
@@ -60,7 +71,8 @@ def map_reinforcement(configuration: Configuration, stage: PpoStage) -> None:
     rewards = map_rewards(mapper, stage, OFFERED)
     if stage.estimator != "grpo":
         mapper.same("stage.mixture", "sum_then_normalise", "RLOOTrainer adds rewards up before it compares them")
-    mapper.refuse_native_rewards()
+    name_formulas(mapper, stage)
+    mapper.refuse_native_rewards(FURTHER if stage.estimator == "grpo" else {})
     updates = stage.rollout_batch // stage.minibatch * stage.ppo_epochs
     if stage.estimator not in ESTIMATORS:
         reason = "TRL's PPO was removed in 1.13; GRPOTrainer and RLOOTrainer have no value model"
@@ -139,16 +151,27 @@ def _map_generator(configuration: Configuration, stage: PpoStage) -> None:
         }
     configuration.write("stage.generator", settings, how="computed", note="vLLM inside the trainer, or generate()")
     if stage.generator == "vllm" and stage.estimator == "grpo":
-        weighs = stage.mismatch_clip is not None
-        correction: dict[str, object] = {"vllm_importance_sampling_correction": weighs}
-        if weighs:
-            correction |= {
-                "vllm_importance_sampling_mode": "token_truncate",
-                "vllm_importance_sampling_clip_max": stage.mismatch_clip,
-            }
-        configuration.write("stage.mismatch_clip", correction, how="computed", note="cut token by token, as here")
+        _map_correction(configuration, stage)
     else:
-        mapper.same("stage.mismatch_clip", None, "only GRPOTrainer with vLLM weighs the generator's probabilities")
+        for name in ("mismatch_clip", "mismatch"):
+            mapper.same(f"stage.{name}", None, "only GRPOTrainer with vLLM weighs the generator's probabilities")
+
+
+def _map_correction(configuration: Configuration, stage: PpoStage) -> None:
+    """Weights of the generator's tokens: cut (`tis`), or left out beyond the bounds (`icepop`)."""
+    weighs = stage.correction
+    correction: dict[str, object] = {"vllm_importance_sampling_correction": weighs is not None}
+    if weighs is not None:
+        if weighs.method == "sequence_mask":
+            reason = "its sequence modes weigh by the product over an answer, not by the geometric mean"
+            configuration.mapper.refuse("stage.mismatch", reason, "method: tis or icepop")
+        mode = "token_truncate" if weighs.method == "tis" else "token_mask"
+        correction |= {"vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": weighs.high}
+        if weighs.low is not None:
+            correction["vllm_importance_sampling_clip_min"] = weighs.low
+    note = "cut token by token, as here; or left out beyond the bounds (token_mask)"
+    for name in ("mismatch_clip", "mismatch"):
+        configuration.write(f"stage.{name}", correction, how="computed", note=note)
 
 
 def _map_penalty(configuration: Configuration, stage: PpoStage) -> None:
@@ -170,14 +193,24 @@ def _map_estimator(configuration: Configuration, stage: PpoStage) -> None:
     mapper.to("stage.estimator", "command: trl.scripts", how="computed", note="chooses GRPOTrainer or RLOOTrainer")
     configuration.put({"router_aux_loss_coef": 0.0})
     if stage.estimator == "grpo":
-        loss = "dapo" if stage.loss_aggregation == "token" else "grpo"
-        note = "dapo: over the tokens of a rollout, here of a minibatch; grpo: mean of each answer's mean"
+        is_cispo = stage.surrogate == "cispo"
+        loss = "cispo" if is_cispo else LOSS_TYPES[stage.loss_aggregation]
+        note = "dapo: over the tokens of a rollout, here of a minibatch; grpo: mean of each answer's mean; dr_grpo"
         write("stage.loss_aggregation", {"loss_type": loss}, how="computed", note=note)
+        write("stage.surrogate", {"loss_type": loss}, how="computed", note="cispo: its bound is the ratio itself")
+        if is_cispo and stage.clip_ratio < NO_LOWER:
+            mapper.refuse("stage.clip_ratio", "its cispo has no lower bound", "clip_ratio: 1, which is none here too")
+        horizon = stage.loss_horizon or stage.max_new_tokens
+        if stage.loss_aggregation == "constant" and horizon != stage.max_new_tokens:
+            mapper.refuse("stage.loss_horizon", "dr_grpo divides by max_completion_length", "leave loss_horizon out")
+        else:
+            mapper.charter("stage.loss_horizon", "decides nothing here: it is max_new_tokens, or there is no constant")
         write("stage.clip_ratio", {"epsilon": stage.clip_ratio})
         mapper.same("stage.scale_advantages", ("group", "batch", "none"), "scale_rewards has no other value")
         _map_clip_above(configuration, stage)
         write("stage.entropy_weight", {"entropy_coef": stage.entropy_weight})
-        configuration.put({"scale_rewards": stage.scale_advantages, "importance_sampling_level": "token"})
+        configuration.put({"scale_rewards": stage.scale_advantages})
+        write("stage.ratio", {"importance_sampling_level": stage.ratio}, note="of a token, or of a whole answer (GSPO)")
         mapper.charter("stage.whiten_advantages", "decides nothing here: grpo scales groups instead")
         return
     _map_clip_above(configuration, stage)
@@ -201,7 +234,11 @@ def _map_estimator(configuration: Configuration, stage: PpoStage) -> None:
 
 def _map_clip_above(configuration: Configuration, stage: PpoStage) -> None:
     """The upper bound of the ratio, which both trainers take; neither bounds the loss of negative advantages by it."""
-    if stage.clip_ratio_high is None:
+    if stage.surrogate == "cispo":
+        above = stage.clip_ratio if stage.clip_ratio_high is None else stage.clip_ratio_high
+        note = "the largest ratio itself: 1 and what is above it"
+        configuration.write("stage.clip_ratio_high", {"epsilon_high": 1 + above}, how="computed", note=note)
+    elif stage.clip_ratio_high is None:
         configuration.mapper.same("stage.clip_ratio_high", None, "epsilon_high is epsilon unless given")
     else:
         configuration.write("stage.clip_ratio_high", {"epsilon_high": stage.clip_ratio_high})
@@ -374,6 +411,7 @@ def render_trl(handover: Handover) -> RenderedRun:
         command=launch(configuration),
         resume=resume_of(configuration),
         environment={"HF_DATASETS_CACHE": f"{handover.paths.work}/{CACHE}", "TOKENIZERS_PARALLELISM": "false"},
+        formulas=configuration.mapper.formulas,
         notes=_notes(configuration),
     )
 

@@ -4,6 +4,9 @@ SFT, reward model, DPO, and GRPO with RLOO as its leave-one-out form. Read in ne
 and nemo_rl/algorithms/advantage_estimator.py.
 """
 
+from collections.abc import Mapping
+
+from charter.engines.common.formulas import name_formulas
 from charter.engines.common.mapping import FieldMapper, Sheet
 from charter.engines.common.rendered import RAY_SCRIPT, RenderedRun, Resume, ray_script
 from charter.engines.common.request import Handover
@@ -143,6 +146,9 @@ OFFERED = Offered(
     caller="",
     no_tools="its tools are environments of its own, whose replies it tokenises by the chat template",
 )
+FURTHER: Mapping[str, tuple[object, ...]] = {"ratio": ("sequence",), "surrogate": ("cispo",), "mismatch": ()}
+"""Options of its loss with more values than the usual ones."""
+CORRECTIONS = {"tis": "tis", "icepop": "icepop", "sequence_mask": "seq-mask-tis"}
 MEMORY_SHARE = 0.6
 """Of an accelerator for vLLM; NeMo RL's own default (examples/configs/grpo_math_1B.yaml)."""
 TEMPLATE_TOKENS = 128
@@ -154,7 +160,8 @@ def grpo_sheet(mapper: FieldMapper, stage: PpoStage) -> Sheet:
     """`examples/run_grpo.py`."""
     sheet = Sheet(mapper, "grpo.yaml")
     rewards = map_rewards(mapper, stage, OFFERED)
-    mapper.refuse_native_rewards()
+    name_formulas(mapper, stage)
+    mapper.refuse_native_rewards(FURTHER)
     map_run(sheet, "grpo", length_fields=("stage.episodes",))
     map_policy(sheet, "policy", sequences_per_row=1, batch_field="stage.minibatch")
     rows = sheet.mapper.handover.layout.micro_batch
@@ -226,14 +233,30 @@ def _loss(sheet: Sheet, stage: PpoStage) -> None:
         sheet.put(f"loss_fn.{name}", False)
     sheet.put("grpo.skip_reference_policy_logprobs_calculation", stage.kl_coefficient == 0)
     sheet.idle("stage.kl_estimator", "grpo has k3 in the loss whichever is named, rloo no penalty here")
-    clip = stage.mismatch_clip
-    correction: dict[str, object] = {
-        "loss_fn.use_importance_sampling_correction": clip is not None,
-        "loss_fn.truncated_importance_sampling_type": None if clip is None else "tis",
-        "loss_fn.truncated_importance_sampling_ratio": clip,
-    }
-    sheet.computed("stage.mismatch_clip", correction, "truncated importance sampling per token")
+    ratios: dict[str, object] = {"loss_fn.sequence_level_importance_ratios": stage.ratio == "sequence"}
+    sheet.computed("stage.ratio", ratios, "on: ratios of whole answers (GSPO)")
+    cispo: dict[str, object] = {"loss_fn.use_cispo": stage.surrogate == "cispo"}
+    sheet.computed("stage.surrogate", cispo, "on: the ratio held on both sides, without gradient")
+    _correction(sheet, stage)
     mapper.same("stage.entropy_weight", 0.0, "its loss has no entropy term")
+
+
+def _correction(sheet: Sheet, stage: PpoStage) -> None:
+    """Weights of the generator's tokens: cut, or left out beyond the bounds."""
+    weighs, place = stage.correction, "loss_fn.truncated_importance_sampling"
+    if weighs is not None and weighs.high is None:
+        sheet.mapper.refuse("stage.mismatch", "its corrections need an upper bound (ClippedPGLossFn)", "give high")
+    if weighs is not None and stage.ratio == "sequence":
+        reason = "beside ratios of whole answers it weighs by the product over an answer"
+        sheet.mapper.refuse("stage.ratio", reason, "ratio: token, or no mismatch")
+    values: dict[str, object] = {
+        "loss_fn.use_importance_sampling_correction": weighs is not None,
+        f"{place}_type": None if weighs is None else CORRECTIONS[weighs.method],
+        f"{place}_ratio": None if weighs is None else weighs.high,
+        **({} if weighs is None or weighs.low is None else {f"{place}_ratio_min": weighs.low}),
+    }
+    for name in ("mismatch_clip", "mismatch"):
+        sheet.computed(f"stage.{name}", values, "by token; seq-mask-tis leaves out whole answers")
 
 
 def _sampling(sheet: Sheet, stage: PpoStage) -> None:
@@ -412,7 +435,7 @@ def render_nemo_rl(handover: Handover) -> RenderedRun:
         files[RAY_SCRIPT] = ray_script(handover)
         command = ("bash", RAY_SCRIPT, *command)
     notes = (*NOTES, UNLIMITED) if sheet.files else NOTES
-    return RenderedRun(files=files, command=command, mapping=rows, resume=resume, notes=notes)
+    return RenderedRun(files=files, command=command, mapping=rows, resume=resume, formulas=mapper.formulas, notes=notes)
 
 
 def _sheet(mapper: FieldMapper) -> Sheet:

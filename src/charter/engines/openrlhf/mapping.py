@@ -15,10 +15,11 @@ trainer/ppo_utils/experience_maker.py (compute_advantages_and_returns) and sampl
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from charter.engines.common.adapter import ROW
+from charter.engines.common.formulas import name_formulas
 from charter.engines.common.mapping import Arguments, How
 from charter.engines.common.rendered import RenderedRun, Resume
 from charter.engines.common.request import Handover, RlPlacement, RolesTogether
@@ -353,6 +354,10 @@ OFFERED = Offered(
 )
 MODULE = "train_ppo_ray"
 AGGREGATIONS = {"token": "token-mean", "sequence": "seq-mean-token-mean"}
+FURTHER: Mapping[str, tuple[object, ...]] = {"ratio": ("sequence",), "mismatch": ()}
+"""Options of its loss with more values than the usual ones."""
+NO_UPPER = 1e9
+"""Bound of a ratio that none reaches."""
 
 
 def ppo_arguments(handover: Handover) -> Arguments:
@@ -360,7 +365,8 @@ def ppo_arguments(handover: Handover) -> Arguments:
     given, stage = Arguments(handover), handover.stage
     assert isinstance(stage, PpoStage)
     rewards = map_rewards(given.fields, stage, _offered(handover))
-    given.fields.refuse_native_rewards()
+    name_formulas(given.fields, stage)
+    given.fields.refuse_native_rewards(FURTHER)
     given.files |= rewards.files
     updates = stage.rollout_batch // stage.minibatch * stage.ppo_epochs
     engine_wide(
@@ -490,16 +496,32 @@ def _policy(given: Arguments, stage: PpoStage) -> None:
         given.to("stage.entropy_weight", "--actor.entropy_coef")
     else:
         given.fields.same("stage.entropy_weight", 0.0, "--actor.entropy_coef is left out")
-    if stage.mismatch_clip is None:
-        given.give("--algo.advantage.is_correction_level", "off")
-        given.fields.to("stage.mismatch_clip", "--algo.advantage.is_correction_level")
+    if stage.ratio == "sequence":
+        given.to("stage.ratio", "--actor.policy_loss_type", "gspo", how="computed", note="the mean over an answer")
     else:
-        given.give("--algo.advantage.is_correction_level", "token")
-        given.give("--algo.advantage.is_correction_mode", "clip")
-        given.give("--algo.advantage.is_correction_gating", "ratio")
-        option = "--algo.advantage.is_correction_threshold"
-        note = "token-wise weights held from 0 to this (models/loss.py PolicyLoss)"
-        given.to("stage.mismatch_clip", option, 0.0, stage.mismatch_clip, how="computed", note=note)
+        given.fields.same("stage.ratio", "token", "--actor.policy_loss_type is ppo")
+    _correction(given, stage)
+
+
+def _correction(given: Arguments, stage: PpoStage) -> None:
+    """Weights of the generator's tokens (models/loss.py PolicyLoss): cut, or left out beyond the bounds."""
+    weighs, prefix = stage.correction, "--algo.advantage.is_correction"
+    fields = ("stage.mismatch_clip", "stage.mismatch")
+    if weighs is None:
+        given.give(f"{prefix}_level", "off")
+        for name in fields:
+            given.fields.to(name, f"{prefix}_level")
+        return
+    if stage.ratio == "sequence":
+        reason = "beside ratios of whole answers its correction replaces the ratio (models/loss.py)"
+        given.fields.refuse("stage.ratio", reason, "ratio: token, or no mismatch")
+    given.give(f"{prefix}_level", "seq" if weighs.method == "sequence_mask" else "token")
+    given.give(f"{prefix}_mode", "clip" if weighs.method == "tis" else "mask")
+    given.give(f"{prefix}_gating", "ratio")
+    low, high = weighs.low or 0.0, NO_UPPER if weighs.high is None else weighs.high
+    note = "token-wise weights held between these, or left out beyond them (models/loss.py PolicyLoss)"
+    for name in fields:
+        given.to(name, f"{prefix}_threshold", low, high, how="computed", note=note)
 
 
 def _token_means(stage: PpoStage) -> list[tuple[str, bool]]:
@@ -544,6 +566,7 @@ def render_openrlhf(handover: Handover) -> RenderedRun:
         mapping=mapping,
         resume=_resume(is_ppo=is_ppo),
         environment={"HF_DATASETS_CACHE": f"{handover.paths.work}/datasets"},
+        formulas=given.fields.formulas,
         notes=(*_notes(handover, is_ppo=is_ppo), *((UNLIMITED,) if given.files else ())),
     )
 

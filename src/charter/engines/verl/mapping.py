@@ -5,6 +5,9 @@ engine (`torchrun -m verl.trainer.sft_trainer`). Read in verl/trainer/ppo/core_a
 and verl/workers/utils/losses.py.
 """
 
+from collections.abc import Mapping
+
+from charter.engines.common.formulas import name_formulas
 from charter.engines.common.mapping import FieldMapper, Sheet
 from charter.engines.common.rendered import RAY_SCRIPT, RenderedRun, Resume, ray_script
 from charter.engines.common.request import Handover
@@ -27,7 +30,19 @@ ALGORITHM, ACTOR, CRITIC = "algorithm", "actor_rollout_ref.actor", "critic"
 NO_DUAL_CLIP = 1.0e8
 """Of `clip_ratio_c`, which bounds the loss of negative advantages; so large it never does, as in Charter."""
 ESTIMATORS = {"gae": "gae", "rloo": "rloo", "grpo": "grpo"}
-AGGREGATIONS = {"token": "token-mean", "sequence": "seq-mean-token-mean"}
+AGGREGATIONS = {
+    "token": "token-mean",
+    "sequence": "seq-mean-token-mean",
+    "constant": "seq-mean-token-sum-norm",
+}
+FURTHER: Mapping[str, tuple[object, ...]] = {
+    "ratio": ("sequence",),
+    "surrogate": ("cispo",),
+    "loss_aggregation": ("constant",),
+    "loss_horizon": (),
+    "mismatch": (),
+}
+"""Options of its losses with more values than the usual ones."""
 KL_NAMES = {"k1": "kl", "k3": "low_var_kl"}
 
 
@@ -35,7 +50,7 @@ def map_losses(sheet: Sheet, stage: PpoStage) -> None:
     """Everything between a score and a gradient."""
     _advantages(sheet, stage)
     _kl(sheet, stage)
-    _policy(sheet)
+    _policy(sheet, stage)
     _value(sheet, stage)
     _refused(sheet)
 
@@ -83,7 +98,7 @@ def _kl(sheet: Sheet, stage: PpoStage) -> None:
     sheet.idle("stage.kl_horizon", "it belongs to kl_target")
 
 
-def _policy(sheet: Sheet) -> None:
+def _policy(sheet: Sheet, stage: PpoStage) -> None:
     clip, high = sheet.mapper.value("stage.clip_ratio"), sheet.mapper.value("stage.clip_ratio_high")
     sheet.as_is("stage.clip_ratio", *(f"{ACTOR}.{name}" for name in ("clip_ratio", "clip_ratio_low")))
     upper = {f"{ACTOR}.clip_ratio_high": clip if high is None else high}
@@ -92,14 +107,31 @@ def _policy(sheet: Sheet) -> None:
     dual = {f"{ACTOR}.clip_ratio_c": NO_DUAL_CLIP if bound is None else bound}
     sheet.computed("stage.dual_clip", dual, "so large that it never binds where none is given")
     sheet.as_is("stage.entropy_weight", f"{ACTOR}.entropy_coeff")
-    mode = AGGREGATIONS[str(sheet.mapper.value("stage.loss_aggregation"))]
-    keys: dict[str, object] = {f"{ACTOR}.loss_agg_mode": mode, f"{CRITIC}.loss_agg_mode": mode}
+    mean = AGGREGATIONS[stage.loss_aggregation]
+    keys: dict[str, object] = {f"{ACTOR}.loss_agg_mode": mean, f"{CRITIC}.loss_agg_mode": mean}
     sheet.computed("stage.loss_aggregation", keys, "means over the global minibatch")
-    clip = sheet.mapper.value("stage.mismatch_clip")
-    correction = f"{ALGORITHM}.rollout_correction"
-    values: dict[str, object] = {f"{correction}.rollout_is": None if clip is None else "token"}
-    values |= {} if clip is None else {f"{correction}.rollout_is_threshold": clip}
-    sheet.computed("stage.mismatch_clip", values, "truncated importance sampling per token")
+    if stage.loss_aggregation == "constant":
+        horizon: dict[str, object] = {f"{ACTOR}.loss_scale_factor": stage.loss_horizon or stage.max_new_tokens}
+        sheet.computed("stage.loss_horizon", horizon, "max_new_tokens where none is given")
+    else:
+        sheet.idle("stage.loss_horizon", "it belongs to loss_aggregation: constant")
+    loss = "gspo" if stage.ratio == "sequence" else "cispo" if stage.surrogate == "cispo" else "vanilla"
+    mode: dict[str, object] = {f"{ACTOR}.policy_loss.loss_mode": loss}
+    sheet.computed("stage.ratio", mode, "gspo: ratios of whole answers")
+    sheet.computed("stage.surrogate", mode, "cispo: the ratio held on both sides, without gradient")
+    _correction(sheet, stage)
+
+
+def _correction(sheet: Sheet, stage: PpoStage) -> None:
+    """Weights of the generator's tokens, held below a bound; a whole list of its other forms is not rendered."""
+    weighs, place = stage.correction, f"{ALGORITHM}.rollout_correction"
+    if weighs is not None and (weighs.method != "tis" or weighs.low is not None):
+        reason = "rollout_is is rendered with an upper bound; its rejections mask by another statistic (rollout_rs)"
+        sheet.mapper.refuse("stage.mismatch", reason, "mismatch: {method: tis, high: 2}")
+    values: dict[str, object] = {f"{place}.rollout_is": None if weighs is None else "token"}
+    values |= {} if weighs is None else {f"{place}.rollout_is_threshold": weighs.high}
+    for name in ("mismatch_clip", "mismatch"):
+        sheet.computed(f"stage.{name}", values, "truncated importance sampling per token")
 
 
 def _value(sheet: Sheet, stage: PpoStage) -> None:
@@ -167,7 +199,8 @@ def ppo_sheet(mapper: FieldMapper, stage: PpoStage, rewards: ExportedRewards) ->
     """The file that Hydra composes over verl's `ppo_trainer`."""
     sheet = Sheet(mapper, PPO_FILE)
     sheet.put("defaults", ["ppo_trainer", "_self_"])
-    mapper.refuse_native_rewards()
+    name_formulas(mapper, stage)
+    mapper.refuse_native_rewards(FURTHER)
     check_machine(mapper)
     _models(sheet, stage, rewards)
     _data(sheet, stage)
@@ -443,7 +476,15 @@ def render_verl(handover: Handover) -> RenderedRun:
         command = (*_torchrun(handover), "-m", "verl.trainer.sft_trainer", *_hydra(SFT_FILE))
         resume = SFT_RESUME
     files[sheet.file] = sheet.text()
-    return RenderedRun(files=files, command=command, mapping=rows, resume=resume, environment=environment, notes=notes)
+    return RenderedRun(
+        files=files,
+        command=command,
+        mapping=rows,
+        resume=resume,
+        environment=environment,
+        formulas=mapper.formulas,
+        notes=notes,
+    )
 
 
 def _hydra(file: str) -> tuple[str, ...]:
