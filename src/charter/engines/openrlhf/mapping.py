@@ -16,7 +16,6 @@ trainer/ppo_utils/experience_maker.py (compute_advantages_and_returns) and sampl
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from charter.engines.common.adapter import ROW
 from charter.engines.common.formulas import name_formulas
@@ -27,10 +26,9 @@ from charter.engines.common.reward_file import (
     REWARDS_FILE,
     UNLIMITED,
     ExportedRewards,
-    Offered,
     map_rewards,
 )
-from charter.engines.openrlhf.settings import adapter, engine_wide, optimizer, precision
+from charter.engines.openrlhf.settings import adapter, engine_wide, offered_rewards, optimizer, precision
 from charter.errors import Problem
 from charter.spec.layout import Layout, ZeroStage
 from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, SftStage
@@ -322,36 +320,6 @@ def _layout_of(layout: Layout, group: RolesTogether) -> Iterator[tuple[str, str]
         yield f"shard {names} while the trained roles have ZeRO {int(layout.zero)}", "ZeRO-3 for all roles"
 
 
-CALLER = '''
-_SPECIAL = []
-
-
-def _plain(query, prompt):
-    """The answer in the text of prompt and answer, which OpenRLHF decodes with its special tokens."""
-    if not query.startswith(prompt):
-        raise ValueError(f"the answer does not follow its prompt as text: {query[:200]!r}")
-    if not _SPECIAL:
-        from transformers import AutoTokenizer
-
-        _SPECIAL.extend(sorted(AutoTokenizer.from_pretrained(MODEL).all_special_tokens, key=len, reverse=True))
-    answer = query[len(prompt) :]
-    for token in _SPECIAL:
-        answer = answer.replace(token, "")
-    return answer
-
-
-def reward_func(queries, prompts, labels):
-    """The rewards of one answer as OpenRLHF calls them."""
-    [query], [prompt], [row] = queries, prompts, labels
-    total, each = rewards_of(_plain(query, prompt), row)
-    return {"rewards": total, "scores": total, "extra_logs": {f"reward_{name}": item for name, item in each.items()}}
-'''
-OFFERED = Offered(
-    no_values="OpenRLHF tells a reward function the text of prompt and answer, and the label",
-    penalty=True,
-    caller=CALLER,
-    no_tools="its agents tokenise what a tool says apart, and take a class of your own (--train.agent_func_path)",
-)
 MODULE = "train_ppo_ray"
 AGGREGATIONS = {"token": "token-mean", "sequence": "seq-mean-token-mean"}
 FURTHER: Mapping[str, tuple[object, ...]] = {"ratio": ("sequence",), "mismatch": ()}
@@ -364,7 +332,7 @@ def ppo_arguments(handover: Handover) -> Arguments:
     """Options of the program, with the mapping of every field."""
     given, stage = Arguments(handover), handover.stage
     assert isinstance(stage, PpoStage)
-    rewards = map_rewards(given.fields, stage, _offered(handover))
+    rewards = map_rewards(given.fields, stage, offered_rewards(handover))
     name_formulas(given.fields, stage)
     given.fields.refuse_native_rewards(FURTHER)
     given.files |= rewards.files
@@ -395,11 +363,6 @@ def _optimizers(given: Arguments, stage: PpoStage, updates: int) -> None:
     else:
         given.unused("stage.value_learning_rate", "the estimator has no value model")
     given.to("stage.ppo_epochs", "--train.max_epochs")
-
-
-def _offered(handover: Handover) -> Offered:
-    """The caller with the model whose tokenizer knows the special tokens."""
-    return replace(OFFERED, caller=f"\nMODEL = {handover.paths.models['policy']!r}\n{OFFERED.caller}")
 
 
 def _functions(given: Arguments, stage: PpoStage, rewards: ExportedRewards) -> None:
