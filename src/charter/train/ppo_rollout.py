@@ -239,11 +239,7 @@ class Sampler:
         return self.generator is not None and self.generator.is_exact and rates_exactly
 
     def sample(self, step: int, data_step: int, *, kl_coefficient: float) -> Rollout:
-        """The rollout of one step: answers of the present policy, and the advantages of their tokens.
-
-        The step may be one that is yet to come. Old log-probabilities and the correction for another program's
-        sampling are those of the weights that draw: the ratio of an update holds how far the policy has moved since.
-        """
+        """The rollout of one step, or of one yet to come, with all figures of the weights that draw it."""
         rows, numbers = self._own_prompts(data_step)
         seeds = [self.setup.seed("rollout", step, number) for number in numbers]
         scored = self._scored(step, f"{step:06d}", rows, seeds)
@@ -455,28 +451,26 @@ class Sampler:
     ) -> tuple[Tensor, list[Tensor | None], Tensor | None]:
         """Old log-probabilities, those of reference and teacher, and old values, as the first epoch's micro-batches.
 
-        Logits depend on the rows of a batch, and the same batch gives the same bits: so the first minibatch's ratio
-        is exactly 1.
+        Logits depend on the rows of a batch, and the same batch gives the same bits: the first ratio is exactly 1.
         """
         shape, device = sequences.answer_mask_BR.shape, self.setup.device
-        readers = (self.models.reference, self.models.teacher)
-        old_BR = torch.zeros(shape, device=device)
-        read_BR = [None if reader is None else torch.zeros(shape, device=device) for reader in readers]
+        readers = (self.models.trained, self.models.reference, self.models.teacher)
+        own_BR = [None if reader is None else torch.zeros(shape, device=device) for reader in readers]
         value_BS = None if self.models.value is None else torch.zeros((shape[0], shape[1] + 1), device=device)
         temperature, dtype = self.spec.temperature, self.spec.dtype
         for index in (item for minibatch in minibatches for item in minibatch):
             self.setup.stage.alive()
             part = sequences.rows(index)
-            policy = self.models.trained.module
-            old_BR[index] = answer_log_probabilities(policy, part, temperature=temperature, dtype=dtype)[0]
-            for reader, its_BR in zip(readers, read_BR, strict=True):
+            for reader, its_BR in zip(readers, own_BR, strict=True):
                 if reader is not None and its_BR is not None:
                     figures = answer_log_probabilities(reader.module, part, temperature=temperature, dtype=dtype)
                     its_BR[index] = figures[0]
             if value_BS is not None and self.models.value is not None:
                 value_BS[index] = answer_values(self.models.value.module, part, dtype=dtype)
         mask = sequences.answer_mask_BR
-        return old_BR * mask, [None if item is None else item * mask for item in read_BR], value_BS
+        old_BR, *read_BR = (None if item is None else item * mask for item in own_BR)
+        assert old_BR is not None
+        return old_BR, read_BR, value_BS
 
     def _advantages(
         self,
