@@ -50,12 +50,12 @@ def read_cases(paths: Iterable[Path]) -> list[dict[str, Any]]:
 def totals(cases: Iterable[Mapping[str, Any]], test: str) -> list[Total]:
     """The cases of one test, added up by layout."""
     chosen = [case for case in cases if case["test"] == test]
-    found = []
+    totals = []
     for layout in sorted({case["layout"] for case in chosen}, key=ORDER.index):
         own = [case for case in chosen if case["layout"] == layout]
         sums = {name: sum(int(case[name]) for case in own) for name in SUMS}
-        found.append(Total(layout=layout, kinds=", ".join(sorted({case["kind"] for case in own})), **sums))
-    return found
+        totals.append(Total(layout=layout, kinds=", ".join(sorted({case["kind"] for case in own})), **sums))
+    return totals
 
 
 def bound_share(kills: int, mismatches: int) -> str:
