@@ -69,9 +69,8 @@ def print_groups(rows: list[ScoredRow], label: str, key: Callable[[ScoredRow], s
     for group, total in summaries.items():
         errors = f"median {total.median_error:6.1%} p90 {total.p90_error:6.1%} bias {total.bias:+6.1%}"
         print(f"  {group:44} n={total.configurations:4} {errors}")
-    print(
-        f"  {'mean of medians':44} {sum(total.median_error for total in summaries.values()) / max(1, len(summaries)):.1%}"
-    )
+    mean = sum(total.median_error for total in summaries.values()) / max(1, len(summaries))
+    print(f"  {'mean of medians':44} {mean:.1%}")
 
 
 def print_row(item: ScoredRow) -> None:
