@@ -143,8 +143,8 @@ def main(arguments: Sequence[str]) -> int:
     if not paths or not all(path.is_file() for path in paths):
         print("usage: kill_results.py RESULTS.jsonl ... (what CHARTER_KILL_RESULTS named)", file=sys.stderr)
         return 2
-    found = FOUND.read_text(encoding="utf-8").splitlines() if FOUND.exists() else []
-    text = page(read_cases(paths), machine=this_machine(), found=[line for line in found if line])
+    lines = FOUND.read_text(encoding="utf-8").splitlines() if FOUND.exists() else []
+    text = page(read_cases(paths), machine=this_machine(), found=[line for line in lines if line])
     PAGE.write_text(text, encoding="utf-8")
     print(f"written: {PAGE.relative_to(ROOT)}")
     return 0
