@@ -8,6 +8,7 @@ from math import ceil
 import numpy as np
 
 from charter.catalog.accelerators import Accelerator
+from charter.engines.common.capabilities import Capabilities
 from charter.physics import serving_devices
 from charter.physics.columns import Array, Layouts, array
 from charter.physics.devices import DeviceColumns, group
@@ -132,12 +133,11 @@ def answering_terms(
 def _updates(
     role: Role, phase: RolePhase, layout: Layout, accelerator: Accelerator, dtype: str, engine: EngineKnowledge
 ) -> list[Term]:
-    packed = engine.does.packs and phase.ragged
     step = training_step(
         role.architecture,
         layout,
         accelerator,
-        seq_len=phase.prompt_tokens if packed else phase.padded_tokens(layout.micro_batch),
+        seq_len=_row_tokens(phase, layout.micro_batch, engine.does),
         dtype=dtype,
         precision=engine.precision(dtype, accelerator),
         stack=engine.profile(accelerator),
@@ -343,7 +343,7 @@ def step_inputs(task: TimedStage, phase: RolePhase, layouts: Layouts, devices: L
     stacks = [with_precision(engine.profile(one), precision) for one in devices.accelerators]
     job = step_job(
         layouts,
-        seq_len=_padded(phase, layouts.micro_batch, packed=engine.does.packs),
+        seq_len=_padded(phase, layouts.micro_batch, engine.does),
         dtype=task.dtype,
         precision=precision,
         adapter=role.adapter,
@@ -360,11 +360,16 @@ def step_inputs(task: TimedStage, phase: RolePhase, layouts: Layouts, devices: L
     )
 
 
-def _padded(phase: RolePhase, micro_batch: Array, *, packed: bool) -> Array:
-    if packed and phase.ragged:
-        return array(phase.prompt_tokens)
+def _padded(phase: RolePhase, micro_batch: Array, does: Capabilities) -> Array:
     rows, which = distinct([micro_batch])
-    return array([phase.padded_tokens(float(micro_batch[row])) for row in rows])[which]
+    return array([_row_tokens(phase, float(micro_batch[row]), does) for row in rows])[which]
+
+
+def _row_tokens(phase: RolePhase, together: float, does: Capabilities) -> float:
+    """Return the mean tokens that an engine computes for a sequence of which `together` share a micro-batch."""
+    if phase.ragged and does.packs:
+        return phase.prompt_tokens
+    return phase.longest_tokens if does.fills_rows else phase.padded_tokens(together)
 
 
 def other_seconds(

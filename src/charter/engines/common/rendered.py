@@ -39,6 +39,8 @@ class RenderedRun:
     mapping: tuple[MappedField, ...]
     resume: Resume
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    slices: tuple[str, int] | None = None
+    """Name and number of the TPU slices that are rented as wholes; their hosts find each other without an address."""
     notes: tuple[str, ...] = ()
     """What somebody who starts it by hand has to know."""
 
