@@ -20,7 +20,7 @@ from charter.report.plan_cells import (
     seconds_range,
     usd_range,
 )
-from charter.report.plan_notes import difference, longest_pole, split_rejected
+from charter.report.plan_notes import difference, longest_pole, sample_lines, split_rejected
 from charter.units import format_bytes, format_seconds, format_usd
 
 OBJECTIVES = {
@@ -57,6 +57,7 @@ def stage_table(plan: Plan) -> Markup:
     )
     rows += _around(plan)
     note = "Cost is machines and storage. Marked: the stage that decides how long the run takes."
+    note = " ".join((note, *sample_lines(plan)))
     return section("Stages", table(head, rows, numeric=range(3, 8), foot=total), note=note)
 
 
