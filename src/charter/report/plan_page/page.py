@@ -5,8 +5,7 @@ from typing import Any
 
 from charter import __version__
 from charter.plan.plan import Plan
-from charter.report.document import document
-from charter.report.markup import Markup, chart, esc, join, script_json, section, table
+from charter.report.markup import Markup, chart, document, esc, join, script_json, section, table
 from charter.report.plan_cells import VERDICT_WORDS, dates_line
 from charter.report.plan_notes import dominant_phase, longest_pole
 from charter.report.plan_page import tables
