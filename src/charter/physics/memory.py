@@ -56,12 +56,13 @@ PHASES: dict[str, tuple[str, ...]] = {
         *BUFFERS,
     ),
     "end of backward": (*RESIDENT, "gradients", "low", "live", "backward", "unreduced", "buckets", *BUFFERS),
-    "reduction": (*RESIDENT, "gradients", "low_kept", "coalesced", "workspace"),
     "optimizer step": (*RESIDENT, "gradients", "low_kept", "step", "buckets", "workspace"),
     "checkpoint": (*RESIDENT, "early_gradients", "low_kept", "gathered", "workspace"),
 }
 """Which terms are alive in a phase. Gradients exist before the end of the backward pass where they are accumulated over
 micro-batches or kept in a buffer of their own."""
+REDUCTION = (*RESIDENT, "gradients", "low_kept", "coalesced", "workspace")
+"""A phase of stacks that copy all gradients to reduce them."""
 TRANSIENT = ("activations", "logits", "buffers")
 
 
@@ -170,8 +171,9 @@ def _stage_table(shape: MemoryShape, layouts: Layouts, constants: TrainingMemory
     columns["low_grown"] = _low_grown(rank, columns)
     cached = {stepping: cached_column(rank, columns["step"].values, stepping=stepping) for stepping in (False, True)}
     always = tuple(constant_columns(rank).values())
-    phases = [name for name in PHASES if name != "reduction" or np.any(shape.coalesced_copies > 0)]
-    return StageTable(phases={phase: _phase(rank, columns, phase, cached, always) for phase in phases})
+    phases = PHASES | ({"reduction": REDUCTION} if np.any(shape.coalesced_copies > 0) else {})
+    tables = {name: _phase(rank, columns, name, phases[name], cached, always) for name in phases}
+    return StageTable(phases=tables)
 
 
 def _scaled(column: ExplainedColumn, share: Array) -> ExplainedColumn:
@@ -194,10 +196,11 @@ def _phase(
     rank: Rank,
     columns: Mapping[str, ExplainedColumn],
     phase: str,
+    keys: tuple[str, ...],
     cached: Mapping[bool, ExplainedColumn],
     always: tuple[ExplainedColumn, ...],
 ) -> TermTable:
-    alive = [columns[key] for key in PHASES[phase]]
+    alive = [columns[key] for key in keys]
     transient = array(sum((item.values for item in alive if item.part in TRANSIENT), start=np.float64(0.0)))
     reserved = () if phase in ("load", "checkpoint") else (cached[phase == "optimizer step"],)
     return TermTable(columns=(*alive, slack_column(rank, transient), *reserved, *always))

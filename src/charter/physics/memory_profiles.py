@@ -103,19 +103,21 @@ MEGATRON_DEEPSPEED = MemoryProfile(
     cross_entropy="eager",
     persistent_gradients=True,
     step_bytes=6.0,
-    bucket_elements=1e9,
+    bucket_elements=2e9,
     stage_outputs=1.0,
     flat_step=1.0,
     norm_bytes=12.0,
     further_groups=4.0,
     source="DeepSpeed pipeline engine (`pipe/engine.py`, `PartitionedTensor`); ZeRO-1 (`stage_1_and_2.py`, `step`) "
     "makes a flat fp16 (2 B) and from it a flat fp32 gradient (4 B), on which Apex's FusedAdam steps in place; the check "
-    "for overflow casts each gradient to 32 bits and the norm to 64 (`has_overflow_serial`, `get_grad_norm_direct`); reduce and gather buckets of 5e8 elements; groups of all ranks, of "
+    "for overflow casts each gradient to 32 bits and the norm to 64 (`has_overflow_serial`, `get_grad_norm_direct`); reduce and gather buckets of 5e8 elements, two of each, since NCCL's stream "
+    "owns one while the next is filled; groups of all ranks, of "
     "the model, of the tied embeddings, and data parallelism twice (Megatron's and DeepSpeed's)",
 )
 MEGATRON_DEEPSPEED_BF16 = replace(
     MEGATRON_DEEPSPEED,
     step_bytes=0.0,
+    bucket_elements=1e9,
     flat_step=0.0,
     norm_bytes=0.0,
     cast_bytes=4.0,
