@@ -64,8 +64,8 @@ class MemoryProfile:
     """Layer outputs that a pipeline stage keeps per micro-batch in flight, beside what autograd keeps; each rank of a
     tensor-parallel group keeps its part."""
     flat_step: float = 0.0
-    """The step works on huge flat arrays, which the caching allocator cannot carve from freed activations: bytes that it
-    keeps of them per byte that the step needs at once."""
+    """The step works on huge flat arrays, which the caching allocator cannot carve from freed activations: bytes that
+    it keeps of them per byte that the step needs at once."""
     norm_bytes: float = 0.0
     """Bytes per element of the largest parameter of a shard while its gradient is checked and its norm is taken."""
     cast_bytes: float = 0.0
@@ -73,8 +73,8 @@ class MemoryProfile:
     further_groups: float = 0.0
     """Communicators besides one of each kind of parallelism."""
     gather_copies: float = 0.0
-    """1 where new 16-bit weights are gathered as lists: NCCL's flat outputs belong to its stream until it is done, so that
-    all of them exist at once, and the allocator keeps them."""
+    """1 where new 16-bit weights are gathered as lists: NCCL's flat outputs belong to its stream until it is done, so
+    that all of them exist at once, and the allocator keeps them."""
     low_gradients: float = 0.0
     """1 where a backward pass leaves 16-bit gradients of all parameters, which are then added to 32-bit ones."""
     low_gradients_stay: float = 0.0
@@ -109,10 +109,11 @@ MEGATRON_DEEPSPEED = MemoryProfile(
     norm_bytes=12.0,
     further_groups=4.0,
     source="DeepSpeed pipeline engine (`pipe/engine.py`, `PartitionedTensor`); ZeRO-1 (`stage_1_and_2.py`, `step`) "
-    "makes a flat fp16 (2 B) and from it a flat fp32 gradient (4 B), on which Apex's FusedAdam steps in place; the check "
-    "for overflow casts each gradient to 32 bits and the norm to 64 (`has_overflow_serial`, `get_grad_norm_direct`); reduce and gather buckets of 5e8 elements, two of each, since NCCL's stream "
-    "owns one while the next is filled; groups of all ranks, of "
-    "the model, of the tied embeddings, and data parallelism twice (Megatron's and DeepSpeed's)",
+    "makes a flat fp16 (2 B) and from it a flat fp32 gradient (4 B), on which Apex's FusedAdam steps in place; the "
+    "check for overflow casts each gradient to 32 bits and the norm to 64 (`has_overflow_serial`, "
+    "`get_grad_norm_direct`); reduce and gather buckets of 5e8 elements, two of each, since NCCL's stream owns one "
+    "while the next is filled; groups of all ranks, of the model, of the tied embeddings, and data parallelism twice "
+    "(Megatron's and DeepSpeed's)",
 )
 MEGATRON_DEEPSPEED_BF16 = replace(
     MEGATRON_DEEPSPEED,
@@ -126,7 +127,7 @@ MEGATRON_DEEPSPEED_BF16 = replace(
     low_gradients_stay=1.0,
     source="DeepSpeed's BF16_Optimizer (`bf16_optimizer.py`) under its pipeline engine: bf16 gradients stay until the "
     "next backward pass, beside fp32 ones of all parameters; Apex's FusedAdam steps on those in place; "
-    "each is cast to be added, and weights are gathered as lists (`all_gather_dp_groups`) while all gradients still exist",
+    "each is cast to be added, and weights are gathered as lists (`all_gather_dp_groups`) while gradients still exist",
 )
 DEEPSPEED = MemoryProfile(
     name="deepspeed",

@@ -179,8 +179,8 @@ def out_of_memory(row: Measurement, fits: Mapping[str, Fitted] | None = None) ->
     """The verdict on a row. Raises Refusal when its configuration or the size of its device is unknown.
 
     `fits` holds the constants of training and of inference memory by name, fitted without the row; what is missing is
-    as it was before any fit. What a caching allocator could free on demand does not count. Where a row that is known to have run does not say
-    what is recomputed, everything is taken to be: only what cannot fit is called out of memory.
+    as it was before any fit. What a caching allocator could free on demand does not count. Where a row that is known to
+    have run does not say what is recomputed, everything is taken to be: only what cannot fit is called out of memory.
     """
     fits = fits or {}
     if row.kind == "inference":
