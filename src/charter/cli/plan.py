@@ -459,7 +459,7 @@ def _show(result: "Plan", *, as_json: bool, explain: str | None, more: dict[str,
 
             plan_console().print(alternatives_table(result))
         from charter.plan.what_if import with_other_engines
-        from charter.report.engine_lines import engine_line, engine_lines
+        from charter.report.plan_notes import engine_line, engine_lines
 
         for line in engine_lines(result):
             plan_console().print(line, markup=False, highlight=False)
@@ -569,8 +569,7 @@ def what_if_answers(
 
 def show(result: "Plan", answers: list[PlanAnswer], *, as_json: bool, more: dict[str, object]) -> None:
     """Side by side with ratios; what cannot be planned is said below."""
-    from charter.report.compare_table import compare_table
-    from charter.report.compare_totals import ratios
+    from charter.report.compare_table import compare_table, ratios
 
     if as_json:
         rows = [
