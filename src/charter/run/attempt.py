@@ -20,7 +20,7 @@ from charter.launch.engine import Engine, StageHandle
 from charter.launch.machine import CPU
 from charter.ledger import Ledger, Outcome
 from charter.ledger.attempt import Reached
-from charter.run.budget import CallCosts
+from charter.run.call_costs import CallCosts
 from charter.run.graph import PlannedStage
 from charter.run.hang_watch import Hang, HangWatch, read_signs
 from charter.run.idle import IdleClock
