@@ -1,11 +1,14 @@
-"""`charter run again` and `charter cost raise`: what the buttons of the dashboard do, in a terminal."""
+"""`charter run again`, `charter cost raise` and `charter cost add`: what a person does to a run, in a terminal."""
 
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from charter.cli.common import DirOption, open_project, project_root
+
+DAY = "%Y-%m-%d"
 
 
 def again(
@@ -31,3 +34,24 @@ def raise_limit(
 
     before, now = raise_budget(project_root(directory), limit)
     typer.echo(f"Budget raised from {format_usd(before)} to {format_usd(now)}; charter run goes on under it.")
+
+
+def add_fee(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="What is paid for: reserved capacity, a licence.")],
+    usd: Annotated[str, typer.Option("--usd", metavar="USD", help="Its price for the whole time: 1200, 5k.")],
+    since: Annotated[datetime, typer.Option("--from", formats=[DAY], metavar="DAY", help="First UTC day.")],
+    until: Annotated[datetime, typer.Option("--to", formats=[DAY], metavar="DAY", help="Day after the last one.")],
+    provider: Annotated[str, typer.Option("--provider", metavar="NAME", help="Who is paid.")] = "",
+    stage: Annotated[str, typer.Option("--stage", help="The stage that it is for; the whole run unless given.")] = "",
+    directory: DirOption = Path("."),
+) -> None:
+    """Add a cost that nothing measures to the ledger: the fee of a reserved term, used or not, a licence.
+
+    It counts in budgets, groups, showback and FOCUS rows; what attempts cost stays as it is.
+    """
+    from charter.run.actions import add_charge
+    from charter.units import format_usd
+
+    project, root = open_project(directory)
+    charge = add_charge(project, root, what=what, usd=usd, since=since, until=until, provider=provider, stage=stage)
+    typer.echo(f"{format_usd((charge.micro_usd or 0) / 1e6)} for {charge.resource} is in the ledger of {charge.run}.")

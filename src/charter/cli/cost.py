@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from charter.cli.actions import raise_limit
+from charter.cli.actions import add_fee, raise_limit
 from charter.cli.common import (
     DirOption,
     JsonOption,
@@ -367,6 +367,7 @@ cost_app.command("export")(export)
 cost_app.command("check")(check)
 cost_app.command("import")(import_bill)
 cost_app.command("raise")(raise_limit)
+cost_app.command("add")(add_fee)
 
 
 @cost_app.command("report")

@@ -6,11 +6,12 @@ from concurrent.futures import CancelledError, wait
 from dataclasses import replace
 
 import pytest
+from call_checks import unsettled
 from fault_server import DRAWN, FAULTS, Behaviour, fault_server
 
 from charter.data.dataset import Turn
 from charter.errors import DataError, StageError, UsageError
-from charter.inference.endpoint import hedging, lanes, settling, transport, waiting
+from charter.inference.endpoint import lanes, settling, transport, waiting
 from charter.inference.endpoint.call import CallRequest
 from charter.inference.endpoint.pool import QUEUE_PER_SLOT, EndpointPool
 from charter.ledger.calls import CallStore
@@ -301,7 +302,7 @@ def test_a_server_that_comes_back_is_used_again(calls):
 
 @pytest.mark.parametrize("billed", [True, False])
 def test_slow_requests_are_sent_twice_only_where_that_costs_nothing(calls, billed, monkeypatch):
-    monkeypatch.setattr(hedging, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("charter.inference.endpoint.hedging.LOOK_SECONDS", 0.02)
     behaviour = Behaviour(slow_every=30, slow_seconds=0.5 if billed else HANG / 2)
     with fault_server(behaviour) as (url, server):
         replies, stats = ask(url, calls, [question(number) for number in range(45)], concurrency=4, billed=billed)
@@ -318,20 +319,20 @@ def test_slow_requests_are_sent_twice_only_where_that_costs_nothing(calls, bille
 
 
 def test_the_slower_of_two_requests_is_given_up_at_once(calls, monkeypatch):
-    monkeypatch.setattr(hedging, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("charter.inference.endpoint.hedging.LOOK_SECONDS", 0.02)
     with fault_server(Behaviour(slow_every=30, slow_seconds=10 * HANG)) as (url, _):
         serving = Serving(endpoint=url, concurrency=4, billed=False, request_timeout=10 * HANG)
         with EndpointPool.open("judge", serving, calls) as pool:
             pool.submit([question(number) for number in range(45)]).result(HANG)
             until = time.monotonic() + HANG
-            while calls.unsettled() and time.monotonic() < until:
+            while unsettled(calls) and time.monotonic() < until:
                 time.sleep(0.005)
-            assert calls.unsettled() == (), "while the pool is open"
+            assert unsettled(calls) == (), "while the pool is open"
             assert pool.stats().hedges >= 1
 
 
 def test_a_second_request_is_an_attempt_like_any_other(calls, monkeypatch):
-    monkeypatch.setattr(hedging, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("charter.inference.endpoint.hedging.LOOK_SECONDS", 0.02)
     with fault_server(Behaviour(slow_every=30, slow_seconds=0.5)) as (url, server):
         asked = [question(number) for number in range(45)]
         _, stats = ask(url, calls, asked, concurrency=4, billed=False, max_attempts=1)
@@ -376,7 +377,7 @@ def test_closing_gives_up_what_is_under_way_and_records_it_as_unknown(calls):
             pool.submit([question(9)])
     sums = calls.totals().sums
     assert (sums.answered, sums.unknown) == (1, 2)
-    assert calls.unsettled() == ()
+    assert unsettled(calls) == ()
 
 
 def test_whoever_asks_faster_than_is_answered_has_to_wait(calls):

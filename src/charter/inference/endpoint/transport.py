@@ -11,6 +11,7 @@ from charter.inference.endpoint.shapes import one_line
 
 if TYPE_CHECKING:
     import aiohttp
+    from aiohttp.connector import Connection
 
 MOST_BYTES = 16 << 20
 """Of a reply: 32k tokens with 20 alternatives each have about 40 bytes per alternative, 25 MB at the worst; a label
@@ -56,8 +57,6 @@ class Transport:
     def __init__(self, key: ApiKey | None, *, timeout_seconds: float) -> None:
         import aiohttp
 
-        from charter.inference.endpoint.noting_response import NotingResponse
-
         self._key = key
         self._proxies = getproxies()
         deadline = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=min(CONNECT_SECONDS, timeout_seconds))
@@ -69,7 +68,7 @@ class Transport:
             timeout=deadline,
             headers=headers | (key.header() if key else {}),
             auto_decompress=False,
-            response_class=NotingResponse,
+            response_class=_noting_response(),
         )
 
     async def post(self, url: str, body: bytes, call_id: str) -> Received | TransportFailure:
@@ -169,3 +168,21 @@ async def _read(response: "aiohttp.ClientResponse") -> bytes | None:
         if size > MOST_BYTES:
             return None
     return b"".join(parts)
+
+
+def _noting_response() -> "type[aiohttp.ClientResponse]":
+    """Return the class of responses that remember their connection as `line`.
+
+    aiohttp gives a connection back to its pool as soon as the last byte is there. A server that sent one reply too many
+    is out of step: every later reply on it would be taken for the one after. So where nonsense came, it is closed.
+    """
+    import aiohttp
+
+    class NotingResponse(aiohttp.ClientResponse):
+        line: asyncio.BaseTransport | None = None
+
+        async def start(self, connection: "Connection") -> aiohttp.ClientResponse:
+            self.line = connection.transport
+            return await super().start(connection)
+
+    return NotingResponse
