@@ -1,15 +1,17 @@
 """Attempts of a lost or emptied ledger, made anew from what the directories of finished stages keep of them."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from charter.errors import loads_json
 from charter.ledger.attempt import Attempt, Outcome, tags_text
 from charter.units import MICRO_USD_PER_USD, SECONDS_PER_HOUR
 
 TIMINGS_FILE = "timings.json"
 """In the directory of a finished stage: what the ledger had of it when it ended."""
+MOST = 1e12
+"""Of seconds and dollars that a stage can have taken: 30,000 years."""
 SOURCE = "timings.json of the stage: the ledger has lost it"
 
 
@@ -68,11 +70,12 @@ def rebuilt_attempts(
 def _timings(path: Path) -> Mapping[str, Any] | None:
     """Return the content of the file; None where it is missing, torn, or not of this kind."""
     try:
-        document = json.loads(path.read_bytes())
+        document = loads_json(path.read_bytes())
         usd = document["cost_usd"]
-        return {
-            **{name: float(document[name]) for name in ("finished_at", "seconds", "useful_seconds")},
-            "cost_usd": None if usd is None else float(usd),
-        }
-    except (OSError, ValueError, KeyError, TypeError):
+        values = {name: float(document[name]) for name in ("finished_at", "seconds", "useful_seconds")}
+        values["cost_usd"] = 0.0 if usd is None else float(usd)
+        if not all(0 <= value <= MOST for value in values.values()):
+            return None
+        return values | {"cost_usd": None if usd is None else values["cost_usd"]}
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None

@@ -1,7 +1,6 @@
 """Reading a run directory for a report: the edge between files and the pure part."""
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from charter.artifacts.stage_state import StageState, read_stage, stage_state
-from charter.errors import CharterError, DataError, UsageError
+from charter.errors import CharterError, DataError, UsageError, loads_json
 from charter.ledger import Accounted, ApiUsage, Attempt, CallBooks, Ledger
 from charter.ledger.account import account
 from charter.ledger.call_books import CALLS_FILE
@@ -242,7 +241,7 @@ def _versions(stages: Mapping[str, StageFiles]) -> dict[str, str]:
 
 def _json_of(path: Path) -> Json | None:
     try:
-        content = json.loads(path.read_bytes())
+        content = loads_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValueError as error:

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from charter.errors import UsageError
+from charter.errors import UsageError, loads_json
 
 Seconds = NDArray[np.float64]
 
@@ -414,7 +414,7 @@ def trace_statistics(trace: Trace, nodes: int = 1) -> TraceStatistics:
 def read_trace(path: Path) -> Trace:
     """The trace in a JSON file; a `UsageError` says what is wrong with it."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = loads_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"trace {path}: {error.strerror}; shipped traces: {', '.join(shipped())}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
