@@ -189,7 +189,7 @@ class CatalogError(DataError):
 
 
 def loads_json(text: str | bytes, **options: Any) -> Any:
-    """Return the value of a JSON text; what is nested too deeply is a ValueError, as everything that is no JSON.
+    """Return the value of a JSON text; what is nested too deeply or too long a number is a JSONDecodeError too.
 
     >>> loads_json('{"a": [1]}')
     {'a': [1]}
@@ -198,3 +198,7 @@ def loads_json(text: str | bytes, **options: Any) -> Any:
         return json.loads(text, **options)
     except RecursionError:
         raise json.JSONDecodeError("nested too deeply", "", 0) from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:  # digits beyond what Python converts, bytes that are no UTF-8
+        raise json.JSONDecodeError(str(error).partition(";")[0], "", 0) from None

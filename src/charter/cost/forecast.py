@@ -153,14 +153,22 @@ def _steps(count: int) -> str:
     return f"{count:,} step{'' if count == 1 else 's'}"
 
 
+LEAST = 1e-15
+"""Of a measured step count or rate, and one over it the most: what else a progress file says measures nothing."""
+
+
 def paced(progress: Mapping[str, Any]) -> tuple[int, float]:
     """Steps whose pace a stage's `progress.json` has measured, without any start, and the time that they took.
 
-    >>> paced({"rate_steps": 20, "rate_per_second": 0.5}), paced({"rate_per_second": None})
+    >>> paced({"rate_steps": 20, "rate_per_second": 0.5}), paced({"rate_per_second": None, "rate_steps": "x"})
     ((20, 40.0), (0, 0.0))
     """
     steps, rate = progress.get("rate_steps"), progress.get("rate_per_second")
-    return (int(steps), steps / rate) if steps and rate else (0, 0.0)
+    if not isinstance(steps, int | float) or not isinstance(rate, int | float):
+        return 0, 0.0
+    if not LEAST <= min(steps, rate) <= max(steps, rate) <= 1 / LEAST:
+        return 0, 0.0
+    return int(steps), steps / rate
 
 
 def planned_start_seconds(stage: Mapping[str, Any]) -> float:

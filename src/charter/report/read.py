@@ -57,6 +57,23 @@ class RunFiles:
     """What could not be read, in words."""
 
 
+MOST = 1e15
+"""Of seconds and dollars of a plan, as of everything that charter.yaml counts."""
+
+
+def _refuse_absurd(plan: Json, path: Path) -> None:
+    """DataError where an amount of a stage is no number that a plan can hold."""
+    stages = plan.get("stages", ())
+    for stage in stages if isinstance(stages, list) else ():
+        breakdown = stage.get("breakdown") if isinstance(stage, Mapping) else None
+        parts = breakdown.get("seconds") if isinstance(breakdown, Mapping) else breakdown
+        amounts = [stage.get("seconds"), stage.get("usd"), parts] if isinstance(stage, Mapping) else [stage]
+        for amount in amounts:
+            values = amount.values() if isinstance(amount, Mapping) else [amount]
+            if not all(value is None or (type(value) in (int, float) and -MOST <= value <= MOST) for value in values):
+                raise DataError(f"{path} is damaged: an amount of a stage is no number; `charter plan` makes it anew")
+
+
 def read_run(
     project_dir: Path, *, plan: Json | None = None, with_metrics: bool = True, check_calls: bool = False
 ) -> RunFiles:
@@ -68,6 +85,8 @@ def read_run(
     """
     run_dir = project_dir / RUN
     kept_plan = _json_of(run_dir / "plan.json")
+    if kept_plan is not None:
+        _refuse_absurd(kept_plan, run_dir / "plan.json")
     facts = _project_facts(project_dir)
     accounted, usage = _read_ledger(run_dir, facts, checked=check_calls)
     name = facts.name
