@@ -28,10 +28,9 @@ from charter.errors import CharterError
 from charter.feedback.constitution import load_constitution
 from charter.feedback.rubric import load_rubric
 from charter.inference.endpoint.call import CallRequest
-from charter.inference.endpoint.parsing import parse_reply
-from charter.inference.endpoint.shapes import InvalidReplyError
+from charter.inference.endpoint.parsing import InvalidReplyError, parse_reply
 from charter.ledger.bill import read_bill
-from charter.ledger.rebuilt import rebuilt_attempts
+from charter.ledger.rebuilding import rebuilt_attempts
 from charter.ledger.reconcile import read_provider_log
 from charter.physics import fitted
 from charter.report.overview import overview
