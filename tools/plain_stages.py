@@ -69,9 +69,9 @@ def layout_of(stage: Any, *, data: int = PER_NODE, micro: int = 2, **changes: An
     batch = stage.minibatch if isinstance(stage, PpoStage) else stage.global_batch
     sequences = batch * stage.SEQUENCES_PER_ROW
     zero = ZeroStage.OPTIMIZER if stage.engine in OPTIMIZER_ONLY else ZeroStage.PARAMETERS
-    made = replace(Layout(data=data, zero=zero, micro_batch=micro), **changes)
-    accumulation = changes.get("accumulation", max(1, sequences // (made.data * made.micro_batch)))
-    return replace(made, accumulation=accumulation)
+    layout = replace(Layout(data=data, zero=zero, micro_batch=micro), **changes)
+    accumulation = changes.get("accumulation", max(1, sequences // (layout.data * layout.micro_batch)))
+    return replace(layout, accumulation=accumulation)
 
 
 def handover(
