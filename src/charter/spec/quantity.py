@@ -97,3 +97,16 @@ def check_ranges(value: Any, path: str, ranges: Iterable[tuple[str, Range]]) -> 
         number = getattr(value, name)
         if number is not None and not test(number):
             yield Problem(message=f"{words}; found {number}", path=f"{path}.{name}" if path else name)
+
+
+def divisors_near(number: int, wanted: int) -> list[int]:
+    """The divisors of a number next to one that is wanted: the nearest below, the nearest above.
+
+    Looks 10,000 to either side; beyond that it names 1 and the number itself, which always divide it.
+
+    >>> divisors_near(64, 48), divisors_near(64, 100)
+    ([32, 64], [64])
+    """
+    below = next((k for k in range(wanted - 1, max(0, wanted - 10_000), -1) if number % k == 0), 1)
+    above = next((k for k in range(wanted + 1, min(number, wanted + 10_000)) if number % k == 0), number)
+    return sorted({below, above})

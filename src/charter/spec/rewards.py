@@ -246,3 +246,25 @@ def check_turns(environment: Environment | None, rewards: Sequence[Reward], path
     if count and (environment is None or environment.call is None):
         hint = "give `environment` with `call`, a class that rewards"
         yield Problem(message="a reward is of an environment, and there is none", path=f"{path}.rewards", hint=hint)
+
+
+OPTIONS_OF_REWARDS = ("kl_target", "reward_clip", "missing_end_penalty", "gold", "equal_groups")
+"""Options that say how rewards are learnt from."""
+
+
+def check_teacher(
+    estimator: str, teacher: str | None, of_rewards: Mapping[str, object], path: str
+) -> Iterator[Problem]:
+    """A teacher and the estimator that learns from it come together, and rewards teach nothing."""
+    if estimator != "distill":
+        if teacher is not None:
+            message = f"the estimator {estimator} learns from rewards, not from a teacher"
+            yield Problem(message=message, path=f"{path}.teacher", hint="estimator: distill, or remove teacher")
+        return
+    if teacher is None:
+        message = "the estimator distill learns from a teacher"
+        yield Problem(message=message, path=f"{path}.teacher", hint="name a model with the policy's tokenizer")
+    for name, value in of_rewards.items():
+        if value not in (None, "keep"):
+            message = f"the estimator distill does not learn from rewards; found {value}"
+            yield Problem(message=message, path=f"{path}.{name}", hint=f"remove {name}")

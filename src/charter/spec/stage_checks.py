@@ -19,8 +19,18 @@ from charter.spec.quantity import (
     SHARE_BELOW_ONE,
     Range,
     check_ranges,
+    divisors_near,
 )
-from charter.spec.rewards import GROUPED, SHIPPED_REWARD, SHIPPED_REWARDS, Reward, check_environment, check_turns
+from charter.spec.rewards import (
+    GROUPED,
+    OPTIONS_OF_REWARDS,
+    SHIPPED_REWARD,
+    SHIPPED_REWARDS,
+    Reward,
+    check_environment,
+    check_teacher,
+    check_turns,
+)
 from charter.spec.stage import (
     MAKES_RECORDS,
     CritiqueStage,
@@ -154,7 +164,8 @@ def _check_estimator(stage: PpoStage, path: str) -> Iterator[Problem]:
         yield Problem(message=message, path=f"{path}.samples_per_prompt", hint=f"the nearest that work: {nearest}")
     if stage.estimator == "reinforce":
         yield from _check_reinforce(stage, path)
-    yield from _check_teacher(stage, path)
+    of_rewards = {name: getattr(stage, name) for name in OPTIONS_OF_REWARDS}
+    yield from check_teacher(stage.estimator, stage.teacher, of_rewards, path)
     if stage.has_value_model or stage.estimator not in GROUPED:
         return
     if samples == 1:
@@ -170,25 +181,6 @@ def _check_estimator(stage: PpoStage, path: str) -> Iterator[Problem]:
                 path=f"{path}.{name}",
                 hint=f"remove {name}, or take the estimator gae",
             )
-
-
-def _check_teacher(stage: PpoStage, path: str) -> Iterator[Problem]:
-    """A teacher and the estimator that learns from it come together, and the reward decides nothing."""
-    if stage.estimator != "distill":
-        if stage.teacher is not None:
-            message = f"the estimator {stage.estimator} learns from rewards, not from a teacher"
-            yield Problem(message=message, path=f"{path}.teacher", hint="estimator: distill, or remove teacher")
-        return
-    if stage.teacher is None:
-        message = "the estimator distill learns from a teacher"
-        yield Problem(message=message, path=f"{path}.teacher", hint="name a model with the policy's tokenizer")
-    for name in ("kl_target", "reward_clip", "missing_end_penalty", "gold"):
-        if (value := getattr(stage, name)) is not None:
-            message = f"the estimator distill does not learn from rewards; found {value}"
-            yield Problem(message=message, path=f"{path}.{name}", hint=f"remove {name}")
-    if stage.equal_groups != "keep":
-        message = f"rewards do not decide what is learnt from a teacher; found {stage.equal_groups}"
-        yield Problem(message=message, path=f"{path}.equal_groups", hint="remove equal_groups")
 
 
 def _check_rewards(stage: PpoStage, path: str) -> Iterator[Problem]:
@@ -306,19 +298,6 @@ def _check_pretraining_mix(stage: PpoStage, path: str) -> Iterator[Problem]:
         message = f"a ptx_weight of {stage.ptx_weight:g} needs data to learn"
         hint = "name conversations or texts, or remove ptx_weight"
         yield Problem(message=message, path=f"{path}.ptx_data", hint=hint)
-
-
-def divisors_near(number: int, wanted: int) -> list[int]:
-    """The divisors of a number next to one that is wanted: the nearest below, the nearest above.
-
-    Looks 10,000 to either side; beyond that it names 1 and the number itself, which always divide it.
-
-    >>> divisors_near(64, 48), divisors_near(64, 100)
-    ([32, 64], [64])
-    """
-    below = next((k for k in range(wanted - 1, max(0, wanted - 10_000), -1) if number % k == 0), 1)
-    above = next((k for k in range(wanted + 1, min(number, wanted + 10_000)) if number % k == 0), number)
-    return sorted({below, above})
 
 
 _CLAMP: Range = (lambda value: 0 < value < 0.5, "must be above 0 and below 0.5")

@@ -10,6 +10,7 @@ from charter.spec.architecture import Architecture, MixtureOfExperts, StateSpace
 from charter.spec.checks import check_accelerators, check_data, check_model, check_project, parse_part
 from charter.spec.layout import Adapter
 from charter.spec.project import Budget, DataSpec, ModelSpec, Place, Project, Resources, Serving, Storage, TokenizerSpec
+from charter.spec.quantity import divisors_near
 from charter.spec.rewards import Environment, Mismatch, Reward, Rubric
 from charter.spec.stage import (
     CritiqueStage,
@@ -24,7 +25,7 @@ from charter.spec.stage import (
     StageResources,
     references,
 )
-from charter.spec.stage_checks import check_runnable, check_stage, divisors_near
+from charter.spec.stage_checks import check_runnable, check_stage
 
 SFT = SftStage(init="base", data=("chats",), epochs=1)
 JUDGE = JudgeStage(init="base", pairs=("pairs",))
