@@ -37,24 +37,34 @@ from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 # is a sum of its own terms; a term that is alive in several phases is the same column in each.
 
 RESIDENT = ("base", "weights", "optimizer")
-BUFFERS = ("gathered", "copies", "fp8", "dequantised", "messages", "gathered_sequence", "workspace")
+BUFFERS = ("fp8", "dequantised", "messages", "gathered_sequence", "workspace")
+KEPT = ("early_gradients", "kept", "inputs", "encoder", "around")
 PHASES: dict[str, tuple[str, ...]] = {
     "load": (*RESIDENT, "dequantised", "workspace"),
-    "forward": (*RESIDENT, "early_gradients", "kept", "inputs", "encoder", "forward_live", *BUFFERS),
-    "loss": (*RESIDENT, "early_gradients", "kept", "inputs", "encoder", "logits", *BUFFERS),
+    "forward": (*RESIDENT, *KEPT, "forward_live", "gathered", "copies", *BUFFERS),
+    "loss": (*RESIDENT, *KEPT, "logits", "gathered_loss", "copies_loss", *BUFFERS),
     "backward": (
         *RESIDENT,
-        "early_gradients",
-        "kept",
-        "inputs",
-        "encoder",
+        *KEPT,
         "live",
         "backward",
         "unreduced",
         "buckets",
+        "gathered_backward",
+        "copies_backward",
         *BUFFERS,
     ),
-    "end of backward": (*RESIDENT, "gradients", "live", "backward", "unreduced", "buckets", *BUFFERS),
+    "end of backward": (
+        *RESIDENT,
+        "gradients",
+        "live",
+        "backward",
+        "unreduced_end",
+        "buckets",
+        "gathered_end",
+        "copies_end",
+        *BUFFERS,
+    ),
     "optimizer step": (*RESIDENT, "gradients", "step", "buckets", "workspace"),
     "checkpoint": (*RESIDENT, "early_gradients", "gathered", "workspace"),
 }
@@ -232,7 +242,7 @@ def training_memory(
     >>> layout = Layout(data=8, zero=ZeroStage.PARAMETERS, recompute=Recompute.FULL)
     >>> memory = training_memory(llama, layout, seq_len=4096)
     >>> round(memory.parameter_bytes / 2**30, 2), memory.phase
-    (3.74, 'end of backward')
+    (3.74, 'loss')
     """
     if implementation is not None:
         profile = replace(profile, implementation=implementation)

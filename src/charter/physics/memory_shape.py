@@ -283,6 +283,9 @@ class MemoryShape:
     quantises_head: Array
     persistent_gradients: Array
     second_stage_shards_weights: Array
+    ends_apart: Array
+    scalar: Array
+    """1 where a scalar head takes the place of the output projection."""
     step_bytes: Array
     step_parameters: Array
     bucket_elements: Array
@@ -395,6 +398,8 @@ def _run_numbers(job: MemoryJob) -> dict[str, float]:
     return {
         "persistent_gradients": profile.persistent_gradients,
         "second_stage_shards_weights": profile.second_stage_shards_weights,
+        "ends_apart": profile.ends_apart,
+        "scalar": job.head == "scalar",
         "step_bytes": profile.step_bytes * _step_share(job),
         "step_parameters": profile.step_parameters,
         "bucket_elements": profile.bucket_elements,
