@@ -286,7 +286,7 @@ def _around_column(rank: Rank) -> ExplainedColumn:
     handed = np.where(
         s.scalar > 0, s.compute_bytes, 2 * wide + np.where(rank.is_autocast > 0, 2.0, 1.0) * s.compute_bytes
     )
-    each = s.hidden * (4 + wide + handed)
+    each = s.hidden * (4 + wide + handed) / _sequence_group(rank)
     return column(
         "last norm",
         "activations",
