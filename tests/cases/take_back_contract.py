@@ -11,7 +11,7 @@ from sqlalchemy import select
 from charter.ledger import Ledger
 from charter.ledger.imported import note_of
 from charter.ledger.schema import attempts, charges, spend_sums
-from charter.ledger.sum_names import DIMENSIONS
+from charter.ledger.sums import DIMENSIONS
 
 OWN = dict(run="demo", stage="sft", kind="sft", fingerprint="f" * 64, price_micro_usd_per_hour=3_600_000)
 FOREIGN = replace(KILLED, note=note_of("outputs/sft", "trl", at=1_782_896_400.0))

@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from charter.cli.main import app
-from charter.cli.simulate_view import bar
+from charter.cli.simulate import bar
 from charter.errors import InfeasibleError, UsageError
 from charter.resilience.simulate import SimulatedJob, simulate
 from charter.resilience.spot import Exponential

@@ -19,12 +19,12 @@ from charter.cli.main import entry
 from charter.engines.project import load_project
 from charter.launch.commands import module_of
 from charter.launch.kubernetes.scheduler import KubernetesScheduler
-from charter.launch.preview import preview_job
 from charter.launch.ray.request import request_of
 from charter.launch.slurm.scheduler import SlurmScheduler
+from charter.launch.submission import preview_job
 from charter.run.graph import build_pipeline, with_project
 from charter.run.planned import plan_of_run, resolved_project
-from charter.run.pools import stage_pools
+from charter.run.served import stage_pools
 from charter.templates.shipped import find_template, write_template
 
 ROOT = Path(__file__).resolve().parents[2]

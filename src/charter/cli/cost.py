@@ -1,4 +1,7 @@
-"""`charter cost`: what was spent, where it went, what is still to come."""
+"""`charter cost`: what was spent, where it went, what is still to come.
+
+`charter run again` and `charter cost raise`: what the buttons of the dashboard do, in a terminal.
+"""
 
 import math
 from pathlib import Path
@@ -6,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from charter.cli.actions import raise_limit
 from charter.cli.common import (
     DirOption,
     JsonOption,
@@ -22,6 +24,18 @@ if TYPE_CHECKING:
     from charter.ledger.call import CallSums
     from charter.report.cost_read import CostFacts
     from charter.run.accounts import BillImported, BillReconciled
+
+
+def raise_limit(
+    limit: Annotated[str, typer.Argument(metavar="USD", help="New limit: 500, $2_000, 5k.")],
+    directory: DirOption = Path("."),
+) -> None:
+    """Raise the budget's limit for this run; charter.yaml stays as it is, and a new limit there has the last word."""
+    from charter.run.actions import raise_budget
+    from charter.units import format_usd
+
+    before, now = raise_budget(project_root(directory), limit)
+    typer.echo(f"Budget raised from {format_usd(before)} to {format_usd(now)}; charter run goes on under it.")
 
 
 BILL_SCHEMA = "charter.bill/1"

@@ -32,7 +32,7 @@ COMMANDS: Mapping[str, str] = {
     "run": "run.run",
     "run resume": "run.resume",
     "run serve": "serve.serve",
-    "run again": "actions.again",
+    "run again": "run.again",
     "submit": "submit.submit",
     "status": "status.status",
     "status track": "track.track_app",

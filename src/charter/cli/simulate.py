@@ -1,14 +1,379 @@
-"""`charter plan simulate`: a job under failures, preemptions and waits, by closed form and by simulation."""
+"""`charter plan simulate`: a job under failures, preemptions and waits, by closed form and by simulation.
 
+Views of a simulation: tables and bars on a terminal, one JSON object for machines.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
 import typer
 
-from charter.cli.common import DirOption, JsonOption, SetOption, print_json
+from charter.cli.common import (
+    DirOption,
+    JsonOption,
+    SetOption,
+    console,
+    open_project,
+    plain_table,
+    print_json,
+    write_asked,
+)
+from charter.errors import UsageError
+from charter.plan.project_plan import plan_project
+from charter.plan.stage_risk import stage_scenario
+from charter.report.simulation_page import WORDS, simulation_page
+from charter.resilience.failures import (
+    BY_NAME,
+    PUBLISHED,
+    SPOT_NOTICE,
+    NodeFailureRate,
+    mean_between_failures_seconds,
+    notice_success,
+)
+from charter.resilience.failures import detection as delay
+from charter.resilience.scenario import Scenario, SpotPool
+from charter.resilience.simulate import BUCKETS, SimulationOutcome
+from charter.resilience.spot import SPOT_SOURCE, find_trace, first_wait_seconds, heavy_tailed_market, trace_statistics
+from charter.units import SECONDS_PER_HOUR, format_seconds, format_usd, parse_seconds
 
 if TYPE_CHECKING:
-    from charter.cli.simulate_view import SimulatedScenario
+    from rich.console import Console
+
+    from charter.resilience.expected_time import ExpectedTime
+    from charter.resilience.scenario import IntervalPoint
+
+
+PoolOf = Callable[[int], tuple[SpotPool | None, str]]
+"""The pool for a gang of so many nodes, and a line about it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedScenario:
+    """A scenario, what it was made from in words, and the interval that was asked for."""
+
+    scenario: Scenario
+    title: str
+    notes: tuple[str, ...]
+    interval_seconds: float
+    accelerators: int
+    usd_per_accelerator_hour: float | None
+
+
+def seconds(flag: str, text: str) -> float:
+    """The duration that an option gives."""
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None
+
+
+def given(
+    *,
+    work: float,
+    gpus: int,
+    per_node: int,
+    mtbf: str | None,
+    rate: str | None,
+    price: float | None,
+    interval: str,
+    times: dict[str, float],
+    unseen: str,
+    shape: float,
+    spares: int | None,
+    repair_days: float,
+    pool: PoolOf,
+    notice_seconds: float,
+) -> SimulatedScenario:
+    """A scenario from options; `times` are fields of `Scenario`."""
+    nodes = max(1, -(-gpus // per_node))
+    mean, failing = _mean_between_failures(mtbf, rate, nodes)
+    detection = delay(
+        unseen if unseen in BY_NAME else seconds(f"--detection ({', '.join(BY_NAME)}, or a time)", unseen)
+    )
+    market, about = pool(nodes)
+    saved = notice_success(save_seconds=times["save_seconds"], notice_seconds=notice_seconds)
+    scenario = Scenario(
+        useful_seconds=work,
+        num_nodes=nodes,
+        mean_between_failures_seconds=mean,
+        detection_seconds=detection.seconds,
+        preemption_detection_seconds=SPOT_NOTICE.seconds,
+        shape=shape,
+        spares=spares,
+        repair_days=repair_days,
+        spot=market,
+        notice_success=saved,
+        **times,
+    )
+    notes = [failing]
+    notes += [f"noticed after {format_seconds(detection.seconds)}: {detection.source}"] if detection.seconds else []
+    notes += [about] if about else []
+    notes += [] if spares is None else ["spares: all nodes are sound at the start; the closed form is the long run"]
+    return SimulatedScenario(
+        scenario=scenario,
+        title=f"{gpus:,} accelerators on {nodes:,} node{'s' if nodes > 1 else ''}, {format_seconds(work)} of work",
+        notes=tuple(notes),
+        interval_seconds=_interval(interval, scenario),
+        accelerators=gpus,
+        usd_per_accelerator_hour=price,
+    )
+
+
+def _mean_between_failures(mtbf: str | None, rate: str | None, nodes: int) -> tuple[float, str]:
+    """Mean seconds between failures of the job, and where they come from."""
+    if mtbf is not None:
+        if rate is not None:
+            raise UsageError("give --mtbf or --failures-per-node-day, not both")
+        mean = seconds("--mtbf", mtbf)
+        if mean <= 0:
+            raise UsageError("--mtbf: must be above zero")
+        return mean, f"a failure every {format_seconds(mean)}: your own"
+    name = rate or "llama3"
+    if name in PUBLISHED:
+        failure_rate = PUBLISHED[name]
+    else:
+        try:
+            failure_rate = NodeFailureRate(per_node_day=float(name), source="your own")
+        except ValueError:
+            raise UsageError(f"--failures-per-node-day {name}: a number, or one of {', '.join(PUBLISHED)}") from None
+        if not 0 <= failure_rate.per_node_day < float("inf"):
+            raise UsageError(f"--failures-per-node-day {name}: must be 0 or more")
+    mean = mean_between_failures_seconds(num_nodes=nodes, failures_per_node_day=failure_rate.per_node_day)
+    often = "no failures" if mean == float("inf") else f"a failure every {format_seconds(mean)}"
+    return mean, f"{often}: {1000 * failure_rate.per_node_day:.3g} per 1,000 node-days; {failure_rate.source}"
+
+
+def spot_pool(spot: bool, up: str, availability: float, trace: str | None, nodes: int) -> tuple[SpotPool | None, str]:
+    """The spot pool that was asked for, and a line about it."""
+    if trace is not None:
+        record = find_trace(trace)
+        most = max(record.available)
+        gang = max(1, min(nodes, most))
+        pool = SpotPool.of_periods(record.periods(gang))
+        share = "always" if pool.mean_down_seconds == 0 else f"{trace_statistics(record, gang).availability:.0%}"
+        stands = f" (stands for {nodes:,} nodes)" if nodes > most else ""
+        return pool, (
+            f"trace {record.name}: gang of {gang}{stands}, available {share} of the time, "
+            f"mean time up {format_seconds(min(pool.mean_up_seconds, record.length_seconds))}"
+        )
+    if not spot:
+        return None, ""
+    mean = seconds("--spot-up", up)
+    if mean <= 0:
+        raise UsageError("--spot-up: must be above zero")
+    shares = {"mean_up_seconds": mean, "availability": min(availability, 0.999)}
+    market = heavy_tailed_market(**shares)
+    line = f"spot: mean time up {format_seconds(mean)}, available {availability:.0%} of the time"
+    return SpotPool.of_market(market, first_wait_seconds(**shares)), f"{line}; defaults: {SPOT_SOURCE}"
+
+
+def _interval(text: str, scenario: Scenario) -> float:
+    wanted = scenario.best_interval_seconds if text == "auto" else seconds("--interval", text)
+    if wanted <= 0:
+        raise UsageError("--interval: must be above zero, or auto; and --work must be above zero")
+    return min(wanted, scenario.useful_seconds)
+
+
+def planned(name: str, directory: Path, overrides: list[str] | None, interval: str) -> SimulatedScenario:
+    """A stage as it is planned: its machines, useful time, checkpoints and rates."""
+    project, root = open_project(directory, overrides)
+    plan = plan_project(project, root)
+    stage = plan.stage(name)
+    if stage is None:
+        raise UsageError(f"there is no stage {name!r}; this project has {', '.join(item.name for item in plan.stages)}")
+    option = stage.option
+    scenario, notes = stage_scenario(option, project.risk)
+    hourly = option.usd_per_hour
+    return SimulatedScenario(
+        scenario=scenario,
+        title=f"stage {name} on {option.label}, {option.layout_label}",
+        notes=notes,
+        interval_seconds=option.overhead.interval_seconds if interval == "auto" else _interval(interval, scenario),
+        accelerators=max(1, option.num_accelerators),
+        usd_per_accelerator_hour=None if hourly is None else hourly / max(1, option.num_accelerators),
+    )
+
+
+BAR = 40
+BLOCKS = " ▏▎▍▌▋▊▉█"
+
+
+def bar(share: float, width: int = BAR) -> str:
+    """A horizontal bar of a share of the width, to an eighth of a character.
+
+    >>> bar(0.5, 4), bar(0.3, 4)
+    ('██', '█▎')
+    """
+    eighths = round(max(0.0, min(1.0, share)) * width * 8)
+    return "█" * (eighths // 8) + BLOCKS[eighths % 8].strip()
+
+
+def answer_json(
+    question: "SimulatedScenario", simulated: SimulationOutcome, points: "Sequence[IntervalPoint]", *, seed: int
+) -> dict[str, object]:
+    """Everything that is printed, in seconds; null for what has no number."""
+    scenario = question.scenario
+    form = scenario.closed_form(question.interval_seconds)
+    job = scenario.interruptions
+    return {
+        "title": question.title,
+        "notes": list(question.notes),
+        "inputs": {
+            "accelerators": question.accelerators,
+            "num_nodes": scenario.num_nodes,
+            "useful_seconds": scenario.useful_seconds,
+            "interval_seconds": question.interval_seconds,
+            "save_seconds": scenario.save_seconds,
+            "persist_seconds": scenario.persist_seconds,
+            "restart_seconds": scenario.restart_seconds,
+            "detection_seconds": job.detection_seconds,
+            "mean_between_interruptions_seconds": _finite(job.mean_between_failures_seconds),
+            "seed": seed,
+        },
+        "closed_form": {
+            "wall_seconds": _finite(form.wall_seconds),
+            "billed_seconds": _finite(form.billed_seconds),
+            "interruptions": _finite(form.interruptions),
+            "ettr": form.useful_share,
+            "buckets_seconds": {name: _finite(getattr(form, f"{name}_seconds")) for name in BUCKETS},
+        },
+        "simulation": simulated.to_json(),
+        "usd": None if _usd(question, simulated) is None else _usd(question, simulated),
+        "histogram": [{"from_seconds": a, "to_seconds": b, "runs": n} for a, b, n in simulated.histogram()],
+        "sweep": [
+            {"interval_seconds": p.interval_seconds, "ettr": p.ettr, "closed_form_ettr": p.closed_form} for p in points
+        ],
+    }
+
+
+def write_page(
+    question: "SimulatedScenario",
+    simulated: SimulationOutcome,
+    points: "Sequence[IntervalPoint]",
+    *,
+    seed: int,
+    path: Path,
+) -> None:
+    """The same as one HTML page."""
+    page = simulation_page(
+        title=question.title,
+        notes=question.notes,
+        found=simulated,
+        expected=question.scenario.closed_form(question.interval_seconds),
+        points=points,
+        interval_seconds=question.interval_seconds,
+        seed=seed,
+    )
+    write_asked("--html", path, page)
+
+
+def print_answer(
+    question: "SimulatedScenario", simulated: SimulationOutcome, points: "Sequence[IntervalPoint]", *, seed: int
+) -> None:
+    """Tables and bars."""
+    out = console()
+    form = question.scenario.closed_form(question.interval_seconds)
+    out.print(question.title)
+    for note in question.notes:
+        out.print(f"  {note}")
+    save = f"save {format_seconds(question.scenario.save_seconds)}"
+    if question.scenario.persist_seconds:
+        save += f" of stall, durable {format_seconds(question.scenario.persist_seconds)} later"
+    out.print(f"  a checkpoint every {format_seconds(question.interval_seconds)} of work, {save}")
+    out.print(f"  {simulated.runs:,} runs, seed {seed}\n")
+    _print_figures(out, question, simulated, form)
+    _print_buckets(out, simulated, form)
+    _print_histogram(out, simulated)
+    _print_sweep(out, points, question.interval_seconds)
+
+
+def _print_figures(
+    out: "Console", question: "SimulatedScenario", simulated: SimulationOutcome, form: "ExpectedTime"
+) -> None:
+    table = plain_table(*((name, "left" if not name else "right") for name in ("", *COLUMNS)))
+    for name, expected, seconds in (
+        ("wall time", form.wall_seconds, simulated.wall_seconds),
+        ("billed time", form.billed_seconds, simulated.billed_seconds),
+        ("lost work", form.lost_seconds, simulated.lost_seconds),
+    ):
+        levels = [format_seconds(value) for value in simulated.quantiles(seconds).values()]
+        table.add_row(name, format_seconds(expected), format_seconds(float(np.mean(seconds))), *levels)
+    counts = simulated.interruptions.astype(np.float64)
+    levels = [f"{value:,.0f}" for value in simulated.quantiles(counts).values()]
+    table.add_row("interruptions", f"{form.interruptions:,.1f}", f"{np.mean(counts):,.1f}", *levels)
+    table.add_row("useful share (ETTR)", f"{form.useful_share:.1%}", f"{simulated.ettr:.1%}", "", "", "")
+    billed = form.billed_seconds
+    share = form.useful_seconds / billed if billed > 0 else 1.0
+    table.add_row("  of billed time", f"{share:.1%}", f"{simulated.ettr_billed:.1%}", "", "", "")
+    money = _usd(question, simulated)
+    if money is not None:
+        table.add_row("bill", "", format_usd(money["mean"]), *(format_usd(money[q]) for q in ("p50", "p90", "p99")))
+    out.print(table)
+
+
+FIGURES_WIDTH = 58
+COLUMNS = ("closed form", "simulated", "p50", "p90", "p99")
+
+
+def _bar_width(out: "Console") -> int:
+    """Return the characters that a terminal has left beside the columns of figures, at most `BAR`."""
+    return max(8, min(BAR, out.width - FIGURES_WIDTH))
+
+
+def _print_buckets(out: "Console", simulated: SimulationOutcome, form: "ExpectedTime") -> None:
+    out.print("\nWhere the time goes")
+    table = plain_table(
+        ("", "left"), ("closed form", "right"), ("simulated", "right"), ("share", "right"), ("", "left")
+    )
+    for name, seconds in simulated.buckets().items():
+        share = seconds / simulated.mean_wall_seconds if simulated.mean_wall_seconds else 0.0
+        expected = format_seconds(getattr(form, f"{name}_seconds"))
+        table.add_row(WORDS[name], expected, format_seconds(seconds), f"{share:.1%}", bar(share, _bar_width(out)))
+    out.print(table)
+
+
+def _print_histogram(out: "Console", simulated: SimulationOutcome) -> None:
+    bins = simulated.histogram()
+    if len(bins) == 1:
+        return
+    out.print("\nWall time, runs")
+    most = max(count for _, _, count in bins)
+    table = plain_table(("", "right"), ("", "right"), ("", "left"))
+    for start, _, count in bins:
+        table.add_row(format_seconds(start), f"{count:,}", bar(count / most, _bar_width(out)))
+    out.print(table)
+
+
+def _print_sweep(out: "Console", points: "Sequence[IntervalPoint]", chosen: float) -> None:
+    if len(points) < 2:
+        return
+    out.print("\nUseful share over the interval between checkpoints")
+    best = max((point.ettr or 0.0 for point in points), default=0.0)
+    table = plain_table(("interval", "right"), ("closed form", "right"), ("simulated", "right"), ("", "left"))
+    for point in points:
+        mark = " <- chosen" if math.isclose(point.interval_seconds, chosen) else ""
+        shown = "no progress" if point.ettr is None else f"{point.ettr:.1%}"
+        length = bar((point.ettr or 0.0) / best, _bar_width(out)) if best else ""
+        table.add_row(format_seconds(point.interval_seconds), f"{point.closed_form:.1%}", shown, length + mark)
+    out.print(table)
+
+
+def _usd(question: "SimulatedScenario", simulated: SimulationOutcome) -> dict[str, float] | None:
+    price = question.usd_per_accelerator_hour
+    if price is None:
+        return None
+    hourly = price * question.accelerators / SECONDS_PER_HOUR
+    levels = simulated.quantiles(simulated.billed_seconds)
+    return {"mean": hourly * simulated.mean_billed_seconds} | {name: hourly * value for name, value in levels.items()}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
 
 GPUS_PER_NODE = 8
 
@@ -57,7 +422,6 @@ def simulate(
 
     Either a stage of the project in DIR, with what its plan says; or --work and --gpus with the other options.
     """
-    from charter.cli.simulate_view import given, planned, seconds, spot_pool
     from charter.errors import UsageError
 
     if (stage is None) == (work is None):
@@ -98,7 +462,6 @@ def simulate(
 
 
 def _show(question: "SimulatedScenario", *, runs: int, seed: int, as_json: bool, html: Path | None) -> None:
-    from charter.cli.simulate_view import answer_json, print_answer, write_page
     from charter.resilience.scenario import sweep
     from charter.resilience.simulate import simulate as run_simulation
 

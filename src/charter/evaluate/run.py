@@ -19,8 +19,7 @@ from charter.evaluate.answers import independent_check, win_rate
 from charter.evaluate.bench import Bench
 from charter.evaluate.figures import Figure
 from charter.evaluate.goodhart import goodhart
-from charter.evaluate.judge_wins import judge_win_rate
-from charter.evaluate.judges import judge_agreement, probes
+from charter.evaluate.judges import judge_agreement, judge_win_rate, probes
 from charter.evaluate.lm_eval_suite import lm_eval
 from charter.evaluate.multiple_choice import multiple_choice, perplexity
 from charter.evaluate.outcome import MIN_ROWS, RESULTS_FILE

@@ -16,7 +16,7 @@ import yaml
 
 from charter.artifacts.draws import draw_seed
 from charter.errors import DataError, SpecError, UsageError
-from charter.inference.endpoint.strict_json import StrictJsonError, strict_loads
+from charter.inference.endpoint.parsing import StrictJsonError, strict_loads
 from charter.spec.suggest import nearest
 from charter.spec.yaml_source import kind_of, read_document
 

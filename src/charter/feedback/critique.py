@@ -19,7 +19,7 @@ from charter.feedback.asks import Ask, Reply, Text
 from charter.feedback.constitution import Constitution, Principle
 from charter.feedback.inputs import prompt_batches, role_constitution, role_critiques
 from charter.feedback.records import BatchResult, Making, make_records
-from charter.feedback.texts import sample_of, text_facts
+from charter.feedback.sampling import sample_of, text_facts
 from charter.feedback.wording import wording_fingerprint
 from charter.spec.stage import CritiqueStage
 

@@ -21,7 +21,7 @@ from charter.feedback.asking import LONGEST_TEXT
 from charter.feedback.asks import Sample, Text
 from charter.feedback.inputs import prompt_batches, role_prompts
 from charter.feedback.records import BatchResult, Making, in_batches, make_records
-from charter.feedback.texts import sample_of, text_facts
+from charter.feedback.sampling import sample_of, text_facts
 from charter.spec.stage import GenerateStage
 
 ASKED = "Here are {count} messages that people sent to an assistant, one on each line."

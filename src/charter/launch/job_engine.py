@@ -17,8 +17,7 @@ from charter.artifacts.stage_process import INTERRUPTED_EXIT
 from charter.errors import CharterError, DataError, StageError
 from charter.launch.engine import StageHandle, StageStart
 from charter.launch.job import StageJob
-from charter.launch.job_handle import FILES_SECONDS, LOOK_SECONDS, LOST, JobHandle
-from charter.launch.job_table import JobTable, LiveJob
+from charter.launch.job_handle import FILES_SECONDS, LOOK_SECONDS, LOST, JobHandle, JobTable, LiveJob
 from charter.launch.machine import NodeFacts, facts_here, stage_nodes
 from charter.launch.node_checks.report import leave_out, read_bad_nodes
 from charter.launch.scheduler import Scheduler

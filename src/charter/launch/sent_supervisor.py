@@ -13,11 +13,10 @@ from charter.artifacts.lease import LEASE, STALE_AFTER_SECONDS, read_holder
 from charter.errors import CharterError, UsageError
 from charter.launch.engine import StageStart
 from charter.launch.job_engine import left_job
-from charter.launch.job_table import LiveJob
+from charter.launch.job_handle import LiveJob
 from charter.launch.opening import RUNS, open_scheduler
-from charter.launch.preview import SUPERVISOR, supervisor_job
 from charter.launch.scheduler import Scheduler
-from charter.launch.submission import SubmissionFacts, new_token, submission_of
+from charter.launch.submission import SUPERVISOR, SubmissionFacts, new_token, submission_of, supervisor_job
 from charter.spec.project import Project
 
 NEXT = "\n  nothing was submitted; `charter status` shows how it goes, `charter stop` ends it"

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from charter.ledger.call import row_check
 from charter.ledger.place import NoLedgerError, is_network_filesystem, is_server
-from charter.ledger.sum_names import APPLICATION_ID, QUICK_CHECK_BYTES, SCHEMA_VERSION, SUMMED, check_of_sums
+from charter.ledger.sums import APPLICATION_ID, QUICK_CHECK_BYTES, SCHEMA_VERSION, SUMMED, check_of_sums
 from charter.ledger.write_ahead import has_lost_commits
 
 Answer = TypeVar("Answer")

@@ -24,7 +24,7 @@ from charter.ledger.attempt import Outcome
 from charter.ledger.call import OUTCOMES_OF_CALLS
 from charter.ledger.database import Database, damaged
 from charter.ledger.place import NoLedgerError
-from charter.ledger.sum_names import APPLICATION_ID, DIMENSIONS, QUICK_CHECK_BYTES, SCHEMA_VERSION, SUMMED
+from charter.ledger.sums import APPLICATION_ID, DIMENSIONS, QUICK_CHECK_BYTES, SCHEMA_VERSION, SUMMED
 
 metadata = MetaData()
 

@@ -10,8 +10,8 @@ from charter.ledger.account import MILLISECONDS_PER_SECOND, day_of
 from charter.ledger.database import damaged
 from charter.ledger.schema import stored_samples as table
 from charter.ledger.stored import DAY, StoredSample, by_place, days_of
-from charter.ledger.sum_names import APPLICATION_ID
 from charter.ledger.sum_rows import Spend, add_spend, added, negative
+from charter.ledger.sums import APPLICATION_ID
 
 FIELDS = tuple(field.name for field in fields(StoredSample))
 

@@ -15,7 +15,7 @@ from charter.ledger.attempt_rows import read_running
 from charter.ledger.database import damaged
 from charter.ledger.focus import ApiUsage
 from charter.ledger.schema import spend_sums
-from charter.ledger.sum_names import CALL_SUMS, DIMENSIONS, SUMMED, check_of_sums
+from charter.ledger.sums import CALL_SUMS, DIMENSIONS, SUMMED, check_of_sums
 
 Key = tuple[str, ...]
 """Values of `DIMENSIONS`."""

@@ -15,7 +15,7 @@ from charter.ledger import Accounted, ApiUsage, Attempt, CallBooks, Ledger
 from charter.ledger.account import account
 from charter.ledger.call_books import CALLS_FILE
 from charter.ledger.focus import refuse_fewer
-from charter.ledger.rebuilt import rebuilt_attempts
+from charter.ledger.rebuilding import rebuilt_attempts
 from charter.ledger.store import LEDGER_FILE, has_ledger, ledger_place
 from charter.tracking.jsonl import MetricPoint, metrics_file, read_metrics
 

@@ -19,7 +19,7 @@ from charter.ledger.bill import Bill, BillFinding, compare_bill, read_bill
 from charter.ledger.call import Call, CallSums
 from charter.ledger.call_books import CALLS_FILE
 from charter.ledger.focus import ApiUsage, usage_sums
-from charter.ledger.rebuilt import rebuilt_attempts
+from charter.ledger.rebuilding import rebuilt_attempts
 from charter.ledger.reconcile import BilledRow, Price, Reconciled, reconcile
 from charter.ledger.store import ledger_place
 from charter.run.attempt import is_finished, price_micro_usd_per_hour

@@ -17,7 +17,7 @@ from charter.ledger import ApiUsage, CallBooks, Ledger
 from charter.ledger.attempt import Attempt, tags_text
 from charter.ledger.call_books import CALLS_FILE
 from charter.ledger.reading import LedgerReading
-from charter.ledger.rebuilt import TIMINGS_FILE
+from charter.ledger.rebuilding import TIMINGS_FILE
 from charter.ledger.sums import Sums, total_of
 from charter.physics.terms import Interval
 from charter.run.events import Events

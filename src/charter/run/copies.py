@@ -12,7 +12,6 @@ from typing import Any
 
 from charter.artifacts import durable
 from charter.artifacts.checkpoints import Held, ListedCheckpoint, listed, retention_of
-from charter.artifacts.garbage import find_garbage, remove_garbage
 from charter.artifacts.job import JOB_FILE, read_job
 from charter.artifacts.lease import Lease
 from charter.artifacts.store.copy import Copies, open_copies
@@ -27,7 +26,7 @@ from charter.artifacts.store.maintenance import (
 )
 from charter.artifacts.store.place import BUCKET
 from charter.artifacts.store.replicator import RUN_DATABASE, RUN_GROUP, STAGE_DATABASE, Replicator
-from charter.artifacts.verifying import damaged_database, damaged_in
+from charter.artifacts.verifying import damaged_database, damaged_in, find_garbage, remove_garbage
 from charter.errors import CharterError, UsageError
 from charter.launch.tags import ObjectTags, object_tags, tags_of
 from charter.run.events import Events

@@ -10,13 +10,13 @@ from charter.launch.commands import module_of
 from charter.launch.job import StageJob
 from charter.launch.machine import asked_layout
 from charter.launch.opening import RUNS, engine_name, open_scheduler
-from charter.launch.preview import SUPERVISOR, TOKEN, preview_job, run_words, supervisor_job
 from charter.launch.rendered import TARGETS, printed, texts_for
 from charter.launch.sent_supervisor import send_supervisor
+from charter.launch.submission import SUPERVISOR, TOKEN, preview_job, run_words, supervisor_job
 from charter.run.graph import build_pipeline, with_project
 from charter.run.planned import keep_plan, plan_of_run, resolved_project
-from charter.run.pools import stage_pools
 from charter.run.runner import RunOptions, find_work, plan_work, refuse_overflow
+from charter.run.served import stage_pools
 from charter.spec.execution import CLIENT, TRAINER, Execution
 from charter.spec.project import Project
 from charter.spec.stage import TRAINS

@@ -37,9 +37,9 @@ from charter.run.graph import Pipeline, PlannedStage
 from charter.run.hang_watch import LEAST_SECONDS, START_SECONDS, HangWatch, oom_kills
 from charter.run.idle import IdleClock, IdleWatch
 from charter.run.planned import EXECUTION_FILE
-from charter.run.pools import accelerators_of_node, stage_pools
 from charter.run.prepare import Prepared, prepare, prepared_before
 from charter.run.restart import Ending, decide
+from charter.run.served import accelerators_of_node, stage_pools
 from charter.spec.execution import Execution
 from charter.spec.project import Project
 from charter.spec.stage import TRAINS

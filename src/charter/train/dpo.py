@@ -19,7 +19,7 @@ from charter.models.chat import encode_answer, encode_prompt
 from charter.models.runtime import precision
 from charter.models.token_forward import TokenFigures
 from charter.spec.stage import DpoStage
-from charter.train.losses_pairs import DpoLoss, dpo_loss
+from charter.train.losses import DpoLoss, dpo_loss
 from charter.train.models import frozen_model, stage_model, trained_model
 from charter.train.setup import set_up
 from charter.train.supervised import BatchLoss, train_and_publish

@@ -21,7 +21,7 @@ from charter.models.runtime import seeded
 from charter.spec.stage import PreferenceModelStage
 from charter.train.encoded_pairs import EncodedPair, EncodedPairs
 from charter.train.loop import publish_model
-from charter.train.losses_pairs import preference_loss
+from charter.train.losses import preference_loss
 from charter.train.models import stage_model
 from charter.train.optimizers import make_optimizer
 from charter.train.schedule import total_steps

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from charter.data.dataset import Turn
-from charter.inference.endpoint import lanes, waiting
+from charter.inference.endpoint import lanes, rules
 from charter.inference.endpoint.call import CallRequest
 from charter.inference.endpoint.pool import EndpointPool
 from charter.ledger.calls import CallStore
@@ -19,7 +19,7 @@ BATCH = 16
 
 def main() -> None:
     url, path, count = sys.argv[1:]
-    waiting.FIRST_SECONDS = lanes.FIRST_AWAY_SECONDS = 0.01
+    rules.FIRST_SECONDS = lanes.FIRST_AWAY_SECONDS = 0.01
     serving = Serving(
         endpoint=url,
         concurrency=16,

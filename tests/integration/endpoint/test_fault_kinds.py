@@ -13,7 +13,7 @@ from fault_server import (
 
 from charter.data.dataset import Turn
 from charter.errors import CharterError
-from charter.inference.endpoint import lanes, waiting
+from charter.inference.endpoint import lanes, rules
 from charter.inference.endpoint.call import CallRequest
 from charter.inference.endpoint.pool import EndpointPool
 from charter.ledger.calls import CallStore
@@ -39,7 +39,7 @@ QUESTIONS = [
 
 @pytest.fixture(autouse=True)
 def _no_long_waits(monkeypatch):
-    monkeypatch.setattr(waiting, "FIRST_SECONDS", 0.002)
+    monkeypatch.setattr(rules, "FIRST_SECONDS", 0.002)
     monkeypatch.setattr(lanes, "FIRST_AWAY_SECONDS", 0.01)
     monkeypatch.setattr(lanes, "MOST_AWAY_SECONDS", 0.02)
 

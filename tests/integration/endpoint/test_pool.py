@@ -10,7 +10,8 @@ from fault_server import DRAWN, FAULTS, Behaviour, fault_server
 
 from charter.data.dataset import Turn
 from charter.errors import DataError, StageError, UsageError
-from charter.inference.endpoint import hedging, lanes, settling, transport, waiting
+from charter.inference.endpoint import lanes, rules, settling, transport
+from charter.inference.endpoint import pool as pool_client
 from charter.inference.endpoint.call import CallRequest
 from charter.inference.endpoint.pool import QUEUE_PER_SLOT, EndpointPool
 from charter.ledger.calls import CallStore
@@ -24,7 +25,7 @@ HANG = 300
 
 @pytest.fixture(autouse=True)
 def _no_long_waits(monkeypatch):
-    monkeypatch.setattr(waiting, "FIRST_SECONDS", 0.002)
+    monkeypatch.setattr(rules, "FIRST_SECONDS", 0.002)
     monkeypatch.setattr(lanes, "FIRST_AWAY_SECONDS", 0.01)
     monkeypatch.setattr(lanes, "MOST_AWAY_SECONDS", 0.02)
 
@@ -301,7 +302,7 @@ def test_a_server_that_comes_back_is_used_again(calls):
 
 @pytest.mark.parametrize("billed", [True, False])
 def test_slow_requests_are_sent_twice_only_where_that_costs_nothing(calls, billed, monkeypatch):
-    monkeypatch.setattr(hedging, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(pool_client, "LOOK_SECONDS", 0.02)
     behaviour = Behaviour(slow_every=30, slow_seconds=0.5 if billed else HANG / 2)
     with fault_server(behaviour) as (url, server):
         replies, stats = ask(url, calls, [question(number) for number in range(45)], concurrency=4, billed=billed)
@@ -318,7 +319,7 @@ def test_slow_requests_are_sent_twice_only_where_that_costs_nothing(calls, bille
 
 
 def test_the_slower_of_two_requests_is_given_up_at_once(calls, monkeypatch):
-    monkeypatch.setattr(hedging, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(pool_client, "LOOK_SECONDS", 0.02)
     with fault_server(Behaviour(slow_every=30, slow_seconds=10 * HANG)) as (url, _):
         serving = Serving(endpoint=url, concurrency=4, billed=False, request_timeout=10 * HANG)
         with EndpointPool.open("judge", serving, calls) as pool:
@@ -331,7 +332,7 @@ def test_the_slower_of_two_requests_is_given_up_at_once(calls, monkeypatch):
 
 
 def test_a_second_request_is_an_attempt_like_any_other(calls, monkeypatch):
-    monkeypatch.setattr(hedging, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(pool_client, "LOOK_SECONDS", 0.02)
     with fault_server(Behaviour(slow_every=30, slow_seconds=0.5)) as (url, server):
         asked = [question(number) for number in range(45)]
         _, stats = ask(url, calls, asked, concurrency=4, billed=False, max_attempts=1)

@@ -6,7 +6,7 @@ from fault_server import Behaviour, fault_server
 from charter.artifacts.allowance import allow, allowance
 from charter.data.dataset import Turn
 from charter.errors import BudgetError
-from charter.inference.endpoint import gate, lanes, waiting
+from charter.inference.endpoint import gate, lanes, rules
 from charter.inference.endpoint.call import CallRequest
 from charter.inference.endpoint.gate import SpendingGate
 from charter.inference.endpoint.pool import EndpointPool
@@ -25,7 +25,7 @@ SECONDS = 120
 def _no_long_waits(monkeypatch):
     monkeypatch.setattr(gate, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(gate, "GRACE_SECONDS", 0.1)
-    monkeypatch.setattr(waiting, "FIRST_SECONDS", 0.002)
+    monkeypatch.setattr(rules, "FIRST_SECONDS", 0.002)
     monkeypatch.setattr(lanes, "FIRST_AWAY_SECONDS", 0.01)
 
 

@@ -12,8 +12,13 @@ from safetensors.torch import load_file, save_file
 from charter.engines.common.request import HandoverPaths
 from charter.engines.huggingface.adapter import HuggingFaceAdapter
 from charter.errors import StageError
-from charter.hosted.adapter_merge import merged, write_merged, write_merged_classifier, write_merged_model
-from charter.hosted.weights import check_language_model
+from charter.hosted.adapter_merge import (
+    check_language_model,
+    merged,
+    write_merged,
+    write_merged_classifier,
+    write_merged_model,
+)
 from charter.models.adapters import add_adapter, published_weights, save_adapter
 from charter.models.language_model import load_language_model
 from charter.spec.layout import Adapter

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 from charter.data.dataset import Turn
 from charter.inference.endpoint.call import CallRequest
 from charter.inference.endpoint.parsing import parse_reply
-from charter.inference.endpoint.wire import body_of, path_of
+from charter.inference.endpoint.transport import body_of, path_of
 from charter.inference.generate import (
     SamplingSettings,
     answer_texts,

@@ -14,12 +14,12 @@ from sft_job import write_sft_job
 from charter.artifacts import faults
 from charter.artifacts.checkpoints import STATE, Held, damage, listed, position_of, positions_in, retention_of
 from charter.artifacts.durable import discard_dir
-from charter.artifacts.garbage import find_garbage, remove_garbage
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.store.copy import Copies, Objects
 from charter.artifacts.store.maintenance import Restorer, collect, prunable
 from charter.artifacts.store.place import LocalPlace
 from charter.artifacts.store.replicator import Replicator
+from charter.artifacts.verifying import find_garbage, remove_garbage
 from charter.errors import CharterError
 
 

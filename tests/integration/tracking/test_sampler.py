@@ -7,8 +7,7 @@ import time
 
 from scheduler_contract import alive
 
-from charter.metering.host import HostMeter, RaplMeter, with_descendants
-from charter.metering.sampler import MeterSampler
+from charter.metering.sampler import HostMeter, MeterSampler, RaplMeter, with_descendants
 from charter.tracking import meter_rows, summarise
 
 BUSY = "import time; end = time.process_time() + {cpu} + 0.05\nwhile time.process_time() < end: pass\ninput()"

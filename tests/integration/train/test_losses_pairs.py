@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.train.losses_pairs import dpo_loss, preference_loss, smoothed
+from charter.train.losses import dpo_loss, preference_loss, smoothed
 
 pytestmark = pytest.mark.torch
 

@@ -11,8 +11,7 @@ from kubernetes_kubelet import Kubelet
 from kubernetes_server import KubernetesServer, missing
 
 from charter.launch.job import StageJob
-from charter.launch.kubernetes.kubectl import Kubectl, run_process
-from charter.launch.kubernetes.scheduler import KubernetesScheduler
+from charter.launch.kubernetes.scheduler import Kubectl, KubernetesScheduler, run_process
 from charter.spec.launching import KubernetesSettings
 
 pytest.register_assert_rewrite("scheduler_contract", "engine_workplace")

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from charter.errors import StageError, UsageError
-from charter.launch.kubernetes.kubectl import ClusterOutOfReachError, Kubectl
-from charter.launch.kubernetes.scheduler import KubernetesScheduler
+from charter.launch.kubernetes.scheduler import ClusterOutOfReachError, Kubectl, KubernetesScheduler
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from dashboard_case import FILE, ProjectCase
 
 from charter.cli.main import entry
 from charter.engines.project import load_project, project_json_schema
-from charter.launch.preview import preview_job
+from charter.launch.submission import preview_job
 from charter.run.graph import build_pipeline
 
 SCHEMA = project_json_schema()

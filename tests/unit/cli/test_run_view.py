@@ -1,4 +1,4 @@
-from charter.cli.run_view import PLAIN_EVERY_SECONDS, PlainView, event_line, progress_line
+from charter.cli.run import PLAIN_EVERY_SECONDS, PlainView, event_line, progress_line
 
 PROGRESS = {
     "event": "stage_progress",
@@ -23,7 +23,7 @@ def test_what_is_not_known_yet_is_left_out():
 
 def test_plain_lines_come_at_most_every_ten_seconds_per_stage(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr("charter.cli.run_view.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("charter.cli.run.time.monotonic", lambda: clock[0])
     lines = []
     view = PlainView(lines.append)
     view({"event": "stage_started", "stage": "ppo", "first_step": 0, "number": 1})

@@ -13,9 +13,15 @@ from hypothesis import strategies as st
 
 from charter.data.dataset import Turn
 from charter.inference.endpoint.call import CallRequest
-from charter.inference.endpoint.parsing import MOST_TOKENS, message_in_error, most_bytes, parse_reply, refusal_in_error
-from charter.inference.endpoint.shapes import InvalidReplyError
-from charter.inference.endpoint.stored import from_stored, to_stored
+from charter.inference.endpoint.parsing import (
+    MOST_TOKENS,
+    InvalidReplyError,
+    message_in_error,
+    most_bytes,
+    parse_reply,
+    refusal_in_error,
+)
+from charter.inference.endpoint.settling import from_stored, to_stored
 
 CHAT = CallRequest(declared="m", model="m", turns=(Turn("user", "A or B?"),), top_log_probabilities=2, max_new_tokens=1)
 TEXT = CallRequest(declared="m", model="m", prompt="A or B?", top_log_probabilities=2, max_new_tokens=1)

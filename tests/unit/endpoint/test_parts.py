@@ -12,16 +12,24 @@ from charter.data.dataset import Turn
 from charter.errors import DataError, UsageError
 from charter.inference.endpoint.call import CallRequest
 from charter.inference.endpoint.desk import AlphabetSweep
+from charter.inference.endpoint.gate import Allowance, AtOnce
 from charter.inference.endpoint.identity import ModelIds
 from charter.inference.endpoint.lanes import LOAD_FACTOR, Lane, lane_for
 from charter.inference.endpoint.money import Prices, most_prompt_tokens
-from charter.inference.endpoint.pacing import Allowance, AtOnce
-from charter.inference.endpoint.rules import Answered, GiveUp, RequestTarget, TryAgain, step_after
+from charter.inference.endpoint.rules import (
+    FIRST_SECONDS,
+    MOST_SECONDS,
+    Answered,
+    GiveUp,
+    RequestTarget,
+    TryAgain,
+    step_after,
+    told_seconds,
+    wait_seconds,
+)
 from charter.inference.endpoint.secrets import read_key
-from charter.inference.endpoint.stored import from_stored
-from charter.inference.endpoint.transport import Received, TransportFailure
-from charter.inference.endpoint.waiting import FIRST_SECONDS, MOST_SECONDS, told_seconds, wait_seconds
-from charter.inference.endpoint.wire import body_of, path_of
+from charter.inference.endpoint.settling import from_stored
+from charter.inference.endpoint.transport import Received, TransportFailure, body_of, path_of
 
 REQUEST = CallRequest(declared="m", model="m", prompt="hello", max_new_tokens=10)
 ASKED = RequestTarget(name="judge", endpoint="http://judge/v1", key_reference="env:JUDGE_KEY")

@@ -9,8 +9,7 @@ from charter.inference.endpoint.call import CallReply, CallRequest, Usage
 from charter.inference.endpoint.money import Prices
 from charter.inference.endpoint.parsing import Parsed
 from charter.inference.endpoint.rules import Answered, GiveUp, TryAgain
-from charter.inference.endpoint.settling import LONGEST_NOTE, new_call, settlement_of
-from charter.inference.endpoint.stored import from_stored
+from charter.inference.endpoint.settling import LONGEST_NOTE, from_stored, new_call, settlement_of
 
 PRICES = Prices(is_billed=True, input=2.0, cached_input=1.0, output=10.0)
 REQUEST = CallRequest(declared="m", model="m", prompt="hello", max_new_tokens=10)

@@ -10,8 +10,16 @@ from charter.artifacts.stage_process import PEER_EXIT
 from charter.errors import StageError
 from charter.launch.agent_watch import BEAT_SECONDS, CHECKS_FAILED_EXIT
 from charter.launch.job_engine import ArrayHandle
-from charter.launch.job_handle import FILES_SECONDS, SILENT_SECONDS, WORD_SECONDS, JobHandle
-from charter.launch.job_table import LONGEST_LOOK_SECONDS, LOST_SECONDS, JobTable, LiveJob
+from charter.launch.job_handle import (
+    FILES_SECONDS,
+    LONGEST_LOOK_SECONDS,
+    LOST_SECONDS,
+    SILENT_SECONDS,
+    WORD_SECONDS,
+    JobHandle,
+    JobTable,
+    LiveJob,
+)
 from charter.launch.node_checks.report import FORGET_SILENCE_SECONDS
 from charter.launch.scheduler import JobState
 

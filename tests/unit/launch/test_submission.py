@@ -9,9 +9,17 @@ from charter.artifacts.job_files import JobFiles, read_submission, write_submiss
 from charter.errors import UsageError
 from charter.launch.agent_watch import AgentTask, command_of, parse
 from charter.launch.engine import StageStart
-from charter.launch.preview import preview_job, run_words, supervisor_job
 from charter.launch.secret_values import secrets_of
-from charter.launch.submission import SubmissionFacts, job_name, settings_of, stage_job, submission_of
+from charter.launch.submission import (
+    SubmissionFacts,
+    job_name,
+    preview_job,
+    run_words,
+    settings_of,
+    stage_job,
+    submission_of,
+    supervisor_job,
+)
 from charter.spec.launching import Launch, NodeChecks
 from charter.spec.project import ModelSpec, Project, Resources, Serving
 from charter.spec.stage import EvalStage, GenerateStage, SftStage, StageResources

@@ -10,8 +10,8 @@ from sums_contract import STAGE
 from charter.ledger import Ledger
 from charter.ledger.account import Totals, by_day
 from charter.ledger.call import CallSums
-from charter.ledger.sum_names import DIMENSIONS as KEPT
 from charter.ledger.sums import DIMENSIONS, Sums
+from charter.ledger.sums import DIMENSIONS as KEPT
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from charter.artifacts.lease import LEASE, this_process
 from charter.errors import UsageError
 from charter.launch.slurm import queue
 from charter.launch.slurm.commands import SlurmCommands, SlurmUnreachableError
-from charter.run import runner, stop
+from charter.run import actions, runner
 from charter.run.supervisor import NOTICE_FILE, StopSignals
 
 AGAIN = {"CHARTER_SENT": "slurm", "CHARTER_RESTART": "1"}
@@ -127,7 +127,7 @@ def test_no_other_run_waits(tmp_path, environ):
 @pytest.fixture
 def remote(tmp_path, monkeypatch):
     """A run whose supervisor is on another machine."""
-    monkeypatch.setattr(stop, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(actions, "LOOK_SECONDS", 0.01)
     run = tmp_path / "run"
     run.mkdir()
     elsewhere(run)
@@ -142,7 +142,7 @@ def test_stop_does_not_wait_for_a_supervisor_that_dies_meanwhile(remote):
 
     dying = threading.Thread(target=die)
     dying.start()
-    assert stop.stop_run(remote, wait_seconds=600) is None
+    assert actions.stop_run(remote, wait_seconds=600) is None
     dying.join()
 
 
@@ -159,12 +159,12 @@ def test_stop_tells_the_next_start_of_a_supervisor_too(remote, monkeypatch):
         elif len(looks) == 3:
             (remote / "run" / LEASE).unlink()
 
-    monkeypatch.setattr(stop.time, "sleep", look)
-    assert stop.stop_run(remote, wait_seconds=600).host == "another/1"
+    monkeypatch.setattr(actions.time, "sleep", look)
+    assert actions.stop_run(remote, wait_seconds=600).host == "another/1"
     assert looks == [True, True, True]
 
 
 def test_a_run_that_has_given_its_directory_back_was_stopped(remote):
-    holder = stop.read_holder(remote / "run" / LEASE)
+    holder = actions.read_holder(remote / "run" / LEASE)
     (remote / "run" / LEASE).unlink()
-    assert stop._stop_elsewhere(remote, holder, 600) == holder
+    assert actions._stop_elsewhere(remote, holder, 600) == holder

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from charter.ledger import Ledger
-from charter.ledger.rebuilt import rebuilt_attempts
+from charter.ledger.rebuilding import rebuilt_attempts
 from charter.report.read import read_run
 from charter.run.accounts import rebuild_ledger
 from charter.run.budget import write_timings

@@ -14,23 +14,18 @@ from typing import Any, Generic, TypeVar
 from charter.errors import StageError
 from charter.inference.endpoint import settling
 from charter.inference.endpoint.call import CallRequest, Usage
-from charter.inference.endpoint.health import Health
-from charter.inference.endpoint.journal import CallJournal
-from charter.inference.endpoint.lanes import Lane, lane_for
+from charter.inference.endpoint.gate import RateLimits
+from charter.inference.endpoint.identity import ServerSetting
+from charter.inference.endpoint.lanes import Health, Lane, lane_for
 from charter.inference.endpoint.money import guessed_tokens, is_disputed, prices_of
-from charter.inference.endpoint.pacing import RateLimits
-from charter.inference.endpoint.parsing import usage_in
+from charter.inference.endpoint.parsing import one_line, usage_in
 from charter.inference.endpoint.reading import ExchangeReader
-from charter.inference.endpoint.rules import Answered, GiveUp, Step, TryAgain
-from charter.inference.endpoint.setting import ServerSetting
-from charter.inference.endpoint.shapes import one_line
+from charter.inference.endpoint.rules import Answered, GiveUp, Step, TryAgain, told_seconds, utc_now, wait_seconds
+from charter.inference.endpoint.settling import CallJournal, from_stored
 from charter.inference.endpoint.stats import Counts
-from charter.inference.endpoint.stored import from_stored
-from charter.inference.endpoint.transport import Received, Transport
-from charter.inference.endpoint.waiting import told_seconds, utc_now, wait_seconds
+from charter.inference.endpoint.transport import Received, Transport, body_of, path_of
 from charter.inference.endpoint.wanted import Batch, PendingQuestion
 from charter.inference.endpoint.watch import ModelWatch
-from charter.inference.endpoint.wire import body_of, path_of
 
 Item = TypeVar("Item")
 PREFIX_CHARACTERS = 1024

@@ -1,4 +1,9 @@
-"""Gate before every request of a stage: what is spent, and what is in flight at its most, stay within its allowance."""
+"""Gate before every request of a stage: what is spent, and what is in flight at its most, stay within its allowance.
+
+Limits of rate and concurrency: those that the user gives, and one that is measured by asking.
+
+Every method takes the time, in seconds of a clock that never goes back; nothing here looks at one.
+"""
 
 import asyncio
 import time
@@ -9,6 +14,81 @@ from charter.artifacts.allowance import allowance
 from charter.errors import BudgetError
 from charter.ledger.calls import NewCall, Settlement
 from charter.units import MICRO_USD_PER_USD, format_usd
+
+BURST_SECONDS = 1.0
+"""A limit per minute is spent evenly; this much of it may be spent at once."""
+FIRST_AT_ONCE = 8.0
+DECREASE = 0.5
+INCREASE_WHEN_SLOW = 1.0
+"""Additive increase by one per round of answers, decrease by half: Chiu and Jain 1989 (Computer Networks 17), as in
+TCP; before the first decrease one per answer, which doubles the number every round (Jacobson 1988, slow start)."""
+
+
+class Allowance:
+    """A bucket that fills at a rate per minute; it may go below zero once, and is then waited for."""
+
+    def __init__(self, per_minute: float | None) -> None:
+        self._per_second = None if per_minute is None else per_minute / 60
+        self._level = 0.0 if self._per_second is None else max(1.0, self._per_second * BURST_SECONDS)
+        self._most = self._level
+        self._at: float | None = None
+
+    def seconds_until_open(self, now: float) -> float:
+        """0 when something may be taken."""
+        if self._per_second is None:
+            return 0.0
+        if self._at is not None:
+            self._level = min(self._most, self._level + (now - self._at) * self._per_second)
+        self._at = now
+        return 0.0 if self._level > 0 else max(-self._level / self._per_second, 1e-3)
+
+    def take(self, amount: float) -> None:
+        """Use some; a negative amount gives back what was not used after all."""
+        self._level -= amount
+
+
+class RateLimits:
+    """The limits per minute of one provider: of requests and of tokens."""
+
+    def __init__(self, requests_per_minute: float | None, tokens_per_minute: float | None) -> None:
+        self._requests, self._tokens = Allowance(requests_per_minute), Allowance(tokens_per_minute)
+
+    def seconds_until_open(self, now: float) -> float:
+        """0 when a request may be sent."""
+        return max(self._requests.seconds_until_open(now), self._tokens.seconds_until_open(now))
+
+    def sent(self, tokens: float) -> None:
+        """A request was sent that may come to so many tokens."""
+        self._requests.take(1)
+        self._tokens.take(tokens)
+
+    def used(self, more_tokens: float) -> None:
+        """It came to so many more, or fewer."""
+        self._tokens.take(more_tokens)
+
+
+class AtOnce:
+    """Concurrency limit of a server: more requests at once while it answers, half when it is too much for it."""
+
+    def __init__(self, most: int) -> None:
+        self._most = float(most)
+        self.limit = min(FIRST_AT_ONCE, self._most)
+        self._is_slow = False
+        self._decreased_at = float("-inf")
+
+    def answered(self) -> None:
+        """A request was answered."""
+        grown = self.limit + (INCREASE_WHEN_SLOW / self.limit if self._is_slow else 1.0)
+        self.limit = min(self._most, grown)
+
+    def too_much(self, began: float, now: float) -> None:
+        """A request was turned away or timed out. Those sent before the last decrease say nothing new."""
+        if began < self._decreased_at:
+            return
+        self._is_slow = True
+        self._decreased_at = now
+        self.limit = max(1.0, self.limit * DECREASE)
+
 
 LOOK_SECONDS = 0.2
 """Between two looks at the allowance."""

@@ -4,11 +4,13 @@ Two models can have one served name, so a name proves nothing. The eight questio
 it is first used, whenever it was away, and every so many answers; what comes back is compared with a baseline of five
 repeats that the run keeps. Servers answer a fixed question with small differences (the order of sums in a batch), which
 the repeats measure; other weights differ by far more.
+
+Settings of a server pool.
 """
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
@@ -19,7 +21,9 @@ from charter.artifacts import durable
 from charter.data.dataset import Turn
 from charter.errors import DataError
 from charter.inference.endpoint.call import CallReply, CallRequest
+from charter.inference.endpoint.gate import SpendingGate
 from charter.physics.identity_questions import QUESTIONS, READ_TOKENS, TEXT_TOKENS
+from charter.spec.project import Serving
 
 TOP_ALTERNATIVES = 5
 """Most alternatives that OpenAI's completions and vLLM's default give."""
@@ -288,3 +292,20 @@ def changed_error(canaries: Canaries, endpoint: str, why: str, *, since: float, 
         f"`charter run --accept-model {canaries.declared}` keeps what is done, and starts anew what is not",
         since=since,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSetting:
+    """One served model of a project."""
+
+    name: str
+    """The model's name in the project."""
+    serving: Serving
+    endpoints: tuple[str, ...]
+    """Addresses of all servers that answer for it."""
+    tell: Callable[[], None]
+    """Called when answers come."""
+    canaries: Canaries | None = None
+    """Fixed questions that show when a server has another model; None asks none."""
+    gate: SpendingGate | None = None
+    """Of the stage's money; None lets every request pass."""

@@ -2,24 +2,156 @@
 
 What does not hold is an `InvalidReplyError`, never a guess. Layouts: https://platform.openai.com/docs/api-reference
 (`chat/create`, `completions/create`), which vLLM, SGLang, TGI and llama.cpp follow.
+
+JSON from a server that is not trusted: one meaning, finite numbers, no surprises.
+
+`json.loads` alone accepts NaN and Infinity, reads 1e400 as infinity, keeps the last of two equal keys, and fails with
+RecursionError on deep nesting. Here all of these are one error.
+
+Takes values of a wanted type out of untrusted JSON, or says what is wrong.
 """
 
+import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from charter.inference.endpoint.call import CallReply, CallRequest, TokenAlternatives, Usage
-from charter.inference.endpoint.shapes import (
-    InvalidReplyError,
-    a_count,
-    a_list,
-    a_log_probability,
-    a_map,
-    a_text,
-    one_line,
+
+MOST_DIGITS = 18
+"""Of an integer: every count and time of an API fits in 64 bits."""
+
+
+class StrictJsonError(ValueError):
+    """A text is not JSON with one meaning; the message says why, without the text."""
+
+
+def strict_loads(body: bytes) -> Any:
+    """The value of a UTF-8 text of JSON.
+
+    >>> strict_loads(b'{"a": [1, 2.5, null]}')
+    {'a': [1, 2.5, None]}
+    """
+    try:
+        return _DECODER.decode(body.decode("utf-8"))
+    except StrictJsonError:
+        raise
+    except RecursionError:
+        raise StrictJsonError("is nested too deep") from None
+    except UnicodeDecodeError:
+        raise StrictJsonError("is not UTF-8") from None
+    except ValueError as error:
+        where = f" (at character {error.pos})" if isinstance(error, json.JSONDecodeError) else ""
+        raise StrictJsonError(f"is not JSON{where}") from None
+
+
+def is_encodable(text: str) -> bool:
+    """Return True if a text has no half of a surrogate pair, which JSON can spell but UTF-8 cannot hold."""
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise StrictJsonError("has the same key twice")
+    return members
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise StrictJsonError("has a number beyond all bounds")
+    return value
+
+
+def _int(text: str) -> int:
+    if len(text) > MOST_DIGITS:
+        raise StrictJsonError(f"has an integer of more than {MOST_DIGITS} digits")
+    return int(text)
+
+
+def _constant(name: str) -> NoReturn:
+    raise StrictJsonError(f"has the number {name}")
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_pairs, parse_float=_float, parse_int=_int, parse_constant=_constant, strict=True
 )
-from charter.inference.endpoint.strict_json import StrictJsonError, strict_loads
+
+
+class InvalidReplyError(Exception):
+    """A reply that cannot be used; `usage` is what it is billed all the same, where it says so."""
+
+    usage: Usage | None = None
+
+
+def a_map(source: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """An object."""
+    value = source.get(name)
+    if not isinstance(value, dict):
+        raise InvalidReplyError(f"{name} is {_what(value)}, not an object")
+    return value
+
+
+def a_list(source: Mapping[str, Any], name: str) -> list[Any]:
+    """An array."""
+    value = source.get(name)
+    if not isinstance(value, list):
+        raise InvalidReplyError(f"{name} is {_what(value)}, not an array")
+    return value
+
+
+def a_text(source: Mapping[str, Any], name: str, *, most: int | None = None, default: str | None = None) -> str:
+    """A text that UTF-8 can hold; null is the default where there is one."""
+    value = source.get(name)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, str):
+        raise InvalidReplyError(f"{name} is {_what(value)}, not a text")
+    if most is not None and len(value) > most:
+        raise InvalidReplyError(f"{name} has {len(value)} characters, {most} at most")
+    if not is_encodable(value):
+        raise InvalidReplyError(f"{name} has half of a surrogate pair")
+    return value
+
+
+def a_count(source: Mapping[str, Any], name: str) -> int:
+    """A whole number, not negative."""
+    value = source.get(name)
+    if type(value) is not int or value < 0:
+        raise InvalidReplyError(f"{name} is {_what(value)}, not a count")
+    return value
+
+
+def a_log_probability(value: object) -> float:
+    """A logarithm of a probability: at most 0, but for rounding."""
+    if type(value) not in (int, float) or not float(value) <= ROUNDING:  # type: ignore[arg-type]
+        raise InvalidReplyError(f"a log-probability is {_what(value)}")
+    return min(float(value), 0.0)  # type: ignore[arg-type]
+
+
+ROUNDING = 1e-3
+"""Log-probabilities are often computed in 16 bits: bf16 has 8 bits of mantissa, so that 0 comes out as up to 2^-10."""
+
+
+def one_line(text: str, most: int) -> str:
+    """A text for a message: printable, on one line, shortened."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in text[: 2 * most])
+    shown = " ".join(shown.split())
+    return shown if len(shown) <= most else shown[: most - 3] + "..."
+
+
+def _what(value: object) -> str:
+    if value is None:
+        return "missing"
+    if isinstance(value, bool | int | float):
+        return f"{value}"[:40]
+    if isinstance(value, str):
+        return "a text"
+    return "an array" if isinstance(value, list) else "an object"
+
 
 LONGEST_TOKEN = 4096
 """In characters; runs of blanks are the longest tokens there are, some hundred."""

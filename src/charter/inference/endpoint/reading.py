@@ -2,13 +2,11 @@
 
 from charter.errors import DataError
 from charter.inference.endpoint.call import CallReply, CallRequest
-from charter.inference.endpoint.identity import ModelIds
+from charter.inference.endpoint.identity import ModelIds, ServerSetting
 from charter.inference.endpoint.lanes import Lane
 from charter.inference.endpoint.parsing import message_in_error, usage_in
 from charter.inference.endpoint.rules import Answered, GiveUp, RequestTarget, Step, TryAgain, step_after
-from charter.inference.endpoint.setting import ServerSetting
-from charter.inference.endpoint.transport import Received, TransportFailure
-from charter.inference.endpoint.wire import MAX_COMPLETION_TOKENS, MAX_TOKENS
+from charter.inference.endpoint.transport import MAX_COMPLETION_TOKENS, MAX_TOKENS, Received, TransportFailure
 
 
 class ExchangeReader:

@@ -1,13 +1,148 @@
-"""Rows of the store of calls: what is written before a request is sent, and after it."""
+"""Rows of the store of calls: what is written before a request is sent, and after it.
 
-from charter.inference.endpoint.call import CallRequest, Usage
+Puts intents and settlements on disk for many requests at a time: one transaction each for all that wait.
+
+A commit costs one flush of the disk, whether it has one row or a hundred. It runs in a thread of its own, so that
+the event loop goes on; what comes meanwhile is in the next group.
+
+A reply as the text that the store of answers keeps, and back.
+"""
+
+import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from charter.errors import DataError
+from charter.inference.endpoint.call import CallReply, CallRequest, TokenAlternatives, Usage
+from charter.inference.endpoint.gate import SpendingGate
 from charter.inference.endpoint.money import Prices, is_disputed
-from charter.inference.endpoint.parsing import usage_in
-from charter.inference.endpoint.rules import Answered, Step, TryAgain
-from charter.inference.endpoint.shapes import one_line
-from charter.inference.endpoint.stored import to_stored
-from charter.inference.endpoint.waiting import utc_now
-from charter.ledger.calls import NewCall, Settlement, new_call_id
+from charter.inference.endpoint.parsing import one_line, usage_in
+from charter.inference.endpoint.rules import Answered, Step, TryAgain, utc_now
+from charter.ledger.calls import CallStore, NewCall, Settlement, new_call_id
+
+GATHER_SECONDS = 0.005
+"""Waiting for others to join costs no throughput, as other requests are in flight; a flush takes about as long."""
+
+
+class CallJournal:
+    """The store of calls, as the event loop uses it."""
+
+    def __init__(self, calls: CallStore, gate: SpendingGate | None = None) -> None:
+        self._calls, self._gate = calls, gate
+        self._turned_away: set[str] = set()
+        """Calls that never were, for the gate did not let them pass: nothing of them is written."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="charter-calls")
+        self._intents: list[NewCall] = []
+        self._settlements: list[Settlement] = []
+        self._waiting: list[asyncio.Future[None]] = []
+        self._writer: asyncio.Task[None] | None = None
+
+    async def intend(self, call: NewCall) -> None:
+        """Write a call to disk before it is sent; BudgetError, with nothing written, where the budget has no room."""
+        if self._gate is not None:
+            try:
+                await self._gate.admit(call)
+            except BaseException:
+                self._turned_away.add(call.call_id)
+                raise
+        self._intents.append(call)
+        await self._written()
+
+    async def settle(self, settlement: Settlement) -> None:
+        """Write the outcome of a call to disk, with its answer."""
+        if settlement.call_id in self._turned_away:
+            return
+        if self._gate is not None:
+            self._gate.settle(settlement)
+        self._settlements.append(settlement)
+        await self._written()
+
+    async def answers(self, keys: list[str]) -> dict[str, str]:
+        """Stored answers by key."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._calls.answers, keys)
+
+    async def forget_since(self, since: float, *, model: str) -> int:
+        """Forget a served model's answers since a time (seconds since 1970); how many there were."""
+        forget = partial(self._calls.forget_since, since, model=model)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, forget)
+
+    async def close(self) -> None:
+        """Write what waits, and end the thread."""
+        while self._writer is not None:
+            await asyncio.wait([self._writer])
+        self._thread.shutdown()
+
+    def _written(self) -> "asyncio.Future[None]":
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        self._waiting.append(future)
+        if self._writer is None:
+            self._writer = loop.create_task(self._write_all())
+        return future
+
+    async def _write_all(self) -> None:
+        """Write group after group until nothing waits."""
+        loop = asyncio.get_running_loop()
+        try:
+            while self._waiting:
+                await asyncio.sleep(GATHER_SECONDS)
+                intents, self._intents = self._intents, []
+                settlements, self._settlements = self._settlements, []
+                waiting, self._waiting = self._waiting, []
+                problem: Exception | None = None
+                try:
+                    await loop.run_in_executor(self._thread, self._write, settlements, intents)
+                except Exception as error:
+                    problem = error  # told to everyone who waits for this group
+                for future in waiting:
+                    if future.done():
+                        continue
+                    future.set_result(None) if problem is None else future.set_exception(problem)
+        finally:
+            self._writer = None
+
+    def _write(self, settlements: list[Settlement], intents: list[NewCall]) -> None:
+        self._calls.record(intents, settlements)
+
+
+def to_stored(reply: CallReply) -> str:
+    """One line of JSON; what is empty is left out.
+
+    >>> to_stored(CallReply(text="A", finish_reason="stop", model="m", prompt_tokens=3, cached_tokens=0,
+    ...                     completion_tokens=1))
+    '{"text":"A","finish_reason":"stop","model":"m","prompt_tokens":3,"cached_tokens":0,"completion_tokens":1}'
+    """
+    fields: dict[str, object] = {
+        "text": reply.text,
+        "finish_reason": reply.finish_reason,
+        "model": reply.model,
+        "prompt_tokens": reply.prompt_tokens,
+        "cached_tokens": reply.cached_tokens,
+        "completion_tokens": reply.completion_tokens,
+    }
+    if reply.refusal:
+        fields["refusal"] = reply.refusal
+    if reply.log_probabilities:
+        fields["log_probabilities"] = [(item.token, item.log_probability, item.top) for item in reply.log_probabilities]
+    return _ENCODER.encode(fields)
+
+
+def from_stored(text: str) -> CallReply:
+    """The reply that `to_stored` wrote; a DataError when it is damaged."""
+    try:
+        fields = json.loads(text)
+        tokens = tuple(
+            TokenAlternatives(token=token, log_probability=value, top=tuple((word, each) for word, each in top))
+            for token, value, top in fields.pop("log_probabilities", ())
+        )
+        return CallReply(log_probabilities=tokens, **fields)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DataError(f"a stored answer cannot be read ({type(error).__name__}); restore the file of calls") from None
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
 
 LONGEST_NOTE = 300
 DISPUTED = "disputed"

@@ -1,16 +1,86 @@
-"""One HTTP exchange with a server, under a deadline and a limit of bytes; whatever happens is a value."""
+"""One HTTP exchange with a server, under a deadline and a limit of bytes; whatever happens is a value.
+
+A response that remembers its connection, which aiohttp gives back to its pool as soon as the last byte is there.
+
+A server that sent one reply too many is out of step: every later reply on that connection would be taken for the one
+after it. So a connection on which nonsense came is closed.
+
+The body of a request. A chat goes to `/chat/completions`, plain text to `/completions`.
+"""
 
 import asyncio
+import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from aiohttp import ClientResponse
+from aiohttp.connector import Connection
+
+from charter.inference.endpoint.call import CallRequest
+from charter.inference.endpoint.parsing import one_line
 from charter.inference.endpoint.secrets import ApiKey
-from charter.inference.endpoint.shapes import one_line
 
 if TYPE_CHECKING:
     import aiohttp
+
+
+class NotingResponse(ClientResponse):
+    """As its base class; `line` is the connection it came over."""
+
+    line: asyncio.BaseTransport | None = None
+
+    async def start(self, connection: Connection) -> "NotingResponse":
+        """Read the head of the reply."""
+        self.line = connection.transport
+        await super().start(connection)
+        return self
+
+
+MAX_TOKENS = "max_tokens"
+"""The limit of generated tokens, as all servers of one's own call it."""
+MAX_COMPLETION_TOKENS = "max_completion_tokens"
+"""The same for OpenAI's reasoning models, which refuse the older name."""
+
+
+def path_of(request: CallRequest) -> str:
+    """Return the path of a request below the endpoint's address."""
+    return "/chat/completions" if request.turns else "/completions"
+
+
+def body_of(request: CallRequest, limit_name: str = MAX_TOKENS) -> bytes:
+    """The request as JSON.
+
+    `continue_final_message` and `add_generation_prompt` are what vLLM and SGLang need to go on with an answer that has
+    begun; other servers refuse or ignore them, so that they are sent with a prefill only.
+    """
+    body: dict[str, Any] = {
+        "model": request.model,
+        limit_name: request.max_new_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+    }
+    if request.seed is not None:
+        body["seed"] = request.seed
+    if request.stop:
+        body["stop"] = request.stop
+    if not request.turns:
+        body["prompt"] = request.prompt + request.prefill
+        if request.top_log_probabilities:
+            body["logprobs"] = request.top_log_probabilities
+        return _ENCODER.encode(body).encode()
+    body["messages"] = [{"role": turn.role, "content": turn.content} for turn in request.turns]
+    if request.prefill:
+        body["messages"].append({"role": "assistant", "content": request.prefill})
+        body |= {"continue_final_message": True, "add_generation_prompt": False}
+    if request.top_log_probabilities:
+        body |= {"logprobs": True, "top_logprobs": request.top_log_probabilities}
+    return _ENCODER.encode(body).encode()
+
+
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+
 
 MOST_BYTES = 16 << 20
 """Of a reply: 32k tokens with 20 alternatives each have about 40 bytes per alternative, 25 MB at the worst; a label
@@ -55,8 +125,6 @@ class Transport:
 
     def __init__(self, key: ApiKey | None, *, timeout_seconds: float) -> None:
         import aiohttp
-
-        from charter.inference.endpoint.noting_response import NotingResponse
 
         self._key = key
         self._proxies = getproxies()

@@ -15,7 +15,6 @@ from typing import Any
 from charter.errors import CharterError, StageError
 from charter.inference.endpoint import settling
 from charter.inference.endpoint.call import CallReply, CallRequest
-from charter.inference.endpoint.health import Health
 from charter.inference.endpoint.identity import (
     Answer,
     Baseline,
@@ -26,14 +25,12 @@ from charter.inference.endpoint.identity import (
     changed_listing,
     listed_identity,
 )
-from charter.inference.endpoint.journal import CallJournal
-from charter.inference.endpoint.lanes import Lane
+from charter.inference.endpoint.lanes import Health, Lane
 from charter.inference.endpoint.money import Prices
 from charter.inference.endpoint.reading import ExchangeReader
-from charter.inference.endpoint.rules import Answered, GiveUp, TryAgain
-from charter.inference.endpoint.transport import Received, Transport
-from charter.inference.endpoint.waiting import utc_now, wait_seconds
-from charter.inference.endpoint.wire import body_of, path_of
+from charter.inference.endpoint.rules import Answered, GiveUp, TryAgain, utc_now, wait_seconds
+from charter.inference.endpoint.settling import CallJournal
+from charter.inference.endpoint.transport import Received, Transport, body_of, path_of
 from charter.physics.identity_questions import REPEATS
 
 log = logging.getLogger(__name__)

@@ -6,8 +6,13 @@ import pytest
 from kubernetes_jobs import ONE, SETTINGS
 
 from charter.errors import MissingExtraError, StageError, UsageError
-from charter.launch.kubernetes.kubectl import TRIES, ClusterOutOfReachError, Kubectl, KubectlOutput
-from charter.launch.kubernetes.scheduler import KubernetesScheduler
+from charter.launch.kubernetes.scheduler import (
+    TRIES,
+    ClusterOutOfReachError,
+    Kubectl,
+    KubectlOutput,
+    KubernetesScheduler,
+)
 
 REFUSED = "The connection to the server 127.0.0.1:6443 was refused - did you specify the right host or port?"
 

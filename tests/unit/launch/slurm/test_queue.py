@@ -2,7 +2,7 @@
 
 from charter.launch.slurm.queue import array_state, by_job, rows_of, task_numbers
 from charter.launch.slurm.records import sacct_records
-from charter.launch.slurm.watch import ENDING, ROUNDS, WatchedJob, submitted, take_records, take_rows
+from charter.launch.slurm.scheduler import ENDING, ROUNDS, WatchedJob, submitted, take_records, take_rows
 
 TAIL = "N/A|365-00:00:00|N/A|N/A|"
 RUNNING = f"5|N/A|RUNNING|0|0|n[2-3]|None|{TAIL}"

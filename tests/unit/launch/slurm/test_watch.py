@@ -16,8 +16,7 @@ from charter.launch.slurm.commands import (
 )
 from charter.launch.slurm.records import Accounts, cluster_of
 from charter.launch.slurm.render import command_environment, submission_environment
-from charter.launch.slurm.scheduler import SECONDS_LET_GO, SUBMISSIONS, SlurmScheduler
-from charter.launch.slurm.watch import LONGEST_SECONDS, SILENT, Watch
+from charter.launch.slurm.scheduler import LONGEST_SECONDS, SECONDS_LET_GO, SILENT, SUBMISSIONS, SlurmScheduler, Watch
 from charter.spec.launching import SlurmSettings
 
 TAIL = "N/A|365-00:00:00|N/A|N/A|"
