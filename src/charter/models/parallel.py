@@ -245,7 +245,7 @@ class FsdpParallel(Parallel):
     def __init__(self, module: nn.Module, *, frees: bool, is_first: bool) -> None:
         super().__init__(module, is_first=is_first)
         self._parts = [item for item in module.modules() if isinstance(item, FSDPModule)]
-        self._kept = [item for item in self._parts if isinstance(item, AskedHead)]
+        self._heads = {id(item) for item in module.modules() if isinstance(item, AskedHead)}
         self._frees = frees
         self._is_gathered = False
         module.register_forward_hook(self._after_forward)
@@ -272,7 +272,7 @@ class FsdpParallel(Parallel):
             self._is_gathered = False
             self._reshard()
             for part in self._parts[1:]:
-                part.set_reshard_after_forward(self._frees and part not in self._kept, recurse=False)
+                part.set_reshard_after_forward(self._frees and id(part) not in self._heads, recurse=False)
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:

@@ -403,11 +403,13 @@ def _gathered_columns(rank: Rank, stored: Array, live: Array) -> dict[str, Expla
     apart, layer = rank.is_apart > 0, stored * p.layer_unit
     # What is gathered beside the layers, and how many layers: one in use, and the buffer of the last or the next
     # gather, which FSDP2 frees when another begins; at the loss that of the head.
-    beside = {
-        "gathered": (np.where(apart, ends.root, p.end_unit), 2.0),
-        "gathered_loss": (np.where(apart, ends.root + 2 * ends.head, p.end_unit), np.where(apart, ends.head == 0, 2.0)),
-        "gathered_backward": (np.where(apart, ends.root, p.end_unit), 2.0),
-        "gathered_end": (np.where(apart, 0.0, p.end_unit), np.where(apart, 0.0, 2.0)),
+    through = array(np.where(apart, ends.root, p.end_unit))
+    at_loss = array(np.where(apart, ends.root + 2 * ends.head, p.end_unit))
+    beside: dict[str, tuple[Array, Array]] = {
+        "gathered": (through, array(2.0)),
+        "gathered_loss": (at_loss, array(np.where(apart, ends.head == 0, 2.0))),
+        "gathered_backward": (through, array(2.0)),
+        "gathered_end": (array(np.where(apart, 0.0, p.end_unit)), array(np.where(apart, 0.0, 2.0))),
     }
     # ZeRO-2 has all gathered; the buffer of the last gather is beside it.
     buffer = {"gathered": layer, "gathered_loss": np.where(ends.head > 0, value * ends.head, layer)}
@@ -426,8 +428,8 @@ def _gathered_columns(rank: Rank, stored: Array, live: Array) -> dict[str, Expla
             value=value,
             stored=array(stored),
             layer=p.layer_unit,
-            layers=array(layers),
-            ends=array(size),
+            layers=layers,
+            ends=size,
             live=array(live),
         )
     return columns
