@@ -8,7 +8,8 @@ median over its configurations); stacks with fewer than 8 configurations are poo
 where the median error of its rows, after 5 of them calibrated and averaged over the draws, is above that of the same
 rows before. Anchor: the smallest job of a ladder (one model, batch and recipe on several numbers of accelerators) was
 measured, the larger ones are predicted: by its pace, as `charter plan --probe` does, and by constants calibrated on
-that row. The last line is JSON.
+that row. Rows that cannot be true (`charter validate` raises an alarm) are fitted and counted nowhere. The last line is
+JSON.
 """
 
 import argparse
@@ -25,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from charter.physics.fitted import Fitted  # noqa: E402
+from charter.validation.alarms import alarms_of  # noqa: E402
 from charter.validation.intervals import group_of, spreads  # noqa: E402
 from charter.validation.quantities.memory import out_of_memory  # noqa: E402
 from charter.validation.quantity import (  # noqa: E402
@@ -103,7 +105,9 @@ class Stacks:
     def __init__(self, quantity: Quantity, rows: Sequence[Measurement]) -> None:
         self.quantity = quantity
         mine = [row for row in rows if quantity_of(row) is quantity and row.metric != "oom"]
-        self.cases, self.refused = safe_cases(quantity, mine)
+        sound = [row for row in mine if not alarms_of(row)]
+        self.flagged = len(mine) - len(sound)
+        self.cases, self.refused = safe_cases(quantity, sound)
         self.names = sorted({stack_of(case.row) for case in self.cases})
         self._fits: dict[frozenset[str], Fitted] = {}
 
@@ -213,23 +217,46 @@ def anchors(stacks: Stacks) -> dict[str, dict[str, float]]:
     }
 
 
+def share_errors(items: Sequence[ScoredRow]) -> dict[str, tuple[int, float]]:
+    """By source: phases of RL steps, and the median of |predicted share / measured share - 1| of those printed."""
+    steps: dict[str, list[ScoredRow]] = {}
+    for item in items:
+        if item.row.metric.startswith("ppo_") and item.row.metric not in WHOLE_STEPS:
+            steps.setdefault(f"{item.row.prefix} {item.row.config_id or item.row.id}", []).append(item)
+    errors: dict[str, list[float]] = {}
+    for name, phases in steps.items():
+        if len(phases) > 1:
+            ratio = sum(item.row.value for item in phases) / sum(item.predicted for item in phases)
+            errors.setdefault(name.split()[0], []).extend(
+                abs(ratio * item.predicted / item.row.value - 1) for item in phases
+            )
+    return {source: (len(found), median(found)) for source, found in sorted(errors.items())}
+
+
 def interval_score(error: float, half_width: float) -> float:
     """Width and 10 x miss of an 80 % interval, in logarithms."""
     return 2 * half_width + MISS * max(0.0, abs(error) - half_width)
 
 
 def interval_line(items: Sequence[tuple[str, ScoredRow, float]]) -> dict[str, object]:
-    """Coverage and mean interval score over stacks, beside the best constant half-width."""
+    """Coverage and mean interval score over stacks, beside the best constant half-width and the best of each stack.
+
+    Both are chosen with the errors in sight: what one width can reach, and what knowing each stack's scatter would.
+    """
     stacks: dict[str, list[tuple[float, float]]] = {}
     for stack, item, width in items:
         stacks.setdefault(stack, []).append((item.log_error, width))
-
-    def over(width_of: Callable[[float], float]) -> float:
-        return mean(mean(interval_score(error, width_of(width)) for error, width in rows) for rows in stacks.values())
-
-    best = min(over(lambda _, constant=step / 100: constant) for step in range(2, 150))  # type: ignore[misc]
-    inside = mean(mean(abs(error) <= width for error, width in rows) for rows in stacks.values())
-    return {"coverage": inside, "score": over(lambda width: width), "best_constant": best}
+    widths = [step / 100 for step in range(2, 150)]
+    fixed = {
+        stack: [mean(interval_score(error, width) for error, _ in rows) for width in widths]
+        for stack, rows in stacks.items()
+    }
+    return {
+        "coverage": mean(mean(abs(error) <= width for error, width in rows) for rows in stacks.values()),
+        "score": mean(mean(interval_score(error, width) for error, width in rows) for rows in stacks.values()),
+        "best_constant": min(map(mean, zip(*fixed.values(), strict=True))),
+        "best_of_each_stack": mean(map(min, fixed.values())),
+    }
 
 
 def fits(rows: Sequence[Measurement]) -> dict[str, object]:
@@ -262,16 +289,19 @@ def column(rows: Sequence[Measurement], draws: int) -> dict[str, object]:
     widths: dict[str, list[tuple[str, ScoredRow, float]]] = {}
     moved: dict[str, tuple[float, float]] = {}
     ladders: dict[str, dict[str, float]] = {}
-    refused, worse, compared = 0, 0, 0
+    shares: list[ScoredRow] = []
+    refused, flagged, worse, compared = 0, 0, 0, 0
     for quantity in QUANTITIES:
         print(quantity.name, file=sys.stderr)
         stacks = Stacks(quantity, rows)
         refused += len(stacks.refused)
+        flagged += stacks.flagged
         drawn: list[dict[str, list[tuple[str, ScoredRow]]]] = [{} for _ in range(draws)]
         for stack in stacks.names:
             own, fitted = stacks.own(stack), stacks.without(stack)
             items = stacks.scored(own, fitted)
             width = stacks.widths(stack)
+            shares += items
             for item in items:
                 zero.setdefault(kind_of(item.row), []).append((stack, item))
                 widths.setdefault(group_of(item.row), []).append((stack, item, width(group_of(item.row))))
@@ -307,9 +337,11 @@ def column(rows: Sequence[Measurement], draws: int) -> dict[str, object]:
         "intervals": {group: interval_line(items) for group, items in sorted(widths.items())},
         "fits": fits(rows),
         "refused": refused / len(rows),
+        "flagged": flagged,
         "made_worse_by_5": [worse, compared],
         "sources_by_5": {name: [before, later] for name, (before, later) in moved.items()},
         "anchors": ladders,
+        "shares": share_errors(shares),
         "rows": len(rows),
         "draws": draws,
     }
@@ -328,10 +360,12 @@ def table(figures: dict[str, object]) -> str:
     for name, item in figures["lines"].items():  # type: ignore[attr-defined]
         cells = [percent(item[key]) for key in ("zero_shot", "after_5", "under_by_5_percent")]
         lines.append(f"| {name} | {item['stacks']}, {item['configurations']} | {' | '.join(cells)} |")
-    lines += ["", "| 80 % interval, zero-shot | inside | score | best constant | ratio |", "| --- " * 5 + "|"]
+    head = "| 80 % interval, zero-shot | inside | score | best constant | ratio | best width of each stack |"
+    lines += ["", head, "| --- " * 6 + "|"]
     for name, item in figures["intervals"].items():  # type: ignore[attr-defined]
         score, best = item["score"], item["best_constant"]
-        lines.append(f"| {name} | {percent(item['coverage'])} | {score:.2f} | {best:.2f} | {score / best:.2f} |")
+        cells = f"{percent(item['coverage'])} | {score:.2f} | {best:.2f} | {score / best:.2f}"
+        lines.append(f"| {name} | {cells} | {item['best_of_each_stack']:.2f} |")
     judged = figures["fits"]
     worse, compared = figures["made_worse_by_5"]  # type: ignore[misc]
     brier = "-" if judged["brier"] is None else f"{judged['brier']:.3f}"  # type: ignore[index]
@@ -339,9 +373,10 @@ def table(figures: dict[str, object]) -> str:
         "",
         f"fits_probability: Brier {brier} ({judged['oom_rows']} rows out of memory, {judged['ran_rows']} that ran); "  # type: ignore[index]
         f"out of memory above 0.5: {judged['oom_above_half']}; ran below 0.2: {percent(judged['ran_below_fifth'])}",  # type: ignore[index]
-        f"refused: {percent(figures['refused'])} of {figures['rows']} rows; "
+        f"refused: {percent(figures['refused'])} of {figures['rows']} rows, {figures['flagged']} flagged; "
         f"made worse by 5 rows: {worse} of {compared} stacks and quantities",
         sources_line(figures["sources_by_5"], int(figures["draws"])),  # type: ignore[arg-type, call-overload]
+        shares_line(figures["shares"]),  # type: ignore[arg-type]
         "",
         *anchor_lines(figures["anchors"]),  # type: ignore[arg-type]
     ]
@@ -358,6 +393,12 @@ def sources_line(moved: Mapping[str, tuple[float, float]], draws: int) -> str:
         f"sources made worse by 5 rows (mean over {draws} draws): {len(worse)} of {len(moved)} ({share}), "
         f"{clearly} by more than a twentieth: {listed or 'none'}"
     )
+
+
+def shares_line(shares: Mapping[str, tuple[int, float]]) -> str:
+    """Errors of the shares of phases in one line."""
+    listed = ", ".join(f"{name} {error:.1%} of {count}" for name, (count, error) in shares.items())
+    return f"shares of the phases of RL steps, zero-shot, off in the median by: {listed or 'no phases'}"
 
 
 def anchor_lines(anchors: Mapping[str, Mapping[str, float]]) -> list[str]:

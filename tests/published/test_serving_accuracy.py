@@ -122,6 +122,12 @@ def test_async_steps_hide_generation_and_need_fewer_accelerators_for_training():
     assert rate == pytest.approx(1024 * 1200 / 16 / sync)
 
 
+def test_a_trainer_logs_what_it_waits_for_its_generator():
+    generate = replace(STEP, metric="ppo_generate_time_s")
+    waited = predicted(RL_STEP, replace(generate, rl_mode="async"))
+    assert 0 < waited < predicted(RL_STEP, generate)
+
+
 def test_a_critic_and_a_reward_model_cost_time():
     plain = predicted(RL_STEP, STEP)
     full = predicted(RL_STEP, replace(STEP, notes="PPO"))

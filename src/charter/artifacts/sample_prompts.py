@@ -16,6 +16,12 @@ SAMPLES_FILE = "samples.jsonl"
 """Answers of a stage's models, one prompt a line: of an evaluation, or of a training stage at a step."""
 
 
+ROLLOUTS_FILE = "rollouts.jsonl"
+"""A few answers of rollouts with their rewards, one a line."""
+SAMPLE_TIMES = "sample_times.jsonl"
+"""Seconds that each round of answers of a training stage took."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplePrompts:
     """The same prompts for every stage and checkpoint of a run."""
@@ -61,6 +67,41 @@ def append_samples(stage_dir: Path, step: int, answers: Sequence[tuple[str, Sequ
     for name, turns, answer in answers:
         row = {"id": name, "step": step, "prompt": [dict(turn) for turn in turns], "answer": answer}
         durable.append_line(stage_dir / SAMPLES_FILE, row)
+
+
+def append_rollout_sample(
+    stage_dir: Path,
+    sample: str,
+    step: int,
+    turns: Sequence[Mapping[str, str]],
+    answer: str,
+    *,
+    score: float,
+    rewards: Mapping[str, float | None],
+) -> None:
+    """Write down an answer of a rollout, its score, and each reward of the list; None where that failed or is none."""
+    row = {"id": sample, "step": step, "prompt": [dict(turn) for turn in turns], "answer": answer}
+    durable.append_line(stage_dir / ROLLOUTS_FILE, {**row, "score": score, "rewards": dict(rewards)})
+
+
+def append_sample_time(stage_dir: Path, step: int, seconds: float) -> None:
+    """Write down what a round of answers took, whether they were finished or not."""
+    durable.append_line(stage_dir / SAMPLE_TIMES, {"step": step, "seconds": round(seconds, 6)})
+
+
+def sample_seconds(stage_dir: Path) -> float:
+    """Return the seconds that a stage spent on answers for people to read, over all its attempts."""
+    total = 0.0
+    try:
+        lines = (stage_dir / SAMPLE_TIMES).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return total
+    for line in lines:
+        try:
+            total += max(0.0, float(json.loads(line)["seconds"]))
+        except (ValueError, KeyError, TypeError):  # a torn line
+            continue
+    return total
 
 
 SAMPLE_NOTES = "sample_notes.jsonl"

@@ -11,6 +11,7 @@ loader does about the traps of data sheets:
 - Network cards belong to the instance of a cloud; `scaleout_bytes_per_second_per_node` is the reference node's.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -97,12 +98,29 @@ def get(name: str) -> Accelerator:
     raise UsageError(f"no accelerator is called {name!r}{closest(name, spelled)}; `charter catalog gpus` lists all")
 
 
+def usual_request(text: str) -> str:
+    """Return how Charter writes a request that names the number first; any other text as it is.
+
+    >>> usual_request("4x4090"), usual_request("8 x H100"), usual_request("H100*2"), usual_request("H100:8")
+    ('4090:4', 'H100:8', 'H100:2', 'H100:8')
+    """
+    number_first = re.fullmatch(r"(\d+)(?:\s*[x*]\s*|\s+)(\S+)", text.strip(), re.IGNORECASE)
+    if number_first:
+        return f"{number_first[2]}:{number_first[1]}"
+    number_last = re.fullmatch(r"(\S+?)(?:\s*[*]\s*|\s+x\s*)(\d+)", text.strip(), re.IGNORECASE)
+    return f"{number_last[1]}:{number_last[2]}" if number_last else text
+
+
 def parse_request(text: str) -> tuple[str, int]:
     """Name and count of `H100:8` (SkyPilot's spelling); the name is resolved, `cpu` stays `cpu`.
 
     >>> parse_request("H100:8"), parse_request("L4"), parse_request("cpu:4")
     (('H100-SXM-80GB', 8), ('L4', 1), ('cpu', 4))
     """
+    if text.strip().isdecimal():
+        raise UsageError(f"{text!r} is a number of accelerators of no type; write both, like H100:{text.strip()}")
+    if usual_request(text) != text:
+        raise UsageError(f"{text!r}: the type comes first, so write {usual_request(text)}")
     name, _, count = text.partition(":")
     if count and (not count.isdecimal() or int(count) < 1):
         raise UsageError(f"{text!r}: after the colon comes a number of accelerators, like H100:8")

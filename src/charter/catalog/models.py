@@ -31,20 +31,50 @@ class CatalogModel:
     """Assumptions behind reading a `config.json`, and parts of it that are not in the architecture."""
 
 
+SIZES = {
+    "0.5B": "Qwen/Qwen2.5-0.5B",
+    "1B": "meta-llama/Llama-3.2-1B",
+    "1.5B": "Qwen/Qwen2.5-1.5B",
+    "3B": "meta-llama/Llama-3.2-3B",
+    "7B": "Qwen/Qwen2.5-7B",
+    "8B": "meta-llama/Llama-3.1-8B",
+    "13B": "meta-llama/Llama-2-13b-hf",
+    "14B": "Qwen/Qwen2.5-14B",
+    "32B": "Qwen/Qwen2.5-32B",
+    "70B": "meta-llama/Llama-3.1-70B",
+    "72B": "Qwen/Qwen2.5-72B",
+    "405B": "meta-llama/Llama-3.1-405B",
+}
+"""The model that a bare size means: a dense one that is much used, since a size alone says no shape."""
+
+
+def of_size(text: str) -> str:
+    """Return the name of the model that a bare size means; any other text as it is.
+
+    >>> of_size("70b"), of_size("gpt2")
+    ('meta-llama/Llama-3.1-70B', 'gpt2')
+    """
+    return SIZES.get(text.upper(), text)
+
+
+def find(name: str) -> CatalogModel | None:
+    """Return the model of a catalog name, spelled as for `get`; None where there is none."""
+    table = _by_plain_name()
+    return table.get(_plain(name)) or table.get(_plain(name.rpartition("/")[2]))
+
+
 def get(name: str) -> CatalogModel:
     """The model of a catalog name; case, separators and the organisation may be left out.
 
     >>> get("Llama-3.1-8B").name, get("gpt2").architecture.num_layers
     ('meta-llama/Llama-3.1-8B', 12)
     """
-    table = _by_plain_name()
-    entry = table.get(_plain(name)) or table.get(_plain(name.rpartition("/")[2]))
-    if entry is not None:
+    if (entry := find(name)) is not None:
         return entry
     names = [*(model.name for model in catalog()), *(model.name.rpartition("/")[2] for model in catalog())]
+    hint = f"; did you mean {of_size(name)}?" if of_size(name) != name else closest(name, names)
     raise UsageError(
-        f"no model is called {name!r}{closest(name, names)}; give a catalog name, "
-        "or the path of a config.json or of its directory"
+        f"no model is called {name!r}{hint}; give a catalog name, or the path of a config.json or of its directory"
     )
 
 

@@ -20,6 +20,7 @@ from charter.cli.inquiry import (
     Prompts,
     Seq,
     Tokens,
+    Turns,
     inquiry_of,
 )
 
@@ -35,7 +36,9 @@ DEFAULTS = {"tokens": 10**8, "pairs": 60_000, "prompts": 20_000}
 
 
 def ask(
-    kind: Annotated[str, typer.Option("--kind", help="pretrain, sft, pm, dpo, ppo, grpo or cai.")] = "sft",
+    kind: Annotated[
+        str, typer.Option("--kind", help="pretrain, sft, pm, dpo, ppo, grpo, generate, label or cai.")
+    ] = "sft",
     model: Annotated[
         str | None, typer.Option("--model", help="This model alone; else sizes from 405B down to 0.5B.")
     ] = None,
@@ -48,6 +51,7 @@ def ask(
     pairs: Pairs = None,
     prompts: Prompts = None,
     answers: AnswerTokens = None,
+    turns: Turns = None,
     seq: Seq = None,
     lora: Lora = None,
     judge: Judge = None,
@@ -69,7 +73,15 @@ def ask(
         raise unknown_word(kind)
     if hardware is not None and on is not None:
         raise UsageError("--hardware and --on say the same; give one of them")
-    said = {"tokens": tokens, "pairs": pairs, "prompts": prompts, "answers": answers, "seq": seq, "lora": lora}
+    said = {
+        "tokens": tokens,
+        "pairs": pairs,
+        "prompts": prompts,
+        "answers": answers,
+        "turns": turns,
+        "seq": seq,
+        "lora": lora,
+    }
     said |= {"judge": judge, "on": on or hardware, "nodes": nodes, "price": price}
     inquiry = inquiry_of(meant, model, said | {"budget": budget, "deadline": deadline})
     if inquiry.accelerators is not None and inquiry.nodes is None:

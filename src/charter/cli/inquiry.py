@@ -18,14 +18,17 @@ def _option(names: str, metavar: str, says: str) -> object:
 
 
 Tokens = Annotated[str | None, _option("--tokens", "N", "With pretrain, sft: tokens in all, like 100M.")]
-Pairs = Annotated[str | None, _option("--pairs", "N", "With pm, dpo: pairs of answers, like 60k.")]
-Prompts = Annotated[str | None, _option("--prompts", "N", "With ppo, grpo: prompts, like 20k.")]
-AnswerTokens = Annotated[str | None, _option("--answers", "N", "With ppo, grpo: mean tokens of an answer, like 1k.")]
+Pairs = Annotated[str | None, _option("--pairs", "N", "With pm, dpo, label: pairs of answers, like 60k.")]
+Prompts = Annotated[str | None, _option("--prompts", "N", "With ppo, grpo, generate: prompts, like 20k.")]
+AnswerTokens = Annotated[
+    str | None, _option("--answers", "N", "With ppo, grpo, generate: mean tokens of an answer, like 1k.")
+]
+Turns = Annotated[str | None, _option("--turns", "N", "With grpo: turns of an answer, a tool's reply between two.")]
 Seq = Annotated[str | None, _option("--seq", "N", "Tokens of a row.")]
 Lora = Annotated[str | None, _option("--lora", "RANK", "Train adapters of this rank, not all weights.")]
 Judge = Annotated[str | None, _option("--judge", "MODEL", "With cai: who compares answers, like 70B.")]
-On = Annotated[str | None, _option("--on --gpus", "GPU:N", "Machines, like H100:8; all of the price book without.")]
-Nodes = Annotated[str | None, _option("--nodes", "N", "The most machines.")]
+On = Annotated[str | None, _option("--on --gpus", "GPU:N", "A machine, like H100:8; all of the price book without.")]
+Nodes = Annotated[str | None, _option("--nodes", "N", "The most machines; 1 with --on, else no limit.")]
 Price = Annotated[str | None, _option("--price", "USD", "Of one accelerator of your own in an hour, like 2.")]
 Budget = Annotated[str | None, _option("--budget", "USD", "The limit, like 5k.")]
 Deadline = Annotated[str | None, _option("--deadline", "TIME", "The latest end from now, like 3d.")]
@@ -55,6 +58,7 @@ def question_file(
 
 def inquiry_of(kind: str, model: str | None, said: Mapping[str, str | None]) -> "Inquiry":
     """Return the inquiry about a kind of stage, its numbers parsed."""
+    from charter.catalog.accelerators import usual_request
     from charter.errors import UsageError
     from charter.plan.ask import Inquiry
     from charter.units import parse_count, parse_seconds, parse_usd, parse_usd_per_hour
@@ -78,8 +82,9 @@ def inquiry_of(kind: str, model: str | None, said: Mapping[str, str | None]) -> 
         seq_len=read("seq", parse_count),
         lora=read("lora", parse_count),
         nodes=read("nodes", parse_count),
+        turns=read("turns", parse_count),
         judge=said["judge"],
-        accelerators=said["on"],
+        accelerators=None if said["on"] is None else usual_request(said["on"]),
         price=said["price"],
         budget_usd=read("budget", parse_usd),
         deadline=said["deadline"],

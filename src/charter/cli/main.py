@@ -61,6 +61,21 @@ COMMANDS: Mapping[str, str] = {
 }
 """The module in this package and the command or group in it, by the words that call it; a group of nothing else has
 none."""
+GUESSED: Mapping[str, str] = {
+    "models": "catalog models",
+    "estimate": "plan",
+    "train": "run",
+    "launch": "submit",
+    "list": "status",
+    "ls": "status",
+    "ps": "status",
+    "cancel": "stop",
+    "kill": "stop",
+    "dashboard": "ui",
+    "bill": "cost",
+    "version": "--version",
+}
+"""First words of other tools, answered with the verb here."""
 SHORT: Mapping[str, str] = {"ask": "plan ask", "samples": "report samples"}
 """What people type often, in one word."""
 OLD: Mapping[str, str] = {
@@ -126,6 +141,9 @@ class Verbs(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the longest verb that the line begins with, in its present, short or earlier spelling."""
         first = args[0]
+        if first == "help" and not ctx.resilient_parsing:
+            print(ctx.get_help())
+            ctx.exit()
         if first in OLD and not ctx.resilient_parsing:
             print(f'note: "charter {first}" is now "charter {OLD[first]}"', file=sys.stderr)
         words = [*(SHORT.get(first) or OLD.get(first) or first).split(), *args[1:]]
@@ -135,11 +153,29 @@ class Verbs(TyperGroup):
                 return name, self.get_command(ctx, name), words[length:]
         if first.startswith("-"):
             return super().resolve_command(ctx, args)
-        near = get_close_matches(first, [*self.list_commands(ctx), *SHORT, *OLD])
+        near = (
+            [GUESSED[first]] if first in GUESSED else get_close_matches(first, [*self.list_commands(ctx), *SHORT, *OLD])
+        )
+        if not near:
+            from charter.plan.ask import kind_of
+
+            near = [] if kind_of(first) is None else [" ".join(["plan", *args])]
         meant = (
             f"; did you mean {' or '.join(SHORT.get(word) or OLD.get(word) or word for word in near)}?" if near else ""
         )
         raise UsageError(f"charter has no command {first!r}{meant}")
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb; an option of another tool is answered with the key of charter.yaml that it stands for."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            # typer has its own copy of click since 0.25: the class differs, its attributes do not.
+            option = getattr(error, "option_name", None) if type(error).__name__ == "NoSuchOption" else None
+            hint = None if option is None else _key_of_option(option, getattr(error, "ctx", None))
+            if hint is None:
+                raise
+            raise UsageError(hint) from None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the screen: what there is, in the order in which it is needed."""
@@ -151,6 +187,19 @@ class Verbs(TyperGroup):
                 formatter.write(f"  {verb:<10} {summary}\n")
         formatter.write("\nNew here: charter init demo --template cai-smoke && charter run demo\n")
         formatter.write("Options: --version, --install-completion, --show-completion, -h or --help\n")
+
+
+def _key_of_option(option: str, ctx: Any) -> str | None:
+    """Return where an option that other tools have stands in Charter; None for any other."""
+    from charter.spec.suggest import HABITS
+
+    word = option.lstrip("-").lower().replace("-", "_")
+    key = HABITS.get(word, word if word in HABITS.values() else None)
+    if key is None or ctx is None:
+        return None
+    settable = any("--set" in parameter.opts for parameter in ctx.command.params)
+    says = f"; say it with --set pipeline.STAGE.{key}=VALUE" if settable else ""
+    return f"{ctx.command_path} has no option {option}: it is `{key}` of a stage in charter.yaml{says}"
 
 
 def load(verb: str) -> Any:

@@ -134,11 +134,16 @@ StackName = Literal[
 
 
 def mem(
-    model: Annotated[str, typer.Argument(help="Catalog name, path of a config.json, or its directory.")],
+    model: Annotated[str, typer.Argument(help="Catalog name, 8B, path of a config.json, or its directory.")],
     accelerator: Annotated[
-        str, typer.Option("--accelerator", "-a", help="Type and number, H100-80GB:8; cpu for this machine.")
+        str,
+        typer.Option(
+            "--accelerator", "-a", "--on", "--gpus", help="Type and number, H100-80GB:8; cpu for this machine."
+        ),
     ],
-    mode: Annotated[Mode, typer.Option("--mode", help="What the job does.")] = "train",
+    mode: Annotated[
+        Mode | None, typer.Option("--mode", help="What the job does; train, or lora where --rank is given.")
+    ] = None,
     zero: Annotated[int, typer.Option("--zero", min=0, max=3, help="ZeRO stage (3 = FSDP).")] = 3,
     tensor: Annotated[int, typer.Option("--tensor", min=1, help="Tensor-parallel degree.")] = 1,
     pipeline: Annotated[int, typer.Option("--pipeline", min=1, help="Pipeline stages.")] = 1,
@@ -163,7 +168,12 @@ def mem(
     stack: Annotated[
         StackName, typer.Option("--stack", help="Whose code trains: what its layers, loss and optimizer step keep.")
     ] = "native",
-    rank: Annotated[int, typer.Option("--rank", min=1, help="Adapter rank (lora, qlora).")] = 16,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            "--rank", "--lora", min=1, help="Adapter rank (lora, qlora); 16 unless given.", show_default=False
+        ),
+    ] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences held at once (infer).")] = 1,
     prefill_tokens: Annotated[
         int | None,
@@ -179,9 +189,12 @@ def mem(
     from charter.physics.memory import training_alternatives
     from charter.spec.layout import Layout, Recompute, ZeroStage
 
+    mode = mode or ("train" if rank is None else "lora")
+    if rank is not None and mode not in ("lora", "qlora"):
+        raise UsageError(f"--rank {rank}: is of adapters, with --mode lora or qlora; found --mode {mode}")
     if explain and mode != "train":
         raise UsageError(f"--explain: papers print formulas for training a whole model; found --mode {mode}")
-    catalog_model = models.resolve(model)
+    catalog_model = models.resolve(models.of_size(model))
     device, count = _device(accelerator)
     _check_degrees(catalog_model, count, tensor=tensor, pipeline=pipeline, context=context, expert=expert)
     layout = Layout(
@@ -215,7 +228,7 @@ def mem(
             precision=_precision(precision, optimizer),
             stack=stack,
             mode=mode,
-            rank=rank,
+            rank=rank or 16,
         )
         memory = judge(layout)
         capacity = device.memory_bytes
@@ -240,9 +253,9 @@ def mem(
 
 
 def _device(text: str) -> "tuple[Accelerator, int]":
-    from charter.catalog.accelerators import CPU, get, parse_request
+    from charter.catalog.accelerators import CPU, get, parse_request, usual_request
 
-    name, count = parse_request(text)
+    name, count = parse_request(usual_request(text))
     if name != CPU:
         return get(name), count
     from charter.plan.machine import probe_machine

@@ -32,6 +32,7 @@ from charter.cli.inquiry import (
     Prompts,
     Seq,
     Tokens,
+    Turns,
     question_file,
     show_assumed,
 )
@@ -223,7 +224,8 @@ def plan(
         Path | None,
         typer.Argument(
             metavar="[PROJECT | KIND]",
-            help="charter.yaml or its directory; or, without a file: pretrain, sft, pm, dpo, ppo, grpo, cai.",
+            help="charter.yaml or its directory; or, without a file: pretrain, sft, pm, dpo, ppo, grpo, "
+            "generate, label, cai.",
             show_default=False,
         ),
     ] = None,
@@ -315,6 +317,7 @@ def plan(
     pairs: Pairs = None,
     prompts: Prompts = None,
     answers: AnswerTokens = None,
+    turns: Turns = None,
     seq: Seq = None,
     lora: Lora = None,
     judge: Judge = None,
@@ -342,8 +345,17 @@ def plan(
     changes += [f"objective={objective_of(objective)}"] if objective is not None else []
     check_limits_asked(fail_over_budget, allow_over_budget)
     path, begin = config or directory, start_of(start)
-    said = {"tokens": tokens, "pairs": pairs, "prompts": prompts, "answers": answers, "seq": seq, "lora": lora}
-    said |= {"judge": judge, "on": on, "nodes": nodes, "price": price, "budget": budget, "deadline": deadline}
+    said = {"tokens": tokens, "pairs": pairs, "prompts": prompts, "answers": answers, "turns": turns}
+    said |= {
+        "seq": seq,
+        "lora": lora,
+        "judge": judge,
+        "on": on,
+        "nodes": nodes,
+        "price": price,
+        "budget": budget,
+        "deadline": deadline,
+    }
     inquiry = question_file(config, model, said, save)
     if inquiry is not None:
         project, root = project_of_text(inquiry.text, changes)

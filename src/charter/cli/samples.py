@@ -20,7 +20,12 @@ def samples(
         bool, typer.Option("--disagreeing", help="Only where two orders, or two models, differ.")
     ] = False,
     order: Annotated[
-        str, typer.Option("--order", metavar="HOW", help="changed, longest or shortest: by the last answer.")
+        str,
+        typer.Option(
+            "--order",
+            metavar="HOW",
+            help="changed, longest or shortest: by the last answer; highest or lowest: by reward.",
+        ),
     ] = "",
     side_by_side: Annotated[
         bool, typer.Option("--side-by-side", help="The answers of all stages in training to a prompt together.")
@@ -33,6 +38,11 @@ def samples(
         str | None, typer.Option("--flag", metavar="ID", help="Flag this sample; --note says why.", show_default=False)
     ] = None,
     note: Annotated[str, typer.Option("--note", metavar="TEXT", help="Remark on the sample of --flag.")] = "",
+    reward: Annotated[
+        str, typer.Option("--reward", metavar="NAME", help="Answers of RL with this reward of the list, or score.")
+    ] = "",
+    at_least: Annotated[float | None, typer.Option("--at-least", help="Of --reward; else of the score.")] = None,
+    at_most: Annotated[float | None, typer.Option("--at-most", help="Of --reward; else of the score.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The most that are shown.")] = 5,
     as_json: JsonOption = False,
 ) -> None:
@@ -55,7 +65,7 @@ def samples(
         raise UsageError(f"there is no stage {stage!r}; this project has {', '.join(s.stage for s in sources)}")
     wanted = SampleFilter(
         stage=stage or "", text=search, principle=principle, disagreeing=disagreeing, order=orders[order],
-        flagged=flagged,
+        flagged=flagged, reward=reward, at_least=at_least, at_most=at_most,
     )  # fmt: skip
     if side_by_side or beside:
         lists = [(str(place), _sources(place)) for place in (directory, *(beside or ()))]
@@ -69,6 +79,7 @@ def samples(
     for sample in listed.samples:
         facts = [sample.principle, f"{sample.probability:.0%} preferred" if sample.probability is not None else ""]
         facts += ["the orders disagree" if sample.agreed is False else ""]
+        facts += [f"{name} {'none' if value is None else f'{value:.3g}'}" for name, value in sample.rewards.items()]
         facts += ["flagged" if sample.note is not None and sample.note.flagged else ""]
         out.rule(" · ".join(fact for fact in (sample.stage, sample.id, *facts) if fact), align="left")
         out.print(f"prompt: {sample.prompt}", markup=False, highlight=False)

@@ -37,6 +37,26 @@ def log_tail(path: Path, *, most_bytes: int = LOG_BYTES) -> LogTail:
     return LogTail(lines=tuple(plain(line) for line in text.splitlines()), whole=complete, size_bytes=size)
 
 
+SEARCHED_BYTES = 32 * 1024**2
+MOST_LINES = 500
+
+
+def log_lines_with(path: Path, text: str, *, most: int = MOST_LINES, searched_bytes: int = SEARCHED_BYTES) -> LogTail:
+    """Return the last lines of a log that hold a text, whatever its case, each with its number where that is known."""
+    try:
+        content, size = end_of_file(path, searched_bytes)
+    except OSError:
+        return LogTail(lines=(), whole=True, size_bytes=0)
+    complete, needle = len(content) == size, text.casefold()
+    lines = [plain(line) for line in without_shapes(content.decode("utf-8", "replace")).splitlines()]
+    hits = [
+        f"{number}: {line}" if complete else line
+        for number, line in enumerate(lines, start=1)
+        if needle in line.casefold()
+    ]
+    return LogTail(lines=tuple(hits[-most:]), whole=complete and len(hits) <= most, size_bytes=size)
+
+
 def plain(line: str) -> str:
     """A line without colours; other control characters are shown, not obeyed; of what `\\r` overwrote the last stays.
 

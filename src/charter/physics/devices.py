@@ -82,13 +82,15 @@ GENERATIONS = {
 }
 """Families by the start of their name; anything else is `other`."""
 ATTENTION_SHARE = {
-    "volta": (0.20, 0.30, 0.30), "ampere": (0.38, 0.60, 0.60), "ada": (0.36, 0.55, 0.55), "hopper": (0.22, 0.38, 0.58),
-    "blackwell": (0.15, 0.25, 0.50), "cdna": (0.15, 0.28, 0.33), "tpu": (0.50, 0.50, 0.50), "other": (0.20, 0.30, 0.30),
+    "volta": (0.20, 0.30, 0.30, 0.30), "ampere": (0.38, 0.60, 0.60, 0.60), "ada": (0.36, 0.55, 0.55, 0.55),
+    "hopper": (0.22, 0.38, 0.58, 0.65), "blackwell": (0.15, 0.25, 0.50, 0.65), "cdna": (0.15, 0.28, 0.33, 0.33),
+    "tpu": (0.50, 0.50, 0.50, 0.50), "other": (0.20, 0.30, 0.30, 0.30),
 }  # fmt: skip
 """Share of the dense 16-bit peak that fused attention reaches at head size 128 on long sequences, forward:
-FlashAttention-1, FlashAttention-2, the newest kernels. FlashAttention-2 (arXiv:2307.08691) 50-73 % on A100;
-FlashAttention-3 (arXiv:2407.08608) 35 % for FlashAttention-2 on H100, up to 75 % for its own (from memory of the
-abstracts). The first column was set on the long sequences of Composer (FND rows) on A100 and H100; the rest is
+FlashAttention-1, FlashAttention-2, the vendor's library, FlashAttention-3 or -4. From memory of the abstracts:
+FlashAttention-2 (arXiv:2307.08691) 50-73 % on A100; FlashAttention-3 (arXiv:2407.08608) 35 % for FlashAttention-2 on
+H100 and up to 75 % for its own; FlashAttention-4 up to 71 % on B200; causal masks at head size 128 reach less. The
+first column was set on the long sequences of Composer (FND rows) on A100 and H100; the rest is
 judgement."""
 POD_NETWORK_BYTES_PER_SECOND = 6.25 * GB
 """Per chip between TPU pods: 200 Gbit/s for each host of four; judgement."""
@@ -124,7 +126,9 @@ class DeviceColumns:
     flash2: Array
     """Rate of fused attention, FlashAttention-2 generation."""
     recent: Array
-    """Rate of the newest attention kernels of the device."""
+    """Rate of the attention kernels in the vendor's library."""
+    flash3: Array
+    """Rate of fused attention written for one generation: FlashAttention-3 on Hopper, FlashAttention-4 on Blackwell."""
     sustained: Array
     """Clock under load against others of its generation."""
     short_inner: Array
@@ -158,7 +162,7 @@ class DeviceColumns:
         eight = a.peak_flops_per_second("fp8")
         share_8 = a.matmul_ceiling.get("fp8", share)
         four = a.dense_flops_per_second.get("fp4", eight)
-        first, old, recent = ATTENTION_SHARE[generation]
+        first, old, recent, own = ATTENTION_SHARE[generation]
         domain = max(1, a.scaleup_domain)
         network = a.scaleout_bytes_per_second_per_node
         per_device = network / a.devices_per_node if network else UNKNOWN_NETWORK_BYTES_PER_SECOND
@@ -174,6 +178,7 @@ class DeviceColumns:
             flash1=array(peak * first),
             flash2=array(peak * old),
             recent=array(peak * recent),
+            flash3=array(peak * own),
             sustained=array(next((value for start, value in SUSTAINED.items() if a.name.startswith(start)), 1.0)),
             short_inner=array(SHORT_INNER * (peak * share / units / REFERENCE_RATE if units > 1 else 1.0)),
             hopper=array(generation == "hopper"),

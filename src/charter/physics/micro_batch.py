@@ -120,11 +120,15 @@ def step_work(model: ProductColumns, device: DeviceColumns, job: StepJob, stack:
 
 
 def _attention(m: ProductColumns, job: StepJob, stack: StackColumns, tokens: Array) -> Array:
-    """Forward operations of scores (all of the square where unfused) and scans over what their shape reaches."""
+    """Forward operations of scores (all of the square where unfused) and scans over what their shape reaches.
+
+    Fused kernels that are given the bounds of packed samples compute each sample's own scores.
+    """
     fused = stack.attention > 0
-    positions = m.attended(job.seq, job.causal)
+    length = np.minimum(job.seq, job.document)
+    positions = m.attended(length, job.causal)
     seen = np.where(fused, positions, m.attention_layers * job.seq)
-    reach = job.seq / (job.seq + TAIL_TOKENS) * m.head_size / (m.head_size + SHORT_HEAD) * LONG_REACH
+    reach = length / (length + TAIL_TOKENS) * m.head_size / (m.head_size + SHORT_HEAD) * LONG_REACH
     aligned = np.where(np.mod(m.head_size, 8) == 0, 1.0, MISALIGNED)
     scores = 2.0 * m.score_width * seen / np.where(fused, np.minimum(reach, 1.0), aligned)
     return array((scores + SCAN_COST * m.scan_flops) * tokens / job.layouts.tensor)
@@ -272,7 +276,8 @@ def _sustained(given: StepInputs) -> Array:
 def _attention_rate(given: StepInputs) -> Array:
     """Fused kernels have a ceiling of their own (8 bits do not speed them up); unfused ones are small products."""
     device, kernel, c = given.device, given.stack.attention, given.constants
-    fused = np.where(kernel >= 3, device.recent, np.where(kernel >= 2, device.flash2, device.flash1))
+    fused = np.where(kernel >= 2, device.flash2, device.flash1)
+    fused = np.where(kernel >= 4, device.flash3, np.where(kernel >= 3, device.recent, fused))
     unfused = device.rate_16 * c.matmul_share * c.unfused_attention
     return array(np.where(kernel > 0, fused * c.attention_share, unfused))
 

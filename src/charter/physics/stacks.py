@@ -56,7 +56,7 @@ class StackProfile:
     step_multiple: float = 1.0
     """Of the seconds per step."""
     attention: str = "recent"
-    """`recent` (cuDNN, FlashAttention-3 on Hopper), `flash2`, `unfused`, `compiled` (TPU kernels)."""
+    """`recent` (cuDNN), `flash3` (FlashAttention-3 and -4), `flash2`, `unfused`, `compiled` (TPU kernels)."""
     gradient_bytes: float = 2.0
     """Of one gradient on the wire."""
     accumulate_bytes: float = 0.0
@@ -240,7 +240,7 @@ PROFILES = {
 # -------- Work of a training step, as columns: its layout, its sequences, its number formats, and how its stack works.
 
 RECOMPUTE_SELECTIVE, RECOMPUTE_FULL = RECOMPUTE_CODES[Recompute.SELECTIVE], RECOMPUTE_CODES[Recompute.FULL]
-ATTENTION_KERNELS = {"unfused": 0.0, "flash1": 1.0, "flash2": 2.0, "recent": 3.0, "compiled": 3.0}
+ATTENTION_KERNELS = {"unfused": 0.0, "flash1": 1.0, "flash2": 2.0, "recent": 3.0, "compiled": 3.0, "flash3": 4.0}
 """Code of the attention kernels of a profile."""
 
 
@@ -275,6 +275,8 @@ class StepJob:
     """Share of the layers' forward pass that selective policies repeat beside attention."""
     recompute_share: Array = field(default_factory=lambda: array(1.0))
     """Share of the layers that full recomputation repeats (block policies)."""
+    document: Array = field(default_factory=lambda: array(1e9))
+    """Tokens of a sample where packed sequences keep attention inside samples; above `seq`, nothing is masked."""
     compression: Array = field(default_factory=lambda: array(1.0))
     """Bytes of data-parallel traffic against uncompressed (ZeRO++ about 0.5 for weights; arXiv:2306.10209)."""
 

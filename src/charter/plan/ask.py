@@ -32,26 +32,16 @@ WORDS = {
     "rlhf": "ppo",
     "grpo": "grpo",
     "rlvr": "grpo",
+    "generate": "generate",
+    "label": "label",
+    "judge": "label",
     "cai": "cai",
 }
 """The kind that a word on the command line means."""
-SIZES = {
-    "0.5B": "Qwen/Qwen2.5-0.5B",
-    "1B": "meta-llama/Llama-3.2-1B",
-    "1.5B": "Qwen/Qwen2.5-1.5B",
-    "3B": "meta-llama/Llama-3.2-3B",
-    "7B": "Qwen/Qwen2.5-7B",
-    "8B": "meta-llama/Llama-3.1-8B",
-    "13B": "meta-llama/Llama-2-13b-hf",
-    "14B": "Qwen/Qwen2.5-14B",
-    "32B": "Qwen/Qwen2.5-32B",
-    "70B": "meta-llama/Llama-3.1-70B",
-    "72B": "Qwen/Qwen2.5-72B",
-    "405B": "meta-llama/Llama-3.1-405B",
-}
-"""The model that a bare size means: a dense one that is much used, since a size alone says no shape."""
 GROUP = 8
 """Answers to a prompt in `grpo`, the default of its templates."""
+REPLY = 256
+"""Tokens that a tool replies, the default of a stage."""
 OPTION_OF = {
     "model": "MODEL",
     "tokens": "--tokens",
@@ -60,6 +50,7 @@ OPTION_OF = {
     "answers": "--answers",
     "seq_len": "--seq",
     "lora": "--lora",
+    "turns": "--turns",
     "judge": "--judge",
 }
 """How the command line spells what a kind can be asked about; the rest goes with every kind."""
@@ -80,11 +71,13 @@ class Inquiry:
     seq_len: int | None = None
     lora: int | None = None
     """Rank of adapters; all weights are trained without."""
+    turns: int | None = None
+    """Of an answer, with a tool's reply between two."""
     judge: str | None = None
     accelerators: str | None = None
     """Like `H100:8`; every machine of the price book without."""
     nodes: int | None = None
-    """The most."""
+    """The most; one where accelerators are named."""
     price: str | None = None
     """Of one accelerator in an hour, on hardware of one's own."""
     budget_usd: float | None = None
@@ -119,8 +112,8 @@ class _Answers:
     def model(self, name: str, default: str) -> str:
         """Return the catalog's name of a given model, or of the default with a note."""
         given = getattr(self.inquiry, name) or default
-        full = catalog_models.resolve(SIZES.get(given.upper(), given)).name
-        if getattr(self.inquiry, name) is None or given.upper() in SIZES:
+        full = catalog_models.resolve(catalog_models.of_size(given)).name
+        if getattr(self.inquiry, name) is None or given.upper() in catalog_models.SIZES:
             self.assumed.append(f"{OPTION_OF.get(name, name)} {given}: {full}")
         return full
 
@@ -156,8 +149,16 @@ def kind_file(inquiry: Inquiry) -> KindFile:
 
 def unknown_word(word: str) -> UsageError:
     """Return the refusal of a first word that is neither a path nor a kind."""
+    kinds = ", ".join(dict.fromkeys(WORDS.values()))
     near = nearest(word, WORDS)
-    guess = f"did you mean {near!r}?" if near else f"kinds: {', '.join(dict.fromkeys(WORDS.values()))}"
+    if word.lower() in ("lora", "qlora", "peft", "adapter"):
+        guess = f"an adapter goes with a kind: charter plan sft 8B --lora {LORA_RANK}"
+    elif (model := catalog_models.find(catalog_models.of_size(word))) is not None:
+        guess = f"{model.name} is a model; what shall it do? charter plan sft {word}, or one of {kinds}"
+    elif near is None and (model_name := nearest(word, (m.name.rpartition("/")[2] for m in catalog_models.catalog()))):
+        guess = f"did you mean the model {model_name}? Then say what it shall do: charter plan sft {model_name}"
+    else:
+        guess = f"did you mean {near!r}?" if near else f"kinds: {kinds}"
     return UsageError(f"there is no file or directory {word}, and no kind of stage is called so; {guess}")
 
 
@@ -176,8 +177,12 @@ def _resources(inquiry: Inquiry, given: _Answers) -> str:
             f"a machine of yours: no price list has {inquiry.accelerators}; --price says what it costs"
         )
     lines.append(f"  accelerators: [{inquiry.accelerators or 'any'}]")
-    if inquiry.nodes is not None:
-        lines.append(f"  max_nodes: {inquiry.nodes}")
+    nodes = inquiry.nodes
+    if nodes is None and inquiry.accelerators is not None:
+        nodes = 1
+        given.assumed.append("--nodes 1: one machine")
+    if nodes is not None:
+        lines.append(f"  max_nodes: {nodes}")
     if inquiry.budget_usd is not None:
         lines.append(f"budget: {{limit: {inquiry.budget_usd:g}}}")
     if inquiry.deadline is not None:
@@ -259,6 +264,15 @@ def _rl(inquiry: Inquiry, given: _Answers) -> str:
         models += f"  reward: {{model: {model}, reward_model: true}}\n"
         method = "    reward: reward\n"
         given.assumed.append("a reward model and a value model of the policy's size")
+    if inquiry.turns is not None and not is_group:
+        raise UsageError("--turns: ask it of grpo, where a rule rewards what tools led to")
+    if inquiry.turns is not None:
+        turns = given.number("turns", inquiry.turns, "")
+        method += (
+            "    environment: {tools: {calc: 'charter:calculator'}, "
+            f"max_turns: {turns}, max_tool_calls: {turns}, observation_tokens: {REPLY}, mean_tool_time: 1}}\n"
+        )
+        given.assumed.append(f"a tool's reply of {REPLY} tokens after 1 s between two turns, and all turns taken")
     return (
         _head(inquiry, model)
         + models
@@ -268,6 +282,34 @@ def _rl(inquiry: Inquiry, given: _Answers) -> str:
         + f"    episodes: {episodes}\n    rollout_batch: {rollout}\n    minibatch: {minibatch}\n"
         + f"    max_prompt_tokens: 512\n    max_new_tokens: {2 * mean}\n    mean_new_tokens: {mean}\n"
         + _adapter(inquiry)
+        + _resources(inquiry, given)
+    )
+
+
+def _answering(inquiry: Inquiry, given: _Answers) -> str:
+    """Write a stage that trains nothing: a model answers prompts, or a judge compares two answers to each."""
+    is_label = inquiry.kind == "label"
+    name = "judge" if is_label else "policy"
+    model = given.model("model", "70B")
+    if is_label:
+        pairs = given.number("pairs", 60_000, "of answers to compare")
+        stage = "    judge: judge\n    candidates: rows\n"
+        data = f"  rows: {{path: pairs.jsonl, rows: {pairs}, mean_tokens: 256}}\n"
+        given.assumed += ["prompt and answer of 256 tokens", "both orders compared, without a chain of thought"]
+    else:
+        prompts = given.number("prompts", 20_000, "each answered once")
+        mean = given.number("answers", 512, "mean tokens of an answer")
+        stage = (
+            f"    policy: policy\n    prompts: rows\n    num_prompts: {prompts}\n"
+            f"    max_prompt_tokens: 512\n    max_new_tokens: {2 * mean}\n    mean_new_tokens: {mean}\n"
+        )
+        data = f"  rows: {{path: prompts.jsonl, rows: {prompts}, mean_tokens: 256}}\n"
+        given.assumed += [f"answers of at most {2 * mean} tokens", "prompts of 256 tokens"]
+    return (
+        _head(inquiry, model)
+        + ("constitution: constitution.yaml\n" if is_label else "")
+        + f"models:\n  {name}: {{model: {model}, precision: bf16}}\n"
+        + f"data:\n{data}pipeline:\n  {inquiry.kind}:\n    kind: {inquiry.kind}\n{stage}"
         + _resources(inquiry, given)
     )
 
@@ -289,7 +331,9 @@ _WRITERS: Mapping[str, tuple[_Writer, tuple[str, ...]]] = {
     "preference_model": (_pairs, ("model", "pairs", "seq_len", "lora")),
     "dpo": (_pairs, ("model", "pairs", "seq_len", "lora")),
     "ppo": (_rl, ("model", "prompts", "answers", "lora")),
-    "grpo": (_rl, ("model", "prompts", "answers", "lora")),
+    "grpo": (_rl, ("model", "prompts", "answers", "turns", "lora")),
+    "generate": (_answering, ("model", "prompts", "answers")),
+    "label": (_answering, ("model", "pairs")),
     "cai": (_constitutional, ("model", "judge")),
 }
 """The writer of a kind, and what it can be asked about."""
@@ -311,6 +355,8 @@ AMOUNT = {
     "dpo": "pairs",
     "ppo": "prompts",
     "grpo": "prompts",
+    "generate": "prompts",
+    "label": "pairs",
 }
 """What of a kind can be more or less."""
 MOST_DOUBLINGS = 12
@@ -351,6 +397,8 @@ def methods(inquiry: Inquiry) -> Iterator[tuple[str, Inquiry]]:
     if inquiry.kind == "cai":
         for judge in JUDGES if inquiry.judge is None else (inquiry.judge,):
             yield f"judge {judge}", replace(inquiry, judge=judge)
+    elif inquiry.kind in ("generate", "label"):
+        yield "answers", inquiry
     elif inquiry.lora is not None or inquiry.kind == "pretrain":
         yield "all weights" if inquiry.lora is None else f"LoRA {inquiry.lora}", inquiry
     else:

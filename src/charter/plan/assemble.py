@@ -22,7 +22,15 @@ from charter.plan.phase import Workload
 from charter.plan.plan import Plan
 from charter.plan.purchase import commitment_notes
 from charter.plan.risk import Assumption, risk_assumptions
-from charter.plan.stage_plan import NOTHING_PAID, StagePlan, execution_of, money, peak_range, time_source
+from charter.plan.stage_plan import (
+    NOTHING_PAID,
+    StagePlan,
+    execution_of,
+    money,
+    peak_range,
+    planned_samples,
+    time_source,
+)
 from charter.plan.stage_risk import stage_risk
 from charter.plan.storage import Shipment, bucket, location, move_seconds, shipments_usd, stage_storage
 from charter.plan.timeline import mean_shares
@@ -71,6 +79,7 @@ def stage_plan(
         peak_range=peak_range(stage, option, knowledge),
         time_source=time_source(stage, option, work, knowledge),
         execution=execution_of(stage, option, work),
+        samples=planned_samples(stage, option, project),
         done=work_done(work),
         endpoint_usd=NOTHING_PAID if option.endpoint_usd is None else money(option.endpoint_usd),
         risk=stage_risk(option, project.risk),

@@ -24,6 +24,8 @@ from charter.plan.risk import LENGTH_SIGMA
 from charter.plan.servers import own_or_endpoint, own_roles
 from charter.plan.stage_risk import StageRisk
 from charter.spec.execution import CLIENT, TRAINER, ExecutableLayout, Execution, RoleExecution, Use, executable
+from charter.spec.project import Project
+from charter.spec.sections import ANSWER_PROMPTS, why_no_samples
 from charter.spec.stage import NATIVE, TRAINS, Stage
 
 # -------- From a planned option to the value that is run, submitted and exported (`charter.spec.execution`).
@@ -234,6 +236,31 @@ NO_MONEY: dict[str, float | None] = dict.fromkeys(QUANTILES)
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlannedSamples:
+    """Answers of a model in training to a few prompts at its checkpoints, for people to read."""
+
+    prompts: int
+    share: float
+    """Of the stage's time, at most."""
+    why_none: str = ""
+    """Empty where there are answers."""
+
+
+def planned_samples(stage: Stage, option: Option, project: Project) -> PlannedSamples | None:
+    """Return the answers that a stage gives while it trains; None for one that is never asked."""
+    if stage.kind not in ANSWER_PROMPTS or option.engine != NATIVE or project.sample_data is None:
+        return None
+    settings = project.samples
+    layout = executable(option.layout, rows=stage.SEQUENCES_PER_ROW, dtype=option.dtype)
+    why = why_no_samples(
+        is_compiled=bool(stage.resources is not None and stage.resources.compile),
+        is_spread=layout.zero > 0 or layout.tensor > 1,
+        generates=getattr(stage, "generator", None) == NATIVE,
+    )
+    return PlannedSamples(prompts=settings.count, share=0.0 if why else settings.share, why_none=why)
+
+
+@dataclass(frozen=True, kw_only=True)
 class StagePlan:
     """One stage of a plan."""
 
@@ -283,6 +310,20 @@ class StagePlan:
     """What runs; None in plans that were put together for a question of their own."""
     done: WorkDone = NOTHING_DONE
     """Model operations, and tokens that an endpoint is asked for."""
+    samples: PlannedSamples | None = None
+    """Answers for people to read; their time and money come on top of the stage's own."""
+
+    @property
+    def sample_seconds(self) -> float:
+        """Return the most that answers for people to read take: their share of the stage's time at p50."""
+        return 0.0 if self.samples is None else self.samples.share * self.option.seconds.p50
+
+    @property
+    def sample_usd(self) -> float | None:
+        """Return the most that they cost: the same share of what the machines cost at p50; None without a price."""
+        if self.compute_usd is None:
+            return None
+        return 0.0 if self.samples is None else self.samples.share * usd(self.compute_usd.p50)
 
     @property
     def serving_reason(self) -> str:
@@ -355,6 +396,7 @@ class StagePlan:
             "wait_seconds": interval_json(self.wait_seconds),
             "lead_seconds": self.lead_seconds,
             "workload": {name: round(value, 3) for name, value in vars(self.counters).items()},
+            **({} if self.samples is None else {"samples": self._samples_json(self.samples)}),
             **({"asked": [use.to_json() for use in self.done.api]} if self.done.api else {}),
             "breakdown": self._breakdown(),
             "node": self.node.to_json(),
@@ -367,6 +409,16 @@ class StagePlan:
             "tied_layouts": [item.to_json() for item in option.tied_layouts],
             "other_engines": [item.to_json() for item in self.other_engines],
             "search": None if self.searched is None else self.searched.counts,
+        }
+
+    def _samples_json(self, samples: PlannedSamples) -> dict[str, object]:
+        most = None if self.sample_usd is None else round(self.sample_usd, 6)
+        return {
+            "prompts": samples.prompts,
+            "share": samples.share,
+            "seconds_at_most": round(self.sample_seconds, 3),
+            "usd_at_most": most,
+            "why_none": samples.why_none or None,
         }
 
     def _breakdown(self) -> dict[str, Mapping[str, float] | None]:

@@ -114,6 +114,7 @@ def _stage(stage: StageView) -> dict[str, Any]:
         "actual": _actual(stage.totals, stage.actual, stage.calls),
         "forecast": stage.forecast.to_json(),
         "units": unit_costs(stage.totals, stage.actual),
+        "samples": stage.samples.to_json(),
         "ratio": {"seconds": stage.time_ratio, "usd": stage.cost_ratio},
     }
 

@@ -28,6 +28,7 @@ def print_cost(view: Overview, console: Console) -> None:
         console.print(f"Wall clock of the run: {wall}; machine time (the sum above): {machine}", highlight=False)
     console.print()
     print_waste(view, console)
+    print_samples(view, console)
     calls = calls_table(view)
     if calls.row_count:
         console.print()
@@ -93,6 +94,18 @@ def print_waste(view: Overview, console: Console) -> None:
             cost = f", {format_usd(amount.usd)}" if amount.usd is not None else ""
             text = f"Lost to {what}: {format_seconds(amount.seconds)}{cost} ({100 * share:.1f} %)"
             console.print(text, style="yellow", highlight=False)
+
+
+def print_samples(view: Overview, console: Console) -> None:
+    """Say in a line what answers for people to read took of the sums above."""
+    drawn = [stage for stage in view.stages if stage.samples.milliseconds]
+    if drawn:
+        amount = sum((stage.samples for stage in drawn[1:]), start=drawn[0].samples)
+        share = amount.milliseconds / max(1, view.totals.milliseconds)
+        cost = f", {format_usd(amount.usd)}" if amount.usd is not None else ""
+        names = ", ".join(stage.name for stage in drawn)
+        took = f"{format_seconds(amount.seconds)}{cost} ({100 * share:.1f} % of the sum above)"
+        console.print(f"Samples to read, of {names}: {took}", highlight=False)
 
 
 def print_imported(accounted: Sequence[Accounted], console: Console) -> None:

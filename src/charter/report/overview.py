@@ -34,6 +34,15 @@ class StageView:
     """What is still to be done: the plan's part that is left, at the pace that was measured."""
     planned_stage: Mapping[str, Any]
     """The stage as the plan has it; empty for one that is in no plan."""
+    sample_seconds: float = 0.0
+    """Spent on answers for people to read; part of what is spent."""
+
+    @property
+    def samples(self) -> Amount:
+        """Return what answers for people to read took, at the stage's mean price of a second."""
+        machines = spent(self.totals)
+        part = min(1.0, 1000 * self.sample_seconds / machines.milliseconds) if machines.milliseconds else 0.0
+        return machines.scaled(part)
 
     @property
     def actual(self) -> Amount:
@@ -173,6 +182,7 @@ def _view(
         calls=calls,
         remaining=NO_SPREAD,
         planned_stage=planned_stage,
+        sample_seconds=files.sample_seconds,
     )
 
 

@@ -83,8 +83,13 @@ def _terms(title: str, terms: tuple[Term, ...]) -> Table:
     table.add_column("Formula")
     table.add_column("Source", style="dim")
     for term in terms:
-        table.add_row(term.name, _value(term), term.formula, term.source)
+        table.add_row(_words(term.name), _value(term), term.formula, term.source)
     return table
+
+
+def _words(name: str) -> str:
+    """Name a term for people: phases are called by the fields of a stage, and `against` is no noun."""
+    return name.replace("answers of against", "answers of the model compared with")
 
 
 def _value(term: Term) -> str:

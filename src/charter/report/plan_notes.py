@@ -31,6 +31,29 @@ def placement_lines(plan: Plan) -> Iterator[str]:
         yield f"Servers of {shared.line}."
 
 
+def sample_lines(plan: Plan) -> Iterator[str]:
+    """Yield what answers for people to read cost at most, and which stages give none."""
+    drawn = [stage for stage in plan.stages if stage.samples is not None and stage.samples.share]
+    refused: dict[str, list[str]] = {}
+    for stage in plan.stages:
+        if stage.samples is not None and stage.samples.why_none:
+            refused.setdefault(stage.samples.why_none, []).append(stage.name)
+    none = "; ".join(f"none of {', '.join(names)}: {why}" for why, names in refused.items())
+    if drawn and drawn[0].samples is not None:
+        first, most = drawn[0].samples, [stage.sample_usd for stage in drawn]
+        priced = [part for part in most if part is not None]
+        money = f", {format_usd(sum(priced))}" if len(priced) == len(most) else ""
+        time = format_seconds(sum(stage.sample_seconds for stage in drawn))
+        names = ", ".join(stage.name for stage in drawn)
+        text = (
+            f"Samples to read: {first.prompts} answers at each checkpoint of {names}, for at "
+            f"most {100 * first.share:g} % of the time on top: {time}{money}"
+        )
+        yield f"{text}{f'; {none}' if none else ''} (samples: {{count: 0}} draws none)."
+    elif none:
+        yield f"Samples to read: {none}."
+
+
 def _groups(stage: StagePlan) -> str:
     """`Roles of ppo, async: trainers 7 x H100-SXM-80GB 88 % busy, ...; 12 % of the paid time waits ($23)`."""
     option = stage.option
@@ -60,6 +83,7 @@ def notes(plan: Plan) -> Iterator[Text]:
     yield from _market_and_risk(plan)
     yield from _ties(plan)
     yield from (Text(line) for line in placement_lines(plan))
+    yield from (Text(line) for line in sample_lines(plan))
     yield from _uncertain(plan)
     if NO_NATIVE_ROW in plan.assumptions:
         yield Text(f"Native engine on accelerators: {NO_NATIVE_ROW.source}.")

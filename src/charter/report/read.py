@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from charter.artifacts.sample_prompts import sample_seconds
 from charter.artifacts.stage_state import StageState, read_stage, stage_state
 from charter.errors import CharterError, DataError, UsageError
 from charter.ledger import Accounted, ApiUsage, Attempt, CallBooks, Ledger
@@ -39,6 +40,8 @@ class StageFiles:
     results: Json | None = None
     """`outputs/results.json` of an evaluation."""
     metrics: tuple[MetricPoint, ...] = ()
+    sample_seconds: float = 0.0
+    """Spent on answers for people to read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +199,7 @@ def _read_stage(name: str, path: Path, notes: list[str], *, with_metrics: bool) 
         failure=read(path / "failure.json"),
         results=read(path / "outputs" / "results.json"),
         metrics=read_metrics(metrics_file(path)) if with_metrics else (),
+        sample_seconds=sample_seconds(path),
     )
 
 

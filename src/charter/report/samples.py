@@ -7,11 +7,11 @@ page of a small one does. Nothing here is a figure: figures with their intervals
 import difflib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from charter.artifacts.sample_prompts import SAMPLES_FILE, SampleNote, read_notes
+from charter.artifacts.sample_prompts import ROLLOUTS_FILE, SAMPLES_FILE, SampleNote, read_notes
 
 RECORDS = Path("outputs") / "records.jsonl"
 MOST_BYTES = 32 * 1024**2
@@ -19,9 +19,11 @@ MOST_BYTES = 32 * 1024**2
 MOST_TEXT = 20_000
 COMPARED_TEXT = 2_000
 """Characters of an answer that decide how much it has changed."""
-Order = Literal["", "changed", "longest", "shortest"]
-"""As the files have them; or by how much the last answer differs from the first, or by the length of the last."""
-ORDERS: tuple[Order, ...] = ("changed", "longest", "shortest")
+Order = Literal["", "changed", "longest", "shortest", "highest", "lowest"]
+"""As the files have them; or of the last answer: how much it differs from the first, its length, its reward."""
+ORDERS: tuple[Order, ...] = ("changed", "longest", "shortest", "highest", "lowest")
+SCORE = "score"
+"""Name of the weighted sum of all rewards of an answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,8 @@ class ShownSample:
     """Of the last part, where a model in training answered; the parts then are its answers by step."""
     note: SampleNote | None = None
     """What a reader has remarked."""
+    rewards: Mapping[str, float | None] = field(default_factory=dict)
+    """Of an answer in a rollout: its score, and each reward of a list; None where that failed or does not apply."""
 
     @property
     def change(self) -> float:
@@ -89,6 +93,7 @@ class ShownSample:
             "probability": self.probability,
             "orders_agree": self.agreed,
             "step": self.step,
+            "rewards": dict(self.rewards) or None,
             "flagged": self.note is not None and self.note.flagged,
             "note": self.note.note if self.note is not None else "",
         }
@@ -106,6 +111,11 @@ class SampleFilter:
     order: Order = ""
     flagged: bool = False
     """Only what a reader has flagged."""
+    reward: str = ""
+    """Only answers that this reward, or `score`, was given to; it also decides the orders `highest` and `lowest`."""
+    at_least: float | None = None
+    """Of that reward; of the score without one."""
+    at_most: float | None = None
 
     def takes(self, sample: ShownSample) -> bool:
         """Return True for a sample that is wanted.
@@ -120,8 +130,35 @@ class SampleFilter:
             return False
         if self.flagged and not (sample.note is not None and sample.note.flagged):
             return False
+        if (self.reward or self.at_least is not None or self.at_most is not None) and not self._rewarded(sample):
+            return False
         needle = self.text.casefold()
         return not needle or any(needle in text.casefold() for text in (sample.prompt, *(p.text for p in sample.parts)))
+
+    def _rewarded(self, sample: ShownSample) -> bool:
+        value = sample.rewards.get(self.reward or SCORE)
+        low, high = self.at_least, self.at_most
+        return value is not None and (low is None or value >= low) and (high is None or value <= high)
+
+    def ordered(self, samples: Iterable[ShownSample]) -> list[ShownSample]:
+        """Return samples in the order that is wanted; without a reward they come last.
+
+        >>> def answered(score):
+        ...     parts = (SampleText(label="step 1", text="a"),)
+        ...     return ShownSample(stage="ppo", id="1", prompt="?", parts=parts, rewards={"score": score})
+        >>> wanted = SampleFilter(order="highest", at_least=0.0)
+        >>> [sample.rewards["score"] for sample in wanted.ordered(map(answered, (1.0, None, 2.0)))]
+        [2.0, 1.0, None]
+        """
+        if self.order in ("highest", "lowest"):
+            sign = -1 if self.order == "highest" else 1
+            values = [(sample.rewards.get(self.reward or SCORE), sample) for sample in samples]
+            return [sample for value, sample in sorted(values, key=lambda item: _placed(item[0], sign))]
+        return sorted(samples, key=_ORDER[self.order]) if self.order else list(samples)
+
+
+def _placed(value: float | None, sign: int) -> tuple[bool, float]:
+    return value is None, 0.0 if value is None else sign * value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +169,8 @@ class SampleList:
     principles: tuple[str, ...]
     """Of all that was read, in alphabetical order."""
     is_complete: bool
+    rewards: tuple[str, ...] = ()
+    """Names of the rewards of all that was read."""
 
 
 MOST_ORDERED = 2_000
@@ -157,7 +196,7 @@ def side_by_side(
             listed = find_samples([source], SampleFilter(), limit=MOST_ORDERED)
             is_complete = is_complete and listed.is_complete
             for sample in listed.samples:
-                if sample.step is not None:
+                if sample.step is not None and not sample.rewards:
                     name = f"{run}: {sample.stage}" if len(lists) > 1 else sample.stage
                     rows.setdefault((sample.id, sample.prompt), []).append(replace(sample, stage=name))
     merged = [
@@ -171,9 +210,7 @@ def side_by_side(
         )
         for samples in rows.values()
     ]
-    chosen = [sample for sample in merged if wanted.takes(sample)]
-    if wanted.order:
-        chosen.sort(key=_ORDER[wanted.order])
+    chosen = wanted.ordered(sample for sample in merged if wanted.takes(sample))
     return SampleList(samples=tuple(chosen[:limit]), principles=(), is_complete=is_complete and len(chosen) <= limit)
 
 
@@ -182,11 +219,12 @@ def find_samples(sources: Iterable[SampleSource], wanted: SampleFilter, *, limit
     ordered = sorted(sources, key=lambda source: source.kind != "eval")
     if wanted.order:
         everything = find_samples(ordered, replace(wanted, order=""), limit=MOST_ORDERED)
-        samples = sorted(everything.samples, key=_ORDER[wanted.order])
+        samples = wanted.ordered(everything.samples)
         is_complete = everything.is_complete and len(samples) <= limit
         return replace(everything, samples=tuple(samples[:limit]), is_complete=is_complete)
     samples = []
     principles: set[str] = set()
+    rewards: dict[str, None] = {}
     is_complete = True
     notes: dict[Path, dict[str, SampleNote]] = {}
     for source in ordered:
@@ -201,17 +239,23 @@ def find_samples(sources: Iterable[SampleSource], wanted: SampleFilter, *, limit
                 notes[run] = read_notes(run)
             sample = replace(sample, note=notes[run].get(sample.id))
             principles.add(sample.principle)
+            rewards |= dict.fromkeys(sample.rewards)
             if len(samples) < limit and wanted.takes(sample):
                 samples.append(sample)
             elif len(samples) >= limit:
                 is_complete = False
                 break
-    return SampleList(samples=tuple(samples), principles=tuple(sorted(principles - {""})), is_complete=is_complete)
+    return SampleList(
+        samples=tuple(samples),
+        principles=tuple(sorted(principles - {""})),
+        is_complete=is_complete,
+        rewards=tuple(rewards),
+    )
 
 
 def has_samples(source: SampleSource) -> bool:
     """Return True if a stage has written something that people can read."""
-    return any((source.directory / name).is_file() for name in (SAMPLES_FILE, RECORDS))
+    return any((source.directory / name).is_file() for name in (SAMPLES_FILE, ROLLOUTS_FILE, RECORDS))
 
 
 def _disagrees(sample: ShownSample) -> bool:
@@ -223,7 +267,7 @@ def _disagrees(sample: ShownSample) -> bool:
 
 def _read(source: SampleSource) -> Iterator[ShownSample | None]:
     """Yield the samples of a stage; None at the end where the bound cut it off."""
-    for name in (SAMPLES_FILE, RECORDS):
+    for name in (SAMPLES_FILE, ROLLOUTS_FILE, RECORDS):
         path = source.directory / name
         by_prompt: dict[str, dict[int, ShownSample]] = {}
         cut_off = False
@@ -269,7 +313,18 @@ def _sample(stage: str, line: bytes) -> ShownSample | None:
         probability=float(probability) if isinstance(probability, int | float) else None,
         agreed=bool(orders["agree"]) if isinstance(orders, dict) and "agree" in orders else None,
         step=step,
+        rewards={} if step is None else _rewards(row),
     )
+
+
+def _rewards(row: Mapping[str, Any]) -> dict[str, float | None]:
+    """The score of an answer and the rewards that it is the sum of; nothing for one that was not rewarded."""
+    if "score" not in row:
+        return {}
+    given = row.get("rewards")
+    values = {SCORE: row["score"], **(given if isinstance(given, dict) else {})}
+    numbers = {str(name): value for name, value in values.items() if value is None or isinstance(value, int | float)}
+    return {name: None if value is None else float(value) for name, value in numbers.items()}
 
 
 def _parts(row: Mapping[str, Any]) -> tuple[SampleText, ...]:

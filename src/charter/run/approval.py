@@ -24,7 +24,7 @@ from charter.data.rows import SkippedRows
 from charter.errors import DataError, InterruptedRunError, UsageError
 from charter.run.graph import Pipeline, PlannedStage
 from charter.run.paths import run_dir
-from charter.spec.project import Project
+from charter.spec.sections import ANSWER_PROMPTS
 from charter.spec.stage import DATA, MODEL, NATIVE, STAGE_KINDS
 
 APPROVALS = "approvals"
@@ -204,31 +204,13 @@ def _sampled(item: JobInput, count: int, seed: int) -> Sampled:
     return Sampled(item.name, item.role, rows, samples)
 
 
-ANSWER_PROMPTS = frozenset({"pretrain", "sft", "dpo", "ppo"})
-"""Kinds of stage whose model is asked at its checkpoints."""
 LOOKED_AT = 2000
 """Rows of a data set among which the prompts of a run are drawn: a longer one is not read to its end for them."""
 
 
-def sampled_data(project: Project) -> str | None:
-    """Return the data set whose prompts a run answers while it trains; None where no stage reads any.
-
-    The file's own word first, then what an evaluation, PPO, a label or a critique stage reads.
-    """
-    if project.samples.prompts is not None:
-        return project.samples.prompts
-    for kind in ("eval", "ppo", "label", "critique"):
-        for stage in project.pipeline.values():
-            names = getattr(stage, "prompts", ()) if stage.kind == kind else ()
-            if usable := [str(name) for name in names if name in project.data]:
-                return usable[0]
-    return None
-
-
 def lay_sample_prompts(pipeline: Pipeline, stages: Iterable[PlannedStage]) -> None:
     """Put the same prompts beside every stage that is to be trained here; what cannot be read leaves them out."""
-    project = pipeline.project
-    name = sampled_data(project) if project.samples.count else None
+    name = pipeline.project.sample_data
     wanted = None if name is None else _drawn_prompts(pipeline, name)
     for stage in stages:
         if stage.spec.kind in ANSWER_PROMPTS and stage.spec.engine == NATIVE:

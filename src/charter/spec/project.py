@@ -283,6 +283,23 @@ class Project:
     notes: Mapping[str, str] = field(default_factory=dict)
     """Free text per stage, shown in reports."""
 
+    @property
+    def sample_data(self) -> str | None:
+        """Return the data set whose prompts a run answers while it trains; None without samples, or prompts.
+
+        The file's own word first, then what an evaluation, PPO, a label or a critique stage reads.
+        """
+        if not self.samples.count:
+            return None
+        if self.samples.prompts is not None:
+            return self.samples.prompts
+        for kind in ("eval", "ppo", "label", "critique"):
+            for stage in self.pipeline.values():
+                names = getattr(stage, "prompts", ()) if stage.kind == kind else ()
+                if usable := [str(name) for name in names if name in self.data]:
+                    return usable[0]
+        return None
+
     def seed_of(self, stage: str) -> int:
         """Return the seed from which all draws of a stage derive: its own, else the project's."""
         own = self.pipeline[stage].seed

@@ -253,6 +253,24 @@ class Samples:
     """Most of a stage's time that its answers may take; a short stage answers fewer prompts."""
 
 
+ANSWER_PROMPTS = frozenset({"pretrain", "sft", "dpo", "ppo"})
+"""Kinds of stage whose model is asked at its checkpoints."""
+
+
+def why_no_samples(*, is_compiled: bool, is_spread: bool, generates: bool) -> str:
+    """Return the reason why a model in training answers no prompts; empty where it does.
+
+    A model that is compiled for training would be compiled again. One that is spread over processes is gathered for
+    answers, whose memory only a stage that generates anyway is planned with.
+
+    >>> why_no_samples(is_compiled=False, is_spread=True, generates=False)
+    'its model is spread over processes'
+    """
+    if is_compiled:
+        return "its model is compiled"
+    return "its model is spread over processes" if is_spread and not generates else ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class IdlePolicy:
     """Conditions under which an allocation counts as idle, and the action then."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from charter.artifacts import durable
 from charter.artifacts.checkpoints import Position
+from charter.artifacts.sample_prompts import read_sample_prompts
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.data.dataset import read_prompts
@@ -268,7 +269,8 @@ def ppo_task(setup: Setup, stack: ExitStack | None = None) -> tuple[PpoTask, Tra
     rewards = open_rewards(setup, spec, models, judges, stack) if spec.rewards else None
     judge = None if spec.rewards else next(iter(judges.values()), None)
     turns = None if spec.environment is None else _turns(setup, spec, spec.environment, policy, stack)
-    sampler = Sampler(setup, spec, models, _generator(setup, spec, policy), prompts, judge, rewards, turns)
+    shows = read_sample_prompts(setup.stage.path) is not None
+    sampler = Sampler(setup, spec, models, _generator(setup, spec, policy), prompts, judge, rewards, turns, shows)
     value_optimizer = None
     if models.value is not None:
         value_optimizer = make_optimizer([(models.value.trained_parameters(), spec.value_learning_rate)], spec)

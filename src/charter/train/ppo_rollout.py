@@ -45,6 +45,7 @@ from charter.train.ppo_sequences import (
     as_sequences,
 )
 from charter.train.rewards.mixture import Answer, RewardList, after_turns, weighted_sum
+from charter.train.samples import keep_rollout_samples
 from charter.train.schedule import batch_rows
 from charter.train.setup import Setup
 
@@ -222,6 +223,8 @@ class Sampler:
     """The list of rewards, where there is one."""
     turns: TurnTaking | None = None
     """What replies to the policy, where an answer has several turns."""
+    shows_samples: bool = False
+    """Whether a few answers are kept for people to read."""
 
     @property
     def is_exact(self) -> bool:
@@ -262,8 +265,15 @@ class Sampler:
             texts = [item.text for item in played] or answer_texts(policy, answers)
             if self.rewards is None:
                 score_B = self._scores(step, list(zip(turns, texts, strict=True))).to(self.setup.device)
-                return Scored(answers, score_B)
-            return self._rated(self.rewards, name, rows, seeds, answers, texts, played)
+                scored = Scored(answers, score_B)
+            else:
+                scored = self._rated(self.rewards, name, rows, seeds, answers, texts, played)
+        if self.shows_samples and self.setup.ranks.is_first and step % spec.checkpoint_every == 0:
+            table = () if scored.reward_BK is None else scored.reward_BK.T.tolist()
+            rewards = dict(zip((item.name for item in spec.rewards), table, strict=True))
+            prompts = [self.prompts[row] for row in rows]
+            keep_rollout_samples(self.setup, step, prompts, texts, scored.score_B.tolist(), rewards)
+        return scored
 
     def _rated(
         self,

@@ -4,17 +4,27 @@ Draws depend on the run's seed and the prompt alone, so that two steps differ by
 the state of training are not touched: a run with samples and one without end in the same bits.
 """
 
+import math
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
 from charter.artifacts.draws import draw_seed
-from charter.artifacts.sample_prompts import SamplePrompts, affordable, append_samples, read_sample_prompts
-from charter.data.dataset import Turn
+from charter.artifacts.sample_prompts import (
+    SamplePrompts,
+    affordable,
+    append_rollout_sample,
+    append_sample_time,
+    append_samples,
+    read_sample_prompts,
+)
+from charter.data.dataset import Prompt, Turn
 from charter.inference.generate import SamplingSettings, answer_texts, generate
 from charter.models.chat import encode_prompt
 from charter.models.language_model import LanguageModel
 from charter.models.parallel import Parallel
+from charter.spec.sections import why_no_samples
 from charter.train.setup import Setup
 
 TEMPERATURE = 0.7
@@ -24,6 +34,33 @@ FIRST_IS_WORTH = 4
 (judgement; what follows is measured)."""
 LONGEST_PROMPT = 1024
 """Tokens of a prompt; a longer one is cut at the left."""
+
+
+ROLLOUT_SAMPLES = 4
+"""Answers of a rollout that are kept with their rewards, at the steps of checkpoints (judgement: a screen of them)."""
+
+
+def keep_rollout_samples(
+    setup: Setup,
+    step: int,
+    prompts: Sequence[Prompt],
+    texts: Sequence[str],
+    scores: Sequence[float],
+    rewards: Mapping[str, Sequence[float]],
+) -> None:
+    """Write down a few of this process's answers, drawn by the step alone, with what each reward gave."""
+    order = sorted(range(len(texts)), key=lambda number: setup.seed("rollout samples", step, number))
+    for number in order[:ROLLOUT_SAMPLES]:
+        given = {name: values[number] for name, values in rewards.items()}
+        append_rollout_sample(
+            setup.stage.path,
+            f"{prompts[number].id}@{step}.{number}",
+            step,
+            [{"role": turn.role, "content": turn.content} for turn in prompts[number].turns],
+            texts[number],
+            score=scores[number],
+            rewards={name: value if math.isfinite(value) else None for name, value in given.items()},
+        )
 
 
 class _OverTimeError(Exception):
@@ -105,6 +142,8 @@ class SampleDrawer:
             answered = [(name, rows, text) for (name, rows), text in zip(chosen, texts, strict=True)]
             append_samples(self.setup.stage.path, step, answered)
         taken = monotonic() - start
+        if self.setup.ranks.is_first:
+            append_sample_time(self.setup.stage.path, step, taken)
         self._spent += taken
         self._each = taken / (FIRST_IS_WORTH if self._each is None else count)
 
@@ -112,14 +151,12 @@ class SampleDrawer:
 def sample_drawer(
     setup: Setup, model: LanguageModel, parallel: Parallel, *, dtype: str, generates: bool = False
 ) -> SampleDrawer | None:
-    """Return what answers the prompts of a stage; None where it has none, or cannot answer without a risk.
-
-    A model that is compiled for training would be compiled again. One that is spread over processes is gathered for
-    answers, whose memory only a stage that `generates` anyway was planned with.
-    """
+    """Return what answers the prompts of a stage; None where it has none, or cannot answer without a risk."""
     prompts = read_sample_prompts(setup.stage.path)
     layout = setup.layout
     is_spread = layout.zero > 0 or layout.tensor > 1
-    if prompts is None or not prompts.prompts or layout.compile or (is_spread and not generates):
+    if prompts is None or not prompts.prompts:
+        return None
+    if why_no_samples(is_compiled=layout.compile, is_spread=is_spread, generates=generates):
         return None
     return SampleDrawer(setup, model, parallel, prompts, dtype)

@@ -17,7 +17,8 @@ _NAMES: tuple[tuple[str, str], ...] = (
     (r"megatron[- ]?bridge", "megatron-bridge"),
     (r"\bnemo\b", "nemo"),
     (
-        r"megatron[- ]?core|mcore|megatron.*\br?0\.\d+|pai-?megatron|megatron-?swift|primus|modellink|mindspeed",
+        r"megatron[- ]?core|mcore|megatron.*(?:\b|core_)r?0\.\d+|pai-?megatron|megatron-?swift|primus|modellink|"
+        r"mindspeed",
         "megatron-core",
     ),
     (r"unsloth", "unsloth"),

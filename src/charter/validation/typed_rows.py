@@ -120,7 +120,7 @@ def typed_cells(row: Measurement) -> dict[str, str]:
         "accelerator": _accelerator(row),
         "compute_dtype": first_of(_PRODUCTS, dtype),
         "parameter_dtype": _stored(dtype, trains=trains),
-        "attention_kernel": "unfused" if row.flash == 0 else first_of(_KERNELS, f"{row.framework} {row.notes}"),
+        "attention_kernel": _kernel(row),
         "memory_probe": probe_in(row.unit, row.notes) if row.metric.startswith("peak_mem") else "",
     }
     if trains:
@@ -133,6 +133,14 @@ def typed_cells(row: Measurement) -> dict[str, str]:
     else:
         cells |= dict.fromkeys(_STATES, "none") | {"logits_kernel": "none", "shard_kind": "none"}
     return {name: str(getattr(row, name) or word) for name, word in cells.items()}
+
+
+def _kernel(row: Measurement) -> str:
+    """The kernel that the text names; `fused` where it says no more than that one is used."""
+    if row.flash == 0:
+        return "unfused"
+    named = first_of(_KERNELS, f"{row.framework} {row.notes}")
+    return "fused" if named == UNKNOWN and row.flash else named
 
 
 def _accelerator(row: Measurement) -> str:

@@ -9,7 +9,13 @@ torch = pytest.importorskip("torch")
 
 from engine_bench import run, run_in_two, stage, weights
 
-from charter.artifacts.sample_prompts import SAMPLES_FILE, SamplePrompts, write_sample_prompts
+from charter.artifacts.sample_prompts import (
+    ROLLOUTS_FILE,
+    SAMPLES_FILE,
+    SamplePrompts,
+    sample_seconds,
+    write_sample_prompts,
+)
 from charter.train import ppo, samples, sft
 
 pytestmark = pytest.mark.torch
@@ -38,6 +44,12 @@ def test_checkpoints_answer_and_bits_stay(kind, engine_inputs, tmp_path):
     assert last > min(row["step"] for row in answered)
     assert len({row["answer"] for row in answered if row["step"] == last}) > 1
     assert not (plain.path / SAMPLES_FILE).exists()
+    assert (kind == "ppo") is (sampled.path / ROLLOUTS_FILE).exists()
+    if kind == "ppo":
+        rolled = [json.loads(line) for line in (sampled.path / ROLLOUTS_FILE).read_text().splitlines()]
+        assert all(isinstance(row["score"], float) and row["answer"] is not None for row in rolled)
+        assert len({row["step"] for row in rolled}) > 1
+    assert sample_seconds(sampled.path) > 0 == sample_seconds(plain.path)
 
 
 def test_answers_stop_where_their_time_is_used_up(engine_inputs, tmp_path, monkeypatch):

@@ -243,3 +243,12 @@ def test_the_interface_describes_itself(client):
             path = path.replace(name, value)
         assert client.get(path).status_code in (200, 404), path
     assert len(document["paths"]) == 8
+
+
+def test_the_log_of_a_stage_is_searched(client, case, at):
+    (case.directory("judged") / "log.txt").write_text("one\n<b>Two</b>\nthree\n")
+    found = client.get(at("stage/judged") + "?log=two").text
+    assert "2: &lt;b&gt;Two&lt;/b&gt;" in found
+    assert "three" not in found.partition('id="log"')[2]
+    assert "three" in client.get(at("stage/judged")).text
+    assert "No line with “absent”" in client.get(at("stage/judged") + "?log=absent").text

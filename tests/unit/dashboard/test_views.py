@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from charter.artifacts.stage_state import Phase
 from charter.dashboard.discovery import ProjectDirectory, key_of
 from charter.dashboard.reading import ProjectReader
+from charter.dashboard.tails import log_lines_with
 from charter.dashboard.view.cost_view import burn_chart, cost_view
 from charter.dashboard.view.curves import MOST_POINTS, curves_of, phases_of
 from charter.dashboard.view.eta import eta_of
@@ -178,6 +179,32 @@ def test_long_curves_become_short_and_keep_their_range():
     assert curve.points[-1][0] == 100_000
     assert curve.band[0] == (10.0 / 200, 10.0)
     assert all(low <= value <= high for (_, value), (low, high) in zip(curve.points, curve.band, strict=True))
+
+
+def test_curves_know_time_and_tokens_of_their_points():
+    lines = {10 * n: {"loss": 1.0 / n, "time": 1000.0 + 2 * n, "tokens": 100.0} for n in range(1, 5)}
+    (curve,) = curves_of(lines)
+    assert (curve.seconds, curve.tokens) == ((0.0, 2.0, 4.0, 6.0), (100.0, 200.0, 300.0, 400.0))
+    (short,) = curves_of(lines, most=2)
+    assert [point[0] for point in short.points] == [20, 40]
+    assert (short.seconds, short.tokens) == ((2.0, 6.0), (200.0, 400.0))
+    (bare,) = curves_of({1: {"loss": 1.0}, 2: {"loss": 2.0, "time": 5.0}})
+    assert (bare.seconds, bare.tokens) == ((), ()), "a line without a time says nothing of the others"
+    (back,) = curves_of({1: {"loss": 1.0, "time": 9.0}, 2: {"loss": 2.0, "time": 5.0}})
+    assert back.seconds == ()
+
+
+def test_a_log_is_searched_from_its_end(tmp_path):
+    path = tmp_path / "log.txt"
+    path.write_text("".join(f"step {n}: Loss {'NaN' if n % 3 == 0 else n}\n" for n in range(1, 10)))
+    hits = log_lines_with(path, "nan")
+    assert hits.lines == ("3: step 3: Loss NaN", "6: step 6: Loss NaN", "9: step 9: Loss NaN")
+    assert hits.whole
+    last = log_lines_with(path, "loss", most=2)
+    assert (last.lines, last.whole) == (("8: step 8: Loss 8", "9: step 9: Loss NaN"), False)
+    cut_off = log_lines_with(path, "step 1", searched_bytes=40)
+    assert (cut_off.lines, cut_off.whole) == ((), False)
+    assert log_lines_with(tmp_path / "none", "x").lines == ()
 
 
 def test_phases_are_shares_of_a_step():

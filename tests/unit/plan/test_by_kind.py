@@ -6,11 +6,14 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
+from charter.catalog.models import SIZES
 from charter.cli.main import app
 from charter.engines.project import load_project
 from charter.errors import InfeasibleError, UsageError
-from charter.plan.ask import SIZES, WORDS, Inquiry, Rung, kind_file, kind_of, most_data, rungs, with_amount
+from charter.plan.ask import WORDS, Inquiry, Rung, kind_file, kind_of, most_data, rungs, with_amount
 from charter.plan.project_plan import plan_project
+from charter.plan.stage_plan import PlannedSamples
+from charter.report.plan_notes import sample_lines
 
 KINDS = tuple(dict.fromkeys(WORDS.values()))
 GPUS = "H100:8"
@@ -91,6 +94,17 @@ def test_plan_without_a_file_prints_the_file_it_stands_for(tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (("plan", "llama3-8b"), "meta-llama/Meta-Llama-3-8B is a model; what shall it do? charter plan sft llama3-8b"),
+        (("plan", "mistral-7b"), "did you mean the model Mistral-7B-v0.3?"),
+        (("plan", "lora", "70B"), "charter plan sft 8B --lora 16"),
+        (("plan", "sft", "8B", "--gpus", "8"), "write both, like H100:8"),
+        (("plan", "sft", "8B", "--set", "resources.accelerators=8xH100"), "write H100:8"),
+        (("plan", "sft", "8B", "--lr", "1e-5"), "say it with --set pipeline.STAGE.learning_rate=VALUE"),
+        (("plan", "sft", "8B", "--epochs", "3"), "it is `epochs` of a stage"),
+        (("plan", "ppo", "8B", "--turns", "3"), "--turns means nothing to ppo"),
+        (("plan", "mem", "8B", "-a", "H100:1", "--mode", "infer", "--rank", "8"), "--rank 8: is of adapters"),
+        (("sft", "8B"), "did you mean plan sft 8B?"),
+        (("models",), "did you mean catalog models?"),
         (("plan", "stf", "8B"), "did you mean 'sft'?"),
         (("plan", "sft", "no-such-model"), "no model is called"),
         (("plan", "--tokens", "5"), "--tokens: is for questions without a file"),
@@ -112,6 +126,48 @@ def test_a_path_wins_over_a_kind(tmp_path, monkeypatch):
     (tmp_path / "sft").mkdir()
     done = run("plan", "sft")
     assert "there is no charter.yaml in" in str(done.exception)
+
+
+QUESTIONS = {
+    "what does supervised fine-tuning of 8B cost?": "plan sft Llama-3.1-8B --tokens 100M --on A100:8",
+    "and on my own two cards, as adapters?": "plan sft 8B --lora 16 --tokens 10M --on 2x4090 --price 0.4",
+    "GRPO with a rule": "plan grpo Qwen2.5-7B --prompts 20k --answers 1k --on H100:8",
+    "GRPO with tools over several turns": "plan grpo Qwen2.5-7B --prompts 5k --turns 4 --on H100:8",
+    "PPO with a reward model": "plan ppo 1B --prompts 5k --on H100:8",
+    "DPO instead": "plan dpo 8B --pairs 60k --on H100:8",
+    "a reward model": "plan rm 8B --pairs 100k --on A100:8",
+    "Constitutional AI with a larger judge": "plan cai 8B --judge 70B --budget 5000 --on H100:8",
+    "answers of a large model": "plan generate 70B --prompts 100k --on H100:8",
+    "labels of a large judge": "plan label 70B --pairs 50k --on H100:8",
+    "pretraining of a small model": "plan pretrain 1B --tokens 20B --on H100:8",
+    "what can I train on four 4090?": "ask --hardware 4x4090 --price 0.4 --model 8B",
+    "does 70B fit four 4090?": "plan mem 70B -a 4x4090 --lora 16 --mode qlora --recompute full --seq-len 512",
+    "which models are known?": "catalog models",
+}
+
+
+@pytest.mark.parametrize("asked", QUESTIONS)
+def test_a_newcomer_is_answered_without_a_file(asked, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run(*QUESTIONS[asked].split())
+    assert done.exception is None, done.output
+    assert "error[" not in done.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_accelerators_named_alone_are_one_machine(tmp_path):
+    for nodes, number in ((None, 1), (4, 4)):
+        file = kind_file(Inquiry(kind="sft", accelerators="H100:8", nodes=nodes))
+        assert project_of(file.text, tmp_path).resources.max_nodes == number
+        assert any("one machine" in line for line in file.assumed) is (nodes is None)
+
+
+def test_a_rank_means_adapters_in_a_plan_of_memory():
+    adapters, all_weights = (
+        json.loads(run("plan", "mem", "8B", "--gpus", "H100:8", "--json", *more).stdout)
+        for more in (("--lora", "8"), ())
+    )
+    assert max(adapters["phases"].values()) < 0.8 * max(all_weights["phases"].values())
 
 
 def plans(tmp_path):
@@ -156,3 +212,28 @@ def test_hardware_without_an_offer_is_planned_as_ones_own(tmp_path):
     assert plan.seconds.p50 > 0
     assert plan.usd is None, "nobody said what it costs"
     assert "infra" not in kind_file(Inquiry(kind="sft", accelerators="H100:8")).text
+
+
+def test_answers_to_read_have_a_price_or_a_reason(tmp_path):
+    file = kind_file(Inquiry(kind="ppo", model="0.5B", accelerators="H100:8", prompts=20_000)).text
+    plan = plan_project(project_of(file, tmp_path), tmp_path)
+    stage = plan.stages[0]
+    assert stage.sample_seconds == pytest.approx(0.01 * stage.option.seconds.p50)
+    assert stage.to_json()["samples"]["usd_at_most"] == pytest.approx(0.01 * stage.compute_usd.p50 / 1e6, rel=1e-3)
+    assert "for at most 1 % of the time on top" in next(sample_lines(plan))
+    none = plan_project(project_of(file + "samples: {count: 0}\n", tmp_path), tmp_path)
+    assert "samples" not in none.stages[0].to_json()
+    assert list(sample_lines(none)) == []
+    smaller = plan_project(project_of(file + "samples: {share: 0.005}\n", tmp_path), tmp_path)
+    assert smaller.stages[0].sample_usd == pytest.approx(stage.sample_usd / 2)
+    spread = replace(stage, samples=PlannedSamples(prompts=20, share=0.0, why_none="its model is compiled"))
+    assert list(sample_lines(replace(plan, stages=(spread,)))) == [
+        "Samples to read: none of rl: its model is compiled."
+    ]
+
+
+def test_an_explanation_calls_the_compared_model_by_a_noun():
+    asked = ("plan", "-t", "cai-8b", "--set", "resources.accelerators=[H100:8]", "--set", "resources.max_nodes=1")
+    text = " ".join(run(*asked, "--explain", "eval").output.split())
+    assert "answers of the model compared with" in text
+    assert "of against" not in text

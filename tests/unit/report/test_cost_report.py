@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from charter.artifacts.sample_prompts import SAMPLE_TIMES, append_sample_time
 from charter.errors import DataError, UsageError
 from charter.ledger import Ledger
 from charter.report.amounts import NOTHING, Amount, planned
@@ -162,3 +163,19 @@ def test_stages_side_by_side_count_once_on_the_wall_clock(tmp_path, fixture_run)
     both = cost_json(overview(read_run(root)), ())
     assert both["wall_seconds"] == alone["wall_seconds"] == pytest.approx(alone["actual"]["seconds"])
     assert both["actual"]["seconds"] == pytest.approx(alone["actual"]["seconds"] + first.seconds)
+
+
+def test_answers_to_read_are_a_part_of_what_was_spent(finished):
+    directory = next(path.parent for path in (finished / "run" / "stages").rglob("record.json") if "ppo" in str(path))
+    append_sample_time(directory, 10, 1.5)
+    append_sample_time(directory, 20, 0.5)
+    with (directory / SAMPLE_TIMES).open("a") as file:
+        file.write('{"step": 30, "sec')  # torn by a kill
+    view = overview(read_run(finished))
+    stage = next(stage for stage in view.stages if stage.samples.milliseconds)
+    assert stage.samples.milliseconds == 2000
+    share = 2000 / stage.totals.milliseconds
+    assert stage.samples.micro_usd == round(share * stage.totals.micro_usd)
+    console = Console(file=io.StringIO(), width=160)
+    print_cost(view, console)
+    assert f"Samples to read, of {stage.name}: 2.0 s, " in console.file.getvalue()

@@ -5,7 +5,7 @@ import pytest
 from charter.errors import UsageError
 from charter.report.run_compare.comparison import compare_runs, flat
 from charter.report.run_compare.noise import Measured, difference
-from charter.report.run_compare.page import comparison_html
+from charter.report.run_compare.page import comparison_html, curves
 from charter.report.run_compare.read import has_run, project_dir_of, read_sides
 
 
@@ -185,3 +185,13 @@ def test_a_path_without_a_run_is_refused(two, tmp_path):
 
 def test_values_are_flattened_by_dotted_paths():
     assert flat({"a": {"b": [1, 2.0, True]}, "c": [{"d": None}]}) == [("a.b", "1, 2, true"), ("c.0.d", "-")]
+
+
+def test_curves_that_are_equal_are_folded(two):
+    first, _ = two
+    panels = compared(first, first).curves
+    assert panels
+    assert all(panel.is_equal for panel in panels)
+    page = str(curves(compared(first, first)))
+    assert f"{len(panels)} equal in every run" in page
+    assert not any(panel.is_equal for panel in compared(*two).curves if len(panel.lines) == 1)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from charter.artifacts.sample_prompts import append_samples
+from charter.artifacts.sample_prompts import append_rollout_sample, append_samples
 from charter.report import samples as module
 from charter.report.samples import SampleFilter, SampleSource, find_samples, has_samples, side_by_side
 
@@ -74,6 +74,43 @@ def test_control_characters_are_replaced(sources, tmp_path):
     (tmp_path / "answers" / "outputs" / "records.jsonl").write_text(json.dumps(row) + "\n")
     (sample,) = find_samples(sources, SampleFilter(stage="answers"), limit=5).samples
     assert sample.parts[0].text == "\N{REPLACEMENT CHARACTER}[2Jgone ?\nnext"
+
+
+@pytest.fixture
+def rewarded(tmp_path):
+    directory = tmp_path / "rl"
+    directory.mkdir()
+    turns = ({"role": "user", "content": "2 + 2?"},)
+    for number, (right, form) in enumerate(((1.0, 0.25), (0.0, None), (0.0, 0.5))):
+        for _ in range(2):  # a replay after a kill writes them again
+            append_rollout_sample(
+                directory, f"p{number}@10.{number}", 10, turns, str(number), score=right + (form or 0.0),
+                rewards={"right": right, "form": form},
+            )  # fmt: skip
+    append_samples(directory, 10, [("p0", turns, "of a checkpoint")])
+    return SampleSource(stage="rl", kind="ppo", directory=directory)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ids"),
+    [
+        ({"at_least": 0.5}, ["p0@10.0", "p2@10.2"]),
+        ({"reward": "form"}, ["p0@10.0", "p2@10.2"]),
+        ({"reward": "right", "at_most": 0.0}, ["p1@10.1", "p2@10.2"]),
+        ({"order": "lowest", "at_least": -1.0}, ["p1@10.1", "p2@10.2", "p0@10.0"]),
+        ({"order": "highest", "reward": "form"}, ["p2@10.2", "p0@10.0"]),
+        ({"order": "highest"}, ["p0@10.0", "p2@10.2", "p1@10.1", "p0"]),
+    ],
+)
+def test_answers_of_rollouts_are_chosen_by_reward(rewarded, wanted, ids):
+    listed = find_samples([rewarded], SampleFilter(**wanted), limit=10)
+    assert [sample.id for sample in listed.samples] == ids
+    assert listed.rewards == ("score", "right", "form")
+
+
+def test_rollouts_do_not_stand_side_by_side(rewarded):
+    listed = side_by_side([("run", [rewarded])], SampleFilter(), limit=10)
+    assert [sample.parts[0].text for sample in listed.samples] == ["of a checkpoint"]
 
 
 ASKED = ({"role": "user", "content": "Hello?"},)

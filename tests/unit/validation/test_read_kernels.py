@@ -8,7 +8,7 @@ from charter.physics.memory import job_memory
 from charter.spec.layout import Recompute
 from charter.validation.quantities.memory_cases import profile_of
 from charter.validation.quantities.memory_cases import training_case as memory_case
-from charter.validation.quantities.training_time import training_case
+from charter.validation.quantities.training_time import TRAINING_TIME, training_case
 from charter.validation.rows.measurement import Measurement, settled
 
 ROW = {
@@ -31,10 +31,21 @@ def peak(**changes):
 
 @pytest.mark.parametrize(
     ("kernel", "generation"),
-    [("flash1", "flash1"), ("triton", "flash1"), ("flash2", "flash2"), ("flash3", "recent"), ("flash4", "recent")],
+    [("flash1", "flash1"), ("triton", "flash1"), ("flash2", "flash2"), ("flash3", "flash3"), ("flash4", "flash3")],
 )
 def test_the_named_attention_kernel_is_the_one_that_is_timed(kernel, generation):
     assert training_case(row(attention_kernel=kernel)).profile.attention == generation
+
+
+def test_attention_of_packed_samples_ends_with_the_sample():
+    def attention(**changes):
+        case = training_case(row(**({"kind": "sft"} | changes)))
+        return float(TRAINING_TIME.prepare([case]).work.attention[0])
+
+    masked, plain = attention(attention_kernel="flex"), attention(attention_kernel="flash2")
+    assert masked == attention(attention_kernel="flex", mean_len=512)
+    assert plain / 16 < masked < plain / 4
+    assert attention(attention_kernel="flex", kind="pretrain") == plain
 
 
 def test_a_partial_policy_repeats_half_of_the_layers():

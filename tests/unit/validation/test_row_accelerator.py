@@ -1,5 +1,7 @@
 """Accelerators of measurement tables, as they print them."""
 
+from dataclasses import replace
+
 import pytest
 
 from charter.validation.rows.accelerator import accelerator_of
@@ -70,3 +72,15 @@ def test_unknown_ones_are_refused_with_what_is_known(gpu, memory):
 def test_a_blank_cell_is_refused():
     with pytest.raises(Refusal, match="gpu is blank"):
         found("")
+
+
+def test_a_lower_power_limit_slows_what_computes():
+    usual = found("H100-SXM-80GB")
+    row = Measurement(id="X-1", metric="step_time_s", value=1.0, gpu="H100-SXM-80GB", device_power_watts=500.0)
+    capped = accelerator_of(row)
+    share = capped.peak_flops_per_second("fp8") / usual.peak_flops_per_second("fp8")
+    assert 500 / 700 < share < 1
+    assert capped.memory_bytes_per_second == usual.memory_bytes_per_second
+    assert accelerator_of(replace(row, device_power_watts=700.0)).peak_flops_per_second("bf16") == pytest.approx(
+        usual.peak_flops_per_second("bf16")
+    )

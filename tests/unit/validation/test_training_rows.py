@@ -29,6 +29,7 @@ def row(**columns) -> Measurement:
         ("Megatron-DeepSpeed 2021", "megatron-deepspeed"),
         ("GPT-NeoX", "megatron-deepspeed"),
         ("Megatron-Core r0.8", "megatron-core"),
+        ("megatron-lm core_r0.8", "megatron-core"),
         ("NeMo 24.07", "nemo"),
         ("Megatron-Bridge 25.11", "megatron-bridge"),
         ("Megatron-Bridge 26.06.01", "megatron-bridge-2026"),
@@ -100,6 +101,7 @@ def test_recomputation_is_read_from_policies_as_printed():
     assert recompute_of("selective 2", "torchtitan") == (Recompute.FULL, 0.0, 0.5)
     assert recompute_of("gradient checkpointing", "huggingface")[0] is Recompute.FULL
     assert recompute_of("mlp,moe_act", "megatron-bridge")[1] > 0
+    assert recompute_of("partial", "maxtext")[2] > recompute_of("partial", "fsdp")[2] == 0.5
 
 
 def test_a_blank_policy_recomputes_where_nothing_else_fits():
@@ -135,6 +137,8 @@ def test_real_tokens_count_where_batches_are_padded_to_their_longest():
         ("3.2 Tbps InfiniBand", 400),
         ("NDR", 400),
         ("400 Gb/s per GPU", 400),
+        ("400Gbps/GPU RDMA", 400),
+        ("200 Gbit/s per accelerator", 200),
         ("NVLink 900GB/s", None),
         ("", None),
     ],

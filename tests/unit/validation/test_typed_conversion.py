@@ -53,6 +53,12 @@ def test_what_nobody_said_is_unknown():
     assert {cells[name] for name in typed} == {"unknown"}
 
 
+@pytest.mark.parametrize(("flash", "kernel"), [("1", "fused"), ("0", "unfused"), ("", "unknown")])
+def test_a_fused_kernel_that_nobody_names_stays_fused(flash, kernel):
+    again = parse(converted([row_of(flash=flash)]).rows, "typed.csv")[0]
+    assert (again.attention_kernel, again.flash) == (kernel, int(flash) if flash else None)
+
+
 def test_a_converted_table_is_typed_and_converts_to_itself():
     first = converted([row_of(), row_of(id="OWN-2", kind="inference", framework="vLLM 0.6")])
     again = parse(first.rows, "typed.csv")

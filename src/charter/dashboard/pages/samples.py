@@ -1,5 +1,6 @@
 """Samples: what the models of a run said, with search and filters."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -46,6 +47,8 @@ class SamplesView:
         wanted = self.wanted
         params = {"text": wanted.text, "stage": wanted.stage, "principle": wanted.principle, "order": wanted.order}
         params |= {"disagreeing": "1" if wanted.disagreeing else "", "flagged": "1" if wanted.flagged else ""}
+        limits = {"least": wanted.at_least, "most": wanted.at_most}
+        params |= {"reward": wanted.reward, **{name: "" if end is None else f"{end:g}" for name, end in limits.items()}}
         params |= {"view": "sides" if self.sides else "", "with": next((key for key, _, on in self.others if on), "")}
         return {name: value for name, value in (params | changes).items() if value}
 
@@ -71,7 +74,18 @@ def wanted_of(asked: Callable[[str], str]) -> SampleFilter:
         disagreeing=asked("disagreeing") != "",
         order=orders.get(order, ""),
         flagged=asked("flagged") != "",
+        reward=asked("reward")[:LONGEST_TEXT],
+        at_least=_number(asked("least")),
+        at_most=_number(asked("most")),
     )
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text[:LONGEST_TEXT])
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def listed_for(

@@ -64,18 +64,25 @@ window.CharterCharts = (function () {
 
   const kinds = {
     curve(curves, one, element) {
-      const curve = curves[Number(element.dataset.index)], points = curve.points.map(([x, y]) => ({ x, y }));
+      const curve = curves[Number(element.dataset.index)], by = chosen("curve-axis")?.value || "", places = by && curve[by].length ? curve[by] : null;
+      const all = curve.points.map(([step, y], i) => ({ x: places ? places[i] : step, y, step }));
+      /* A part of the range, from the choice above the curves or from a drag over one of them: for all of them alike. */
+      const from = all[0].x, width = all[all.length - 1].x - from, part = element.closest("section")?.dataset.part?.split(" ").map(Number);
+      const low = part ? from + part[0] * width : from, high = part ? from + part[1] * width : from + width;
+      const inside = all.map(({ x }, i) => i).filter((i) => all[i].x >= low && all[i].x <= high);
+      const points = inside.length > 1 ? inside.map((i) => all[i]) : all, at = inside.length > 1 ? inside : all.map((_, i) => i);
+      const unit = places ? by === "seconds" ? "seconds" : "" : "";
       const weight = Number(chosen("curve-smoothing")?.value || 0), isLog = Boolean(chosen("curve-log")?.checked) && points.every(({ y }) => y > 0);
       const sets = [{ data: weight ? smoothed(points, weight) : points, borderColor: one.accent, borderWidth: 1.8, pointRadius: points.length < 3 ? 3 : 0, pointHitRadius: 12, tension: 0 }];
       if (weight) sets.push({ data: points, borderColor: one.accent + "40", borderWidth: 1, pointRadius: 0, pointHitRadius: 0, tension: 0 });
       if (curve.band.length) {
-        sets.push({ data: curve.points.map(([x], i) => ({ x, y: curve.band[i][1] })), borderWidth: 0, pointRadius: 0, pointHitRadius: 0 });
-        sets.push({ data: curve.points.map(([x], i) => ({ x, y: curve.band[i][0] })), borderWidth: 0, pointRadius: 0, pointHitRadius: 0, fill: "-1", backgroundColor: one.accent + "26" });
+        sets.push({ data: points.map(({ x }, i) => ({ x, y: curve.band[at[i]][1] })), borderWidth: 0, pointRadius: 0, pointHitRadius: 0 });
+        sets.push({ data: points.map(({ x }, i) => ({ x, y: curve.band[at[i]][0] })), borderWidth: 0, pointRadius: 0, pointHitRadius: 0, fill: "-1", backgroundColor: one.accent + "26" });
       }
       return { type: "line", data: { datasets: sets }, options: base({ parsing: false, interaction: { mode: "nearest", axis: "x", intersect: false },
-        scales: { x: axis(one, { type: "linear", min: points[0].x, max: points[points.length - 1].x, grid: { display: false }, ticks: { color: one.soft, maxTicksLimit: 4, maxRotation: 0, includeBounds: false, callback: (v, i, all) => ticked(v, all, "") } }),
+        scales: { x: axis(one, { type: "linear", min: points[0].x, max: points[points.length - 1].x, grid: { display: false }, ticks: { color: one.soft, maxTicksLimit: 4, maxRotation: 0, includeBounds: false, callback: (v, i, all) => ticked(v, all, unit) } }),
           y: axis(one, { type: isLog ? "logarithmic" : "linear", ticks: { color: one.soft, maxTicksLimit: 5, padding: 6, callback: (v, i, all) => isLog ? written(v, curve.unit) : ticked(v, all, curve.unit) } }) },
-        plugins: { legend: { display: false }, tooltip: { displayColors: false, filter: (c) => c.datasetIndex === 0, callbacks: { title: (c) => c.length ? "step " + c[0].raw.x : "", label: (c) => written(c.raw.y, curve.unit) + (curve.meanOf > 1 ? " (mean of " + curve.meanOf + " steps)" : "") } } } }) };
+        plugins: { legend: { display: false }, tooltip: { displayColors: false, filter: (c) => c.datasetIndex === 0, callbacks: { title: (c) => c.length ? "step " + points[c[0].dataIndex].step + (places ? ", " + (by === "seconds" ? duration(c[0].raw.x) : count(c[0].raw.x) + " tokens") : "") : "", label: (c) => written(c.raw.y, curve.unit) + (curve.meanOf > 1 ? " (mean of " + curve.meanOf + " steps)" : "") } } } }) };
     },
 
     burn(data, one) {
@@ -146,7 +153,34 @@ window.CharterCharts = (function () {
     }
   }
   addEventListener("DOMContentLoaded", draw);
-  document.addEventListener("change", (event) => { if (event.target.closest?.("#curve-tools")) draw(); });
+  document.addEventListener("change", (event) => {
+    const tools = event.target.closest?.("#curve-tools");
+    if (!tools) return;
+    if (event.target.id === "curve-range") show(tools.closest("section"), event.target.value);
+    else draw();
+  });
+  /* `part` is two shares of the range; nothing shows all of it. */
+  function show(section, part) {
+    section.dataset.part = part;
+    if (!part) delete section.dataset.part;
+    const choice = chosen("curve-range"), own = choice.querySelector("[data-own]");
+    if ([...choice.options].every((option) => option.value !== part)) { own.hidden = own.disabled = false; own.value = part; choice.value = part; }
+    draw();
+  }
+  let drag = null;
+  document.addEventListener("pointerdown", (event) => {
+    const element = event.target.closest?.('.chart[data-chart="curve"]'), chart = drawn.get(element);
+    if (chart && event.pointerType === "mouse" && event.button === 0) drag = { element, chart, from: event.clientX };
+  });
+  document.addEventListener("pointerup", (event) => {
+    const held = drag;
+    drag = null;
+    if (!held || !drawn.has(held.element) || Math.abs(event.clientX - held.from) < 12) return;
+    const section = held.element.closest("section"), { chartArea: area, canvas } = held.chart, box = canvas.getBoundingClientRect();
+    const shares = [held.from, event.clientX].map((x) => Math.min(1, Math.max(0, (x - box.left - area.left) / (area.right - area.left)))).sort((a, b) => a - b);
+    const [low, high] = section.dataset.part ? section.dataset.part.split(" ").map(Number) : [0, 1];
+    show(section, shares.map((share) => (low + share * (high - low)).toFixed(4)).join(" "));
+  });
   document.addEventListener("charter:redraw", draw);
   document.addEventListener("charter:shown", draw);
   document.addEventListener("charter:leaving", (event) => { for (const [element, chart] of drawn) if (event.detail.contains(element)) { chart.destroy(); drawn.delete(element); } });

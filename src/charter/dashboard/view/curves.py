@@ -1,7 +1,7 @@
 """Long series as few points: what a screen can show of a curve. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,10 @@ class Curve:
     points: tuple[tuple[int, float], ...]
     band: tuple[tuple[float, float], ...]
     """Least and greatest value of the steps of each point; empty where points are single steps."""
+    seconds: tuple[float, ...] = ()
+    """From the stage's first line to each point, pauses between attempts included; empty where lines have no time."""
+    tokens: tuple[float, ...] = ()
+    """Trained or sampled up to each point; empty where nothing counts them."""
 
     @property
     def last(self) -> float:
@@ -40,6 +44,7 @@ class Curve:
         return {
             "metric": self.metric, "title": self.title, "unit": self.unit, "meanOf": self.mean_of,
             "points": [list(point) for point in self.points], "band": [list(ends) for ends in self.band],
+            "seconds": list(self.seconds), "tokens": list(self.tokens),
         }  # fmt: skip
 
 
@@ -72,6 +77,7 @@ def curves_of(steps: Mapping[int, Mapping[str, float]], *, most: int = MOST_POIN
     logged = {name for values in steps.values() for name in values}
     numbers = np.fromiter(steps, dtype=np.int64, count=len(steps))
     drawn = []
+    seconds, tokens = _elapsed(steps), _counted(steps)
     for metric, (title, unit) in TITLES.items():
         if metric not in logged:
             continue
@@ -79,8 +85,29 @@ def curves_of(steps: Mapping[int, Mapping[str, float]], *, most: int = MOST_POIN
         series = np.fromiter(column, dtype=np.float64, count=len(steps))
         there = ~np.isnan(series)
         if there.sum() > 1 and np.ptp(series[there]) > 0:
-            drawn.append(thinned(metric, title, unit, numbers[there], series[there], most=most))
+            curve = thinned(metric, title, unit, numbers[there], series[there], most=most)
+            at = np.searchsorted(numbers, [step for step, _ in curve.points])
+            drawn.append(replace(curve, seconds=_at(seconds, at), tokens=_at(tokens, at)))
     return tuple(drawn)
+
+
+def _elapsed(steps: Mapping[int, Mapping[str, float]]) -> Numbers | None:
+    """Return seconds since the first line at each step; None where a line has no time, or goes back in it."""
+    times = np.fromiter((line.get("time", np.nan) for line in steps.values()), dtype=np.float64, count=len(steps))
+    if len(times) < 2 or np.isnan(times).any() or (np.diff(times) < 0).any() or times[0] == times[-1]:
+        return None
+    seconds: Numbers = np.round(times - times[0], 3)
+    return seconds
+
+
+def _counted(steps: Mapping[int, Mapping[str, float]]) -> Numbers | None:
+    """Return the tokens up to each step; None where no line counts them. A line has those since the line before it."""
+    tokens = np.fromiter((line.get("tokens", 0.0) for line in steps.values()), dtype=np.float64, count=len(steps))
+    return np.cumsum(tokens) if tokens.any() else None
+
+
+def _at(values: Numbers | None, places: Numbers) -> tuple[float, ...]:
+    return () if values is None else tuple(values[places].tolist())
 
 
 def thinned(metric: str, title: str, unit: str, steps: Numbers, values: Numbers, *, most: int) -> Curve:

@@ -62,6 +62,8 @@ class StagePage:
     outcome: EvaluationOutcome | None = None
     """Of a finished evaluation."""
     figures: tuple[StageFigure, ...] = ()
+    log_search: str = ""
+    """The text of the lines that `log` has; empty where it is the end of the log."""
 
     @property
     def phase_parts(self) -> tuple[tuple[str, float], ...]:
@@ -76,6 +78,7 @@ def stage_view(
     curves: Sequence[Curve],
     phases: Sequence[PhaseShare],
     log: LogTail,
+    log_search: str = "",
     attempts: Sequence[Accounted],
     meter: MeterView | None = None,
     results: Mapping[str, Any] | None = None,
@@ -99,5 +102,6 @@ def stage_view(
         meter=meter,
         ends_in=eta.ends_in.get(name),
         outcome=None if results is None else outcome_of(name, results),
+        log_search=log_search,
         figures=() if results is None else figure_rows(results),
     )

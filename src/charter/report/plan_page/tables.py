@@ -10,7 +10,7 @@ from charter.plan.stage_plan import StagePlan
 from charter.report.markup import Markup, esc, join, section, table
 from charter.report.plan_cells import full_share, gib, hardware, hours, layout, seconds_range, usd_range
 from charter.report.plan_dates import is_stale
-from charter.report.plan_notes import difference, longest_pole, split_rejected
+from charter.report.plan_notes import difference, longest_pole, sample_lines, split_rejected
 from charter.report.plan_totals import beside_the_machines, less
 from charter.units import format_bytes, format_seconds, format_usd
 
@@ -48,6 +48,7 @@ def stage_table(plan: Plan) -> Markup:
     )
     rows += _around(plan)
     note = "Cost is machines and storage. Marked: the stage that decides how long the run takes."
+    note = " ".join((note, *sample_lines(plan)))
     return section("Stages", table(head, rows, numeric=range(3, 8), foot=total), note=note)
 
 

@@ -27,6 +27,11 @@ class CurvePanel:
     metric: str
     lines: tuple[CurveLine, ...]
 
+    @property
+    def is_equal(self) -> bool:
+        """Return True if several runs have the same curve: nothing to compare."""
+        return len(self.lines) > 1 and len({line.points for line in self.lines}) == 1
+
 
 def curve_panels(sides: Sequence[Side]) -> tuple[CurvePanel, ...]:
     """A panel per metric and group of stages; a metric that never changes is left out."""

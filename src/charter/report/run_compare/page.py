@@ -100,11 +100,12 @@ def curves(found: RunComparison) -> Markup:
         return Markup("")
     shared: list[Markup] = []
     alone: list[Markup] = []
+    equal: list[Markup] = []
     for index, panel in enumerate(found.curves):
         metric = panel.metric.replace("_", " ")
         label, caption = f"{metric} of {panel.title} by step, every run", f"{panel.title}: {metric}"
         drawn = chart("overlay", label=label, height=190, caption=caption, index=index)
-        (shared if len(panel.lines) > 1 else alone).append(drawn)
+        (equal if panel.is_equal else shared if len(panel.lines) > 1 else alone).append(drawn)
     key = " ".join(run_name(found, index) for index in range(len(found.labels)))
     numbers = [
         (panel.title, panel.metric.replace("_", " "), run_name(found, line.side), *_ends(line.points))
@@ -114,7 +115,11 @@ def curves(found: RunComparison) -> Markup:
     head = ("Stage", "Metric", "Run", "First", "Last", "Lowest", "Highest")
     folded = Markup(f"<details><summary>As numbers</summary>{table(head, numbers, numeric=(3, 4, 5, 6))}</details>")
     grid = '<div class="multiples">{}</div>'.format
-    others = f"<details><summary>Of one run alone</summary>{grid(join(alone))}</details>" if alone else ""
+    others = "".join(
+        f"<details><summary>{title}</summary>{grid(join(drawn))}</details>"
+        for title, drawn in ((f"{len(equal)} equal in every run", equal), ("Of one run alone", alone))
+        if drawn
+    )
     return section("Curves", Markup(f'<p class="note">{key}</p>{grid(join(shared))}{others}'), folded)
 
 

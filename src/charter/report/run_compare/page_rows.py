@@ -34,7 +34,12 @@ def page_rows(found: RunComparison) -> dict[str, Any]:
             for row in found.stages
         ],
         "curves": [
-            {"title": panel.title, "metric": panel.metric.replace("_", " "), "runs": len(panel.lines)}
+            {
+                "title": panel.title,
+                "metric": panel.metric.replace("_", " "),
+                "runs": len(panel.lines),
+                "equal": panel.is_equal,
+            }
             for panel in found.curves
         ],
         "notes": list(found.notes),

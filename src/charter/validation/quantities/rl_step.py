@@ -289,7 +289,9 @@ class RlStep:
     def predict(self, prepared: PreparedRlSteps, constants: RlConstants) -> Array:
         """Seconds, or tokens per second."""
         steps = rl_step_terms(prepared.phases, constants)
+        busy = steps.part("score") + steps.part("update")
         generate = generate_seconds(prepared.phases, constants)
+        generate = np.where(prepared.phases.side_by_side > 0, waited_seconds(generate, busy), generate)
         other = steps.part("score", "weight sync", "other")
         parts = (
             steps.total,
@@ -302,6 +304,18 @@ class RlStep:
         seconds = np.choose(prepared.part.astype(int), parts)
         rate = prepared.tokens / np.maximum(seconds, 1e-12)
         return array(np.where(prepared.tokens > 0, rate, prepared.scale * seconds))
+
+
+def waited_seconds(generate: Array, busy: Array) -> Array:
+    """Seconds that a trainer waits for answers made beside it: what its log calls generation.
+
+    `sqrt(g^2 + t^2) - t` of g seconds to generate and t to train: about `g - t` where generation is the slower side,
+    and a little where it is not, since lengths of answers differ from batch to batch. The norm is judgement.
+
+    >>> waited_seconds(array([100.0, 10.0]), array([10.0, 100.0])).round(1).tolist()
+    [90.5, 0.5]
+    """
+    return array(np.hypot(generate, busy) - busy)
 
 
 def phases_of(cases: Sequence[RlCase]) -> RlPhases:

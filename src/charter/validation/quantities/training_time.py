@@ -46,6 +46,9 @@ NAMED_MODULES = 0.12
 """Forward pass that Megatron's `recompute_modules` repeat (activation function, up-projections); judgement."""
 PARTIAL = 0.5
 """Layers that a `partial` policy repeats: the middle of what it may be, none to all."""
+COMPILED_PARTIAL = 0.8
+"""Forward pass that MaxText's policies between `full` and `minimal` repeat: they keep or offload the inputs of layers,
+the projections of attention and their output, a fifth of a Llama layer's products; MLP and scores run again."""
 _CHECKPOINTS = re.compile(r"unsloth|torchtune|llama-?factory|axolotl|ms-?swift|xtuner")
 """Fine-tuning stacks whose shipped configurations recompute every layer (from memory)."""
 TOKENS_PER_STEP = 4e6
@@ -250,7 +253,8 @@ def recompute_of(text: str, profile: str) -> tuple[Recompute, float, float]:
     if any(word in plain for word in ("selective", "attn", "attention", "mlp", "moe", "norm", "minimal", "core", "op")):
         modules = NAMED_MODULES if re.search("mlp|moe|norm|act|minimal", plain) else 0.0
         return Recompute.SELECTIVE, TITAN_SELECTIVE if profile == "torchtitan" else modules, 1.0
-    return Recompute.FULL, 0.0, PARTIAL if "block" in plain or "partial" in plain else 1.0
+    partial = "block" in plain or "partial" in plain
+    return Recompute.FULL, 0.0, (COMPILED_PARTIAL if profile == "maxtext" else PARTIAL) if partial else 1.0
 
 
 def _state_bytes(job: Job, layout: Layout) -> float:
@@ -301,10 +305,13 @@ REFERENCE = 1.3
 more beside three or four; judgement."""
 KERNELS = {
     "unfused": "unfused", "flash1": "flash1", "triton": "flash1", "flash2": "flash2",
-    "flash3": "recent", "flash4": "recent", "cudnn": "recent", "trtllm": "recent", "splash": "compiled",
+    "flash3": "flash3", "flash4": "flash3", "cudnn": "recent", "trtllm": "recent", "splash": "compiled",
 }  # fmt: skip
 """Generation of an attention kernel by its typed name. PyTorch's `sdpa` and `flex` choose one by release and device,
 so that there the stack's habit stays."""
+USUAL_SAMPLE = 512.0
+"""Tokens of a sample of tuning data that is packed and does not say: instructions and short answers have 200 to 1,000;
+judgement. Attention is then a small part of the step, so the figure matters little."""
 SPREAD = 0.6
 """Of the longest of b sequences over their mean, per unit of ln b: an exponential tail would give 1; judgement."""
 
@@ -336,6 +343,8 @@ class TrainingCase:
     module_recompute: float = 0.0
     recompute_share: float = 1.0
     head_share: float = 1.0
+    document: float = EVERYWHERE
+    """Tokens of a packed sample beyond which attention does not look."""
     compression: float = 1.0
     mtp: bool = False
     network_bytes_per_second: float | None = None
@@ -377,6 +386,7 @@ def training_case(row: Measurement) -> TrainingCase:
         module_recompute=modules,
         recompute_share=share,
         head_share=0.0 if row.kind == "rm" else 1.0,
+        document=_document(row),
         compression=0.5 if _COMPRESSED.search(f"{row.shard} {row.framework} {row.notes}") else 1.0,
         mtp=bool(architecture.num_mtp_layers) and row.kind == "pretrain" and "w/o mtp" not in row.notes.casefold(),
         network_bytes_per_second=_network(row, accelerator),
@@ -420,10 +430,17 @@ def _lengths(job: Job, micro_batch: int) -> tuple[float, float]:
     lengths is about `1 + 0.6 ln b` means, and the source counts real tokens.
     """
     mean, seq = job.row.mean_len, job.seq
-    packed = bool(_PACKED.search(job.row.notes.casefold())) or job.megatron or job.row.kind == "pretrain"
+    packed = bool(_PACKED.search(job.row.notes.casefold())) or job.row.attention_kernel == "flex"
+    packed = packed or job.megatron or job.row.kind == "pretrain"
     if not mean or mean >= seq or packed:
         return seq, seq
     return min(seq, mean * (1 + SPREAD * math.log(max(micro_batch, 1)))), mean
+
+
+def _document(row: Measurement) -> float:
+    """Tokens of a packed sample where the kernel gets the samples' bounds, as flex attention does (a block mask)."""
+    masks = row.attention_kernel == "flex" and row.kind != "pretrain"
+    return (row.mean_len or USUAL_SAMPLE) if masks else EVERYWHERE
 
 
 def _profile(job: Job) -> StackProfile:
@@ -487,6 +504,7 @@ _JOB_COLUMNS = (
     "module_recompute",
     "recompute_share",
     "head_share",
+    "document",
     "compression",
 )
 

@@ -15,11 +15,14 @@ NEAR = 0.15
 """Relative difference in memory up to which two figures mean the same device (192 and 180 GB of a B200)."""
 _CARDS = re.compile(r"(\d+)\s*x\s*(\d+(?:\.\d+)?)\s*g(?:b|bps|bit|bit/s|b/s)?\b", re.IGNORECASE)
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*(t|g)(b|bit|bps|bytes|b/s|bit/s)", re.IGNORECASE)
+_EACH = re.compile(r"(?:\bper\b|/)\s*(?:gpu|tpu|chip|device|accelerator|card)\b", re.IGNORECASE)
 _INFINIBAND = {"xdr": 800.0, "ndr": 400.0, "hdr": 200.0, "edr": 100.0}
 """Gbit/s of one card, which a node has one of per accelerator (data sheets of the InfiniBand generations)."""
 ETHERNET_GIGABITS = 25.0
 """Of a node whose network is called Ethernet and nothing more: a common cloud default."""
 BITS_PER_BYTE = 8
+STATIC_POWER = 0.2
+"""Of a board's power limit that its clock does not move: memory, links, leakage; judgement."""
 
 
 def accelerator_of(row: Measurement) -> Accelerator:
@@ -48,11 +51,16 @@ def accelerator_of(row: Measurement) -> Accelerator:
 
 
 def _as_typed(row: Measurement) -> Accelerator:
-    """The catalog's device with the memory, the bandwidth and the power that a row types for its own."""
+    """The catalog's device with the memory, the bandwidth and the power that a row types for its own.
+
+    Another power limit than the catalog's is another clock under load, and another rate of everything that computes.
+    """
     plain_row = replace(row, device_hbm_gb=None, device_hbm_tb_per_s=None, device_power_watts=None, mem_gb=None)
     device = accelerator_of(plain_row)
+    clock = clock_share(row.device_power_watts, device.tdp_watts)
     return replace(
         device,
+        dense_flops_per_second={dtype: clock * rate for dtype, rate in device.dense_flops_per_second.items()},
         memory_bytes=row.device_hbm_gb * GB if row.device_hbm_gb else device.memory_bytes,
         memory_bytes_per_second=(
             row.device_hbm_tb_per_s * 1e12 if row.device_hbm_tb_per_s else device.memory_bytes_per_second
@@ -60,6 +68,22 @@ def _as_typed(row: Measurement) -> Accelerator:
         tdp_watts=row.device_power_watts or device.tdp_watts,
         memory_is_reported=row.device_hbm_gb is None and device.memory_is_reported,
     )
+
+
+def clock_share(power_watts: float | None, usual_watts: float | None) -> float:
+    """Clock under load at a power limit against that at the usual one; 1 where either is not known.
+
+    `((p - s) / (1 - s))^(1/3)` for `p` of the usual limit: switching power is `C V^2 f` and voltage follows the clock
+    (Weste and Harris, CMOS VLSI Design, section 5.2), less the share `s` that the clock does not move. Limit: a job
+    that never reaches the limit, because it waits for its host or network, is not slowed down.
+
+    >>> round(clock_share(500.0, 700.0), 2), clock_share(None, 700.0)
+    (0.86, 1.0)
+    """
+    if not power_watts or not usual_watts:
+        return 1.0
+    moved = max(power_watts / usual_watts - STATIC_POWER, 0.01) / (1 - STATIC_POWER)
+    return float(moved ** (1 / 3))
 
 
 def _spellings(name: str, memory: float | None) -> tuple[str, ...]:
@@ -147,8 +171,8 @@ def node_network(text: str, accelerators_per_node: int) -> float | None:
 
     >>> node_network("4x100Gbps Omni-Path per node", 8) / 1e9, node_network("1600Gbps RoCE per node", 8) / 1e9
     (50.0, 200.0)
-    >>> node_network("8x NDR InfiniBand", 8) / 1e9, node_network("NVL72", 4)
-    (400.0, None)
+    >>> node_network("8x NDR InfiniBand", 8) / 1e9, node_network("400Gbps/GPU RDMA", 8) / 1e9, node_network("NVL72", 4)
+    (400.0, 400.0, None)
     """
     plain = re.sub(r"nv(?:link|switch|l)\d*[^,;+]*", "", text, flags=re.IGNORECASE)
     cards = _CARDS.search(plain)
@@ -157,7 +181,7 @@ def node_network(text: str, accelerators_per_node: int) -> float | None:
     rate = _RATE.search(plain)
     if rate:
         bytes_per_second = float(rate[1]) * (1000.0 if rate[2].casefold() == "t" else 1.0) * GB / BITS_PER_BYTE
-        return bytes_per_second * (accelerators_per_node if "per gpu" in plain.casefold() else 1)
+        return bytes_per_second * (accelerators_per_node if _EACH.search(plain) else 1)
     for name, gigabits in _INFINIBAND.items():
         if name in plain.casefold():
             return gigabits * accelerators_per_node * GB / BITS_PER_BYTE

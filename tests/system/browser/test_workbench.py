@@ -1,0 +1,67 @@
+"""Curves and logs in a real browser: other axes, parts of the range, lines that are searched for."""
+
+import json
+import os
+
+import pytest
+from dashboard_case import lively
+
+from charter.dashboard.discovery import key_of
+
+SHOWN = "() => Chart.getChart(document.querySelector('#curves canvas')).data.datasets[0].data.map((point) => point.x)"
+
+
+@pytest.fixture
+def page(scratch, dashboard_of, visit):
+    case = lively(scratch / "demo", pid=os.getpid())
+    metrics = case.directory("sft") / "metrics.jsonl"
+    lines = [json.loads(line) | {"tokens": 128} for line in metrics.read_text().splitlines()]
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (case.directory("sft") / "log.txt").write_text("loading\nstep 1\nstep 2\n")
+    opened = visit(dashboard_of(scratch))
+    opened.goto(f"/p/{key_of(case.root.resolve())}/stage/sft")
+    opened.wait_for_selector("#curves canvas")
+    return opened
+
+
+def test_curves_have_other_axes_and_parts(page):
+    steps = page.evaluate(SHOWN)
+    assert len(steps) == 40
+    page.select_option("#curve-axis", "seconds")
+    seconds = page.evaluate(SHOWN)
+    assert (len(seconds), seconds[0]) == (40, 0)
+    page.select_option("#curve-axis", "tokens")
+    assert page.evaluate(SHOWN) == sorted(page.evaluate(SHOWN))
+    page.select_option("#curve-axis", "")
+    page.select_option("#curve-range", "0.5 1")
+    last = page.evaluate(SHOWN)
+    assert last == [step for step in steps if step >= (steps[0] + steps[-1]) / 2]
+    page.select_option("#curve-range", "")
+    assert page.evaluate(SHOWN) == steps
+    assert page.complaints == []
+
+
+def test_a_part_is_marked_with_the_mouse(page):
+    steps = page.evaluate(SHOWN)
+    box = page.locator("#curves canvas").first.bounding_box()
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + 0.4 * box["width"], middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.7 * box["width"], middle)
+    page.mouse.up()
+    marked = page.evaluate(SHOWN)
+    assert 1 < len(marked) < len(steps)
+    assert set(marked) < set(steps)
+    assert page.locator("#curve-range option:checked").inner_text() == "as marked"
+    page.select_option("#curve-range", "")
+    assert page.evaluate(SHOWN) == steps
+
+
+def test_a_log_is_searched(page):
+    page.fill("#log-search", "STEP")
+    page.press("#log-search", "Enter")
+    page.wait_for_selector("#log >> text=2 lines with")
+    assert "2: step 1" in page.locator("#log pre").inner_text()
+    page.click("text=The end of the log")
+    assert "loading" in page.locator("#log pre").inner_text()
+    assert page.complaints == []
