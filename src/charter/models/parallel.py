@@ -230,7 +230,7 @@ def _ends(module: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         if not tied & {f"{names.get(id(part))}.weight" for part in (embedding, head)}:
             embeddings.append(embedding)
-            heads += [] if (asked := give_asked_head(model)) is None else [asked]
+            heads += [] if (own := give_asked_head(model)) is None else [own]
     return embeddings, heads
 
 

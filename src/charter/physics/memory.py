@@ -15,14 +15,14 @@ from charter.physics.kept_activations import Implementation
 from charter.physics.memory_profiles import NATIVE, AdapterUse, CrossEntropy, Head, MemoryJob, MemoryProfile
 from charter.physics.memory_shape import MemoryShape, Stage, rank_columns, stage_layers
 from charter.physics.memory_terms import (
+    ASSUMED,
+    CPU_PROCESS_BYTES,
     ExplainedColumn,
     Rank,
     activation_columns,
     buffer_columns,
-    cached_column,
-    constant_columns,
+    column,
     logit_columns,
-    slack_column,
     state_columns,
 )
 from charter.physics.precision import FSDP_MIXED, TrainingPrecision
@@ -174,8 +174,8 @@ def _stage_table(shape: MemoryShape, layouts: Layouts, constants: TrainingMemory
     gradients = columns["gradients"]
     columns["early_gradients"] = replace(gradients, values=array(gradients.values * early))
     columns["forward_live"] = _forward_live(columns["live"])
-    cached = {stepping: cached_column(rank, columns["step"].values, stepping=stepping) for stepping in (False, True)}
-    always = tuple(constant_columns(rank).values())
+    cached = {stepping: _cached_column(rank, columns["step"].values, stepping=stepping) for stepping in (False, True)}
+    always = tuple(_constant_columns(rank).values())
     return StageTable(phases={phase: _phase(rank, columns, phase, cached, always) for phase in PHASES})
 
 
@@ -194,7 +194,65 @@ def _phase(
     alive = [columns[key] for key in PHASES[phase]]
     transient = array(sum((item.values for item in alive if item.part in TRANSIENT), start=np.float64(0.0)))
     reserved = () if phase in ("load", "checkpoint") else (cached[phase == "optimizer step"],)
-    return TermTable(columns=(*alive, slack_column(rank, transient), *reserved, *always))
+    return TermTable(columns=(*alive, _slack_column(rank, transient), *reserved, *always))
+
+
+def _slack_column(rank: Rank, transient: Array) -> ExplainedColumn:
+    """Allocator slack on what comes and goes in a phase."""
+    return column(
+        "allocator slack",
+        "overhead",
+        rank.shape.reserved * rank.constants.slack * transient,
+        "{share:.0%} of activations, logits and buffers",
+        ASSUMED,
+        share=rank.constants.slack,
+    )
+
+
+def _cached_column(rank: Rank, step: Array, *, stepping: bool) -> ExplainedColumn:
+    """Return the part of the optimizer step's buffers (`step` bytes) that the allocator keeps while no step runs."""
+    return column(
+        "cached by the allocator",
+        "overhead",
+        rank.shape.reserved * rank.shape.flat_step * step * (0.0 if stepping else 1.0),
+        "buffers of the optimizer step, too large to be cut from freed activations",
+        "caching allocator: large blocks are never merged over segments; counted as used, but free on demand",
+    )
+
+
+def _constant_columns(rank: Rank) -> dict[str, ExplainedColumn]:
+    """Return the terms that every phase holds: device context and communicators; a plain process on a processor."""
+    s, lay, constants = rank.shape, rank.layouts, rank.constants
+    degrees = (rank.group, lay.tensor, lay.pipeline, lay.expert)
+    groups = array(sum((degree > 1).astype(float) for degree in degrees))
+    device = s.context * (1 - s.cpu)
+    return {
+        "context": column(
+            "device context",
+            "overhead",
+            device * constants.context_bytes * s.context_factor,
+            "driver and libraries, {factor:.2g} x {size:,.0f} B",
+            ASSUMED,
+            factor=s.context_factor,
+            size=constants.context_bytes,
+        ),
+        "communicators": column(
+            "communicators",
+            "overhead",
+            device * constants.communicator_bytes * groups,
+            "{size:,.0f} B x {groups:.0f} communicators",
+            ASSUMED,
+            size=constants.communicator_bytes,
+            groups=groups,
+        ),
+        "process": column(
+            "process",
+            "overhead",
+            s.cpu * CPU_PROCESS_BYTES,
+            "resident size with torch and transformers imported",
+            "assumption (physics/memory_terms.py)",
+        ),
+    }
 
 
 def _layers(shape: MemoryShape, layouts: Layouts, stage: Stage) -> Array:

@@ -489,11 +489,11 @@ def _gradient_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
 
 def _unreduced_columns(rank: Rank, unit: Array) -> dict[str, ExplainedColumn]:
     """Gradients that wait for their reduction, beside all activations and when those are gone."""
-    s, p, ends, kept, live = rank.shape, rank.parameters, rank.ends, _kept_columns(rank), _live_columns(rank)
+    s, p, ends, stays, live = rank.shape, rank.parameters, rank.ends, _kept_columns(rank), _live_columns(rank)
     trains = (s.adapter == 0) | (s.trained_ends > 0)
     wide, narrow, layers = s.gradient_bytes, s.compute_bytes, p.layer_unit * (s.adapter == 0)
     # One unit's copy in fp32 lives until the next is reduced. That of a layer exists when what the layer kept is gone.
-    waiting = wide * layers - kept["kept"].values / (p.layers * rank.held)
+    waiting = wide * layers - stays["kept"].values / (p.layers * rank.held)
     root = narrow * ends.root * trains
     beside = root + np.maximum(wide * ends.head * trains, np.maximum(waiting, 0.0))
     # Alone, a gradient of the embedding is added to the one that is there.
@@ -580,63 +580,5 @@ def _step_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
             "cuBLAS and fused kernels, {workspace:,.0f} B",
             ASSUMED,
             workspace=array(workspace),
-        ),
-    }
-
-
-def slack_column(rank: Rank, transient: Array) -> ExplainedColumn:
-    """Allocator slack on what comes and goes in a phase."""
-    return column(
-        "allocator slack",
-        "overhead",
-        rank.shape.reserved * rank.constants.slack * transient,
-        "{share:.0%} of activations, logits and buffers",
-        ASSUMED,
-        share=rank.constants.slack,
-    )
-
-
-def cached_column(rank: Rank, step: Array, *, stepping: bool) -> ExplainedColumn:
-    """Return the part of the optimizer step's buffers (`step` bytes) that the allocator keeps while no step runs."""
-    return column(
-        "cached by the allocator",
-        "overhead",
-        rank.shape.reserved * rank.shape.flat_step * step * (0.0 if stepping else 1.0),
-        "buffers of the optimizer step, too large to be cut from freed activations",
-        "caching allocator: large blocks are never merged over segments; counted as used, but free on demand",
-    )
-
-
-def constant_columns(rank: Rank) -> dict[str, ExplainedColumn]:
-    """Return the terms that every phase holds: device context and communicators; a plain process on a processor."""
-    s, lay, constants = rank.shape, rank.layouts, rank.constants
-    degrees = (rank.group, lay.tensor, lay.pipeline, lay.expert)
-    groups = array(sum((degree > 1).astype(float) for degree in degrees))
-    device = s.context * (1 - s.cpu)
-    return {
-        "context": column(
-            "device context",
-            "overhead",
-            device * constants.context_bytes * s.context_factor,
-            "driver and libraries, {factor:.2g} x {size:,.0f} B",
-            ASSUMED,
-            factor=s.context_factor,
-            size=constants.context_bytes,
-        ),
-        "communicators": column(
-            "communicators",
-            "overhead",
-            device * constants.communicator_bytes * groups,
-            "{size:,.0f} B x {groups:.0f} communicators",
-            ASSUMED,
-            size=constants.communicator_bytes,
-            groups=groups,
-        ),
-        "process": column(
-            "process",
-            "overhead",
-            s.cpu * CPU_PROCESS_BYTES,
-            "resident size with torch and transformers imported",
-            "assumption (physics/memory_terms.py)",
         ),
     }
