@@ -90,7 +90,8 @@ def handover(
     named = references(stage)
     roles = {role: names for role, names in named.items() if stage.REFERENCES[role] == MODEL}
     data = {role: names for role, names in named.items() if stage.REFERENCES[role] == DATA}
-    beside = LEFT.get((stage.engine, stage.kind), 0) if placement is None else 0
+    holds_model = placement is None and not getattr(stage, "rewards", ())
+    beside = LEFT.get((stage.engine, stage.kind), 0) if holds_model else 0
     return Handover(
         engine=stage.engine,
         run="run",

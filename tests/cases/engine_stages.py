@@ -13,7 +13,7 @@ ROLES = ("init", "policy", "reward")
 
 def ppo(**settings: Any) -> PpoStage:
     """64 answers per rollout in minibatches of 32."""
-    return PpoStage(policy="sl", reward="pm", prompts=("red",), **{"episodes": 640, **settings})
+    return PpoStage(policy="sl", prompts=("red",), **{"reward": "pm", "episodes": 640, **settings})
 
 
 def sft(**settings: Any) -> SftStage:

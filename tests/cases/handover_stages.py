@@ -119,7 +119,11 @@ OTHER_VALUES = {
         "samples_per_prompt": [1, 2, 4, 8],
         "kl_estimator": ["k3", "k2"],
         "loss_aggregation": ["sequence", "constant", "prompt"],
-        "rewards": [(Reward(name="right", kind="function", call="charter:exact"),)],
+        "rewards": [
+            (Reward(name="right", kind="function", call="charter:exact"),),
+            (Reward(name="right", kind="function", call="charter:number", weight=2.0),),
+            (Reward(name="kind", kind="judge", model="judge"),),
+        ],
         "environment": [Environment(tools={"calculator": "charter:calculator"})],
         "gold": ["gold_judge"],
         "on_overoptimisation": ["stop"],

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from charter.engines.common.request import Handover, HandoverPaths, RlPlacement, RolesTogether
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
+from charter.spec.rewards import Reward
 from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, SftStage, StageResources
 
 LAYOUT = Layout(data=8, zero=ZeroStage.PARAMETERS, micro_batch=4, accumulation=4, recompute=Recompute.FULL)
@@ -69,6 +70,8 @@ ASYNC = RlPlacement(
 RING = Layout(data=4, context=2, zero=ZeroStage.GRADIENTS, micro_batch=4, accumulation=8, offload_optimizer=True)
 SDPA = StageResources(attention="sdpa")
 
+RIGHT = Reward(name="right", kind="function", call="charter:number")
+SHORT = Reward(name="short", kind="function", call="charter:overlong", arguments={"longest": 512, "cache": 128})
 ACCEPTED = {
     "sft": handover(SFT),
     "sft, two nodes": handover(SFT, replace(LAYOUT, data=16, accumulation=2), num_nodes=2),
@@ -87,6 +90,9 @@ ACCEPTED = {
     "dpo": handover(DPO),
     "dpo, smoothed": handover(replace(DPO, label_smoothing=0.1, beta=0.3)),
     "ppo": handover(PPO),
+    "grpo, rewards": handover(
+        replace(GRPO, reward=None, rewards=(RIGHT, SHORT), clip_ratio_high=0.28, dual_clip=3.0, scale_advantages="none")
+    ),
     "ppo, everything": handover(
         replace(
             PPO,

@@ -53,12 +53,12 @@ def compare(
         return
     compared = [(label, _plan(text, overrides)) for label, text in zip(_labels(things), things, strict=True)]
     if as_json:
-        from charter.report.compare_totals import comparison
+        from charter.report.compare_table import comparison
 
         print_json(comparison(compared))
         return
     from charter.cli.plan import plan_console
-    from charter.report.compare_saved import saved_table
+    from charter.report.compare_table import saved_table
 
     plan_console().print(saved_table(compared))
 

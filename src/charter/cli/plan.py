@@ -569,8 +569,7 @@ def what_if_answers(
 
 def show(result: "Plan", answers: list[PlanAnswer], *, as_json: bool, more: dict[str, object]) -> None:
     """Side by side with ratios; what cannot be planned is said below."""
-    from charter.report.compare_table import compare_table
-    from charter.report.compare_totals import ratios
+    from charter.report.compare_table import compare_table, ratios
 
     if as_json:
         rows = [

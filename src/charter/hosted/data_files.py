@@ -20,6 +20,7 @@ from charter.data.dataset import Pair, Turn, read_conversations, read_pairs, rea
 from charter.engines import handover_engine
 from charter.engines.common.adapter import messages
 from charter.engines.common.engine import NOTHING, PARQUET, TOKENS
+from charter.engines.common.reward_file import row_text
 from charter.engines.installed import adapter_of
 from charter.errors import DataError, MissingExtraError, UsageError
 from charter.hosted.classifier import check_prompts
@@ -284,7 +285,8 @@ def _write_prompts(stage: StageDir, setup: Setup, tokenizer: Any, directory: Pat
     fitting = [item for item in prompts if len(encode_prompt(tokenizer, item.turns)) <= spec.max_prompt_tokens]
     if not fitting:
         raise DataError(f"none of {len(prompts)} prompts has at most max_prompt_tokens {spec.max_prompt_tokens} tokens")
-    check_prompts(stage.job.only("reward").location(), [item.turns for item in fitting])
+    if spec.preference_model is not None:
+        check_prompts(stage.job.only("reward").location(), [item.turns for item in fitting])
     left_out = len(prompts) - len(fitting)
     adapter = adapter_of(stage.job)
     rollouts = -(-spec.episodes // spec.rollout_batch)
@@ -292,7 +294,9 @@ def _write_prompts(stage: StageDir, setup: Setup, tokenizer: Any, directory: Pat
 
     def rows() -> Iterator[Row]:
         for number, index in enumerate(order):
-            yield adapter.prompt_row(fitting[index].turns, kind=spec.kind, index=number)
+            item = fitting[index]
+            carried = row_text(item.turns, item.columns) if spec.rewards else None
+            yield adapter.prompt_row(item.turns, kind=spec.kind, index=number, carried=carried)
 
     path = _write(stage, directory, "prompts", rows())
     note = (

@@ -11,6 +11,7 @@ from charter.engines.installed import HOSTED_DEGREES
 from charter.models.engine_layout import engine_layout
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
+from charter.spec.rewards import REWARD_SOURCES
 from charter.spec.stage import MODEL, Optimization, PpoStage
 
 NO_ROWS: Mapping[str, int] = MappingProxyType({})
@@ -45,7 +46,14 @@ def handover_of(
         paths=paths,
         rows=rows,
         keep_last=job.keep_last,
+        sources=sources_of(job),
     )
+
+
+def sources_of(job: Job) -> dict[str, str]:
+    """Return the texts of the user's own reward functions, by the paths in the file."""
+    files = job.inputs.get(REWARD_SOURCES, ())
+    return {item.name.removeprefix(f"{REWARD_SOURCES} "): item.location().read_text("utf-8") for item in files}
 
 
 def layout_of(job: Job) -> Layout:

@@ -100,7 +100,7 @@ def _refusal(project: Project, root: Path, name: str, other: EngineLayout) -> st
     """Return the reason why an engine is not for this stage; empty where it is."""
     changed = with_engine(project, name, handover_engine(other.engine).name)
     try:
-        handed = exported(changed, plan_project(changed, root), name, rows={})
+        handed = exported(changed, plan_project(changed, root), root, name, rows={})
     except CharterError as error:
         return f"refuses it ({str(error).splitlines()[0]})"
     if handed.rendered.resume.guarantee not in ENOUGH[project.exact]:

@@ -22,7 +22,8 @@ from charter.report.handover_jobs import start_files
 from charter.report.handover_pages import MAPPING, PLAN, README, counts, mapping_page, plan_page, readme
 from charter.report.handover_request import DATA_DIR, MODELS_DIR, data_roles, handover_of, model_inputs
 from charter.spec.project import Project
-from charter.spec.stage import Engine, references
+from charter.spec.rewards import REWARD_SOURCES
+from charter.spec.stage import Engine, Stage, references
 
 if TYPE_CHECKING:
     from charter.report.handover_inputs import ExportedInputs
@@ -92,7 +93,8 @@ def export_handover(
     handover = handover_engine(engine)
     check_kind(name, engine, stage.kind)
     changed = with_engine(project, name, handover.name)
-    rendered = exported(changed, plan_project(changed, root, today=today), name, rows=_rows(changed, root, name))
+    plan = plan_project(changed, root, today=today)
+    rendered = exported(changed, plan, root, name, rows=_rows(changed, root, name))
     if scratch is None:
         return rendered
     # What a stage reads is written by a process of its own, with the checks of a run: a plain export needs none of it.
@@ -101,12 +103,14 @@ def export_handover(
     return with_inputs(changed, rendered, export_inputs(changed, root, name, scratch))
 
 
-def exported(project: Project, plan: Plan, name: str, *, rows: Mapping[str, int]) -> HandoverExport:
+def exported(project: Project, plan: Plan, root: Path, name: str, *, rows: Mapping[str, int]) -> HandoverExport:
     """A stage of a project that is planned already, in the engine that the project gives it."""
     engine = handover_engine(project.pipeline[name].engine)
     planned = plan.stage(name)
     assert planned is not None
-    return _rendered(project, handover_of(project, plan, name, data_suffix=engine.data_suffix, rows=rows), planned)
+    sources = _sources(project.pipeline[name], root)
+    handover = handover_of(project, plan, name, data_suffix=engine.data_suffix, rows=rows, sources=sources)
+    return _rendered(project, handover, planned)
 
 
 def with_inputs(project: Project, made: HandoverExport, inputs: "ExportedInputs") -> HandoverExport:
@@ -159,6 +163,12 @@ def write_export(made: HandoverExport, target: Path) -> None:
                 link_tree(made.inputs.directory / place, path / place)
 
     publish_dir(target.resolve(), write)
+
+
+def _sources(stage: Stage, root: Path) -> dict[str, str]:
+    """Texts of the user's own reward functions, of the files that are there."""
+    named = stage.sources.get(REWARD_SOURCES, ())
+    return {path: (root / path).read_text("utf-8") for path in named if (root / path).is_file()}
 
 
 def _rows(project: Project, root: Path, name: str) -> dict[str, int]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from charter.artifacts.durable import json_text
 from charter.engines.common.engine import TrainingEngine
-from charter.engines.common.mapping import MappedField
+from charter.engines.common.mapping import MappedField, shown
 from charter.engines.common.rendered import RenderedRun, Resume
 from charter.engines.common.request import Handover
 from charter.plan.stage_plan import StagePlan
@@ -41,6 +41,9 @@ def mapping_page(handover: Handover, rendered: RenderedRun) -> str:
         "| --- | --- | --- | --- |",
         *(_row(row) for row in rendered.mapping),
     ]
+    if rendered.formulas:
+        names = ", ".join(f"`{name}`" for name in rendered.formulas)
+        lines += ["", f"Formulas, by the names of the hand-computed values of Charter's tests: {names}."]
     return "\n".join(lines) + "\n"
 
 
@@ -154,7 +157,7 @@ def _row(row: MappedField) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "" if value is None else str(getattr(value, "value", value))
+    return "" if value is None else str(getattr(value, "value", shown(value)))
 
 
 def _cell(text: str) -> str:

@@ -17,6 +17,7 @@ WORK = "."
 """Files of an export name each other relative to the directory that they lie in."""
 MODELS_DIR, DATA_DIR = "inputs", "data"
 NO_ROWS: Mapping[str, int] = MappingProxyType({})
+NO_SOURCES: Mapping[str, str] = MappingProxyType({})
 GENERATORS, GENERATE = "generators", "generate"
 _ROLE_OF_SPEC: Mapping[str, tuple[str, ...]] = {
     "init": ("model", "policy"),
@@ -38,11 +39,18 @@ class ModelInput:
 
 
 def handover_of(
-    project: Project, plan: Plan, name: str, *, data_suffix: str = ".jsonl", rows: Mapping[str, int] = NO_ROWS
+    project: Project,
+    plan: Plan,
+    name: str,
+    *,
+    data_suffix: str = ".jsonl",
+    rows: Mapping[str, int] = NO_ROWS,
+    sources: Mapping[str, str] = NO_SOURCES,
 ) -> Handover:
     """The stage as it was planned, with every path below the directory of the export.
 
-    `data_suffix`: of the files that the engine reads; `rows` that each role of data has, where they are known.
+    `data_suffix`: of the files that the engine reads; `rows` that each role of data has, where they are known;
+    `sources`: texts of the user's own reward functions.
     """
     stage, planned = project.pipeline[name], plan.stage(name)
     if planned is None or planned.searched is None or planned.searched.question is None:
@@ -81,6 +89,7 @@ def handover_of(
         rows=rows,
         placement=placement_of(option) if isinstance(stage, PpoStage) else None,
         keep_last=project.storage.keep_last,
+        sources=sources,
     )
 
 

@@ -3,13 +3,12 @@
 from datetime import UTC, datetime
 
 from charter import __version__
-from charter.report import endnotes, sections
+from charter.report import sections
 from charter.report.data import chart_data
-from charter.report.document import document
-from charter.report.heading import header
-from charter.report.markup import script_json
+from charter.report.markup import document, script_json
 from charter.report.overview import overview
 from charter.report.read import RunFiles
+from charter.report.sections import header
 
 
 def report_html(run: RunFiles, *, now: float) -> str:
@@ -28,8 +27,8 @@ def report_html(run: RunFiles, *, now: float) -> str:
         sections.curves(view, charts),
         sections.memory(view, charts),
         sections.ledger(view, run.accounted),
-        endnotes.rejected(view),
-        endnotes.assumptions(run),
-        endnotes.versions(run, charter_version=__version__),
+        sections.rejected(view),
+        sections.assumptions(run),
+        sections.versions(run, charter_version=__version__),
     )
     return document(title=f"{run.project} - Charter report", body="".join(body), data=script_json(charts))

@@ -1,7 +1,14 @@
 """Figures of a plan as text of table cells: ranges, hardware, peaks."""
 
+from collections.abc import Iterable
+from datetime import date, timedelta
+
+from charter.catalog.price_book import STALE_DAYS, as_of_key
+from charter.cost.job import BUCKETS
 from charter.physics.terms import Interval
+from charter.plan.money import API, STORAGE, TRANSFER
 from charter.plan.option import DeviceGroup, Option
+from charter.plan.plan import PREFIX, Plan
 from charter.plan.stage_memory import Peak
 from charter.plan.stage_plan import MicroUsd
 from charter.spec.stage import FP8
@@ -94,3 +101,117 @@ def held_groups(option: Option) -> list[tuple[str, Peak, float]]:
 def full_share(option: Option) -> float:
     """Peak over capacity of the fullest accelerator of all groups."""
     return max(peak.total_bytes / capacity for _, peak, capacity in held_groups(option))
+
+
+# -------- From when a plan's catalog and prices are, and how old that makes them.
+
+
+def dates_line(plan: Plan, today: date | None) -> list[str]:
+    """`catalog 2026-11`, `prices 2026-08-20 (92 days old)`: the newest entry used, and the oldest price used."""
+    parts = []
+    entries = [stage.option.place.accelerator for stage in plan.stages if not stage.option.place.is_cpu]
+    dates = [entry.provenance.as_of for entry in entries if as_of_key(entry.provenance.as_of)[0]]
+    if dates:
+        parts.append(f"catalog {short_date(max(dates, key=as_of_key))}")
+    priced = [stage.option.price for stage in plan.stages if stage.option.price.usd_per_hour]
+    dated = [price.as_of for price in priced if as_of_key(price.as_of)[0]]
+    if dated:
+        oldest = min(dated, key=as_of_key)
+        parts.append(f"prices {short_date(oldest)}{age_note(oldest, today)}")
+    return parts
+
+
+def short_date(as_of: str) -> str:
+    """The date in a text, as precise as it is there.
+
+    >>> short_date("2026-08-20"), short_date("2026-11 (read)"), short_date("2026 (inferred)"), short_date("now")
+    ('2026-08-20', '2026-11', '2026', 'now')
+    """
+    year, month, day = as_of_key(as_of)
+    if not year:
+        return as_of
+    return f"{year}" + (f"-{month:02d}" if month else "") + (f"-{day:02d}" if month and day else "")
+
+
+def age_days(as_of: str, today: date | None) -> int | None:
+    """Days since then; None where the text names no day and no month, or `today` is not known.
+
+    >>> age_days("2026-11-02", date(2026, 11, 20)), age_days("2026", date(2026, 11, 20))
+    (18, None)
+    """
+    year, month, day = as_of_key(as_of)
+    if today is None or not month:
+        return None
+    then = date(year, month, 1) + timedelta(days=max(day, 1) - 1)
+    return max(0, (today - then).days)
+
+
+def age_note(as_of: str, today: date | None) -> str:
+    """` (18 days old)`; that the day is not known; nothing without `today`."""
+    if today is None:
+        return ""
+    days = age_days(as_of, today)
+    if days is None:
+        return " (day not known)"
+    return f" ({days} days old{', stale' if days > STALE_DAYS else ''})"
+
+
+def is_stale(name: str, as_of: str, today: date | None) -> bool:
+    """Return True if an assumption is a price and older than 60 days, or said to be; other figures do not age."""
+    days = age_days(as_of, today)
+    return name.startswith(PREFIX) or ("price" in name and days is not None and days > STALE_DAYS)
+
+
+# -------- Costs of a plan beside the machines of its stages, in sums that add up to its total.
+
+NOTHING = MicroUsd(p10=0, p50=0, p90=0)
+REPEATED = "reruns, idle time"
+
+
+def beside_the_machines(plan: Plan) -> list[tuple[str, MicroUsd | None]]:
+    """Return the costs beside the machines of the stages, by name; together with those they are the total.
+
+    Without a price for everything these are storage, transfer, endpoints, and None for what has no price.
+    """
+    if plan.cost is None or plan.cost.total is None:
+        return _of_stages(plan)
+    buckets = plan.cost.by_bucket
+    accelerators = added(buckets[name] for name in BUCKETS if name in buckets) or NOTHING
+    machines = added(stage.compute_usd for stage in plan.stages if stage.compute_usd is not None) or NOTHING
+    repeated = less(accelerators, machines)
+    rows: list[tuple[str, MicroUsd | None]] = [(REPEATED, repeated)] if repeated.p90 else []
+    return [*rows, *((name, amount) for name, amount in buckets.items() if name not in BUCKETS)]
+
+
+def _of_stages(plan: Plan) -> list[tuple[str, MicroUsd | None]]:
+    storage = added(stage.storage_usd for stage in plan.stages)
+    moved = added(stage.transfer_usd for stage in plan.stages)
+    missing = plan.cost.unpriced if plan.cost is not None else ()
+    rows: list[tuple[str, MicroUsd | None]] = [(STORAGE, storage)]
+    rows += [(TRANSFER, moved)] if moved is not None and moved.p90 else []
+    charged = added(stage.endpoint_usd for stage in plan.stages)
+    rows += [(API, charged)] if charged is not None and charged.p90 else []
+    return [*rows, *((name, None) for name in missing if plan.stage(name) is None)]
+
+
+def added(parts: Iterable[MicroUsd | None]) -> MicroUsd | None:
+    """The exact sum; None where a part is not known.
+
+    >>> added([MicroUsd(p10=1, p50=2, p90=3), MicroUsd(p10=1, p50=1, p90=1)]), added([None])
+    (MicroUsd(p10=2, p50=3, p90=4), None)
+    """
+    total = NOTHING
+    for part in parts:
+        if part is None:
+            return None
+        total = total.plus(part)
+    return total
+
+
+def less(whole: MicroUsd, part: MicroUsd) -> MicroUsd:
+    """Quantile by quantile.
+
+    >>> less(MicroUsd(p10=2, p50=3, p90=4), MicroUsd(p10=1, p50=1, p90=1))
+    MicroUsd(p10=1, p50=2, p90=3)
+    """
+    return MicroUsd(p10=whole.p10 - part.p10, p50=whole.p50 - part.p50, p90=whole.p90 - part.p90)

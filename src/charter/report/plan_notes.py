@@ -11,8 +11,7 @@ from charter.plan.option import Option, Rejected
 from charter.plan.plan import Plan
 from charter.plan.stage_plan import StagePlan
 from charter.plan.stage_risk import StageRisk
-from charter.report.plan_cells import VERDICT_WORDS, layout
-from charter.report.plan_dates import short_date
+from charter.report.plan_cells import VERDICT_WORDS, layout, short_date
 from charter.units import format_seconds, format_usd
 
 

@@ -12,10 +12,17 @@ from rich.text import Text
 from charter.plan.money import STORAGE
 from charter.plan.plan import Plan
 from charter.plan.stage_plan import StagePlan
-from charter.report.plan_cells import gib, hardware, hours, layout, seconds_range, usd_range
-from charter.report.plan_dates import dates_line
+from charter.report.plan_cells import (
+    beside_the_machines,
+    dates_line,
+    gib,
+    hardware,
+    hours,
+    layout,
+    seconds_range,
+    usd_range,
+)
 from charter.report.plan_notes import longest_pole, notes
-from charter.report.plan_totals import beside_the_machines
 from charter.units import format_bytes, format_count
 
 COLUMNS_FOR_LAYOUT = 118

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from charter.report.document import document
-from charter.report.markup import Markup, esc, join, section, table
+from charter.report.markup import Markup, document, esc, join, section, table
 from charter.resilience.expected_time import ExpectedTime
 from charter.resilience.scenario import IntervalPoint
 from charter.resilience.simulate import SimulationOutcome

@@ -11,6 +11,7 @@ from huggingface_case import KINDS, every_layout, handover
 
 from charter.engines import render
 from charter.spec.layout import Adapter
+from charter.spec.rewards import Reward
 from charter.train.schedule import learning_rate_factor
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -31,6 +32,7 @@ CHANGES = {
         {"min_new_tokens": 4, "entropy_weight": 0.01, "loss_aggregation": "sequence"},
         {"generator": "vllm", "mismatch_clip": 2.0},
         {"rollout_batch": 64, "ppo_epochs": 2},
+        {"reward": None, "rewards": (Reward(name="right", kind="function", call="charter:number"),)},
     ],
     "rloo": [{"whiten_advantages": False, "min_new_tokens": 2, "generator": "vllm"}],
 }
@@ -41,7 +43,7 @@ def asked(cases):
     question = [
         {
             "directory": str(directory),
-            "script": next(path.stem for path in directory.iterdir() if path.stem not in ("accelerate", "deepspeed")),
+            "script": next(path.stem for path in directory.iterdir() if path.stem in FILES),
             "command": list(run.command),
             "environment": dict(run.environment),
         }

@@ -32,6 +32,8 @@ def merged_strictly(values: dict[str, object], base: str) -> DictConfig:
         config = compose(base)
     OmegaConf.set_struct(config, True)
     open_empty_mappings(config)
+    if "reward_kwargs" in values.get("reward", {}):  # its DAPO manager reads it, and no file of its own has it
+        OmegaConf.set_struct(config.reward, False)
     config.merge_with(OmegaConf.create(values))
     return config
 

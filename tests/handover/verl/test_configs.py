@@ -13,10 +13,13 @@ from engine_stages import handover, ppo, sft, sharded
 from charter.engines.common.request import Handover, HandoverPaths, RlPlacement
 from charter.engines.verl.mapping import render_verl
 from charter.spec.layout import Adapter, Recompute, ZeroStage
+from charter.spec.rewards import Reward
 from charter.spec.stage import StageResources
 
 PROBE = Path(__file__).parent / "probe_configs.py"
 OFFLOADED = RlPlacement(arrangement="offloaded", generator_tensor=2)
+RIGHT = Reward(name="right", kind="function", call="charter:number")
+SHORT = Reward(name="short", kind="function", call="charter:overlong", arguments={"longest": 512, "cache": 128})
 CASES: dict[str, Handover] = {
     "ppo": handover("verl", ppo(), sharded(32)),
     "ppo_everything": handover(
@@ -45,6 +48,11 @@ CASES: dict[str, Handover] = {
     "rloo_lora": handover(
         "verl",
         ppo(estimator="rloo", samples_per_prompt=2, whiten_advantages=False, adapter=Adapter(rank=8, alpha=16)),
+        sharded(32),
+    ),
+    "grpo_rewards": handover(
+        "verl",
+        ppo(estimator="grpo", samples_per_prompt=4, reward=None, rewards=(RIGHT, SHORT), kl_coefficient=0.0),
         sharded(32),
     ),
     "ppo_hybrid": handover("verl", ppo(minibatch=64), sharded(64, data=16, replicas=2), num_nodes=2),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from charter.data.reward_functions import overlong
 from charter.train.losses import aggregate, bradley_terry
 from charter.train.ppo_math import (
     clipped_policy_loss,
@@ -29,7 +30,6 @@ from charter.train.ppo_math import (
     shaped_rewards,
     whiten,
 )
-from charter.train.rewards.functions import overlong
 from charter.train.rewards.mixture import weighted_sum
 
 DATA = json.loads((Path(__file__).parents[2] / "published" / "data" / "rl_vectors.json").read_text())

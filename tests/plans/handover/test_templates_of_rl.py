@@ -1,26 +1,111 @@
-"""The RL stage of a template, handed to another engine: refused with the reason, in words that a user has written."""
+"""The RL stages of the templates, handed to every engine that trains them: accepted, or refused with the reason."""
+
+from dataclasses import replace
 
 import pytest
 
 from charter.errors import SpecError
-from charter.report.handover import export_handover
+from charter.plan.project_plan import plan_project
+from charter.report.handover import export_handover, with_engine
+from charter.report.handover import exported as handed_over
 from charter.spec.load import load_project
 from charter.templates.shipped import find_template, write_template
 
+ENGINES = ("trl", "verl", "openrlhf", "nemo_rl")
+ACCEPTED = None
+JUDGE = {"rewards": "principles: a judge is asked", "on_overoptimisation": "compares the rewards with the gold"}
+REFILL = {"equal_groups": "none to replace a group by"}
+TABLE = {
+    ("rlvr-tiny", "trl"): ACCEPTED,
+    ("rlvr-tiny", "verl"): {"resources": "needs accelerators", "dtype": "fp32"},
+    ("rlvr-tiny", "openrlhf"): {"dtype": "bf16 or fp16", "min_new_tokens": "fixed to 1"},
+    ("rlvr-tiny", "nemo_rl"): {"resources": "needs accelerators"},
+    **{("grpo-7b", engine): REFILL for engine in ENGINES},
+    **{("constitution-rl-8b", engine): JUDGE for engine in ENGINES},
+    ("tools-tiny", "trl"): {"environment": "no tools and no environment"},
+    ("tools-tiny", "verl"): {"environment": "classes of its own"},
+    ("tools-tiny", "openrlhf"): {"environment": "tokenise what a tool says apart"},
+    ("tools-tiny", "nemo_rl"): {"environment": "whose replies it tokenises"},
+}
+ON_GPUS = {
+    "infra: local": "accelerators: H100:8",
+    "cpus: 1  ": "# ",
+    "dtype: fp32": "dtype: bf16",
+    "precision: fp32": "precision: bf16",
+}
+KEPT = {"equal_groups: refill ": "equal_groups: keep "}
+ONE_TOKEN = {"    samples_per_prompt: 8": "    min_new_tokens: 1\n    samples_per_prompt: 8"}
+CHANGED = [
+    ("rlvr-tiny", {**ON_GPUS, **ONE_TOKEN}, "openrlhf"),
+    ("rlvr-tiny", {}, "trl"),
+    *(("grpo-7b", KEPT, engine) for engine in ("trl", "verl", "nemo_rl")),
+]
 
-@pytest.mark.parametrize(
-    ("template", "engine", "words"),
-    [
-        ("rlvr-tiny", "trl", "trl cannot express right (function charter:exact)"),
-        ("rlvr-tiny", "openrlhf", "openrlhf cannot express right (function charter:exact)"),
-        ("grpo-7b", "verl", "verl cannot express right (function charter:number), short (function charter:overlong)"),
-        ("constitution-rl-8b", "nemo_rl", "principles (judge judge by constitution, pointwise)"),
-    ],
-)
-def test_list_of_rewards_is_refused_by_its_names(tmp_path, template, engine, words):
-    write_template(find_template(template), tmp_path, force=False)
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """A template's project and its plan, made once: what an engine cannot express does not depend on its layout."""
+    projects = {}
+
+    def of(template):
+        if template not in projects:
+            root = tmp_path_factory.mktemp(template)
+            write_template(find_template(template), root, force=True)
+            project = load_project(root)
+            projects[template] = project, root, plan_project(project, root)
+        return projects[template]
+
+    return of
+
+
+def exported(tmp_path, template, engine, changes):
+    write_template(find_template(template), tmp_path, force=True)
+    file = tmp_path / "charter.yaml"
+    text = file.read_text()
+    for old, new in changes.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    file.write_text(text)
+    return export_handover(load_project(tmp_path), tmp_path, "rl", engine)
+
+
+@pytest.mark.parametrize(("template", "engine"), TABLE, ids=["-".join(pair) for pair in TABLE])
+def test_template_is_accepted_or_refused_with_reasons(planned, template, engine):
+    wanted = TABLE[template, engine]
+    project, root, plan = planned(template)
+    changed = with_engine(project, "rl", engine)
+    if wanted is ACCEPTED:
+        assert "rewards.py" in handed_over(changed, plan, root, "rl", rows={}).files
+        return
     with pytest.raises(SpecError) as refusal:
-        export_handover(load_project(tmp_path), tmp_path, "rl", engine)
-    messages = {problem.path: problem.message for problem in refusal.value.problems}
-    assert words in messages["pipeline.rl.rewards"]
+        handed_over(changed, plan, root, "rl", rows={})
+    messages = {problem.path.removeprefix("pipeline.rl."): problem.message for problem in refusal.value.problems}
+    assert set(messages) == set(wanted)
+    assert all(words in messages[name] for name, words in wanted.items()), messages
     assert "Reward(" not in str(refusal.value)
+    assert "Environment(" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("template", "changes", "engine"), CHANGED, ids=[f"{a}-{b}" for a, _, b in CHANGED])
+def test_template_without_what_was_refused_is_accepted(tmp_path, template, changes, engine):
+    made = exported(tmp_path, template, engine, changes)
+    assert "rewards.py" in made.files
+    assert "right (function charter:" in made.files["mapping.md"]
+
+
+def test_own_function_travels_with_the_export(planned, tmp_path):
+    (tmp_path / "mine.py").write_text("def half(answer, truth):\n    return 0.5\n")
+    project, _, plan = planned("rlvr-tiny")
+    stage = project.pipeline["rl"]
+    mine = replace(stage, engine="trl", rewards=(replace(stage.rewards[0], call="mine.py:half"),))
+    changed = replace(project, pipeline={**project.pipeline, "rl": mine})
+    made = handed_over(changed, plan, tmp_path, "rl", rows={})
+    assert made.files["reward_sources/0_mine.py"] == (tmp_path / "mine.py").read_text()
+    assert "'0_mine.py:half'" in made.files["rewards.py"]
+
+
+def test_function_by_lot_asks_for_what_no_engine_tells(planned):
+    project, root, plan = planned("tools-tiny")
+    for engine in ENGINES:
+        with pytest.raises(SpecError, match="lot: it asks for seed"):
+            handed_over(with_engine(project, "rl_control", engine), plan, root, "rl_control", rows={})

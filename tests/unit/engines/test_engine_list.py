@@ -142,7 +142,7 @@ def test_a_new_engine_is_read_planned_and_exported(loom, tmp_path):
     case = with_engine(planner_case.project(), "sft", "loom")
     plan = planner_case.planned(case)
     assert plan.stage("sft").option.layout.zero == 3
-    files = exported(case, plan, "sft", rows={}).rendered
+    files = exported(case, plan, tmp_path, "sft", rows={}).rendered
     assert files.command == ("python", "-m", "loom")
     assert files.files["loom.yaml"].startswith("rate: ")
 

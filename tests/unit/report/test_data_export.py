@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charter.data.dataset import read_pairs, read_texts, selected_rows
-from charter.report.data_export.columns import LEFT_OUT, exported_row
-from charter.report.data_export.exporting import data_card
+from charter.report.data_export.exporting import LEFT_OUT, data_card, exported_row
 from charter.report.data_export.shards import write_files
 from charter.spec.project import DataSpec
 

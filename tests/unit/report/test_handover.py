@@ -5,6 +5,7 @@ import socket
 import subprocess
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import planner_case
@@ -213,7 +214,7 @@ def test_the_roles_of_ppo_are_placed_as_planned(monkeypatch):
     monkeypatch.setattr(engines, "ENGINES", alone(PLAIN_PPO))
     plan = planner_case.planned(project)
     option = plan.stage("ppo").option
-    made = exported(project, plan, "ppo", rows={})
+    made = exported(project, plan, Path(), "ppo", rows={})
     placed = made.handover.placement
     assert placed.arrangement == option.placement
     assert placed.generator_tensor == option.generator_tensor
@@ -282,7 +283,7 @@ def test_two_kinds_of_accelerators_at_once_are_refused(monkeypatch):
         plan, stages=tuple(replace(item, option=beside) if item.name == "ppo" else item for item in plan.stages)
     )
     with pytest.raises(SpecError, match="two kinds of accelerators at once") as caught:
-        exported(project, mixed, "ppo", rows={})
+        exported(project, mixed, Path(), "ppo", rows={})
     assert caught.value.problems[0].path == "pipeline.ppo.resources"
 
 
@@ -299,7 +300,7 @@ def test_a_stage_on_processors_asks_for_processes_and_no_accelerators(root):
     )
     project = with_engine(load_project(root), "sft", "trl")
     plan = plan_project(project, root, machine=planner_case.MACHINE)
-    made = exported(project, plan, "sft", rows={})
+    made = exported(project, plan, Path(), "sft", rows={})
     assert (made.handover.accelerator, made.handover.is_cpu) == ("cpu", True)
     assert made.handover.per_node == made.handover.layout.num_accelerators
     assert made.handover.paths.models == {"init": "inputs/init"}

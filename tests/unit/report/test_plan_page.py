@@ -13,7 +13,7 @@ from charter.plan.option import Option, Rejected
 from charter.plan.plan import Plan
 from charter.plan.risk import Assumption
 from charter.plan.stage_plan import StagePlan, money
-from charter.report.plan_dates import age_days, is_stale
+from charter.report.plan_cells import age_days, is_stale
 from charter.report.plan_page.chart_data import chart_data
 from charter.report.plan_page.drivers import drivers
 from charter.report.plan_page.front import front_points

@@ -11,11 +11,10 @@ from charter.plan.money import project_cost
 from charter.plan.option import Rejected, TiedLayout
 from charter.plan.stage_plan import money
 from charter.report.compare_table import compare_table
-from charter.report.plan_cells import seconds_range, usd_range
+from charter.report.plan_cells import REPEATED, beside_the_machines, seconds_range, usd_range
 from charter.report.plan_explain import explain_stage
 from charter.report.plan_notes import alternatives, longest_pole
 from charter.report.plan_table import CHOSEN, plan_table
-from charter.report.plan_totals import REPEATED, beside_the_machines
 from charter.spec.sections import Costs
 
 TODAY = date(2026, 11, 20)

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
+from charter.data import reward_functions as functions
 from charter.data.dataset import Turn
 from charter.errors import StageError
 from charter.inference.limited import Failed
 from charter.spec.rewards import SHIPPED_REWARDS, Reward
-from charter.train.rewards import functions
 from charter.train.rewards.mixture import Answer, FunctionReward, RewardList, RewardProcess
 
 CODE = """

@@ -82,8 +82,7 @@ def compare(asked: Json, tell: Tell) -> Json:
 def accuracy(asked: Json, tell: Tell) -> Json:
     """Estimate against actual, and the paces that plans use and that this run shows."""
     from charter.errors import UsageError
-    from charter.report.accuracy_read import read_accuracy
-    from charter.report.accuracy_rows import accuracy_rows
+    from charter.report.accuracy_rows import accuracy_rows, read_accuracy
     from charter.report.estimate_actual import accuracy_chart
 
     try:

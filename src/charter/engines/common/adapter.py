@@ -9,6 +9,9 @@ from charter.data.dataset import Turn
 from charter.engines.common.logged import LoggedStep
 from charter.engines.common.request import Handover
 
+ROW = "charter"
+"""Column of a prompt's row, or the label, with what its rewards read: `{"row": ..., "turns": ...}` as JSON text."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineCheckpoint:
@@ -65,9 +68,14 @@ class EngineAdapter(Protocol):
         Returns what is worth recording of it: versions, the command that converted.
         """
 
-    def prompt_row(self, turns: Sequence[Turn], *, kind: str, index: int) -> Mapping[str, object]:
-        """Return a prompt of a stage of this kind as the engine reads it; `index` counts its rows."""
-        return {"prompt": messages(turns)}
+    def prompt_row(
+        self, turns: Sequence[Turn], *, kind: str, index: int, carried: str | None = None
+    ) -> Mapping[str, object]:
+        """Return a prompt of a stage of this kind as the engine reads it; `index` counts its rows.
+
+        `carried` is what a list of rewards may read of the row, as text (`reward_file.row_text`).
+        """
+        return {"prompt": messages(turns), **({} if carried is None else {ROW: carried})}
 
     def pair_row(self, pair: Mapping[str, Any]) -> dict[str, Any]:
         """Return a pair of answers as the engine reads it, from `prompt`, `chosen` and `rejected` as messages."""

@@ -6,7 +6,7 @@ reason, all of it at once. `Sheet` fills in one YAML file, `Arguments` a command
 from.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from types import MappingProxyType
@@ -16,7 +16,7 @@ import yaml
 
 from charter.engines.common.request import Handover
 from charter.errors import Problem, SpecError
-from charter.spec.rewards import Reward
+from charter.spec.rewards import Environment, Reward
 from charter.spec.stage import Stage
 
 How = Literal["as_is", "computed", "same", "charter"]
@@ -52,9 +52,6 @@ class MappedField:
 
 
 NATIVE_REWARDS: Mapping[str, tuple[object, ...]] = {
-    "rewards": ((),),
-    "environment": (None,),
-    "mixture": ("sum_then_normalise",),
     "kl_in": (None,),
     "loss_horizon": (None,),
     "ratio": ("token",),
@@ -70,6 +67,10 @@ KNOWN_ELSEWHERE: Mapping[str, tuple[object, ...]] = {
 }
 """Values of further options that renderers of other engines have a rule for."""
 NATIVE_ONLY = "the rule of this value is rendered for the native engine alone"
+REASONS = {
+    "equal_groups": "its file holds the prompts of every rollout in Charter's order, and none to replace a group by",
+}
+"""Reasons that are known better than `NATIVE_ONLY`."""
 
 
 class FieldMapper:
@@ -79,6 +80,8 @@ class FieldMapper:
         self.handover = handover
         self.rows: list[MappedField] = []
         self.problems: list[Problem] = []
+        self.formulas: tuple[str, ...] = ()
+        """Names of what the options of a loss mean (`formulas.py`)."""
         for name, why in CHARTERS_OWN.items():
             self.charter(f"{STAGE}.{name}", why)
 
@@ -114,26 +117,31 @@ class FieldMapper:
         self.problems.append(
             Problem(
                 path=path,
-                message=f"{self.handover.engine} cannot express {_shown(self.value(field))}: {reason}",
+                message=f"{self.handover.engine} cannot express {shown(self.value(field))}: {reason}",
                 hint=hint or "change it, or take another engine (`charter artifacts export --help` lists them)",
             )
         )
 
-    def refuse_native_rewards(self, expressed: Collection[str] = ()) -> None:
+    def refuse_native_rewards(self, further: Mapping[str, tuple[object, ...]] = MappingProxyType({})) -> None:
         """Refuse at once, before anything else is mapped, options of rewards and losses that stay in Charter's engine.
 
-        `expressed` are those that the renderer maps itself.
+        `further` are options that the renderer maps itself, with the values beside the usual ones that it has a rule
+        for; none named: all of them.
         """
         for name, only in NATIVE_REWARDS.items():
-            if name not in expressed:
-                self.same(f"{STAGE}.{name}", only, NATIVE_ONLY)
-        for name, values in KNOWN_ELSEWHERE.items():
-            if self.value(f"{STAGE}.{name}") not in values:
+            if name not in further:
+                self.same(f"{STAGE}.{name}", only, REASONS.get(name, NATIVE_ONLY))
+        for name, values in {**KNOWN_ELSEWHERE, **NATIVE_REWARDS}.items():
+            more = further.get(name, ())
+            takes_all = name in further and not more
+            if (
+                not takes_all
+                and (name in KNOWN_ELSEWHERE or more)
+                and self.value(f"{STAGE}.{name}") not in values + more
+            ):
                 self.refuse(f"{STAGE}.{name}", NATIVE_ONLY)
         if self.problems:
             raise SpecError(self.problems)
-        for name in ("max_failed_share", "gold", "on_overoptimisation"):
-            self.charter(f"{STAGE}.{name}", "decides nothing here: there is no list of rewards")
         self.charter(f"{STAGE}.most_batches", "decides nothing here: groups are not sampled again")
 
     def finish(self) -> tuple[MappedField, ...]:
@@ -165,15 +173,17 @@ def _field_of(problem: Problem, name: str) -> str:
     return f"{STAGE}.{problem.path.removeprefix(prefix)}" if problem.path.startswith(prefix) else problem.path
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A value as a refusal names it; of a list of rewards their names, kinds and rubrics.
 
-    >>> _shown((Reward(name="right", kind="function", call="charter:exact"),))
+    >>> shown((Reward(name="right", kind="function", call="charter:exact"),))
     'right (function charter:exact)'
     """
     rewards = [item for item in value if isinstance(item, Reward)] if isinstance(value, tuple) else []
     if rewards:
         return ", ".join(_reward_words(item) for item in rewards)
+    if isinstance(value, Environment):
+        return f"turns with {', '.join(value.calls)}"
     return "nothing" if value is None else str(value)
 
 
@@ -189,6 +199,8 @@ class Sheet:
         self.mapper = mapper
         self.file = file
         self.values: dict[str, object] = {}
+        self.files: dict[str, str] = {}
+        """Texts that the file names."""
 
     def put(self, key: str, value: object) -> None:
         """A key that no single field decides."""
@@ -233,6 +245,8 @@ class Arguments:
     def __init__(self, handover: Handover) -> None:
         self.handover = handover
         self.fields = FieldMapper(handover)
+        self.files: dict[str, str] = {}
+        """Texts that the command line names."""
         self._given: dict[str, tuple[str, ...]] = {}
 
     def give(self, option: str, *values: Value) -> None:

@@ -39,6 +39,8 @@ class RenderedRun:
     mapping: tuple[MappedField, ...]
     resume: Resume
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    formulas: tuple[str, ...] = ()
+    """Names of the formulas that the options of a loss mean (`formulas.py`)."""
     notes: tuple[str, ...] = ()
     """What somebody who starts it by hand has to know."""
 

@@ -79,6 +79,8 @@ class Handover:
     """Of a reinforcement-learning stage."""
     keep_last: int = 2
     """Checkpoints that are kept."""
+    sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """File of the user's own reward functions, as charter.yaml names it -> its text."""
 
     @property
     def is_cpu(self) -> bool:

@@ -5,11 +5,15 @@ GRPOTrainer and RLOOTrainer (1.16.0).
 """
 
 import json
+from collections.abc import Mapping
 
 import yaml
 
+from charter.engines.common.adapter import ROW
+from charter.engines.common.formulas import NO_LOWER, name_formulas
 from charter.engines.common.rendered import RenderedRun, Resume
 from charter.engines.common.request import Handover
+from charter.engines.common.reward_file import UNLIMITED, ExportedRewards, Offered, map_rewards
 from charter.engines.huggingface.capabilities import CAPABILITIES
 from charter.engines.huggingface.settings import (
     ACCELERATE_FILE,
@@ -26,13 +30,49 @@ from charter.engines.huggingface.settings import (
 from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage, Stage
 
 ESTIMATORS = ("grpo", "rloo")
+LOSS_TYPES = {"token": "dapo", "sequence": "grpo", "constant": "dr_grpo"}
 NO_VALUE_MODEL = "decides nothing here: the estimator has no value model"
+CALLER = f'''
+def _column(name):
+    """A reward as TRL calls it: all completions at once, with the columns of their rows."""
+
+    def column(prompts, completions, completion_ids, {ROW}, **_):
+        asked = zip(completions, completion_ids, {ROW}, strict=True)
+        return [reward_of(name, answer[-1]["content"], row, tokens=len(ids)) for answer, ids, row in asked]
+
+    column.__name__ = name
+    return column
+
+
+globals().update({{f"reward_{{number}}": _column(name) for number, name in enumerate(REWARDS)}})
+'''
+OFFERED = Offered(
+    values=frozenset({"tokens"}),
+    no_values="TRL tells a reward function the completion, its tokens and its row",
+    model=True,
+    mixtures=("sum_then_normalise", "normalise_then_sum"),
+    caller=CALLER,
+    no_tools="TRL's scripts take no tools and no environment; GRPOTrainer does, from a script of your own",
+)
+FURTHER: Mapping[str, tuple[object, ...]] = {
+    "ratio": ("sequence",),
+    "surrogate": ("cispo",),
+    "loss_aggregation": ("constant",),
+    "loss_horizon": (),
+    "mismatch": (),
+}
+"""Options of GRPOTrainer's loss with more values than the usual ones."""
+MIXTURES = {"sum_then_normalise": "sum_then_normalize", "normalise_then_sum": "normalize_then_sum"}
 
 
 def map_reinforcement(configuration: Configuration, stage: PpoStage) -> None:
     """A policy that is sampled and updated in turn; refuses estimators with a value model."""
     mapper = configuration.mapper
-    mapper.refuse_native_rewards()
+    rewards = map_rewards(mapper, stage, OFFERED)
+    if stage.estimator != "grpo":
+        mapper.same("stage.mixture", "sum_then_normalise", "RLOOTrainer adds rewards up before it compares them")
+    name_formulas(mapper, stage)
+    mapper.refuse_native_rewards(FURTHER if stage.estimator == "grpo" else {})
     updates = stage.rollout_batch // stage.minibatch * stage.ppo_epochs
     if stage.estimator not in ESTIMATORS:
         reason = "TRL's PPO was removed in 1.13; GRPOTrainer and RLOOTrainer have no value model"
@@ -42,8 +82,7 @@ def map_reinforcement(configuration: Configuration, stage: PpoStage) -> None:
     map_optimization(configuration, stage, updates=updates)
     configuration.deepspeed["gradient_clipping"] = stage.gradient_clip
     configuration.put({"enable_jit_checkpoint": False, "shuffle_dataset": False, "disable_dropout": True})
-    configuration.put({"reward_model_name_or_path": configuration.handover.paths.models["reward"]})
-    mapper.charter("stage.reward", "a sequence classifier, which Charter writes as reward_model_name_or_path")
+    _map_rewards(configuration, stage, rewards)
     note = f"rollouts * {updates} updates"
     mapper.to("stage.episodes", configuration.place("max_steps"), how="computed", note=note)
     _map_rollout(configuration, stage)
@@ -51,6 +90,22 @@ def map_reinforcement(configuration: Configuration, stage: PpoStage) -> None:
     _map_penalty(configuration, stage)
     _map_estimator(configuration, stage)
     _refuse_unknown(configuration, stage)
+
+
+def _map_rewards(configuration: Configuration, stage: PpoStage, rewards: ExportedRewards) -> None:
+    """One model, or the functions of a file that the script imports from its own directory, after the model."""
+    configuration.files |= rewards.files
+    if not stage.rewards or rewards.model is not None:
+        configuration.put({"reward_model_name_or_path": configuration.handover.paths.models["reward"]})
+    note = "a sequence classifier, which Charter writes as reward_model_name_or_path"
+    configuration.mapper.charter("stage.reward", "decides nothing here: there is a list" if stage.rewards else note)
+    if stage.rewards:
+        listed = [*([rewards.model] if rewards.model else []), *rewards.functions]
+        names = [f"rewards.reward_{number}" for number in range(len(rewards.functions))]
+        configuration.put({"reward_funcs": names, "reward_weights": [item.weight for item in listed]})
+    if len(stage.rewards) > 1 and stage.estimator == "grpo":
+        mixture = {"multi_objective_aggregation": MIXTURES[stage.mixture]}
+        configuration.write("stage.mixture", mixture, how="computed", note="one that fits no row is left out of it")
 
 
 def _map_rollout(configuration: Configuration, stage: PpoStage) -> None:
@@ -96,16 +151,27 @@ def _map_generator(configuration: Configuration, stage: PpoStage) -> None:
         }
     configuration.write("stage.generator", settings, how="computed", note="vLLM inside the trainer, or generate()")
     if stage.generator == "vllm" and stage.estimator == "grpo":
-        weighs = stage.mismatch_clip is not None
-        correction: dict[str, object] = {"vllm_importance_sampling_correction": weighs}
-        if weighs:
-            correction |= {
-                "vllm_importance_sampling_mode": "token_truncate",
-                "vllm_importance_sampling_clip_max": stage.mismatch_clip,
-            }
-        configuration.write("stage.mismatch_clip", correction, how="computed", note="cut token by token, as here")
+        _map_correction(configuration, stage)
     else:
-        mapper.same("stage.mismatch_clip", None, "only GRPOTrainer with vLLM weighs the generator's probabilities")
+        for name in ("mismatch_clip", "mismatch"):
+            mapper.same(f"stage.{name}", None, "only GRPOTrainer with vLLM weighs the generator's probabilities")
+
+
+def _map_correction(configuration: Configuration, stage: PpoStage) -> None:
+    """Weights of the generator's tokens: cut (`tis`), or left out beyond the bounds (`icepop`)."""
+    weighs = stage.correction
+    correction: dict[str, object] = {"vllm_importance_sampling_correction": weighs is not None}
+    if weighs is not None:
+        if weighs.method == "sequence_mask":
+            reason = "its sequence modes weigh by the product over an answer, not by the geometric mean"
+            configuration.mapper.refuse("stage.mismatch", reason, "method: tis or icepop")
+        mode = "token_truncate" if weighs.method == "tis" else "token_mask"
+        correction |= {"vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": weighs.high}
+        if weighs.low is not None:
+            correction["vllm_importance_sampling_clip_min"] = weighs.low
+    note = "cut token by token, as here; or left out beyond the bounds (token_mask)"
+    for name in ("mismatch_clip", "mismatch"):
+        configuration.write(f"stage.{name}", correction, how="computed", note=note)
 
 
 def _map_penalty(configuration: Configuration, stage: PpoStage) -> None:
@@ -127,14 +193,24 @@ def _map_estimator(configuration: Configuration, stage: PpoStage) -> None:
     mapper.to("stage.estimator", "command: trl.scripts", how="computed", note="chooses GRPOTrainer or RLOOTrainer")
     configuration.put({"router_aux_loss_coef": 0.0})
     if stage.estimator == "grpo":
-        loss = "dapo" if stage.loss_aggregation == "token" else "grpo"
-        note = "dapo: over the tokens of a rollout, here of a minibatch; grpo: mean of each answer's mean"
+        is_cispo = stage.surrogate == "cispo"
+        loss = "cispo" if is_cispo else LOSS_TYPES[stage.loss_aggregation]
+        note = "dapo: over the tokens of a rollout, here of a minibatch; grpo: mean of each answer's mean; dr_grpo"
         write("stage.loss_aggregation", {"loss_type": loss}, how="computed", note=note)
+        write("stage.surrogate", {"loss_type": loss}, how="computed", note="cispo: its bound is the ratio itself")
+        if is_cispo and stage.clip_ratio < NO_LOWER:
+            mapper.refuse("stage.clip_ratio", "its cispo has no lower bound", "clip_ratio: 1, which is none here too")
+        horizon = stage.loss_horizon or stage.max_new_tokens
+        if stage.loss_aggregation == "constant" and horizon != stage.max_new_tokens:
+            mapper.refuse("stage.loss_horizon", "dr_grpo divides by max_completion_length", "leave loss_horizon out")
+        else:
+            mapper.charter("stage.loss_horizon", "decides nothing here: it is max_new_tokens, or there is no constant")
         write("stage.clip_ratio", {"epsilon": stage.clip_ratio})
         mapper.same("stage.scale_advantages", ("group", "batch", "none"), "scale_rewards has no other value")
         _map_clip_above(configuration, stage)
         write("stage.entropy_weight", {"entropy_coef": stage.entropy_weight})
-        configuration.put({"scale_rewards": stage.scale_advantages, "importance_sampling_level": "token"})
+        configuration.put({"scale_rewards": stage.scale_advantages})
+        write("stage.ratio", {"importance_sampling_level": stage.ratio}, note="of a token, or of a whole answer (GSPO)")
         mapper.charter("stage.whiten_advantages", "decides nothing here: grpo scales groups instead")
         return
     _map_clip_above(configuration, stage)
@@ -158,7 +234,11 @@ def _map_estimator(configuration: Configuration, stage: PpoStage) -> None:
 
 def _map_clip_above(configuration: Configuration, stage: PpoStage) -> None:
     """The upper bound of the ratio, which both trainers take; neither bounds the loss of negative advantages by it."""
-    if stage.clip_ratio_high is None:
+    if stage.surrogate == "cispo":
+        above = stage.clip_ratio if stage.clip_ratio_high is None else stage.clip_ratio_high
+        note = "the largest ratio itself: 1 and what is above it"
+        configuration.write("stage.clip_ratio_high", {"epsilon_high": 1 + above}, how="computed", note=note)
+    elif stage.clip_ratio_high is None:
         configuration.mapper.same("stage.clip_ratio_high", None, "epsilon_high is epsilon unless given")
     else:
         configuration.write("stage.clip_ratio_high", {"epsilon_high": stage.clip_ratio_high})
@@ -331,12 +411,13 @@ def render_trl(handover: Handover) -> RenderedRun:
         command=launch(configuration),
         resume=resume_of(configuration),
         environment={"HF_DATASETS_CACHE": f"{handover.paths.work}/{CACHE}", "TOKENIZERS_PARALLELISM": "false"},
+        formulas=configuration.mapper.formulas,
         notes=_notes(configuration),
     )
 
 
 def _files(configuration: Configuration) -> dict[str, str]:
-    files = {configuration.trainer_file: _yaml(configuration.trainer)}
+    files = {configuration.trainer_file: _yaml(configuration.trainer), **configuration.files}
     if configuration.accelerate:
         files[ACCELERATE_FILE] = _yaml(configuration.accelerate)
     if configuration.backend == "deepspeed":
@@ -357,6 +438,8 @@ def _notes(configuration: Configuration) -> tuple[str, ...]:
         notes.append("One process sees one accelerator: with several in the machine set CUDA_VISIBLE_DEVICES.")
     if configuration.trainer.get("use_peft"):
         notes.append(f"{OUTPUT} holds the adapter alone: `charter run` merges it, after an export you do.")
+    if configuration.files:
+        notes.append(UNLIMITED)
     if configuration.script == "reward":
         notes.append("The head is drawn at random from the seed; Charter's own engine starts from zeros.")
     return tuple(notes)

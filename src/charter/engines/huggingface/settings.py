@@ -38,6 +38,8 @@ class Configuration:
     trainer: dict[str, object] = field(default_factory=dict)
     accelerate: dict[str, object] = field(default_factory=dict)
     deepspeed: dict[str, object] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    """Texts beside the settings, by their names."""
     mapper: FieldMapper = field(init=False)
 
     def __post_init__(self) -> None:

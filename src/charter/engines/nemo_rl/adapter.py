@@ -74,12 +74,14 @@ class NemoRlAdapter(EngineAdapter):
         write_model(weights, weights[0].parent, Path(handover.paths.trained), target)
         return {"converted_by": "consolidated safetensors of NeMo RL's checkpoint", "step": newest.step}
 
-    def prompt_row(self, turns: Sequence[Turn], *, kind: str, index: int) -> Mapping[str, object]:
-        """Return a prompt of one user turn; there is no answer to compare with (nemo_rl/data/processors.py)."""
+    def prompt_row(
+        self, turns: Sequence[Turn], *, kind: str, index: int, carried: str | None = None
+    ) -> Mapping[str, object]:
+        """Return a prompt of one user turn; `output` is what its environment reads (nemo_rl/data/processors.py)."""
         if [turn.role for turn in turns] != ["user"]:
             roles = ", ".join(turn.role for turn in turns)
             raise DataError(f"NeMo RL takes prompts of one user turn; prompt {index} has: {roles}")
-        return {"input": turns[0].content, "output": ""}
+        return {"input": turns[0].content, "output": carried or ""}
 
     def pair_row(self, pair: Mapping[str, Any]) -> dict[str, Any]:
         """Return a pair as NeMo RL ranks it: 0 for the better.

@@ -4,9 +4,13 @@ SFT, reward model, DPO, and GRPO with RLOO as its leave-one-out form. Read in ne
 and nemo_rl/algorithms/advantage_estimator.py.
 """
 
+from collections.abc import Mapping
+
+from charter.engines.common.formulas import name_formulas
 from charter.engines.common.mapping import FieldMapper, Sheet
 from charter.engines.common.rendered import RAY_SCRIPT, RenderedRun, Resume, ray_script
 from charter.engines.common.request import Handover
+from charter.engines.common.reward_file import REWARDS_FILE, UNLIMITED, ExportedRewards, Offered, map_rewards
 from charter.engines.nemo_rl.capabilities import COMMIT, VERSION
 from charter.engines.nemo_rl.settings import OFF, PRECISIONS, check_machine, map_policy, map_run
 from charter.errors import Problem
@@ -81,6 +85,70 @@ def _supervised_data(sheet: Sheet, dataset: str, *, processor: str | None = None
     sheet.put("data.num_workers", 1)
 
 
+ENVIRONMENT, ENVIRONMENT_FILE, ENTRY_FILE = "charter", "rewards_environment.py", "run_grpo.py"
+ENVIRONMENT_TEXT = '''"""The environment of rewards.py for NeMo RL: one turn, whose answers the functions reward."""
+
+import ray
+import torch
+from nemo_rl.environments.interfaces import EnvironmentInterface, EnvironmentReturn
+
+import rewards
+
+
+@ray.remote
+class RewardsEnvironment(EnvironmentInterface):
+    def __init__(self, cfg):
+        self.cfg = cfg
+
+    def step(self, message_log_batch, metadata):
+        answers = [log[-1]["content"] for log in message_log_batch]
+        rows = [item["ground_truth"] for item in metadata]
+        totals = [rewards.rewards_of(answer, row)[0] for answer, row in zip(answers, rows, strict=True)]
+        return EnvironmentReturn(
+            observations=[{"role": "environment", "content": ""} for _ in answers],
+            metadata=metadata,
+            next_stop_strings=[None] * len(answers),
+            rewards=torch.tensor(totals),
+            terminateds=torch.ones(len(answers), dtype=torch.bool),
+            answers=answers,
+        )
+
+    def global_post_process_and_metrics(self, batch):
+        return batch, {}
+
+    def shutdown(self):
+        pass
+'''
+ENTRY_TEXT = f'''"""NeMo RL's examples/run_grpo.py, with the environment `{ENVIRONMENT}` of rewards_environment.py."""
+
+import os
+import runpy
+import sys
+
+work = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, work)
+os.environ["PYTHONPATH"] = os.pathsep.join([work, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+from nemo_rl.distributed.ray_actor_environment_registry import ACTOR_ENVIRONMENT_REGISTRY
+from nemo_rl.distributed.virtual_cluster import PY_EXECUTABLES
+from nemo_rl.environments.utils import register_env
+
+NAME = "rewards_environment.RewardsEnvironment"
+ACTOR_ENVIRONMENT_REGISTRY[NAME] = PY_EXECUTABLES.SYSTEM
+register_env("{ENVIRONMENT}", NAME)
+script = os.path.join(os.environ["NEMO_RL_DIR"], "examples", "run_grpo.py")
+sys.argv[0] = script
+runpy.run_path(script, run_name="__main__")
+'''
+OFFERED = Offered(
+    no_values="NeMo RL tells an environment the text of an answer and its row",
+    penalty=True,
+    caller="",
+    no_tools="its tools are environments of its own, whose replies it tokenises by the chat template",
+)
+FURTHER: Mapping[str, tuple[object, ...]] = {"ratio": ("sequence",), "surrogate": ("cispo",), "mismatch": ()}
+"""Options of its loss with more values than the usual ones."""
+CORRECTIONS = {"tis": "tis", "icepop": "icepop", "sequence_mask": "seq-mask-tis"}
 MEMORY_SHARE = 0.6
 """Of an accelerator for vLLM; NeMo RL's own default (examples/configs/grpo_math_1B.yaml)."""
 TEMPLATE_TOKENS = 128
@@ -91,7 +159,9 @@ REWARD = "env.reward_model"
 def grpo_sheet(mapper: FieldMapper, stage: PpoStage) -> Sheet:
     """`examples/run_grpo.py`."""
     sheet = Sheet(mapper, "grpo.yaml")
-    mapper.refuse_native_rewards()
+    rewards = map_rewards(mapper, stage, OFFERED)
+    name_formulas(mapper, stage)
+    mapper.refuse_native_rewards(FURTHER)
     map_run(sheet, "grpo", length_fields=("stage.episodes",))
     map_policy(sheet, "policy", sequences_per_row=1, batch_field="stage.minibatch")
     rows = sheet.mapper.handover.layout.micro_batch
@@ -101,7 +171,10 @@ def grpo_sheet(mapper: FieldMapper, stage: PpoStage) -> Sheet:
     _loss(sheet, stage)
     _sampling(sheet, stage)
     _data(sheet, stage)
-    _reward(sheet, stage)
+    if stage.rewards:
+        _functions(sheet, stage, rewards)
+    else:
+        _reward(sheet, stage)
     _refused(sheet)
     return sheet
 
@@ -160,14 +233,30 @@ def _loss(sheet: Sheet, stage: PpoStage) -> None:
         sheet.put(f"loss_fn.{name}", False)
     sheet.put("grpo.skip_reference_policy_logprobs_calculation", stage.kl_coefficient == 0)
     sheet.idle("stage.kl_estimator", "grpo has k3 in the loss whichever is named, rloo no penalty here")
-    clip = stage.mismatch_clip
-    correction: dict[str, object] = {
-        "loss_fn.use_importance_sampling_correction": clip is not None,
-        "loss_fn.truncated_importance_sampling_type": None if clip is None else "tis",
-        "loss_fn.truncated_importance_sampling_ratio": clip,
-    }
-    sheet.computed("stage.mismatch_clip", correction, "truncated importance sampling per token")
+    ratios: dict[str, object] = {"loss_fn.sequence_level_importance_ratios": stage.ratio == "sequence"}
+    sheet.computed("stage.ratio", ratios, "on: ratios of whole answers (GSPO)")
+    cispo: dict[str, object] = {"loss_fn.use_cispo": stage.surrogate == "cispo"}
+    sheet.computed("stage.surrogate", cispo, "on: the ratio held on both sides, without gradient")
+    _correction(sheet, stage)
     mapper.same("stage.entropy_weight", 0.0, "its loss has no entropy term")
+
+
+def _correction(sheet: Sheet, stage: PpoStage) -> None:
+    """Weights of the generator's tokens: cut, or left out beyond the bounds."""
+    weighs, place = stage.correction, "loss_fn.truncated_importance_sampling"
+    if weighs is not None and weighs.high is None:
+        sheet.mapper.refuse("stage.mismatch", "its corrections need an upper bound (ClippedPGLossFn)", "give high")
+    if weighs is not None and stage.ratio == "sequence":
+        reason = "beside ratios of whole answers it weighs by the product over an answer"
+        sheet.mapper.refuse("stage.ratio", reason, "ratio: token, or no mismatch")
+    values: dict[str, object] = {
+        "loss_fn.use_importance_sampling_correction": weighs is not None,
+        f"{place}_type": None if weighs is None else CORRECTIONS[weighs.method],
+        f"{place}_ratio": None if weighs is None else weighs.high,
+        **({} if weighs is None or weighs.low is None else {f"{place}_ratio_min": weighs.low}),
+    }
+    for name in ("mismatch_clip", "mismatch"):
+        sheet.computed(f"stage.{name}", values, "by token; seq-mask-tis leaves out whole answers")
 
 
 def _sampling(sheet: Sheet, stage: PpoStage) -> None:
@@ -211,15 +300,44 @@ def _sampling(sheet: Sheet, stage: PpoStage) -> None:
 def _data(sheet: Sheet, stage: PpoStage) -> None:
     path = sheet.mapper.handover.paths.data["prompts"]
     train: dict[str, object] = {"data.train": {"dataset_name": "ResponseDataset", "data_path": path}}
-    sheet.computed("stage.prompts", train, "one file of JSON lines in Charter's order: input, and an empty output")
+    sheet.computed("stage.prompts", train, "one file of JSON lines in Charter's order: input and output")
     sheet.put("data.default", {
         "input_key": "input", "output_key": "output", "prompt_file": None, "system_prompt_file": None,
-        "processor": "math_hf_data_processor", "env_name": "reward_model",
+        "processor": "math_hf_data_processor", "env_name": ENVIRONMENT if stage.rewards else "reward_model",
     })  # fmt: skip
     sheet.put("data.validation", None)
     sheet.put("data.shuffle", False)
     sheet.put("data.num_workers", 1)
     sheet.put("data.use_multiple_dataloader", False)
+
+
+def _functions(sheet: Sheet, stage: PpoStage, rewards: ExportedRewards) -> None:
+    """An environment of one turn, registered by the script that starts NeMo RL; DAPO's penalty where it is listed."""
+    handover = sheet.mapper.handover
+    check_machine(sheet)
+    _arranged(sheet, ())
+    sheet.idle("stage.reward", "there is a list of rewards")
+    sheet.put(f"env.{ENVIRONMENT}", {"rewards": f"{handover.paths.work}/{REWARDS_FILE}"})
+    sheet.files |= {**rewards.files, ENVIRONMENT_FILE: ENVIRONMENT_TEXT, ENTRY_FILE: ENTRY_TEXT}
+    if rewards.penalty is not None:
+        sheet.put("grpo.reward_shaping", {
+            "enabled": True,
+            "overlong_buffer_length": (rewards.penalty.arguments or {})["cache"],
+            "overlong_buffer_penalty": rewards.penalty.weight,
+            "max_response_length": stage.max_new_tokens,
+            "stop_properly_penalty_coef": None,
+        })  # fmt: skip
+
+
+def _arranged(sheet: Sheet, others: tuple[str, ...]) -> None:
+    """Refuse arrangements of the plan that are not rendered."""
+    handover = sheet.mapper.handover
+    path = f"pipeline.{handover.name}.resources"
+    arrangement = handover.placement.arrangement if handover.placement is not None else "colocated"
+    if arrangement not in ("colocated", *others):
+        message = f"the arrangement {arrangement} of NeMo RL is not rendered"
+        hint = "colocated, or split for the reward" if others else "colocated"
+        sheet.mapper.problems.append(Problem(path=path, message=message, hint=hint))
 
 
 def _reward(sheet: Sheet, stage: PpoStage) -> None:
@@ -234,9 +352,7 @@ def _reward(sheet: Sheet, stage: PpoStage) -> None:
         sheet.mapper.problems.append(Problem(path=path, message=f"{reason} {left}", hint=hint))
     else:
         check_machine(sheet, beside=left)
-    if handover.placement is not None and handover.placement.arrangement in ("async", "offloaded"):
-        message = f"the arrangement {handover.placement.arrangement} of NeMo RL is not rendered"
-        sheet.mapper.problems.append(Problem(path=path, message=message, hint="colocated, or split for the reward"))
+    _arranged(sheet, ("split",))
     model = handover.paths.models["reward"]
     dtensor = {
         "_v2": True, "enabled": True, "sequence_parallel": False, "tensor_parallel_size": 1,
@@ -311,13 +427,15 @@ def render_nemo_rl(handover: Handover) -> RenderedRun:
     sheet, resume = _sheet(mapper), GRPO if isinstance(handover.stage, PpoStage) else SUPERVISED
     rows = mapper.finish()
     name = sheet.file.removesuffix(".yaml")
-    files = {sheet.file: sheet.text()}
+    files = {sheet.file: sheet.text(), **sheet.files}
     config = f"{handover.paths.work}/{sheet.file}"
-    command: tuple[str, ...] = ("python", f"{DIRECTORY}/examples/run_{name}.py", "--config", config)
+    script = f"{handover.paths.work}/{ENTRY_FILE}" if sheet.files else f"{DIRECTORY}/examples/run_{name}.py"
+    command: tuple[str, ...] = ("python", script, "--config", config)
     if handover.num_nodes > 1:
         files[RAY_SCRIPT] = ray_script(handover)
         command = ("bash", RAY_SCRIPT, *command)
-    return RenderedRun(files=files, command=command, mapping=rows, resume=resume, notes=NOTES)
+    notes = (*NOTES, UNLIMITED) if sheet.files else NOTES
+    return RenderedRun(files=files, command=command, mapping=rows, resume=resume, formulas=mapper.formulas, notes=notes)
 
 
 def _sheet(mapper: FieldMapper) -> Sheet:

@@ -15,12 +15,20 @@ trainer/ppo_utils/experience_maker.py (compute_advantages_and_returns) and sampl
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from charter.engines.common.adapter import ROW
+from charter.engines.common.formulas import name_formulas
 from charter.engines.common.mapping import Arguments, How
 from charter.engines.common.rendered import RenderedRun, Resume
 from charter.engines.common.request import Handover, RlPlacement, RolesTogether
-from charter.engines.openrlhf.settings import adapter, engine_wide, optimizer, precision
+from charter.engines.common.reward_file import (
+    REWARDS_FILE,
+    UNLIMITED,
+    ExportedRewards,
+    map_rewards,
+)
+from charter.engines.openrlhf.settings import adapter, engine_wide, offered_rewards, optimizer, precision
 from charter.errors import Problem
 from charter.spec.layout import Layout, ZeroStage
 from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, SftStage
@@ -116,6 +124,12 @@ NO_RANGE = 1e9
 def estimator_arguments(given: Arguments, stage: PpoStage) -> None:
     """Advantages, the KL penalty, and what belongs to a value model."""
     name = ESTIMATORS[stage.estimator]
+    unscaled = stage.estimator == "grpo" and stage.scale_advantages == "none"
+    if unscaled:
+        name = "dr_grpo"
+        given.fields.to("stage.scale_advantages", "--algo.advantage.estimator", how="computed", note="dr_grpo: none")
+    else:
+        given.fields.same("stage.scale_advantages", "group", "it has the group's deviation, or none, of grpo alone")
     note = {"reinforce": "whole returns less the value are GAE with lambda 1", "grpo": "its name of GRPO"}
     how: How = "computed" if stage.estimator in note else "as_is"
     option = "--algo.advantage.estimator"
@@ -240,7 +254,8 @@ def data_sizes(given: Arguments) -> list[int]:
 
 def _all_together(given: Arguments, stage: PpoStage, placement: RlPlacement) -> None:
     handover = given.handover
-    roles = ["policy", "reference", "reward", *(["value"] if stage.has_value_model else [])]
+    reward = [] if stage.rewards else ["reward"]
+    roles = ["policy", "reference", *reward, *(["value"] if stage.has_value_model else [])]
     for role in roles:
         given.give(f"--{ENGINE_NAMES[role]}.num_nodes", handover.num_nodes)
         given.give(f"--{ENGINE_NAMES[role]}.num_gpus_per_node", handover.per_node)
@@ -307,13 +322,20 @@ def _layout_of(layout: Layout, group: RolesTogether) -> Iterator[tuple[str, str]
 
 MODULE = "train_ppo_ray"
 AGGREGATIONS = {"token": "token-mean", "sequence": "seq-mean-token-mean"}
+FURTHER: Mapping[str, tuple[object, ...]] = {"ratio": ("sequence",), "mismatch": ()}
+"""Options of its loss with more values than the usual ones."""
+NO_UPPER = 1e9
+"""Bound of a ratio that none reaches."""
 
 
 def ppo_arguments(handover: Handover) -> Arguments:
     """Options of the program, with the mapping of every field."""
     given, stage = Arguments(handover), handover.stage
     assert isinstance(stage, PpoStage)
-    given.fields.refuse_native_rewards()
+    rewards = map_rewards(given.fields, stage, offered_rewards(handover))
+    name_formulas(given.fields, stage)
+    given.fields.refuse_native_rewards(FURTHER)
+    given.files |= rewards.files
     updates = stage.rollout_batch // stage.minibatch * stage.ppo_epochs
     engine_wide(
         given,
@@ -323,7 +345,7 @@ def ppo_arguments(handover: Handover) -> Arguments:
     )
     precision(given)
     _optimizers(given, stage, updates)
-    _models(given, stage)
+    _models(given, stage, rewards)
     _rollouts(given, stage)
     estimator_arguments(given, stage)
     _policy(given, stage)
@@ -343,10 +365,23 @@ def _optimizers(given: Arguments, stage: PpoStage, updates: int) -> None:
     given.to("stage.ppo_epochs", "--train.max_epochs")
 
 
-def _models(given: Arguments, stage: PpoStage) -> None:
+def _functions(given: Arguments, stage: PpoStage, rewards: ExportedRewards) -> None:
+    """A file in place of a reward model, and DAPO's penalty where it is listed."""
+    given.give("--reward.remote_url", f"{given.handover.paths.work}/{REWARDS_FILE}")
+    given.give("--data.label_key", ROW)
+    given.unused("stage.reward", "there is a list of rewards")
+    if rewards.penalty is not None:
+        given.give("--reward.overlong_buffer_len", (rewards.penalty.arguments or {})["cache"])
+        given.give("--reward.overlong_penalty_factor", rewards.penalty.weight)
+
+
+def _models(given: Arguments, stage: PpoStage, rewards: ExportedRewards) -> None:
     models = given.handover.paths.models
     given.to("stage.policy", "--actor.model_name_or_path", models["policy"])
-    if stage.reward_from == "preference_model":
+    if stage.rewards:
+        _functions(given, stage, rewards)
+        given.fields.same("stage.reward_from", ("preference_model", "judge"), "decides nothing here: there is a list")
+    elif stage.reward_from == "preference_model":
         given.to("stage.reward", "--reward.model_name_or_path", models["reward"])
         given.fields.same("stage.reward_from", "preference_model", "a sequence classifier")
     else:
@@ -354,7 +389,7 @@ def _models(given: Arguments, stage: PpoStage) -> None:
         reason = "a reward is a model with a scalar head, or a server of its own (--reward.remote_url)"
         given.fields.refuse("stage.reward_from", reason, "reward_from: preference_model")
     if stage.has_value_model:
-        given.give("--critic.model_name_or_path", models["reward"])
+        given.give("--critic.model_name_or_path", models["policy" if stage.rewards else "reward"])
     given.give("--ds.value_head_prefix", "score")
     reason = "its weight sync sends an adapter's parameters under names that vLLM does not know (ppo_actor.py)"
     given.fields.same("stage.adapter", None, reason)
@@ -402,9 +437,17 @@ def _scoring_batch(given: Arguments, stage: PpoStage) -> int:
 
 def _policy(given: Arguments, stage: PpoStage) -> None:
     given.to("stage.clip_ratio", "--actor.eps_clip")
-    for name in ("clip_ratio_high", "dual_clip"):
-        given.fields.same(f"stage.{name}", None, "the two-sided and dual forms of its clip are not rendered")
-    given.fields.same("stage.scale_advantages", "group", "only the group's deviation is rendered")
+    if stage.clip_ratio_high is None:
+        given.fields.same("stage.clip_ratio_high", None, "both sides have --actor.eps_clip")
+    else:
+        option, bounds = "--actor.eps_clip_low_high", (stage.clip_ratio, stage.clip_ratio_high)
+        given.to("stage.clip_ratio_high", option, *bounds, how="computed", note="below and above 1")
+    if stage.dual_clip is None:
+        given.fields.same("stage.dual_clip", None, "--actor.dual_clip is left out")
+    elif stage.dual_clip > 1:
+        given.to("stage.dual_clip", "--actor.dual_clip")
+    else:
+        given.fields.refuse("stage.dual_clip", "its bound is above 1 (models/loss.py PolicyLoss)", "dual_clip: 3")
     aggregation = AGGREGATIONS[stage.loss_aggregation]
     others = [name for name, on in _token_means(stage) if on]
     if stage.loss_aggregation == "sequence" and others:
@@ -416,16 +459,32 @@ def _policy(given: Arguments, stage: PpoStage) -> None:
         given.to("stage.entropy_weight", "--actor.entropy_coef")
     else:
         given.fields.same("stage.entropy_weight", 0.0, "--actor.entropy_coef is left out")
-    if stage.mismatch_clip is None:
-        given.give("--algo.advantage.is_correction_level", "off")
-        given.fields.to("stage.mismatch_clip", "--algo.advantage.is_correction_level")
+    if stage.ratio == "sequence":
+        given.to("stage.ratio", "--actor.policy_loss_type", "gspo", how="computed", note="the mean over an answer")
     else:
-        given.give("--algo.advantage.is_correction_level", "token")
-        given.give("--algo.advantage.is_correction_mode", "clip")
-        given.give("--algo.advantage.is_correction_gating", "ratio")
-        option = "--algo.advantage.is_correction_threshold"
-        note = "token-wise weights held from 0 to this (models/loss.py PolicyLoss)"
-        given.to("stage.mismatch_clip", option, 0.0, stage.mismatch_clip, how="computed", note=note)
+        given.fields.same("stage.ratio", "token", "--actor.policy_loss_type is ppo")
+    _correction(given, stage)
+
+
+def _correction(given: Arguments, stage: PpoStage) -> None:
+    """Weights of the generator's tokens (models/loss.py PolicyLoss): cut, or left out beyond the bounds."""
+    weighs, prefix = stage.correction, "--algo.advantage.is_correction"
+    fields = ("stage.mismatch_clip", "stage.mismatch")
+    if weighs is None:
+        given.give(f"{prefix}_level", "off")
+        for name in fields:
+            given.fields.to(name, f"{prefix}_level")
+        return
+    if stage.ratio == "sequence":
+        reason = "beside ratios of whole answers its correction replaces the ratio (models/loss.py)"
+        given.fields.refuse("stage.ratio", reason, "ratio: token, or no mismatch")
+    given.give(f"{prefix}_level", "seq" if weighs.method == "sequence_mask" else "token")
+    given.give(f"{prefix}_mode", "clip" if weighs.method == "tis" else "mask")
+    given.give(f"{prefix}_gating", "ratio")
+    low, high = weighs.low or 0.0, NO_UPPER if weighs.high is None else weighs.high
+    note = "token-wise weights held between these, or left out beyond them (models/loss.py PolicyLoss)"
+    for name in fields:
+        given.to(name, f"{prefix}_threshold", low, high, how="computed", note=note)
 
 
 def _token_means(stage: PpoStage) -> list[tuple[str, bool]]:
@@ -465,12 +524,13 @@ def render_openrlhf(handover: Handover) -> RenderedRun:
     module = f"openrlhf.cli.{MODULE if is_ppo else MODULES[handover.stage.kind]}"
     shown = {option: list(values) for option, values in given.given.items()}
     return RenderedRun(
-        files={ARGUMENTS_FILE: json.dumps({"module": module, "options": shown}, indent=2) + "\n"},
+        files={ARGUMENTS_FILE: json.dumps({"module": module, "options": shown}, indent=2) + "\n", **given.files},
         command=(*_start(handover, module, is_ppo=is_ppo), *words),
         mapping=mapping,
         resume=_resume(is_ppo=is_ppo),
         environment={"HF_DATASETS_CACHE": f"{handover.paths.work}/datasets"},
-        notes=_notes(handover, is_ppo=is_ppo),
+        formulas=given.fields.formulas,
+        notes=(*_notes(handover, is_ppo=is_ppo), *((UNLIMITED,) if given.files else ())),
     )
 
 

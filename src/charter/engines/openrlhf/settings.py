@@ -5,9 +5,11 @@ checkpoints), utils/deepspeed/deepspeed_utils.py (which parameters are decayed, 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from charter.engines.common.mapping import Arguments
 from charter.engines.common.request import Handover
+from charter.engines.common.reward_file import Offered
 from charter.spec.layout import Recompute, ZeroStage
 from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, SftStage, StageResources
 
@@ -206,3 +208,40 @@ def _all(given: Arguments, field: str, options: Sequence[str], note: str = "") -
     for option in options:
         given.give(option, value)
     given.fields.to(field, *options, note=note)
+
+
+CALLER = '''
+_SPECIAL = []
+
+
+def _plain(query, prompt):
+    """The answer in the text of prompt and answer, which OpenRLHF decodes with its special tokens."""
+    if not query.startswith(prompt):
+        raise ValueError(f"the answer does not follow its prompt as text: {query[:200]!r}")
+    if not _SPECIAL:
+        from transformers import AutoTokenizer
+
+        _SPECIAL.extend(sorted(AutoTokenizer.from_pretrained(MODEL).all_special_tokens, key=len, reverse=True))
+    answer = query[len(prompt) :]
+    for token in _SPECIAL:
+        answer = answer.replace(token, "")
+    return answer
+
+
+def reward_func(queries, prompts, labels):
+    """The rewards of one answer as OpenRLHF calls them."""
+    [query], [prompt], [row] = queries, prompts, labels
+    total, each = rewards_of(_plain(query, prompt), row)
+    return {"rewards": total, "scores": total, "extra_logs": {f"reward_{name}": item for name, item in each.items()}}
+'''
+OFFERED = Offered(
+    no_values="OpenRLHF tells a reward function the text of prompt and answer, and the label",
+    penalty=True,
+    caller=CALLER,
+    no_tools="its agents tokenise what a tool says apart, and take a class of your own (--train.agent_func_path)",
+)
+
+
+def offered_rewards(handover: Handover) -> Offered:
+    """The caller with the model whose tokenizer knows the special tokens."""
+    return replace(OFFERED, caller=f"\nMODEL = {handover.paths.models['policy']!r}\n{OFFERED.caller}")

@@ -88,8 +88,10 @@ class VerlAdapter(EngineAdapter):
         write_model(sorted(merged.glob("*.safetensors")), merged, Path(handover.paths.trained), target)
         return {"converted_by": "verl.model_merger merge --backend fsdp", "step": newest.step}
 
-    def prompt_row(self, turns: Sequence[Turn], *, kind: str, index: int) -> Mapping[str, object]:
-        """Return a prompt whose answers a model scores: there is no right answer to compare with.
+    def prompt_row(
+        self, turns: Sequence[Turn], *, kind: str, index: int, carried: str | None = None
+    ) -> Mapping[str, object]:
+        """Return a prompt whose answers a model scores, or with what functions read as its ground truth.
 
         Read in verl 0.9.1: utils/dataset/rl_dataset.py and experimental/reward_loop/reward_manager/naive.py (`prompt`,
         `data_source`, `reward_model`, `extra_info`); utils/dataset/multiturn_sft_dataset.py has `messages`.
@@ -97,7 +99,7 @@ class VerlAdapter(EngineAdapter):
         return {
             "prompt": messages(turns),
             "data_source": kind,
-            "reward_model": {"style": "model", "ground_truth": ""},
+            "reward_model": {"style": "model" if carried is None else "rule", "ground_truth": carried or ""},
             "extra_info": {"index": index},
         }
 

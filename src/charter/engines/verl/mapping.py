@@ -5,9 +5,13 @@ engine (`torchrun -m verl.trainer.sft_trainer`). Read in verl/trainer/ppo/core_a
 and verl/workers/utils/losses.py.
 """
 
+from collections.abc import Mapping
+
+from charter.engines.common.formulas import name_formulas
 from charter.engines.common.mapping import FieldMapper, Sheet
 from charter.engines.common.rendered import RAY_SCRIPT, RenderedRun, Resume, ray_script
 from charter.engines.common.request import Handover
+from charter.engines.common.reward_file import REWARDS_FILE, UNLIMITED, ExportedRewards, Offered, map_rewards
 from charter.engines.verl.settings import (
     ADAM_EPSILON,
     METRICS,
@@ -26,7 +30,19 @@ ALGORITHM, ACTOR, CRITIC = "algorithm", "actor_rollout_ref.actor", "critic"
 NO_DUAL_CLIP = 1.0e8
 """Of `clip_ratio_c`, which bounds the loss of negative advantages; so large it never does, as in Charter."""
 ESTIMATORS = {"gae": "gae", "rloo": "rloo", "grpo": "grpo"}
-AGGREGATIONS = {"token": "token-mean", "sequence": "seq-mean-token-mean"}
+AGGREGATIONS = {
+    "token": "token-mean",
+    "sequence": "seq-mean-token-mean",
+    "constant": "seq-mean-token-sum-norm",
+}
+FURTHER: Mapping[str, tuple[object, ...]] = {
+    "ratio": ("sequence",),
+    "surrogate": ("cispo",),
+    "loss_aggregation": ("constant",),
+    "loss_horizon": (),
+    "mismatch": (),
+}
+"""Options of its losses with more values than the usual ones."""
 KL_NAMES = {"k1": "kl", "k3": "low_var_kl"}
 
 
@@ -34,7 +50,7 @@ def map_losses(sheet: Sheet, stage: PpoStage) -> None:
     """Everything between a score and a gradient."""
     _advantages(sheet, stage)
     _kl(sheet, stage)
-    _policy(sheet)
+    _policy(sheet, stage)
     _value(sheet, stage)
     _refused(sheet)
 
@@ -82,7 +98,7 @@ def _kl(sheet: Sheet, stage: PpoStage) -> None:
     sheet.idle("stage.kl_horizon", "it belongs to kl_target")
 
 
-def _policy(sheet: Sheet) -> None:
+def _policy(sheet: Sheet, stage: PpoStage) -> None:
     clip, high = sheet.mapper.value("stage.clip_ratio"), sheet.mapper.value("stage.clip_ratio_high")
     sheet.as_is("stage.clip_ratio", *(f"{ACTOR}.{name}" for name in ("clip_ratio", "clip_ratio_low")))
     upper = {f"{ACTOR}.clip_ratio_high": clip if high is None else high}
@@ -91,14 +107,31 @@ def _policy(sheet: Sheet) -> None:
     dual = {f"{ACTOR}.clip_ratio_c": NO_DUAL_CLIP if bound is None else bound}
     sheet.computed("stage.dual_clip", dual, "so large that it never binds where none is given")
     sheet.as_is("stage.entropy_weight", f"{ACTOR}.entropy_coeff")
-    mode = AGGREGATIONS[str(sheet.mapper.value("stage.loss_aggregation"))]
-    keys: dict[str, object] = {f"{ACTOR}.loss_agg_mode": mode, f"{CRITIC}.loss_agg_mode": mode}
+    mean = AGGREGATIONS[stage.loss_aggregation]
+    keys: dict[str, object] = {f"{ACTOR}.loss_agg_mode": mean, f"{CRITIC}.loss_agg_mode": mean}
     sheet.computed("stage.loss_aggregation", keys, "means over the global minibatch")
-    clip = sheet.mapper.value("stage.mismatch_clip")
-    correction = f"{ALGORITHM}.rollout_correction"
-    values: dict[str, object] = {f"{correction}.rollout_is": None if clip is None else "token"}
-    values |= {} if clip is None else {f"{correction}.rollout_is_threshold": clip}
-    sheet.computed("stage.mismatch_clip", values, "truncated importance sampling per token")
+    if stage.loss_aggregation == "constant":
+        horizon: dict[str, object] = {f"{ACTOR}.loss_scale_factor": stage.loss_horizon or stage.max_new_tokens}
+        sheet.computed("stage.loss_horizon", horizon, "max_new_tokens where none is given")
+    else:
+        sheet.idle("stage.loss_horizon", "it belongs to loss_aggregation: constant")
+    loss = "gspo" if stage.ratio == "sequence" else "cispo" if stage.surrogate == "cispo" else "vanilla"
+    mode: dict[str, object] = {f"{ACTOR}.policy_loss.loss_mode": loss}
+    sheet.computed("stage.ratio", mode, "gspo: ratios of whole answers")
+    sheet.computed("stage.surrogate", mode, "cispo: the ratio held on both sides, without gradient")
+    _correction(sheet, stage)
+
+
+def _correction(sheet: Sheet, stage: PpoStage) -> None:
+    """Weights of the generator's tokens, held below a bound; a whole list of its other forms is not rendered."""
+    weighs, place = stage.correction, f"{ALGORITHM}.rollout_correction"
+    if weighs is not None and (weighs.method != "tis" or weighs.low is not None):
+        reason = "rollout_is is rendered with an upper bound; its rejections mask by another statistic (rollout_rs)"
+        sheet.mapper.refuse("stage.mismatch", reason, "mismatch: {method: tis, high: 2}")
+    values: dict[str, object] = {f"{place}.rollout_is": None if weighs is None else "token"}
+    values |= {} if weighs is None else {f"{place}.rollout_is_threshold": weighs.high}
+    for name in ("mismatch_clip", "mismatch"):
+        sheet.computed(f"stage.{name}", values, "truncated importance sampling per token")
 
 
 def _value(sheet: Sheet, stage: PpoStage) -> None:
@@ -138,6 +171,18 @@ def _refused(sheet: Sheet) -> None:
     sheet.idle("stage.seq_len", "there is no ptx_data")
 
 
+CALLER = '''
+def compute_score(data_source, solution_str, ground_truth, extra_info, **_):
+    """The rewards of one answer as verl's reward loop calls them."""
+    total, each = rewards_of(solution_str, ground_truth)
+    return {"score": total, **{f"reward_{name}": reward for name, reward in each.items()}}
+'''
+OFFERED = Offered(
+    no_values="verl tells a reward function the text of an answer and its row",
+    penalty=True,
+    caller=CALLER,
+    no_tools="its tools are classes of its own in the chat template's form, and the calls of this stage are tags",
+)
 PPO_FILE = "ppo.yaml"
 ROLLOUT, REF = "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 MODEL, REWARD = "actor_rollout_ref.model", "reward.reward_model"
@@ -150,13 +195,14 @@ MEMORY_SHARE = 0.5
 """Of an accelerator for vLLM while it generates; verl's own default. Weights and cache are freed for training."""
 
 
-def ppo_sheet(mapper: FieldMapper, stage: PpoStage) -> Sheet:
+def ppo_sheet(mapper: FieldMapper, stage: PpoStage, rewards: ExportedRewards) -> Sheet:
     """The file that Hydra composes over verl's `ppo_trainer`."""
     sheet = Sheet(mapper, PPO_FILE)
     sheet.put("defaults", ["ppo_trainer", "_self_"])
-    mapper.refuse_native_rewards()
+    name_formulas(mapper, stage)
+    mapper.refuse_native_rewards(FURTHER)
     check_machine(mapper)
-    _models(sheet)
+    _models(sheet, stage, rewards)
     _data(sheet, stage)
     _batches(sheet, stage)
     map_losses(sheet, stage)
@@ -174,18 +220,42 @@ def ppo_sheet(mapper: FieldMapper, stage: PpoStage) -> Sheet:
     return sheet
 
 
-def _models(sheet: Sheet) -> None:
+def _models(sheet: Sheet, stage: PpoStage, rewards: ExportedRewards) -> None:
     paths, handover = sheet.mapper.handover.paths, sheet.mapper.handover
     sheet.computed("stage.policy", {f"{MODEL}.path": paths.models["policy"]}, "where its weights are")
-    reward = paths.models["reward"]
-    keys: dict[str, object] = {f"{REWARD}.enable": True, f"{REWARD}.model_path": reward, "critic.model.path": reward}
-    note = "a sequence classifier with one score; the value model starts from it, as in Charter's engine"
-    sheet.computed("stage.reward", keys, note)
+    if stage.rewards:
+        _functions(sheet, stage, rewards)
+    else:
+        reward = paths.models["reward"]
+        keys: dict[str, object] = {
+            f"{REWARD}.enable": True,
+            f"{REWARD}.model_path": reward,
+            "critic.model.path": reward,
+        }
+        note = "a sequence classifier with one score; the value model starts from it, as in Charter's engine"
+        sheet.computed("stage.reward", keys, note)
     tensor = handover.placement.generator_tensor if handover.placement else 1
     for section in (ROLLOUT, f"{REWARD}.rollout"):
         sheet.put(f"{section}.name", "vllm")
         sheet.put(f"{section}.tensor_model_parallel_size", tensor)
         sheet.put(f"{section}.gpu_memory_utilization", MEMORY_SHARE)
+
+
+def _functions(sheet: Sheet, stage: PpoStage, rewards: ExportedRewards) -> None:
+    """No reward model; one file that the reward loop calls for each answer, and DAPO's penalty where it is listed."""
+    paths = sheet.mapper.handover.paths
+    sheet.idle("stage.reward", "there is a list of rewards")
+    sheet.put(f"{REWARD}.enable", False)
+    sheet.put("critic.model.path", paths.models["policy"])
+    file = {"path": f"{paths.work}/{REWARDS_FILE}", "name": "compute_score"}
+    sheet.put("reward.custom_reward_function", file)
+    if rewards.penalty is not None:
+        cache = {"enable": True, "len": (rewards.penalty.arguments or {})["cache"], "log": False}
+        sheet.put("reward.reward_manager.name", "dapo")
+        sheet.put("reward.reward_kwargs", {
+            "max_resp_len": stage.max_new_tokens,
+            "overlong_buffer_cfg": {**cache, "penalty_factor": rewards.penalty.weight},
+        })  # fmt: skip
 
 
 def _data(sheet: Sheet, stage: PpoStage) -> None:
@@ -196,19 +266,18 @@ def _data(sheet: Sheet, stage: PpoStage) -> None:
     length = stage.max_prompt_tokens + stage.max_new_tokens
     shape = mapper.handover.architectures.get("reward")
     room = TEMPLATE_TOKENS if shape is None else max(1, min(TEMPLATE_TOKENS, shape.max_position_embeddings - length))
-    sheet.computed(
-        "stage.max_prompt_tokens",
-        {
-            "data.max_prompt_length": stage.max_prompt_tokens,
-            "data.truncation": "left",
-            "data.filter_overlong_prompts": False,
-            f"{REWARD}.rollout.prompt_length": length,
-        },
-        "longer prompts are cut at the left; the reward model reads prompt and answer",
-    )
-    keys = {"data.max_response_length": stage.max_new_tokens, f"{REWARD}.rollout.prompt_length": length}
-    sheet.computed("stage.max_new_tokens", keys, "the reward model reads prompt and answer")
-    sheet.put(f"{REWARD}.rollout.response_length", room)
+    reads: dict[str, object] = {} if stage.rewards else {f"{REWARD}.rollout.prompt_length": length}
+    note = "the length of an answer" if stage.rewards else "the reward model reads prompt and answer"
+    keys = {
+        "data.max_prompt_length": stage.max_prompt_tokens,
+        "data.truncation": "left",
+        "data.filter_overlong_prompts": False,
+    }
+    cut = "longer prompts are cut at the left"
+    sheet.computed("stage.max_prompt_tokens", keys | reads, f"{cut}; {note}" if reads else cut)
+    sheet.computed("stage.max_new_tokens", {"data.max_response_length": stage.max_new_tokens, **reads}, note)
+    if reads:
+        sheet.put(f"{REWARD}.rollout.response_length", room)
 
 
 def _batches(sheet: Sheet, stage: PpoStage) -> None:
@@ -375,10 +444,11 @@ NOTES = (
     "checkpoints are whole once latest_checkpointed_iteration.txt names their step",
     "several nodes write one checkpoint: the work directory has to be on a file system that all of them share",
 )
+PACKAGES = "needs vllm and TransferQueue beside verl"
 PPO_NOTES = (
     *NOTES,
     "the reward model has to be a sequence classifier with one score and a chat template, which vLLM serves",
-    "needs vllm and TransferQueue beside verl",
+    PACKAGES,
 )
 
 
@@ -390,13 +460,15 @@ def render_verl(handover: Handover) -> RenderedRun:
     files = {f"{METRICS}/.keep": ""}
     notes: tuple[str, ...] = NOTES
     if isinstance(handover.stage, PpoStage):
-        sheet = ppo_sheet(mapper, handover.stage)
+        rewards = map_rewards(mapper, handover.stage, OFFERED)
+        sheet = ppo_sheet(mapper, handover.stage, rewards)
         rows = mapper.finish()
+        files |= rewards.files
         command: tuple[str, ...] = ("python", "-m", "verl.trainer.main_ppo", *_hydra(PPO_FILE))
         if handover.num_nodes > 1:
             files[RAY_SCRIPT] = ray_script(handover)
             command = ("bash", RAY_SCRIPT, *command)
-        resume, notes = PPO_RESUME, PPO_NOTES
+        resume, notes = PPO_RESUME, ((*NOTES, PACKAGES, UNLIMITED) if rewards.files else PPO_NOTES)
     else:
         assert isinstance(handover.stage, SftStage)
         sheet = sft_sheet(mapper, handover.stage)
@@ -404,7 +476,15 @@ def render_verl(handover: Handover) -> RenderedRun:
         command = (*_torchrun(handover), "-m", "verl.trainer.sft_trainer", *_hydra(SFT_FILE))
         resume = SFT_RESUME
     files[sheet.file] = sheet.text()
-    return RenderedRun(files=files, command=command, mapping=rows, resume=resume, environment=environment, notes=notes)
+    return RenderedRun(
+        files=files,
+        command=command,
+        mapping=rows,
+        resume=resume,
+        environment=environment,
+        formulas=mapper.formulas,
+        notes=notes,
+    )
 
 
 def _hydra(file: str) -> tuple[str, ...]:

@@ -8,8 +8,7 @@ from typing import Literal
 from charter.data.dataset import selected_rows
 from charter.data.formats import find_files
 from charter.data.rows import BadRowError, Row, SkippedRows, parse_object, part_of
-from charter.report.data_page.summary import DataSummary, summary_of
-from charter.report.data_page.tally import RecordTally
+from charter.report.data_page.tally import DataSummary, RecordTally, summary_of
 from charter.spec.checks import parse_part
 from charter.spec.project import DataSpec
 

@@ -5,10 +5,8 @@ from typing import Any
 
 from charter import __version__
 from charter.plan.plan import Plan
-from charter.report.document import document
-from charter.report.markup import Markup, chart, esc, join, script_json, section, table
-from charter.report.plan_cells import VERDICT_WORDS
-from charter.report.plan_dates import dates_line
+from charter.report.markup import Markup, chart, document, esc, join, script_json, section, table
+from charter.report.plan_cells import VERDICT_WORDS, dates_line
 from charter.report.plan_notes import dominant_phase, longest_pole
 from charter.report.plan_page import tables
 from charter.report.plan_page.chart_data import chart_data

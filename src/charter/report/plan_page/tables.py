@@ -8,10 +8,19 @@ from charter.plan.option import Option
 from charter.plan.plan import Plan
 from charter.plan.stage_plan import StagePlan
 from charter.report.markup import Markup, esc, join, section, table
-from charter.report.plan_cells import full_share, gib, hardware, hours, layout, seconds_range, usd_range
-from charter.report.plan_dates import is_stale
+from charter.report.plan_cells import (
+    beside_the_machines,
+    full_share,
+    gib,
+    hardware,
+    hours,
+    is_stale,
+    layout,
+    less,
+    seconds_range,
+    usd_range,
+)
 from charter.report.plan_notes import difference, longest_pole, sample_lines, split_rejected
-from charter.report.plan_totals import beside_the_machines, less
 from charter.units import format_bytes, format_seconds, format_usd
 
 OBJECTIVES = {

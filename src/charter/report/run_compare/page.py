@@ -4,9 +4,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from charter import __version__
-from charter.report.document import document
-from charter.report.heading import pill
-from charter.report.markup import Markup, chart, esc, join, script_json, section, table
+from charter.report.markup import Markup, chart, document, esc, join, script_json, section, table
 from charter.report.run_compare.chart_data import chart_data
 from charter.report.run_compare.comparison import RunComparison
 from charter.report.run_compare.figures import FigureRow
@@ -20,6 +18,7 @@ from charter.report.run_compare.words import (
     verdict_text,
     waste_text,
 )
+from charter.report.sections import pill
 
 ROW = 30
 """Pixels of one row of a horizontal chart."""

@@ -1,0 +1,247 @@
+"""The list of rewards in other engines: one file, called as each engine calls it, with the numbers of Charter's own."""
+
+import ast
+import importlib.util
+import json
+import math
+import sys
+from collections import namedtuple
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+import yaml
+
+from charter.data import reward_functions
+from charter.data.dataset import Turn
+from charter.engines import render
+from charter.engines.common.reward_file import row_text
+from charter.engines.huggingface.adapter import HuggingFaceAdapter
+from charter.engines.nemo_rl.adapter import NemoRlAdapter
+from charter.engines.openrlhf.adapter import OpenRlhfAdapter
+from charter.engines.verl.adapter import VerlAdapter
+from charter.errors import SpecError
+from charter.spec.rewards import Environment, Reward, Rubric
+from plain_stages import accepted_stage, handover, layout_of
+
+OWN = """
+def bonus(answer, truth, step=0.5):
+    return None if truth is None else step * answer.count(str(truth))
+def unknown(answer, seed):
+    return 0.0
+"""
+FUNCTIONS = (
+    Reward(name="right", kind="function", call="charter:number", arguments={"tolerance": 0.1}, weight=2.0),
+    Reward(name="form", kind="function", call="charter:tags", arguments={"tags": ["answer"]}, weight=0.25),
+    Reward(name="said", kind="function", call="own/bonus.py:bonus", arguments={"step": 0.5}, weight=-1.0),
+)
+PENALTY = Reward(name="short", kind="function", call="charter:overlong", arguments={"longest": 512, "cache": 128})
+ANSWERS = ["4", "four", "<answer>4</answer>", "4 4 4", "", "4.05", "<answer>x</answer>", "-4", "1,000", "4\n"]
+ROWS = [{"answer": 4}] * 8 + [{"answer": "1000"}, {}]
+ENGINES = ("trl", "verl", "openrlhf", "nemo_rl")
+
+
+def stage_of(engine, *rewards, **changes):
+    return accepted_stage(
+        engine, "ppo", **{"estimator": "grpo", "samples_per_prompt": 4, "reward": None, **changes}, rewards=rewards
+    )
+
+
+def rendered(engine, *rewards, **changes):
+    stage = stage_of(engine, *rewards, **changes)
+    return render(replace(handover(stage, layout_of(stage)), sources={"own/bonus.py": OWN}))
+
+
+def refusal(engine, *rewards, **changes):
+    with pytest.raises(SpecError) as caught:
+        rendered(engine, *rewards, **changes)
+    return {problem.path.rpartition(".")[2]: problem.message for problem in caught.value.problems}
+
+
+def loaded(run, directory, monkeypatch, name="rewards"):
+    """The module of a file of the export, all of whose files lie in a directory."""
+    for place, text in run.files.items():
+        (directory / place).parent.mkdir(parents=True, exist_ok=True)
+        (directory / place).write_text(text)
+    spec = importlib.util.spec_from_file_location(name, directory / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def expected(answer, row):
+    """The weighted sum that Charter's own engine would give."""
+    own = {}
+    exec(OWN, own)
+    functions = {"number": reward_functions.number, "tags": reward_functions.tags, "bonus": own["bonus"]}
+    values = {"answer": answer, "truth": row.get("answer")}
+    each = [
+        (item.weight, reward_functions.called(functions[item.call.rpartition(":")[2]], values, item.arguments))
+        for item in FUNCTIONS
+    ]
+    return sum(weight * reward for weight, reward in each if reward is not None)
+
+
+TURNS = [Turn("user", "2 + 2?")]
+TEXTS = [row_text(TURNS, row) for row in ROWS]
+TOTALS = [expected(answer, row) for answer, row in zip(ANSWERS, ROWS, strict=True)]
+
+
+def by_trl(module, monkeypatch):
+    completions = [[{"role": "assistant", "content": answer}] for answer in ANSWERS]
+    columns = []
+    for number, item in enumerate(FUNCTIONS):
+        column = getattr(module, f"reward_{number}")
+        assert column.__name__ == item.name
+        given = column(
+            prompts=[[{"role": "user", "content": "2 + 2?"}]] * 10, completions=completions,
+            completion_ids=[[1, 2]] * 10, charter=TEXTS, trainer_state=None, log_extra=None, log_metric=None,
+        )  # fmt: skip
+        columns.append([0.0 if reward is None else item.weight * reward for reward in given])
+    return [sum(row) for row in zip(*columns, strict=True)]
+
+
+def by_verl(module, monkeypatch):
+    scores = [
+        module.compute_score(data_source="ppo", solution_str=answer, ground_truth=text, extra_info={"index": 0})
+        for answer, text in zip(ANSWERS, TEXTS, strict=True)
+    ]
+    assert all(set(score) == {"score", "reward_right", "reward_form", "reward_said"} for score in scores)
+    return [score["score"] for score in scores]
+
+
+def by_openrlhf(module, monkeypatch):
+    monkeypatch.setattr(module, "_SPECIAL", ["<|end|>"])
+    given = [
+        module.reward_func(["<|user|>2 + 2?<|end|>" + answer + "<|end|>"], ["<|user|>2 + 2?<|end|>"], [text])
+        for answer, text in zip(ANSWERS, TEXTS, strict=True)
+    ]
+    assert all(item["rewards"] == item["scores"] for item in given)
+    return [item["rewards"] for item in given]
+
+
+def by_nemo_rl(module, monkeypatch):
+    stand_in = {name: ModuleType(name) for name in ("ray", "torch", "nemo_rl.environments.interfaces")}
+    stand_in["ray"].remote = lambda actor: actor
+    stand_in["torch"].tensor, stand_in["torch"].ones, stand_in["torch"].bool = (
+        list,
+        lambda size, dtype: [True] * size,
+        bool,
+    )
+    interfaces = stand_in["nemo_rl.environments.interfaces"]
+    interfaces.EnvironmentInterface = object
+    fields = "observations metadata next_stop_strings rewards terminateds answers"
+    interfaces.EnvironmentReturn = namedtuple("EnvironmentReturn", fields)
+    for name, item in {**stand_in, "nemo_rl": ModuleType("n"), "nemo_rl.environments": ModuleType("e")}.items():
+        monkeypatch.setitem(sys.modules, name, item)
+    spec = importlib.util.spec_from_file_location(
+        "rewards_environment", module.__file__.replace("rewards.py", "rewards_environment.py")
+    )
+    environment = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(environment)
+    logs = [[{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": answer}] for answer in ANSWERS]
+    stepped = environment.RewardsEnvironment({}).step(logs, [{"ground_truth": text} for text in TEXTS])
+    assert stepped.terminateds == [True] * 10
+    return stepped.rewards
+
+
+CALLS = {"trl": by_trl, "verl": by_verl, "openrlhf": by_openrlhf, "nemo_rl": by_nemo_rl}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_ten_answers_get_the_numbers_of_charter(engine, tmp_path, monkeypatch):
+    module = loaded(rendered(engine, *FUNCTIONS), tmp_path, monkeypatch)
+    assert CALLS[engine](module, monkeypatch) == pytest.approx(TOTALS, abs=1e-12)
+    assert len(set(TOTALS)) > 4
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_file_needs_the_standard_library_alone(engine):
+    tree = ast.parse(rendered(engine, *FUNCTIONS).files["rewards.py"])
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    beside = {"transformers"} if engine == "openrlhf" else set()
+    assert {name.partition(".")[0] for name in names} - beside <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_failing_function_is_raised_and_never_a_reward(engine, tmp_path, monkeypatch):
+    module = loaded(rendered(engine, FUNCTIONS[0]), tmp_path, monkeypatch)
+    with pytest.raises(ValueError, match="holds no number"):
+        module.rewards_of("4", row_text(TURNS, {"answer": "none"}))
+    total, each = module.rewards_of("4", row_text(TURNS, {}))
+    assert total == 0.0
+    assert math.isnan(each["right"])
+
+
+def test_each_engine_is_told_where_the_file_is():
+    trl = yaml.safe_load(rendered("trl", *FUNCTIONS).files["grpo.yaml"])
+    assert trl["reward_funcs"] == ["rewards.reward_0", "rewards.reward_1", "rewards.reward_2"]
+    assert trl["reward_weights"] == [2.0, 0.25, -1.0]
+    assert "reward_model_name_or_path" not in trl
+    verl = yaml.safe_load(rendered("verl", *FUNCTIONS).files["ppo.yaml"])
+    assert verl["reward"]["custom_reward_function"] == {"path": "./rewards.py", "name": "compute_score"}
+    assert verl["reward"]["reward_model"]["enable"] is False
+    words = rendered("openrlhf", *FUNCTIONS).command
+    assert words[words.index("--reward.remote_url") + 1] == "./rewards.py"
+    assert words[words.index("--data.label_key") + 1] == "charter"
+    assert "--reward.model_name_or_path" not in words
+    nemo = rendered("nemo_rl", *FUNCTIONS)
+    assert nemo.command[:2] == ("python", "./run_grpo.py")
+    assert yaml.safe_load(nemo.files["grpo.yaml"])["data"]["default"]["env_name"] == "charter"
+    assert 'register_env("charter", NAME)' in nemo.files["run_grpo.py"]
+
+
+def test_penalty_of_long_answers_is_the_engines_own():
+    rewards = (FUNCTIONS[0], replace(PENALTY, weight=0.5))
+    assert yaml.safe_load(rendered("trl", *rewards).files["grpo.yaml"])["reward_weights"] == [2.0, 0.5]
+    verl = yaml.safe_load(rendered("verl", *rewards).files["ppo.yaml"])["reward"]
+    assert verl["reward_manager"]["name"] == "dapo"
+    buffer = {"enable": True, "len": 128, "log": False, "penalty_factor": 0.5}
+    assert verl["reward_kwargs"] == {"max_resp_len": 512, "overlong_buffer_cfg": buffer}
+    words = rendered("openrlhf", *rewards).command
+    assert words[words.index("--reward.overlong_buffer_len") + 1] == "128"
+    assert words[words.index("--reward.overlong_penalty_factor") + 1] == "0.5"
+    shaping = yaml.safe_load(rendered("nemo_rl", *rewards).files["grpo.yaml"])["grpo"]["reward_shaping"]
+    assert shaping["overlong_buffer_penalty"] == 0.5
+    for engine in ("verl", "openrlhf", "nemo_rl"):
+        assert (
+            "short" not in rendered(engine, *rewards).files["rewards.py"].partition("REWARDS = ")[2].partition("}")[0]
+        )
+        assert "longest is not max_new_tokens" in refusal(engine, *rewards, max_new_tokens=256)["rewards"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_cannot_be_called_is_refused_by_its_name(engine):
+    judge = Reward(name="kind", kind="judge", model="judge", rubric=Rubric())
+    assert "kind: a judge is asked, stored" in refusal(engine, FUNCTIONS[0], judge)["rewards"]
+    asks = Reward(name="odd", kind="function", call="own/bonus.py:unknown")
+    assert "odd: it asks for seed" in refusal(engine, asks)["rewards"]
+    absent = Reward(name="gone", kind="function", call="own/bonus.py:absent")
+    assert "gone: own/bonus.py:absent cannot be read" in refusal(engine, absent)["rewards"]
+    tools = Environment(tools={"calc": "charter:calculator"})
+    assert "turns with charter:calculator" in refusal(engine, FUNCTIONS[0], environment=tools)["environment"]
+    assert "compares the rewards" in refusal(engine, FUNCTIONS[0], on_overoptimisation="stop")["on_overoptimisation"]
+    model = Reward(name="pm", kind="preference_model", model="pm")
+    if engine != "trl":
+        assert "not by both" in refusal(engine, FUNCTIONS[0], model)["rewards"]
+
+
+def test_trl_adds_a_preference_model_and_normalises_each():
+    model = Reward(name="pm", kind="preference_model", model="pm", weight=0.3)
+    run = rendered("trl", FUNCTIONS[0], model, mixture="normalise_then_sum")
+    settings = yaml.safe_load(run.files["grpo.yaml"])
+    assert settings["reward_weights"] == [0.3, 2.0]
+    assert settings["reward_model_name_or_path"] == "inputs/pm"
+    assert settings["multi_objective_aggregation"] == "normalize_then_sum"
+    assert "mixture" in refusal("verl", FUNCTIONS[0], FUNCTIONS[1], mixture="normalise_then_sum")
+
+
+@pytest.mark.parametrize(
+    "adapter", [HuggingFaceAdapter(), VerlAdapter(), OpenRlhfAdapter(), NemoRlAdapter()], ids=ENGINES
+)
+def test_row_carries_what_rewards_read(adapter):
+    carries = json.dumps(adapter.prompt_row(TURNS, kind="ppo", index=0, carried=TEXTS[0]))
+    assert json.dumps(TEXTS[0]) in carries
+    assert "turns" not in json.dumps(adapter.prompt_row(TURNS, kind="ppo", index=0))
