@@ -32,11 +32,11 @@ def files() -> dict[str, list[dict[str, object]]]:
     draw = random.Random(SEED)
     problems = [(a, word, b) for a in range(10, 100) for b in range(10, 100) for word in WORDS]
     draw.shuffle(problems)
-    known = [problem for problem in problems if not is_test(problem[0], problem[2])]
+    practice = [problem for problem in problems if not is_test(problem[0], problem[2])]
     tests = [problem for problem in problems if is_test(problem[0], problem[2])]
     return {
-        "arithmetic_demonstrations.jsonl": [_demonstration(*item, draw) for item in known[:DEMONSTRATIONS]],
-        "arithmetic_problems.jsonl": [_problem(*item) for item in known[DEMONSTRATIONS : DEMONSTRATIONS + PROBLEMS]],
+        "arithmetic_demonstrations.jsonl": [_demonstration(*item, draw) for item in practice[:DEMONSTRATIONS]],
+        "arithmetic_problems.jsonl": [_problem(*item) for item in practice[DEMONSTRATIONS : DEMONSTRATIONS + PROBLEMS]],
         "arithmetic_test.jsonl": [_problem(*item) for item in tests[:TESTS]],
     }
 

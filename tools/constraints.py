@@ -34,7 +34,7 @@ def declared() -> list[Requirement]:
 
 def closure() -> dict[str, Distribution]:
     """The installed packages that the declared ones reach."""
-    installed = {normal(found.name): found for found in distributions()}
+    installed = {normal(package.name): package for package in distributions()}
     reached: dict[str, Distribution] = {}
     waiting = declared()
     while waiting:
@@ -54,9 +54,9 @@ def closure() -> dict[str, Distribution]:
 def main() -> None:
     """Print the file."""
     print(HEAD, end="")
-    for name, found in sorted(closure().items()):
+    for name, package in sorted(closure().items()):
         # `+cpu` names a build, not a version: any build of the version will do.
-        print(f"{name}=={found.version.split('+')[0]}")
+        print(f"{name}=={package.version.split('+')[0]}")
 
 
 if __name__ == "__main__":

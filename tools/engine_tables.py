@@ -39,8 +39,8 @@ def _support() -> Iterator[str]:
     yield "| --- | --- | --- | --- | --- |"
     for engine in handover_engines():
         kinds = ", ".join(f"`{kind}`" for kind in engine.kinds)
-        known = f"{engine.title} (`{engine.name}`) | {engine.version} | {kinds} | {engine.checked_by}"
-        yield f"| {known} | {_resume(engine)} |"
+        facts = f"{engine.title} (`{engine.name}`) | {engine.version} | {kinds} | {engine.checked_by}"
+        yield f"| {facts} | {_resume(engine)} |"
 
 
 def _resume(engine: TrainingEngine) -> str:

@@ -50,12 +50,12 @@ def read_cases(paths: Iterable[Path]) -> list[dict[str, Any]]:
 def totals(cases: Iterable[Mapping[str, Any]], test: str) -> list[Total]:
     """The cases of one test, added up by layout."""
     chosen = [case for case in cases if case["test"] == test]
-    found = []
+    totals = []
     for layout in sorted({case["layout"] for case in chosen}, key=ORDER.index):
         own = [case for case in chosen if case["layout"] == layout]
         sums = {name: sum(int(case[name]) for case in own) for name in SUMS}
-        found.append(Total(layout=layout, kinds=", ".join(sorted({case["kind"] for case in own})), **sums))
-    return found
+        totals.append(Total(layout=layout, kinds=", ".join(sorted({case["kind"] for case in own})), **sums))
+    return totals
 
 
 def bound_share(kills: int, mismatches: int) -> str:
@@ -143,8 +143,8 @@ def main(arguments: Sequence[str]) -> int:
     if not paths or not all(path.is_file() for path in paths):
         print("usage: kill_results.py RESULTS.jsonl ... (what CHARTER_KILL_RESULTS named)", file=sys.stderr)
         return 2
-    found = FOUND.read_text(encoding="utf-8").splitlines() if FOUND.exists() else []
-    text = page(read_cases(paths), machine=this_machine(), found=[line for line in found if line])
+    lines = FOUND.read_text(encoding="utf-8").splitlines() if FOUND.exists() else []
+    text = page(read_cases(paths), machine=this_machine(), found=[line for line in lines if line])
     PAGE.write_text(text, encoding="utf-8")
     print(f"written: {PAGE.relative_to(ROOT)}")
     return 0

@@ -98,10 +98,10 @@ def _plan_table(plan: Plan) -> Iterator[str]:
     yield "| --- | --- | --- | --- | --- | --- | --- |"
     for stage in plan.stages:
         yield _plan_row(stage)
-    whole, cost = plan.timeline("p50").total_seconds, plan.usd
+    seconds, cost = plan.timeline("p50").total_seconds, plan.usd
     late = plan.timeline("p90").total_seconds
     money = "" if cost is None else f"${cost.p50 / 1e6:,.0f}-{cost.p90 / 1e6:,.0f}"
-    yield f"| total | | | | | {whole / HOUR:,.1f}-{late / HOUR:,.1f} | {money} |"
+    yield f"| total | | | | | {seconds / HOUR:,.1f}-{late / HOUR:,.1f} | {money} |"
 
 
 def _plan_row(stage: StagePlan) -> str:
@@ -118,11 +118,11 @@ def _exports(recipe: Recipe) -> Iterator[str]:
     yield "| export | planned as | fields: as they are, computed, the engine's own way, Charter's | resumed |"
     yield "| --- | --- | --- | --- |"
     for stage, engine in recipe.exports:
-        made = export_of(recipe, stage, engine)
+        exported = export_of(recipe, stage, engine)
         command = f"`charter artifacts export {stage} --engine {engine} -C recipes/{recipe.name}`"
-        numbers = ", ".join(str(made.counts.get(how, 0)) for how in ("as_is", "computed", "same", "charter"))
-        planned = f"{made.planned.option.label}; {_cell(made.planned.option.layout_label)}"
-        yield f"| {command} | {planned} | {numbers} | {GUARANTEES[made.rendered.resume.guarantee]} |"
+        numbers = ", ".join(str(exported.counts.get(how, 0)) for how in ("as_is", "computed", "same", "charter"))
+        planned = f"{exported.planned.option.label}; {_cell(exported.planned.option.layout_label)}"
+        yield f"| {command} | {planned} | {numbers} | {GUARANTEES[exported.rendered.resume.guarantee]} |"
 
 
 def _cell(text: str) -> str:

@@ -65,11 +65,12 @@ def print_constants(fitted: Fitted) -> None:
 def print_groups(rows: list[ScoredRow], label: str, key: Callable[[ScoredRow], str]) -> None:
     """Errors of every group, and the mean of their medians."""
     print(f"-- by {label}")
-    found = {group: summary(items) for group, items in by(rows, key).items()}
-    for group, total in found.items():
+    summaries = {group: summary(items) for group, items in by(rows, key).items()}
+    for group, total in summaries.items():
         errors = f"median {total.median_error:6.1%} p90 {total.p90_error:6.1%} bias {total.bias:+6.1%}"
         print(f"  {group:44} n={total.configurations:4} {errors}")
-    print(f"  {'mean of medians':44} {sum(total.median_error for total in found.values()) / max(1, len(found)):.1%}")
+    mean = sum(total.median_error for total in summaries.values()) / max(1, len(summaries))
+    print(f"  {'mean of medians':44} {mean:.1%}")
 
 
 def print_row(item: ScoredRow) -> None:

@@ -31,9 +31,9 @@ def files() -> dict[str, list[dict[str, object]]]:
     draw = random.Random(SEED)
     orders = ["".join(order) for order in itertools.permutations(LETTERS, 3)]
     draw.shuffle(orders)
-    known = [order for order in orders if not is_test(order)]
-    demonstrations = [_demonstration(order, draw) for order in known[:DEMONSTRATIONS]]
-    problems = [_problem(order) for order in known[DEMONSTRATIONS : DEMONSTRATIONS + PROBLEMS]]
+    practice = [order for order in orders if not is_test(order)]
+    demonstrations = [_demonstration(order, draw) for order in practice[:DEMONSTRATIONS]]
+    problems = [_problem(order) for order in practice[DEMONSTRATIONS : DEMONSTRATIONS + PROBLEMS]]
     shuffled = [{**row, "answer": " ".join(draw.sample(str(row["id"]), 3))} for row in problems]
     tests = [_problem(order) for order in orders if is_test(order)][:TESTS]
     return {

@@ -89,9 +89,9 @@ def fits(target: Target, trace: Trace) -> bool:
     """Whether the realised statistics are near the target."""
     if len(set(count >= target.machines for count in trace.available)) < 2:
         return False
-    found = trace_statistics(trace, target.machines)
-    near_share = abs(found.availability / target.availability - 1) < TOLERANCE
-    return near_share and abs(found.mean_up_seconds / HOUR / target.mean_up_hours - 1) < TOLERANCE
+    statistics = trace_statistics(trace, target.machines)
+    near_share = abs(statistics.availability / target.availability - 1) < TOLERANCE
+    return near_share and abs(statistics.mean_up_seconds / HOUR / target.mean_up_hours - 1) < TOLERANCE
 
 
 def text(target: Target) -> str:

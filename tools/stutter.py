@@ -26,12 +26,12 @@ LONGEST_SECONDS = 1.0
 def marked(token: str) -> list[int]:
     """The running processes of the command."""
     wanted = f"{MARK}={token}".encode()
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if wanted in (path / "environ").read_bytes().split(b"\0") and _stat(int(path.name))[0] not in "TZX":
-                found.append(int(path.name))
-    return found
+                pids.append(int(path.name))
+    return pids
 
 
 def _stat(pid: int) -> list[str]:

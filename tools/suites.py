@@ -215,15 +215,18 @@ def flake_line(test: str, last_line: str) -> str:
 def write_flake(test: str) -> int:
     """Append a test's failure, as its last report tells it, to tests/flakes.md."""
     reports = sorted((ROOT / ".pytest_cache").glob("*/report.xml"), key=lambda path: path.stat().st_mtime)
-    known = {name: line for report in reports for name, line in failures(report)}
-    matching = [name for name in known if test in name]
+    line_of_test = {name: line for report in reports for name, line in failures(report)}
+    matching = [name for name in line_of_test if test in name]
     if len(matching) != 1:
         print(
-            f"error: {test}: names {len(matching)} of the tests that failed last:", *known, sep="\n  ", file=sys.stderr
+            f"error: {test}: names {len(matching)} of the tests that failed last:",
+            *line_of_test,
+            sep="\n  ",
+            file=sys.stderr,
         )
         return 2
     with (ROOT / FLAKES).open("a", encoding="utf-8") as file:
-        file.write(flake_line(matching[0], known[matching[0]]) + "\n")
+        file.write(flake_line(matching[0], line_of_test[matching[0]]) + "\n")
     return 0
 
 
@@ -259,8 +262,8 @@ def main(arguments: list[str]) -> int:
         return write_flake(names[0])
     if group not in GROUPS or any(name not in {suite.name for suite in GROUPS[group]} for name in names):
         print("usage: suites.py flake TEST, or suites.py GROUP [SUITE ...]; groups and suites:", file=sys.stderr)
-        for known, suites in GROUPS.items():
-            print(f"  {known}: {', '.join(suite.name for suite in suites)}", file=sys.stderr)
+        for group, suites in GROUPS.items():
+            print(f"  {group}: {', '.join(suite.name for suite in suites)}", file=sys.stderr)
         return 2
     chosen = [suite for suite in GROUPS[group] if not names or suite.name in names]
     outcomes = run_all(chosen, lanes=LANES.get(group, 1))

@@ -41,10 +41,10 @@ def main(checkout: str, commit: str) -> None:
     parser = parser_of(Path(checkout))
     from megatron.core import package_info
 
-    found = {name: facts_of(action) for action in parser._actions for name in action.option_strings}
-    found = {name: facts for name, facts in found.items() if name not in ("-h", "--help")}
+    options = {name: facts_of(action) for action in parser._actions for name in action.option_strings}
+    options = {name: facts for name, facts in options.items() if name not in ("-h", "--help")}
     version = ".".join(map(str, package_info.VERSION[:3]))
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(found[name])}" for name in sorted(found))
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(options[name])}" for name in sorted(options))
     head = f'"repository": "NVIDIA/Megatron-LM", "commit": "{commit}", "version": "{version}"'
     print(f'{{{head}, "options": {{\n{lines}\n}}}}')
 

@@ -59,20 +59,20 @@ def read(checkout: Path, path: str, name: str, types: Types) -> str:
     if key in types:
         return key
     tree = ast.parse(git(checkout, "show", f"HEAD:{path}"))
-    found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
-    total = not any(item.arg == "total" and ast.unparse(item.value) == "False" for item in found.keywords)
+    definition = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    total = not any(item.arg == "total" and ast.unparse(item.value) == "False" for item in definition.keywords)
     fields: dict[str, object] = {}
     types[key] = {"fields": fields}
     names = module_names(checkout, path, tree)
     is_model = False
-    for base in (ast.unparse(item) for item in found.bases):
+    for base in (ast.unparse(item) for item in definition.bases):
         if base in names:
             parent = read(checkout, *names[base], types)
             fields.update(types[parent]["fields"])  # type: ignore[call-overload]
             is_model = is_model or bool(types[parent].get("model"))
         is_model = is_model or base in CONFIGURATION
     types[key]["model"] = is_model
-    for node in found.body:
+    for node in definition.body:
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
             continue
         text = ast.unparse(node.annotation)
@@ -129,26 +129,26 @@ def definition(checkout: Path, path: str, name: str) -> tuple[str, str] | None:
 
 def module_names(checkout: Path, path: str, tree: ast.Module) -> dict[str, tuple[str, str]]:
     """Names that a module defines or takes from NeMo RL -> file and name."""
-    found = {node.name: (path, node.name) for node in tree.body if isinstance(node, ast.ClassDef)}
+    names = {node.name: (path, node.name) for node in tree.body if isinstance(node, ast.ClassDef)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("nemo_rl"):
             base = node.module.replace(".", "/")
             file = f"{base}.py" if exists(checkout, f"{base}.py") else f"{base}/__init__.py"
-            found.update({alias.asname or alias.name: (file, alias.name) for alias in node.names})
-    return found
+            names.update({alias.asname or alias.name: (file, alias.name) for alias in node.names})
+    return names
 
 
 def beside(checkout: Path, path: str, types: Types, root: str) -> list[str]:
     """Keys of an example, two levels deep, that no class has: `policy.offload_optimizer_for_logprob`."""
     sections: dict[str, dict[str, object]] = yaml.safe_load(git(checkout, "show", f"HEAD:{path}"))
-    found = []
+    keys = []
     for section, values in sections.items():
         kind = types[root]["fields"].get(section, {}).get("type")  # type: ignore[attr-defined]
         if isinstance(kind, dict) and "class" in kind and isinstance(values, dict):
-            known = types[kind["class"]]["fields"]
-            assert isinstance(known, dict)
-            found += [f"{section}.{key}" for key in values if key not in known]
-    return sorted([*found, *READ_BY_THE_CODE])
+            fields = types[kind["class"]]["fields"]
+            assert isinstance(fields, dict)
+            keys += [f"{section}.{key}" for key in values if key not in fields]
+    return sorted([*keys, *READ_BY_THE_CODE])
 
 
 def exists(checkout: Path, path: str) -> bool:

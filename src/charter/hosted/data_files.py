@@ -191,7 +191,7 @@ def _rows(stage: StageDir, setup: Setup, tokenizer: Any) -> RoleRows:
             tokens=lambda index: len(data[index].ids),
             items=len(data),
         )
-    if isinstance(spec, PretrainStage) and reads == TOKENS:
+    if isinstance(spec, PretrainStage) and reads != NOTHING:
         stream = text_stream(stage, tokenizer, seq_len=spec.seq_len, ranks=Ranks())
         setup.count_skipped(stream.skipped)
         return RoleRows(

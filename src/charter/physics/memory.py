@@ -24,6 +24,7 @@ from charter.physics.memory_terms import (
     column,
     logit_columns,
     state_columns,
+    trained_parameters,
 )
 from charter.physics.precision import FSDP_MIXED, TrainingPrecision
 from charter.physics.step_time import distinct, rows_of
@@ -41,11 +42,12 @@ BUFFERS = ("fp8", "dequantised", "messages", "gathered_sequence", "workspace")
 KEPT = ("early_gradients", "kept", "inputs", "encoder", "around")
 PHASES: dict[str, tuple[str, ...]] = {
     "load": (*RESIDENT, "dequantised", "workspace"),
-    "forward": (*RESIDENT, *KEPT, "forward_live", "gathered", "copies", *BUFFERS),
-    "loss": (*RESIDENT, *KEPT, "logits", "gathered_loss", "copies_loss", *BUFFERS),
+    "forward": (*RESIDENT, *KEPT, "low_kept", "forward_live", "gathered", "copies", *BUFFERS),
+    "loss": (*RESIDENT, *KEPT, "low_kept", "logits", "gathered_loss", "copies_loss", *BUFFERS),
     "backward": (
         *RESIDENT,
         *KEPT,
+        "low_grown",
         "live",
         "backward",
         "unreduced",
@@ -57,6 +59,7 @@ PHASES: dict[str, tuple[str, ...]] = {
     "end of backward": (
         *RESIDENT,
         "gradients",
+        "low",
         "live",
         "backward",
         "unreduced_end",
@@ -65,11 +68,13 @@ PHASES: dict[str, tuple[str, ...]] = {
         "copies_end",
         *BUFFERS,
     ),
-    "optimizer step": (*RESIDENT, "gradients", "step", "buckets", "workspace"),
-    "checkpoint": (*RESIDENT, "early_gradients", "gathered", "workspace"),
+    "optimizer step": (*RESIDENT, "gradients", "low_kept", "step", "buckets", "workspace"),
+    "checkpoint": (*RESIDENT, "early_gradients", "low_kept", "gathered", "workspace"),
 }
 """Which terms are alive in a phase. Gradients exist before the end of the backward pass where they are accumulated over
 micro-batches or kept in a buffer of their own."""
+REDUCTION = (*RESIDENT, "gradients", "low_kept", "coalesced", "workspace")
+"""A phase of stacks that copy all gradients to reduce them."""
 TRANSIENT = ("activations", "logits", "buffers")
 
 
@@ -174,9 +179,24 @@ def _stage_table(shape: MemoryShape, layouts: Layouts, constants: TrainingMemory
     gradients = columns["gradients"]
     columns["early_gradients"] = replace(gradients, values=array(gradients.values * early))
     columns["forward_live"] = _forward_live(columns["live"])
+    columns["low_kept"] = _scaled(columns["low"], shape.low_gradients_stay)
+    columns["low_grown"] = _low_grown(rank, columns)
     cached = {stepping: _cached_column(rank, columns["step"].values, stepping=stepping) for stepping in (False, True)}
     always = tuple(_constant_columns(rank).values())
-    return StageTable(phases={phase: _phase(rank, columns, phase, cached, always) for phase in PHASES})
+    phases = PHASES | ({"reduction": REDUCTION} if np.any(shape.coalesced_copies > 0) else {})
+    tables = {name: _phase(rank, columns, name, phases[name], cached, always) for name in phases}
+    return StageTable(phases=tables)
+
+
+def _scaled(column: ExplainedColumn, share: Array) -> ExplainedColumn:
+    return replace(column, values=array(column.values * share))
+
+
+def _low_grown(rank: Rank, columns: Mapping[str, ExplainedColumn]) -> ExplainedColumn:
+    """16-bit gradients of a backward pass as far as they outgrow the activations of the micro-batch that it frees."""
+    freed = (columns["kept"].values + columns["inputs"].values) / np.maximum(rank.held, 1.0)
+    low = columns["low"]
+    return replace(low, values=array(np.maximum(low.values - freed, 0.0)), formula=low.formula + ", less what is freed")
 
 
 def _forward_live(live: ExplainedColumn) -> ExplainedColumn:
@@ -188,10 +208,11 @@ def _phase(
     rank: Rank,
     columns: Mapping[str, ExplainedColumn],
     phase: str,
+    keys: tuple[str, ...],
     cached: Mapping[bool, ExplainedColumn],
     always: tuple[ExplainedColumn, ...],
 ) -> TermTable:
-    alive = [columns[key] for key in PHASES[phase]]
+    alive = [columns[key] for key in keys]
     transient = array(sum((item.values for item in alive if item.part in TRANSIENT), start=np.float64(0.0)))
     reserved = () if phase in ("load", "checkpoint") else (cached[phase == "optimizer step"],)
     return TermTable(columns=(*alive, _slack_column(rank, transient), *reserved, *always))
@@ -211,11 +232,16 @@ def _slack_column(rank: Rank, transient: Array) -> ExplainedColumn:
 
 def _cached_column(rank: Rank, step: Array, *, stepping: bool) -> ExplainedColumn:
     """Return the part of the optimizer step's buffers (`step` bytes) that the allocator keeps while no step runs."""
+    s, dense_and_experts = rank.shape, trained_parameters(rank)
+    cast = s.cast_bytes * rank.largest_parameter
+    shared = (rank.layouts.zero >= 1) & (rank.layouts.zero < 3) & (rank.group > 1)
+    gathered = np.where(shared, s.gather_copies * s.compute_bytes * (dense_and_experts[0] + dense_and_experts[1]), 0.0)
+    later = np.maximum(s.flat_step * step, gathered) * (0.0 if stepping else 1.0)
     return column(
         "cached by the allocator",
         "overhead",
-        rank.shape.reserved * rank.shape.flat_step * step * (0.0 if stepping else 1.0),
-        "buffers of the optimizer step, too large to be cut from freed activations",
+        s.reserved * (later + cast),
+        "buffers of the optimizer step and of casts, too large to be cut from freed activations",
         "caching allocator: large blocks are never merged over segments; counted as used, but free on demand",
     )
 
@@ -224,17 +250,18 @@ def _constant_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     """Return the terms that every phase holds: device context and communicators; a plain process on a processor."""
     s, lay, constants = rank.shape, rank.layouts, rank.constants
     degrees = (rank.group, lay.tensor, lay.pipeline, lay.expert)
-    groups = array(sum((degree > 1).astype(float) for degree in degrees))
+    groups = array(sum((degree > 1).astype(float) for degree in degrees) + s.further_groups)
     device = s.context * (1 - s.cpu)
     return {
         "context": column(
             "device context",
             "overhead",
-            device * constants.context_bytes * s.context_factor,
-            "driver and libraries, {factor:.2g} x {size:,.0f} B",
+            device * np.maximum(constants.context_bytes * s.context_factor, s.all_kernels_bytes),
+            "driver and libraries, max({factor:.2g} x {size:,.0f} B, {all:,.0f} B)",
             ASSUMED,
             factor=s.context_factor,
             size=constants.context_bytes,
+            all=s.all_kernels_bytes,
         ),
         "communicators": column(
             "communicators",

@@ -10,7 +10,7 @@ from charter.physics.columns import Array, Layouts, array
 from charter.physics.constants import TrainingMemoryConstants
 from charter.physics.kept_activations import SOURCE as ACTIVATION_SOURCE
 from charter.physics.kept_activations import in_flight
-from charter.physics.memory_shape import MemoryShape, RankColumns, Stage, zero_sharded
+from charter.physics.memory_shape import Ends, MemoryShape, RankColumns, Stage, zero_sharded
 from charter.physics.terms import Term, TermColumn
 from charter.spec.layout import Recompute
 from charter.units import GIB
@@ -94,7 +94,7 @@ class Rank:
         return array((s.ends_apart > 0) & narrow & (self.is_apart == 0) & (self.gathers == 0))
 
     @cached_property
-    def ends(self) -> "Ends":
+    def ends(self) -> Ends:
         """Embedding and output projection of this rank."""
         model, tensor = self.shape.model, self.layouts.tensor
         embedding, head = model.embedding / tensor, model.head_beside_embedding / tensor
@@ -106,21 +106,14 @@ class Rank:
             root=array(np.where(is_tied, embedding, np.where(is_own, 0.0, head))),
         )
 
+    @property
+    def largest_parameter(self) -> Array:
+        """Elements of the largest parameter of a rank."""
+        return array(np.maximum(self.shape.model.largest_matrix / self.layouts.tensor, self.parameters.end_unit))
+
     def sharded(self, dense: Array, experts: Array, stage: int) -> Array:
         """Parameters a rank owns of something that ZeRO shards from `stage` on."""
         return zero_sharded(dense, experts, self.layouts, since=stage)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ends:
-    """Parameters before and after the layers, by the unit in which FSDP2 gathers them (`charter.models.parallel`)."""
-
-    embedding: Array
-    """Alone; freed after its forward pass, its gradients come last."""
-    head: Array
-    """Alone; from the loss to the first moments of the backward pass."""
-    root: Array
-    """Gathered through the pass, its gradients wait for its end: what is tied, or split over tensor-parallel ranks."""
 
 
 def column(name: str, part: str, values: Array, formula: str, source: str, **numbers: Array) -> ExplainedColumn:
@@ -471,8 +464,27 @@ def _gradient_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     alone = rank.group <= 1
     buckets = np.where((lay.zero >= 1) & (lay.zero < 3) & ~alone, np.minimum(s.bucket_elements, trained), 0.0)
     ddp = np.where((lay.zero == 0) & ~alone, s.ddp_buckets * trained, 0.0)
+    coalesced = np.where((lay.zero >= 1) & (lay.zero < 3) & ~alone, s.coalesced_copies * trained, 0.0)
     return {
         **_unreduced_columns(rank, unit),
+        "low": column(
+            "16-bit gradients",
+            "gradients",
+            s.compute_bytes * s.low_gradients * trained,
+            "{value:g} B x {trained:,.0f}, beside those to which they are added",
+            "DeepSpeed `bf16_optimizer.py`, nanotron `gradient_accumulator.py`",
+            value=s.compute_bytes,
+            trained=trained,
+        ),
+        "coalesced": column(
+            "copies for the reduction",
+            "buffers",
+            s.gradient_bytes * coalesced,
+            "{size:g} B x {coalesced:,.0f}",
+            "all gradients flattened at once (nanotron `reduce_scatter_coalesced`)",
+            size=s.gradient_bytes,
+            coalesced=array(coalesced),
+        ),
         "buckets": column(
             "communication buckets",
             "buffers",
@@ -532,7 +544,7 @@ def _sequence_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     state = s.compute_bytes * s.hidden * rank.tokens
     piped = lay.pipeline > 1
     divided = np.where(lay.sequence_parallel > 0, lay.tensor, 1.0)
-    messages = np.where(piped, 2 + s.stage_outputs * rank.held, s.stage_outputs) / divided
+    messages = np.where(piped, 2 + s.stage_outputs * rank.held / lay.tensor, 0.0) / divided
     gathered = np.where((lay.sequence_parallel > 0) & (lay.tensor > 1), 2.0, 0.0)
     return {
         "messages": column(
@@ -561,7 +573,9 @@ def _step_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     dense, experts = trained_parameters(rank)
     owned = rank.sharded(dense, experts, 1)
     at_once = np.minimum(owned, np.where(lay.zero >= 3, s.step_parameters, np.inf)) * (1 - lay.offload_optimizer)
-    bytes_at_once = array(s.step_bytes * at_once * rank.constants.step)
+    largest = rank.largest_parameter
+    norm = s.norm_bytes * np.minimum(largest, owned) * (1 - lay.offload_optimizer)
+    bytes_at_once = array(np.maximum(s.step_bytes * at_once, norm) * rank.constants.step)
     workspace = np.where(s.cpu > 0, 0.0, s.workspace * rank.constants.workspace_bytes)
     return {
         "step": column(
@@ -570,8 +584,8 @@ def _step_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
             bytes_at_once,
             "{size:g} B x {at_once:,.0f}",
             "fp32 gradient of a flat shard, and what Adam computes over lists of tensors",
-            size=s.step_bytes,
-            at_once=array(at_once),
+            size=array(np.where(norm > s.step_bytes * at_once, s.norm_bytes, s.step_bytes)),
+            at_once=array(np.where(norm > s.step_bytes * at_once, np.minimum(largest, owned), at_once)),
         ),
         "workspace": column(
             "workspaces",

@@ -109,6 +109,8 @@ def test_plain_text_counts_everywhere_but_at_its_beginning(tmp_path, inputs):
     rows, found, _ = written(tmp_path / "s", inputs, spec, data=data)
     assert all(row["assistant_masks"] == [0] + [1] * 15 and len(row["input_ids"]) == 16 for row in rows)
     assert found.counters[1] == {"tokens": 64}
+    tokens, _, _ = written(tmp_path / "t", inputs, replace(spec, engine="maxtext"), data=data)
+    assert [list(row["input_ids"]) for row in tokens] == [row["input_ids"] for row in rows]
 
 
 def test_pairs_are_read_as_a_preference_model_reads_them(tmp_path, inputs):
@@ -186,9 +188,9 @@ def test_prompts_are_those_of_every_rollout(tmp_path, inputs):
 def test_engines_that_tokenise_themselves_get_messages_in_the_same_order(tmp_path, inputs):
     tokens, _, _ = written(tmp_path / "s", inputs, SFT)
     tokenizer = load_tokenizer(inputs / "base" / "model")
-    for number, engine in enumerate(("openrlhf", "verl")):
+    for number, engine in enumerate(("openrlhf", "verl", "maxtext")):
         rows, found, _ = written(tmp_path / str(number), inputs, replace(SFT, engine=engine))
-        assert found.paths["data"].endswith("data.parquet" if engine == "verl" else "data.jsonl")
+        assert found.paths["data"].endswith("data.jsonl" if engine == "openrlhf" else "data.parquet")
         said = [tokenizer.apply_chat_template(row["messages"], tokenize=False) for row in rows]
         assert said == [tokenizer.decode(row["input_ids"]) for row in tokens]
     rows, found, _ = written(tmp_path / "p", inputs, replace(REWARD, engine="openrlhf"), data=[pair(1), pair(2)])
