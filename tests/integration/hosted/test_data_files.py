@@ -13,6 +13,7 @@ from charter.hosted.data_files import write_data
 from charter.models.engine_layout import StageLayout
 from charter.models.ranks import Ranks
 from charter.models.tokenizer import load_tokenizer
+from charter.spec.rewards import Reward
 from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PretrainStage
 from charter.train.meter import Meter
 from charter.train.schedule import batch_rows
@@ -204,6 +205,19 @@ def test_prompts_of_verl_have_its_columns(tmp_path, inputs):
     rows, _, _ = written(tmp_path / "s", inputs, spec, data=data)
     assert [row["extra_info"]["index"] for row in rows] == [*range(8)]
     assert {row["reward_model"]["style"] for row in rows} == {"model"}
+
+
+@pytest.mark.parametrize("engine", ["trl", "verl"])
+def test_prompts_carry_what_a_list_of_rewards_reads(tmp_path, inputs, engine):
+    right = Reward(name="right", kind="function", call="charter:number")
+    spec = PpoStage(policy="b", rewards=(right,), prompts=("d",), episodes=8, rollout_batch=4, engine=engine)
+    data = [{"prompt": [{"role": "user", "content": f"Say {number}"}], "answer": number} for number in range(5)]
+    rows, _, _ = written(tmp_path / "s", inputs, spec, data=data)
+    texts = [row["charter"] if engine == "trl" else row["reward_model"]["ground_truth"] for row in rows]
+    for row, text in zip(rows, texts, strict=True):
+        carried = json.loads(text)
+        assert carried["turns"] == row["prompt"]
+        assert carried["row"]["answer"] == int(row["prompt"][0]["content"].removeprefix("Say "))
 
 
 def test_data_that_needs_tools_of_the_engine_is_for_export(tmp_path, inputs):
