@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT / "src"))
 from charter.physics.fitted import Fitted  # noqa: E402
 from charter.validation.alarms import alarms_of  # noqa: E402
 from charter.validation.intervals import group_of, spreads  # noqa: E402
-from charter.validation.quantities.memory import out_of_memory  # noqa: E402
+from charter.validation.quantities.memory import MEMORY_NAMES, out_of_memory  # noqa: E402
 from charter.validation.quantity import (  # noqa: E402
     QUANTITIES,
     Quantity,
@@ -259,8 +259,11 @@ def interval_line(items: Sequence[tuple[str, ScoredRow, float]]) -> dict[str, ob
     }
 
 
-def fits(rows: Sequence[Measurement]) -> dict[str, object]:
-    """Brier score of P(fits), runs that ran out of memory and runs that ran weighing the same."""
+def fits(rows: Sequence[Measurement], stacks: Mapping[str, Stacks]) -> dict[str, object]:
+    """Brier score of P(fits), runs that ran out of memory and runs that ran weighing the same.
+
+    `stacks` are those of the memory quantities: a row is judged with constants fitted without its stack.
+    """
     found: dict[bool, list[float]] = {True: [], False: []}
     for row in rows:
         if row.metric != "oom" and not (row.metric.startswith("peak_mem") and row.kind != "inference"):
@@ -269,7 +272,8 @@ def fits(rows: Sequence[Measurement]) -> dict[str, object]:
             continue
         ran = row.metric != "oom" or not row.value
         try:
-            found[ran].append(out_of_memory(row).fits_probability)
+            constants = {name: each.without(stack_of(row)) for name, each in stacks.items()}
+            found[ran].append(out_of_memory(row, constants).fits_probability)
         except Refusal:
             continue
     brier = {ran: mean((value - ran) ** 2 for value in values) for ran, values in found.items() if values}
@@ -289,11 +293,14 @@ def column(rows: Sequence[Measurement], draws: int) -> dict[str, object]:
     widths: dict[str, list[tuple[str, ScoredRow, float]]] = {}
     moved: dict[str, tuple[float, float]] = {}
     ladders: dict[str, dict[str, float]] = {}
+    memory: dict[str, Stacks] = {}
     shares: list[ScoredRow] = []
     refused, flagged, worse, compared = 0, 0, 0, 0
     for quantity in QUANTITIES:
         print(quantity.name, file=sys.stderr)
         stacks = Stacks(quantity, rows)
+        if quantity.name in MEMORY_NAMES:
+            memory[quantity.name] = stacks
         refused += len(stacks.refused)
         flagged += stacks.flagged
         drawn: list[dict[str, list[tuple[str, ScoredRow]]]] = [{} for _ in range(draws)]
@@ -335,7 +342,7 @@ def column(rows: Sequence[Measurement], draws: int) -> dict[str, object]:
     return {
         "lines": lines,
         "intervals": {group: interval_line(items) for group, items in sorted(widths.items())},
-        "fits": fits(rows),
+        "fits": fits(rows, memory),
         "refused": refused / len(rows),
         "flagged": flagged,
         "made_worse_by_5": [worse, compared],

@@ -49,6 +49,8 @@ OWN: Mapping[tuple[str, str], Mapping[str, Any]] = {
 """What an engine needs otherwise than in `STAGES`."""
 LEFT: Mapping[tuple[str, str], int] = {("nemo_rl", "ppo"): PER_NODE}
 """Accelerators beside those of the layout: a node for the reward model."""
+ACCELERATORS: Mapping[str, str] = {"maxtext": "TPU-v5e"}
+"""Of engines that are not for GPUs."""
 OPTIMIZER_ONLY = ("megatron",)
 """Engines that shard the optimizer alone (ZeRO-1); the others shard all (ZeRO-3)."""
 
@@ -101,7 +103,7 @@ def handover(
         layout=layout or layout_of(stage),
         num_nodes=nodes + beside // PER_NODE,
         per_node=per_node,
-        accelerator="H100-SXM-80GB",
+        accelerator=ACCELERATORS.get(stage.engine, "H100-SXM-80GB"),
         target_steps=target_of(stage),
         architectures=dict.fromkeys(roles, shape),
         paths=HandoverPaths(

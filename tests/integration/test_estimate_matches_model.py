@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from charter.catalog import models
-from charter.catalog.models import architecture_from_config
+from charter.catalog.huggingface import architecture_from_config
 from charter.physics.flops import forward_flops_per_token
 from charter.physics.kept_activations import layer_activations
 from charter.physics.shapes import count_parameters

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 t = pytest.importorskip("transformers")
 
-from charter.catalog.models import architecture_from_config
+from charter.catalog.huggingface import architecture_from_config
 from charter.physics.flops import forward_flops_per_token, training_flops_per_token
 
 pytestmark = pytest.mark.torch

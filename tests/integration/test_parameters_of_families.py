@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 t = pytest.importorskip("transformers")
 
-from charter.catalog.models import architecture_from_config
+from charter.catalog.huggingface import architecture_from_config
 from charter.physics.shapes import count_parameters
 
 pytestmark = pytest.mark.torch

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from charter.cli.main import entry
+from charter.templates.shipped import find_template, write_template
 
 FILE = """
 name: demo
@@ -117,3 +118,20 @@ def test_planning_imports_no_torch(demo):
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=demo, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [(("plan",), 140), (("artifacts", "export", "ppo", "--engine", "verl", "--print"), 200)],
+    ids=["plan", "export"],
+)
+def test_command_imports_few_modules(tmp_path, words, most):
+    program = (
+        "import contextlib, io, sys; from charter.cli.main import entry\n"
+        f"sys.argv = ['charter', *{words!r}]\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n    entry()\n"
+        "print(sum(name.partition('.')[0] == 'charter' for name in sys.modules))"
+    )
+    write_template(find_template("cai-8b"), tmp_path)
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert 100 < int(done.stdout) <= most

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from charter.catalog.aliases import closest
-from charter.catalog.huggingface import architecture_from_config, read_config
 from charter.catalog.rows import DATA, Provenance
 from charter.errors import CatalogError, UsageError
 from charter.spec.architecture import Architecture, Encoder, LatentAttention, MixtureOfExperts, StateSpace
 
-__all__ = ["CatalogModel", "architecture_from_config", "catalog", "get", "resolve"]
+__all__ = ["CatalogModel", "catalog", "get", "resolve"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +82,9 @@ def resolve(text: str) -> CatalogModel:
     path = Path(text).expanduser()
     if not (path.exists() or text.endswith(".json") or text.startswith((".", "/", "~"))):
         return get(text)
+    # Readers of all families of config.json: most plans name models of the catalog.
+    from charter.catalog.huggingface import read_config
+
     reading = read_config(path)
     return CatalogModel(
         name=text,

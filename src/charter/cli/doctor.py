@@ -12,7 +12,7 @@ from charter.errors import ExitCode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from charter.run.doctor import Check
+    from charter.run.cluster_checks import Check
 
 OnOption = Annotated[
     str | None,
@@ -30,7 +30,8 @@ def doctor(
 ) -> None:
     """Check this machine and, in a project, its engine, packages, network and credentials; say how to mend each."""
     from charter.errors import UsageError
-    from charter.run.doctor import LOOKS, examine
+    from charter.run.cluster_checks import LOOKS
+    from charter.run.doctor import examine
 
     root = project_root(directory)
     has_project = (root / "charter.yaml").is_file() or directory.is_file()

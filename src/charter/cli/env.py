@@ -35,7 +35,8 @@ def env(json_: JsonOption = False) -> None:
 
     from charter.launch.machine import cpu_capability, gpus_here, installed_version
     from charter.plan.machine import usable_cores, usable_memory_bytes
-    from charter.run.doctor import ask, examine_drivers
+    from charter.run.cluster_checks import ask
+    from charter.run.doctor import examine_drivers
     from charter.units import format_bytes
 
     versions = {

@@ -459,7 +459,7 @@ def _show(result: "Plan", *, as_json: bool, explain: str | None, more: dict[str,
 
             plan_console().print(alternatives_table(result))
         from charter.plan.what_if import with_other_engines
-        from charter.report.engine_lines import engine_line, engine_lines
+        from charter.report.plan_notes import engine_line, engine_lines
 
         for line in engine_lines(result):
             plan_console().print(line, markup=False, highlight=False)

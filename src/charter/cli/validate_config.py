@@ -54,7 +54,7 @@ def check_command(
 def _assumed(project: "Project", directory: Path) -> "Iterator[str]":
     """Yield the assumptions of a plan about the models; nothing of one that is not there yet."""
     from charter.errors import DataError, SpecError, UsageError
-    from charter.plan.inputs import read_model
+    from charter.plan.project_plan import read_model
 
     for name in project.models:
         try:

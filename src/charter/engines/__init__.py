@@ -9,6 +9,7 @@ from charter.engines.common.capabilities import Capabilities, RlEngine
 from charter.engines.common.engine import TrainingEngine
 from charter.engines.fsdp import FSDP
 from charter.engines.huggingface import ACCELERATE, DEEPSPEED, TRL
+from charter.engines.maxtext import MAXTEXT
 from charter.engines.megatron import MEGATRON
 from charter.engines.native import NATIVE
 from charter.engines.nemo_rl import NEMO_RL
@@ -30,6 +31,7 @@ ENGINES: tuple[TrainingEngine, ...] = (
     OPENRLHF,
     NEMO_RL,
     MEGATRON,
+    MAXTEXT,
     FSDP,
 )
 """All of them, in the order in which tables and messages name them."""

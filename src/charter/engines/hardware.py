@@ -2,9 +2,9 @@
 
 from charter.catalog.accelerators import CPU, Accelerator
 from charter.engines import capabilities, engine_names
-from charter.engines.common.capabilities import AMD, NVIDIA, one_of
+from charter.engines.common.capabilities import AMD, GOOGLE, NVIDIA, one_of
 
-SERVER_MAKERS = (NVIDIA, AMD, "Google")
+SERVER_MAKERS = (NVIDIA, AMD, GOOGLE)
 """Of accelerators on which vLLM answers, which is what pools are planned with (docs.vllm.ai, "Installation")."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from charter.engines import engine_names, fp8_instead, fp8_refusal
 from charter.errors import Problem
-from charter.spec import load, schema
+from charter.spec import load
 from charter.spec.project import Project
 from charter.spec.stage import AUTO, FP8, STAGE_KINDS
 from charter.spec.suggest import nearest
@@ -55,6 +55,8 @@ def _unknown(name: str, path: str) -> Problem:
 
 def project_json_schema() -> dict[str, Any]:
     """Return the JSON Schema of `charter.yaml` with the names of the engines in it."""
+    from charter.spec import schema
+
     document = schema.project_json_schema()
     for cls in STAGE_KINDS.values():
         document["$defs"][cls.__name__]["properties"]["engine"]["enum"] = [AUTO, *engine_names()]

@@ -261,9 +261,14 @@ TOKEN_ROWS: Mapping[str, Callable[[StageDir, Setup, Any, Any], RoleRows]] = Mapp
 )
 """Kind of stage -> its rows for an engine that reads tokens."""
 MESSAGE_ROWS: Mapping[str, Callable[[StageDir, Setup, Any, Any], RoleRows]] = MappingProxyType(
-    {"sft": _conversation_messages, "preference_model": _pair_messages, "dpo": _pair_messages}
+    {
+        "pretrain": _text_tokens,
+        "sft": _conversation_messages,
+        "preference_model": _pair_messages,
+        "dpo": _pair_messages,
+    }
 )
-"""Kind of stage -> its rows for an engine that reads messages."""
+"""Kind of stage -> its rows for an engine that reads messages; texts have no turns and stay tokens."""
 
 
 def _masked(ids: Sequence[int], marks: Sequence[bool]) -> Row:

@@ -135,6 +135,10 @@ CONTEXT_BY_GENERATION = {
 """Context of a device relative to `context_bytes`, by how its name starts: more kernels are loaded for newer
 generations. Judgement: 0.4 GiB (A100) to 0.7 GiB (B200) with lazy loading, as `nvidia-smi` shows it."""
 
+ALL_KERNELS_BYTES = 1.3e9
+"""Context of a process that loads every kernel at once, as all did before CUDA 11.7 loads them when they are used
+(`CUDA_MODULE_LOADING`, lazy under PyTorch since 1.13): transformers' documentation, "Model training anatomy"."""
+
 SIGMA_BY_STACK = {
     "megatron": 0.03,
     "megatron-deepspeed": 0.09,

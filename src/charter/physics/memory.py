@@ -40,11 +40,12 @@ RESIDENT = ("base", "weights", "optimizer")
 BUFFERS = ("gathered", "copies", "fp8", "dequantised", "messages", "gathered_sequence", "workspace")
 PHASES: dict[str, tuple[str, ...]] = {
     "load": (*RESIDENT, "dequantised", "workspace"),
-    "forward": (*RESIDENT, "early_gradients", "kept", "inputs", "encoder", "forward_live", *BUFFERS),
-    "loss": (*RESIDENT, "early_gradients", "kept", "inputs", "encoder", "logits", *BUFFERS),
+    "forward": (*RESIDENT, "early_gradients", "low_kept", "kept", "inputs", "encoder", "forward_live", *BUFFERS),
+    "loss": (*RESIDENT, "early_gradients", "low_kept", "kept", "inputs", "encoder", "logits", *BUFFERS),
     "backward": (
         *RESIDENT,
         "early_gradients",
+        "low_grown",
         "kept",
         "inputs",
         "encoder",
@@ -54,12 +55,14 @@ PHASES: dict[str, tuple[str, ...]] = {
         "buckets",
         *BUFFERS,
     ),
-    "end of backward": (*RESIDENT, "gradients", "live", "backward", "unreduced", "buckets", *BUFFERS),
-    "optimizer step": (*RESIDENT, "gradients", "step", "buckets", "workspace"),
-    "checkpoint": (*RESIDENT, "early_gradients", "gathered", "workspace"),
+    "end of backward": (*RESIDENT, "gradients", "low", "live", "backward", "unreduced", "buckets", *BUFFERS),
+    "optimizer step": (*RESIDENT, "gradients", "low_kept", "step", "buckets", "workspace"),
+    "checkpoint": (*RESIDENT, "early_gradients", "low_kept", "gathered", "workspace"),
 }
 """Which terms are alive in a phase. Gradients exist before the end of the backward pass where they are accumulated over
 micro-batches or kept in a buffer of their own."""
+REDUCTION = (*RESIDENT, "gradients", "low_kept", "coalesced", "workspace")
+"""A phase of stacks that copy all gradients to reduce them."""
 TRANSIENT = ("activations", "logits", "buffers")
 
 
@@ -164,9 +167,24 @@ def _stage_table(shape: MemoryShape, layouts: Layouts, constants: TrainingMemory
     gradients = columns["gradients"]
     columns["early_gradients"] = replace(gradients, values=array(gradients.values * early))
     columns["forward_live"] = _forward_live(columns["live"])
+    columns["low_kept"] = _scaled(columns["low"], shape.low_gradients_stay)
+    columns["low_grown"] = _low_grown(rank, columns)
     cached = {stepping: cached_column(rank, columns["step"].values, stepping=stepping) for stepping in (False, True)}
     always = tuple(constant_columns(rank).values())
-    return StageTable(phases={phase: _phase(rank, columns, phase, cached, always) for phase in PHASES})
+    phases = PHASES | ({"reduction": REDUCTION} if np.any(shape.coalesced_copies > 0) else {})
+    tables = {name: _phase(rank, columns, name, phases[name], cached, always) for name in phases}
+    return StageTable(phases=tables)
+
+
+def _scaled(column: ExplainedColumn, share: Array) -> ExplainedColumn:
+    return replace(column, values=array(column.values * share))
+
+
+def _low_grown(rank: Rank, columns: Mapping[str, ExplainedColumn]) -> ExplainedColumn:
+    """16-bit gradients of a backward pass as far as they outgrow the activations of the micro-batch that it frees."""
+    freed = (columns["kept"].values + columns["inputs"].values) / np.maximum(rank.held, 1.0)
+    low = columns["low"]
+    return replace(low, values=array(np.maximum(low.values - freed, 0.0)), formula=low.formula + ", less what is freed")
 
 
 def _forward_live(live: ExplainedColumn) -> ExplainedColumn:
@@ -178,10 +196,11 @@ def _phase(
     rank: Rank,
     columns: Mapping[str, ExplainedColumn],
     phase: str,
+    keys: tuple[str, ...],
     cached: Mapping[bool, ExplainedColumn],
     always: tuple[ExplainedColumn, ...],
 ) -> TermTable:
-    alive = [columns[key] for key in PHASES[phase]]
+    alive = [columns[key] for key in keys]
     transient = array(sum((item.values for item in alive if item.part in TRANSIENT), start=np.float64(0.0)))
     reserved = () if phase in ("load", "checkpoint") else (cached[phase == "optimizer step"],)
     return TermTable(columns=(*alive, slack_column(rank, transient), *reserved, *always))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from charter.catalog.accelerators import Accelerator
@@ -61,9 +61,26 @@ class MemoryProfile:
     ddp_buckets: bool = False
     """Torch DDP copies gradients into buckets of its own (`gradient_as_bucket_view=False`)."""
     stage_outputs: float = 0.0
-    """Layer outputs that a pipeline stage keeps per micro-batch in flight, beside what autograd keeps."""
-    flat_step: bool = False
-    """The step works on one huge flat array, which the caching allocator cannot carve from freed activations."""
+    """Layer outputs that a pipeline stage keeps per micro-batch in flight, beside what autograd keeps; each rank of a
+    tensor-parallel group keeps its part."""
+    flat_step: float = 0.0
+    """The step works on huge flat arrays, which the caching allocator cannot carve from freed activations: bytes that
+    it keeps of them per byte that the step needs at once."""
+    norm_bytes: float = 0.0
+    """Bytes per element of the largest parameter of a shard while its gradient is checked and its norm is taken."""
+    cast_bytes: float = 0.0
+    """Bytes per element of the largest parameter while its 16-bit gradient is cast, which the allocator keeps."""
+    further_groups: float = 0.0
+    """Communicators besides one of each kind of parallelism."""
+    gather_copies: float = 0.0
+    """1 where new 16-bit weights are gathered as lists: NCCL's flat outputs belong to its stream until it is done, so
+    that all of them exist at once, and the allocator keeps them."""
+    low_gradients: float = 0.0
+    """1 where a backward pass leaves 16-bit gradients of all parameters, which are then added to 32-bit ones."""
+    low_gradients_stay: float = 0.0
+    """1 where they stay until the next backward pass begins, not only until they are added."""
+    coalesced_copies: float = 0.0
+    """Copies of all gradients while they are reduced over ranks that share the optimizer (ZeRO), in one piece."""
     dequantised_copies: float = 1.0
     """16-bit copies of the largest matrix while a quantised one is used."""
     quantised_keeps_inputs: bool = False
@@ -85,12 +102,32 @@ MEGATRON_DEEPSPEED = MemoryProfile(
     implementation="lean",
     cross_entropy="eager",
     persistent_gradients=True,
-    step_bytes=8.0,
+    step_bytes=6.0,
+    bucket_elements=2e9,
+    stage_outputs=1.0,
+    flat_step=1.0,
+    norm_bytes=12.0,
+    further_groups=4.0,
+    source="DeepSpeed pipeline engine (`pipe/engine.py`, `PartitionedTensor`); ZeRO-1 (`stage_1_and_2.py`, `step`) "
+    "makes a flat fp16 (2 B) and from it a flat fp32 gradient (4 B), on which Apex's FusedAdam steps in place; the "
+    "check for overflow casts each gradient to 32 bits and the norm to 64 (`has_overflow_serial`, "
+    "`get_grad_norm_direct`); reduce and gather buckets of 5e8 elements, two of each, since NCCL's stream owns one "
+    "while the next is filled; groups of all ranks, of the model, of the tied embeddings, and data parallelism twice "
+    "(Megatron's and DeepSpeed's)",
+)
+MEGATRON_DEEPSPEED_BF16 = replace(
+    MEGATRON_DEEPSPEED,
+    step_bytes=0.0,
     bucket_elements=1e9,
-    stage_outputs=2.0,
-    flat_step=True,
-    source="DeepSpeed pipeline engine keeps inputs and outputs of each micro-batch; ZeRO-1 steps on a flat fp32 "
-    "gradient (4 B) with torch's Adam (4 B more); reduce and gather buckets of 5e8 elements",
+    flat_step=0.0,
+    norm_bytes=0.0,
+    cast_bytes=4.0,
+    gather_copies=1.0,
+    low_gradients=1.0,
+    low_gradients_stay=1.0,
+    source="DeepSpeed's BF16_Optimizer (`bf16_optimizer.py`) under its pipeline engine: bf16 gradients stay until the "
+    "next backward pass, beside fp32 ones of all parameters; Apex's FusedAdam steps on those in place; "
+    "each is cast to be added, and weights are gathered as lists (`all_gather_dp_groups`) while gradients still exist",
 )
 DEEPSPEED = MemoryProfile(
     name="deepspeed",
@@ -99,9 +136,21 @@ DEEPSPEED = MemoryProfile(
     step_parameters=1e9,
     bucket_elements=4e8,
     live_parameters=1e9,
-    flat_step=True,
+    flat_step=1.0,
     source="DeepSpeed defaults: flat fp32 gradient (4 B) and Adam's temporaries (4 B), sub_group_size 1e9, "
     "stage3_max_live_parameters 1e9, buckets of 2e8 (HF's example configurations)",
+)
+INTERNEVO = MemoryProfile(
+    name="internevo",
+    implementation="lean",
+    cross_entropy="fused",
+    persistent_gradients=True,
+    step_bytes=12.0,
+    bucket_elements=2 * 512 * 1024**2,
+    flat_step=1.5,
+    source="InternEvo's HybridZeroOptimizer (`hybrid_zero_optim.py`, `_step`): a flat fp32 gradient (4 B) and torch's "
+    "Adam over one flat array (`sqrt` and the quotient, 4 + 4 B); the allocator also keeps the 32-bit copies of the "
+    "norm (4 B, `reduce_grads`) and the flat 16-bit gradient (2 B); buckets of `reduce_bucket_size` 512 Mi elements",
 )
 FSDP = MemoryProfile(
     name="fsdp",
@@ -142,6 +191,16 @@ TORCHTITAN = MemoryProfile(
     step_bytes=0.0,
     source="torchtitan, MaxText: compiled layers keep little, fused AdamW, FSDP2",
 )
+NANOTRON = MemoryProfile(
+    name="nanotron",
+    implementation="lean",
+    persistent_gradients=True,
+    low_gradients=1.0,
+    coalesced_copies=2.0,
+    source="nanotron: fp32 gradient buffer of all parameters, to which 16-bit gradients are added after each backward "
+    "pass (`gradient_accumulator.py`); ZeRO-1 flattens all of it (`reduce_scatter_coalesced`), and NCCL's "
+    "`reduce_scatter` of a list once more; fused AdamW",
+)
 COMPOSER = MemoryProfile(
     name="composer",
     implementation="lean",
@@ -160,12 +219,14 @@ PROFILES = {
         MEGATRON_STACK,
         MEGATRON_DEEPSPEED,
         DEEPSPEED,
+        INTERNEVO,
         FSDP,
         HUGGINGFACE,
         UNSLOTH,
         TORCHTUNE,
         LITGPT,
         TORCHTITAN,
+        NANOTRON,
         COMPOSER,
         NATIVE,
     )
@@ -241,3 +302,5 @@ class MemoryJob:
     """Whether the figure wanted counts what the allocator reserves, not only what is allocated."""
     context: bool = True
     """Whether it counts the device context and communicators too (`nvidia-smi`)."""
+    loads_all_kernels: bool = False
+    """Software from before CUDA 11.7 (2022), which loads every kernel of its libraries at once."""

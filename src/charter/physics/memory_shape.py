@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from charter.physics.columns import Array, Layouts, array
-from charter.physics.constants import context_factor
+from charter.physics.constants import ALL_KERNELS_BYTES, context_factor
 from charter.physics.kept_activations import (
     ALL_MATRICES,
     LayerActivations,
@@ -290,6 +290,14 @@ class MemoryShape:
     ddp_buckets: Array
     stage_outputs: Array
     flat_step: Array
+    norm_bytes: Array
+    cast_bytes: Array
+    gather_copies: Array
+    further_groups: Array
+    all_kernels_bytes: Array
+    low_gradients: Array
+    low_gradients_stay: Array
+    coalesced_copies: Array
     dequantised_copies: Array
     workspace: Array
     recompute_share: Array
@@ -402,6 +410,14 @@ def _run_numbers(job: MemoryJob) -> dict[str, float]:
         "ddp_buckets": profile.ddp_buckets,
         "stage_outputs": profile.stage_outputs,
         "flat_step": profile.flat_step,
+        "norm_bytes": profile.norm_bytes,
+        "cast_bytes": profile.cast_bytes,
+        "gather_copies": profile.gather_copies,
+        "further_groups": profile.further_groups,
+        "all_kernels_bytes": ALL_KERNELS_BYTES * job.loads_all_kernels,
+        "low_gradients": profile.low_gradients * (job.adapter is None),
+        "low_gradients_stay": profile.low_gradients_stay,
+        "coalesced_copies": profile.coalesced_copies,
         "dequantised_copies": profile.dequantised_copies,
         "workspace": profile.workspace,
         "first_layers": first,

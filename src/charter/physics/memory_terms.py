@@ -355,7 +355,26 @@ def _gradient_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     alone = rank.group <= 1
     buckets = np.where((lay.zero >= 1) & (lay.zero < 3) & ~alone, np.minimum(s.bucket_elements, trained), 0.0)
     ddp = np.where((lay.zero == 0) & ~alone, s.ddp_buckets * trained, 0.0)
+    coalesced = np.where((lay.zero >= 1) & (lay.zero < 3) & ~alone, s.coalesced_copies * trained, 0.0)
     return {
+        "low": column(
+            "16-bit gradients",
+            "gradients",
+            s.compute_bytes * s.low_gradients * trained,
+            "{value:g} B x {trained:,.0f}, beside those to which they are added",
+            "DeepSpeed `bf16_optimizer.py`, nanotron `gradient_accumulator.py`",
+            value=s.compute_bytes,
+            trained=trained,
+        ),
+        "coalesced": column(
+            "copies for the reduction",
+            "buffers",
+            s.gradient_bytes * coalesced,
+            "{size:g} B x {coalesced:,.0f}",
+            "all gradients flattened at once (nanotron `reduce_scatter_coalesced`)",
+            size=s.gradient_bytes,
+            coalesced=array(coalesced),
+        ),
         "unreduced": column(
             "unreduced gradients",
             "buffers",
@@ -385,7 +404,7 @@ def _sequence_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     state = s.compute_bytes * s.hidden * rank.tokens
     piped = lay.pipeline > 1
     divided = np.where(lay.sequence_parallel > 0, lay.tensor, 1.0)
-    messages = np.where(piped, 2 + s.stage_outputs * rank.held, s.stage_outputs) / divided
+    messages = np.where(piped, 2 + s.stage_outputs * rank.held / lay.tensor, 0.0) / divided
     gathered = np.where((lay.sequence_parallel > 0) & (lay.tensor > 1), 2.0, 0.0)
     return {
         "messages": column(
@@ -414,7 +433,9 @@ def _step_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     dense, experts = trained_parameters(rank)
     owned = rank.sharded(dense, experts, 1)
     at_once = np.minimum(owned, np.where(lay.zero >= 3, s.step_parameters, np.inf)) * (1 - lay.offload_optimizer)
-    bytes_at_once = array(s.step_bytes * at_once * rank.constants.step)
+    largest = _largest_parameter(rank)
+    norm = s.norm_bytes * np.minimum(largest, owned) * (1 - lay.offload_optimizer)
+    bytes_at_once = array(np.maximum(s.step_bytes * at_once, norm) * rank.constants.step)
     workspace = np.where(s.cpu > 0, 0.0, s.workspace * rank.constants.workspace_bytes)
     return {
         "step": column(
@@ -423,8 +444,8 @@ def _step_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
             bytes_at_once,
             "{size:g} B x {at_once:,.0f}",
             "fp32 gradient of a flat shard, and what Adam computes over lists of tensors",
-            size=s.step_bytes,
-            at_once=array(at_once),
+            size=array(np.where(norm > s.step_bytes * at_once, s.norm_bytes, s.step_bytes)),
+            at_once=array(np.where(norm > s.step_bytes * at_once, np.minimum(largest, owned), at_once)),
         ),
         "workspace": column(
             "workspaces",
@@ -435,6 +456,11 @@ def _step_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
             workspace=array(workspace),
         ),
     }
+
+
+def _largest_parameter(rank: Rank) -> Array:
+    """Elements of the largest parameter of a rank."""
+    return array(np.maximum(rank.shape.model.largest_matrix / rank.layouts.tensor, rank.parameters.end_unit))
 
 
 def slack_column(rank: Rank, transient: Array) -> ExplainedColumn:
@@ -451,11 +477,16 @@ def slack_column(rank: Rank, transient: Array) -> ExplainedColumn:
 
 def cached_column(rank: Rank, step: Array, *, stepping: bool) -> ExplainedColumn:
     """Return the part of the optimizer step's buffers (`step` bytes) that the allocator keeps while no step runs."""
+    s, dense_and_experts = rank.shape, trained_parameters(rank)
+    cast = s.cast_bytes * _largest_parameter(rank)
+    shared = (rank.layouts.zero >= 1) & (rank.layouts.zero < 3) & (rank.group > 1)
+    gathered = np.where(shared, s.gather_copies * s.compute_bytes * (dense_and_experts[0] + dense_and_experts[1]), 0.0)
+    later = np.maximum(s.flat_step * step, gathered) * (0.0 if stepping else 1.0)
     return column(
         "cached by the allocator",
         "overhead",
-        rank.shape.reserved * rank.shape.flat_step * step * (0.0 if stepping else 1.0),
-        "buffers of the optimizer step, too large to be cut from freed activations",
+        s.reserved * (later + cast),
+        "buffers of the optimizer step and of casts, too large to be cut from freed activations",
         "caching allocator: large blocks are never merged over segments; counted as used, but free on demand",
     )
 
@@ -464,17 +495,18 @@ def constant_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     """Return the terms that every phase holds: device context and communicators; a plain process on a processor."""
     s, lay, constants = rank.shape, rank.layouts, rank.constants
     degrees = (rank.group, lay.tensor, lay.pipeline, lay.expert)
-    groups = array(sum((degree > 1).astype(float) for degree in degrees))
+    groups = array(sum((degree > 1).astype(float) for degree in degrees) + s.further_groups)
     device = s.context * (1 - s.cpu)
     return {
         "context": column(
             "device context",
             "overhead",
-            device * constants.context_bytes * s.context_factor,
-            "driver and libraries, {factor:.2g} x {size:,.0f} B",
+            device * np.maximum(constants.context_bytes * s.context_factor, s.all_kernels_bytes),
+            "driver and libraries, max({factor:.2g} x {size:,.0f} B, {all:,.0f} B)",
             ASSUMED,
             factor=s.context_factor,
             size=constants.context_bytes,
+            all=s.all_kernels_bytes,
         ),
         "communicators": column(
             "communicators",

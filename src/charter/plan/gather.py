@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from charter.catalog.price_book import PriceBook
-from charter.data.dataset import DataFacts
 from charter.errors import InfeasibleError
 from charter.plan.knowledge import Knowledge
 from charter.plan.machine import Machine
@@ -22,6 +22,9 @@ from charter.spec.architecture import Architecture
 from charter.spec.graph import execution_order, stage_inputs
 from charter.spec.project import Project
 from charter.spec.stage import Stage
+
+if TYPE_CHECKING:
+    from charter.data.dataset import DataFacts
 
 # -------- Candidates of a plan: of every stage, everything that fits.
 
@@ -105,7 +108,7 @@ class Facts:
 
     architectures: Mapping[str, Architecture]
     """Of every entry of `models` that has one."""
-    data: Mapping[str, DataFacts]
+    data: "Mapping[str, DataFacts]"
     """Of every data set that is there."""
     machine: Machine | None
     """Needed for local plans."""

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from math import floor, log10
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from charter.catalog.price_book import PriceBook
-from charter.data.dataset import DataFacts
 from charter.errors import BudgetError, InfeasibleError
 from charter.plan.assemble import full_plan, short_plan
 from charter.plan.choose import PlanChoice
@@ -23,6 +23,9 @@ from charter.spec.architecture import Architecture
 from charter.spec.project import Project
 from charter.spec.stage import CritiqueStage, GenerateStage, LabelStage, Optimization, PpoStage, Stage
 from charter.units import format_seconds, format_usd
+
+if TYPE_CHECKING:
+    from charter.data.dataset import DataFacts
 
 # -------- The best plan whose finish, drawn at random, keeps a deadline.
 #
@@ -276,7 +279,7 @@ def make_plan(
     project: Project,
     *,
     architectures: Mapping[str, Architecture],
-    data_facts: Mapping[str, DataFacts],
+    data_facts: "Mapping[str, DataFacts]",
     machine: Machine | None = None,
     knowledge: Knowledge | None = None,
     prices: PriceBook | None = None,

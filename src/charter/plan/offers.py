@@ -7,7 +7,6 @@ from functools import lru_cache
 from charter.catalog import accelerators, price_book
 from charter.catalog.accelerators import CPU, Accelerator
 from charter.catalog.price_book import Market, Offer, PriceBook
-from charter.cost.own_hardware import SERVERS, listed_server, owned_usd_per_accelerator_hour
 from charter.errors import InfeasibleError, UsageError
 from charter.plan.machine import Machine
 from charter.spec.project import Place as AllowedPlace
@@ -316,6 +315,9 @@ def _place(
 
 
 def _owned(name: str) -> Price:
+    # Costs of machines of one's own, which rented ones do without.
+    from charter.cost.own_hardware import SERVERS, listed_server, owned_usd_per_accelerator_hour
+
     if name not in SERVERS:
         return UNPRICED
     usd = owned_usd_per_accelerator_hour(listed_server(name))

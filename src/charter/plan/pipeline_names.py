@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
-from charter.data.dataset import DataFacts
 from charter.errors import DataError, SpecError
 from charter.physics.identity_questions import IdentityWatch
 from charter.plan.api_judge import ApiPrice
@@ -14,6 +13,9 @@ from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
 from charter.spec.project import DataSpec, Project, Serving
 from charter.spec.stage import CritiqueStage, GenerateStage, LabelStage, PpoStage, PrepareStage, Stage
+
+if TYPE_CHECKING:
+    from charter.data.dataset import DataFacts
 
 # -------- Rows and tokens that a name in the pipeline stands for: a data set, or what an earlier stage will write.
 
@@ -59,7 +61,7 @@ class Library:
     """Looks names up; collects what had to be assumed."""
 
     project: Project
-    facts: Mapping[str, DataFacts]
+    facts: "Mapping[str, DataFacts]"
     assumptions: list[Assumption]
 
     def corpus(self, names: tuple[str, ...], vocab_size: int | None) -> Corpus:

@@ -11,7 +11,6 @@ from charter.plan.layout_search import NodeGroup, options_of, training_options
 from charter.plan.offers import LOCAL, UNPRICED, NodeOffer
 from charter.plan.option import Found, Missed, Option, Rejected, StageQuestion, does_not_fit, largest_term
 from charter.plan.plan import InfeasiblePlanError
-from charter.plan.processors import on_processors
 from charter.plan.purchase import markets
 from charter.plan.rl_search import across, rl_answers
 from charter.plan.servers import answering_options, endpoint_only, with_endpoints, without_accelerators
@@ -89,6 +88,9 @@ def _on(question: StageQuestion, place: NodeOffer, num_nodes: int) -> tuple[tupl
     if not question.work.needs_accelerator:
         return (endpoint_only(question, place),), Missed()
     if place.is_cpu:
+        # A planner of its own, which plans on accelerators do without.
+        from charter.plan.processors import on_processors
+
         return on_processors(question, place)
     if question.work.trained:
         return training_options(question, place, num_nodes)

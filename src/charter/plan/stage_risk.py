@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from charter.plan.offers import LOCAL, ON_PREM
 from charter.plan.option import Option
@@ -17,10 +18,12 @@ from charter.resilience.failures import (
     notice_success,
     spare_worth,
 )
-from charter.resilience.scenario import Scenario, SpotPool
 from charter.resilience.spot import first_wait_seconds, heavy_tailed_market
 from charter.spec.sections import RiskSettings
 from charter.units import format_seconds
+
+if TYPE_CHECKING:
+    from charter.resilience.scenario import Scenario, SpotPool
 
 # -------- Failures in the plan of a stage: checkpoints, interruptions, lost hours, spare nodes.
 
@@ -171,8 +174,11 @@ def _spares(option: Option, settings: RiskSettings) -> SpareAdvice:
 # -------- A planned stage as a scenario for the simulator.
 
 
-def stage_scenario(option: Option, settings: RiskSettings) -> tuple[Scenario, tuple[str, ...]]:
+def stage_scenario(option: Option, settings: RiskSettings) -> "tuple[Scenario, tuple[str, ...]]":
     """Return the failures that a stage's plan assumes, and lines that say so; on this machine nothing fails."""
+    # The simulator, which a plan does without.
+    from charter.resilience.scenario import Scenario
+
     around, place = option.overhead, option.place
     nodes = option.num_nodes + sum(group.num_nodes for group in option.beside)
     if place.infra == LOCAL:
@@ -219,7 +225,9 @@ def stage_scenario(option: Option, settings: RiskSettings) -> tuple[Scenario, tu
     return scenario, tuple(notes)
 
 
-def _pool(settings: RiskSettings) -> SpotPool:
+def _pool(settings: RiskSettings) -> "SpotPool":
+    from charter.resilience.scenario import SpotPool
+
     up, available = spot_pool(settings)
     shares = {"mean_up_seconds": up, "availability": min(available, 0.999)}
     return SpotPool.of_market(heavy_tailed_market(**shares), first_wait_seconds(**shares))

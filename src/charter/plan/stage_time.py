@@ -8,6 +8,7 @@ from math import ceil
 import numpy as np
 
 from charter.catalog.accelerators import Accelerator
+from charter.engines.common.capabilities import Capabilities
 from charter.physics import serving_devices
 from charter.physics.columns import Array, Layouts, array
 from charter.physics.devices import DeviceColumns, group
@@ -23,13 +24,12 @@ from charter.physics.step_time import (
     factored_seconds,
     rows_of,
     step_job,
-    training_step,
     with_precision,
 )
 from charter.physics.terms import Term
 from charter.plan.knowledge import EngineKnowledge, Knowledge, engine_knowledge
 from charter.plan.phase import Role, RolePhase, Workload, tools_term
-from charter.plan.stage_memory import Fit, LayoutDevices, ServerBeside, decoded_together, server_of
+from charter.plan.stage_memory import Fit, LayoutDevices, ServerBeside, decoded_together, one_device, server_of
 from charter.spec.layout import Layout, ZeroStage
 from charter.spec.stage import NATIVE
 
@@ -54,11 +54,13 @@ def training_terms(
     engine: str = NATIVE,
 ) -> tuple[Term, ...]:
     """Terms of a stage that trains: its updates, and for PPO and DPO also generation and scoring on the same layout."""
+    task = TimedStage(work=work, dtype=dtype, known=engine_knowledge(engine, knowledge), knowledge=knowledge)
+    devices = one_device(accelerator, 1, np.inf)
     terms: list[Term] = []
     for phase in work.phases:
         role = work.role(phase.role)
         if phase.work == "train":
-            terms += _updates(role, phase, layout, accelerator, dtype, engine_knowledge(engine, knowledge))
+            terms += _phase_terms(task, phase, [layout], devices)[0]
         else:
             together = 0
             if phase.work == "generate":
@@ -127,25 +129,6 @@ def answering_terms(
         else:
             terms += _scoring(role, phase, turns, tensor, accelerator, knowledge)
     return tuple(terms)
-
-
-def _updates(
-    role: Role, phase: RolePhase, layout: Layout, accelerator: Accelerator, dtype: str, engine: EngineKnowledge
-) -> list[Term]:
-    packed = engine.does.packs and phase.ragged
-    step = training_step(
-        role.architecture,
-        layout,
-        accelerator,
-        seq_len=phase.prompt_tokens if packed else phase.padded_tokens(layout.micro_batch),
-        dtype=dtype,
-        precision=engine.precision(dtype, accelerator),
-        stack=engine.profile(accelerator),
-        adapter=role.adapter,
-        head_share=0.0 if role.scalar_head else phase.logit_share,
-        constants=engine.training,
-    )
-    return over_steps(phase, phase.steps, step.terms)
 
 
 def _rollouts(
@@ -312,21 +295,24 @@ def update_seconds(task: TimedStage, layouts: Layouts, devices: LayoutDevices) -
 
 
 def update_terms(task: TimedStage, layouts: Sequence[Layout], devices: LayoutDevices) -> list[tuple[Term, ...]]:
-    """The terms of all optimizer steps of every layout, as `training_terms` has them of one."""
-    terms: list[tuple[Term, ...]] = [()] * len(layouts)
-    for phase in task.work.phases:
-        if phase.work != "train":
-            continue
-        given = step_inputs(task, phase, Layouts.of(layouts), devices)
-        work = step_work(given.model, given.device, given.job, given.stack)
-        columns = [
-            (column, np.broadcast_to(column.values, (len(layouts),)).tolist())
-            for column in step_table(replace(given, work=work)).columns
-        ]
-        for row in range(len(layouts)):
-            step_terms = tuple(column.of(values[row]) for column, values in columns if values[row])
-            terms[row] += tuple(over_steps(phase, phase.steps, step_terms))
-    return terms
+    """The terms of all optimizer steps of every layout."""
+    phases = [_phase_terms(task, phase, layouts, devices) for phase in task.work.phases if phase.work == "train"]
+    return [tuple(term for terms in phases for term in terms[row]) for row in range(len(layouts))]
+
+
+def _phase_terms(
+    task: TimedStage, phase: RolePhase, layouts: Sequence[Layout], devices: LayoutDevices
+) -> list[list[Term]]:
+    given = step_inputs(task, phase, Layouts.of(layouts), devices)
+    work = step_work(given.model, given.device, given.job, given.stack)
+    columns = [
+        (column, np.broadcast_to(column.values, (len(layouts),)).tolist())
+        for column in step_table(replace(given, work=work)).columns
+    ]
+    return [
+        over_steps(phase, phase.steps, tuple(column.of(values[row]) for column, values in columns if values[row]))
+        for row in range(len(layouts))
+    ]
 
 
 def step_seconds_of(task: TimedStage, phase: RolePhase, layouts: Layouts, devices: LayoutDevices) -> Array:
@@ -343,7 +329,7 @@ def step_inputs(task: TimedStage, phase: RolePhase, layouts: Layouts, devices: L
     stacks = [with_precision(engine.profile(one), precision) for one in devices.accelerators]
     job = step_job(
         layouts,
-        seq_len=_padded(phase, layouts.micro_batch, packed=engine.does.packs),
+        seq_len=_padded(phase, layouts.micro_batch, engine.does),
         dtype=task.dtype,
         precision=precision,
         adapter=role.adapter,
@@ -360,11 +346,16 @@ def step_inputs(task: TimedStage, phase: RolePhase, layouts: Layouts, devices: L
     )
 
 
-def _padded(phase: RolePhase, micro_batch: Array, *, packed: bool) -> Array:
-    if packed and phase.ragged:
-        return array(phase.prompt_tokens)
+def _padded(phase: RolePhase, micro_batch: Array, does: Capabilities) -> Array:
     rows, which = distinct([micro_batch])
-    return array([phase.padded_tokens(float(micro_batch[row])) for row in rows])[which]
+    return array([_row_tokens(phase, float(micro_batch[row]), does) for row in rows])[which]
+
+
+def _row_tokens(phase: RolePhase, together: float, does: Capabilities) -> float:
+    """Return the mean tokens that an engine computes for a sequence of which `together` share a micro-batch."""
+    if phase.ragged and does.packs:
+        return phase.prompt_tokens
+    return phase.longest_tokens if does.fills_rows else phase.padded_tokens(together)
 
 
 def other_seconds(

@@ -18,8 +18,8 @@ from charter.plan.plan import Plan
 from charter.plan.project_plan import plan_project
 from charter.plan.stage_plan import StagePlan
 from charter.plan.what_if import with_other_engines
-from charter.report.engine_lines import WORTH_SAYING
 from charter.report.handover import exported, with_engine
+from charter.report.plan_notes import WORTH_SAYING
 from charter.run.paths import run_dir
 from charter.spec.load import ENGINES_FILE, chosen_engines
 from charter.spec.project import Project

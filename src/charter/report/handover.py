@@ -13,10 +13,9 @@ from charter.engines.common.files import link_tree
 from charter.engines.common.rendered import RenderedRun
 from charter.engines.common.request import Handover
 from charter.errors import UsageError
-from charter.plan.inputs import read_inputs
 from charter.plan.pipeline_names import Library, Models
 from charter.plan.plan import Plan
-from charter.plan.project_plan import plan_project
+from charter.plan.project_plan import plan_project, read_inputs
 from charter.plan.stage_plan import StagePlan
 from charter.report.handover_jobs import start_files
 from charter.report.handover_pages import MAPPING, PLAN, README, counts, mapping_page, plan_page, readme

@@ -41,7 +41,7 @@ def script_of(handover: Handover, rendered: RenderedRun) -> str:
         "# PYTHON is the interpreter of the environment that holds the engine.",
         "set -euo pipefail",
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
-        *_rendezvous(several),
+        *(() if rendered.slices else _rendezvous(several)),
         *(f"export {name}={shell_word(value)}" for name, value in sorted(rendered.environment.items())),
         *(_ray_cluster(handover) if uses_ray else ()),
         ("" if uses_ray else "exec ") + " ".join(_words(_given_to_ray(rendered.command))),
@@ -64,8 +64,8 @@ def shell_word(word: str) -> str:
     return '"' + "".join((*pieces, _SPECIAL.sub(r"\\\1", word[end:]))) + '"'
 
 
-def skypilot_of(handover: Handover, option: Option) -> str:
-    """The script as a task of SkyPilot, on the accelerators that were planned."""
+def skypilot_of(handover: Handover, option: Option, slices: tuple[str, int] | None = None) -> str:
+    """The script as a task of SkyPilot, on the accelerators that were planned; a TPU slice is one of them to it."""
     place, infra = option.place, option.place.infra
     region = option.price.region or place.region
     resources: dict[str, Any] = {}
@@ -73,13 +73,15 @@ def skypilot_of(handover: Handover, option: Option) -> str:
         resources["infra"] = f"{infra}/{region}" if region else infra
     if place.is_cpu:
         resources["cpus"] = f"{handover.per_node}+"
+    elif slices is not None:
+        resources["accelerators"] = f"tpu-{slices[0].removeprefix('tpu')}:1"
     else:
         resources["accelerators"] = f"{sky_accelerator(handover.accelerator)}:{handover.per_node}"
     resources["use_spot"] = option.price.market == "spot"
     task = {
         "name": safe_name(f"{handover.run}-{handover.name}"),
         "resources": resources,
-        "num_nodes": handover.num_nodes,
+        "num_nodes": handover.num_nodes if slices is None else slices[1],
         "workdir": ".",
         "run": "export NODE_RANK=$SKYPILOT_NODE_RANK; "
         f'export MASTER_ADDR=$(head -n 1 <<< "$SKYPILOT_NODE_IPS"); exec bash {SCRIPT}',
@@ -120,14 +122,13 @@ def slurm_of(handover: Handover, option: Option, settings: SlurmSettings, *, cor
 def start_files(
     handover: Handover, rendered: RenderedRun, planned: StagePlan, settings: SlurmSettings
 ) -> Mapping[str, str]:
-    """All three, by name."""
+    """All of them, by name; a slice of TPUs is no cluster of Slurm's."""
     option, each = planned.option, 1 if handover.is_cpu else CORES_PER_ACCELERATOR
     cores = max(each * handover.per_node, ceil(planned.node.loader_cores))
-    return {
-        SCRIPT: script_of(handover, rendered),
-        SKYPILOT: skypilot_of(handover, option),
-        SLURM: slurm_of(handover, option, settings, cores=cores),
-    }
+    files = {SCRIPT: script_of(handover, rendered), SKYPILOT: skypilot_of(handover, option, rendered.slices)}
+    if rendered.slices is not None:
+        return files
+    return files | {SLURM: slurm_of(handover, option, settings, cores=cores)}
 
 
 def _rendezvous(several: bool) -> Iterator[str]:

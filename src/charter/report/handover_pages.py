@@ -124,11 +124,13 @@ def _readme(
     yield ""
     yield "## Start"
     yield ""
+    address = "" if rendered.slices else ", with NODE_RANK and MASTER_ADDR set"
     yield f"- by hand: `PYTHON=/path/to/python bash {SCRIPT}`" + (
-        f" on each of {handover.num_nodes} nodes, with NODE_RANK and MASTER_ADDR set" if handover.num_nodes > 1 else ""
+        f" on each of {handover.num_nodes} nodes{address}" if handover.num_nodes > 1 else ""
     )
     yield f"- SkyPilot: `sky launch {SKYPILOT}`"
-    yield f"- Slurm: `sbatch {SLURM}`, in this directory"
+    if not rendered.slices:
+        yield f"- Slurm: `sbatch {SLURM}`, in this directory"
     for note in rendered.notes:
         yield f"- {note}"
     yield ""

@@ -5,14 +5,15 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from charter.plan.assemble import NO_NATIVE_ROW
-from charter.plan.inputs import MODEL
 from charter.plan.keep_warm import shared_servers
 from charter.plan.option import Option, Rejected
 from charter.plan.plan import Plan
+from charter.plan.project_plan import MODEL
 from charter.plan.stage_plan import StagePlan
 from charter.plan.stage_risk import StageRisk
 from charter.report.plan_cells import VERDICT_WORDS, layout, short_date
-from charter.units import format_seconds, format_usd
+from charter.spec.stage import NATIVE
+from charter.units import GIB, format_seconds, format_usd
 
 
 def placement_lines(plan: Plan) -> Iterator[str]:
@@ -264,3 +265,45 @@ def split_rejected(stage: StagePlan) -> tuple[list[Rejected], list[Rejected]]:
     names = {f"{option.label} {option.layout_label}" for option in stage.options}
     fitting = [item for item in stage.rejected if item.option in names]
     return fitting, [item for item in stage.rejected if item.option not in names]
+
+
+# -------- Other engines on the accelerators of each stage, with time and money, as lines of text.
+
+WORTH_SAYING = 0.9
+"""Share of the native engine's work time, from which on another engine is named: estimates differ by as much."""
+
+
+def engine_lines(plan: Plan) -> Iterator[str]:
+    """A block per stage that was asked about (`--any-engine`); nothing otherwise."""
+    for stage in plan.stages:
+        if not stage.other_engines:
+            continue
+        option = stage.option
+        work = format_seconds(option.overhead.useful_seconds)
+        yield f"{stage.name}: {option.engine} {option.layout_label}, {work} of work on {option.label}"
+        for other in stage.other_engines:
+            yield (
+                f"  {other.engine}: {other.layout}, {format_seconds(other.seconds)} ({other.ratio - 1:+.0%}), "
+                f"{other.peak_bytes / GIB:.1f} GiB"
+            )
+
+
+def engine_line(plan: Plan) -> str:
+    """Return one line on what the quickest other engine of each native stage would save; empty where nothing is."""
+    saved, names = 0.0, []
+    for stage in plan.stages:
+        quickest = next(iter(stage.other_engines), None)
+        if stage.option.engine != NATIVE or quickest is None or quickest.ratio > WORTH_SAYING:
+            continue
+        share = 1 - quickest.ratio
+        saved += share * (stage.compute_usd.p50 / 1e6 if stage.compute_usd is not None else 0.0)
+        names.append(f"{quickest.engine} for {stage.name} -{share:.0%}")
+    if not names:
+        return ""
+    total = "" if plan.usd is None else f" of {format_usd(plan.usd.p50 / 1e6)}"
+    money = f"would save about {format_usd(saved)}{total}: " if saved else ""
+    return (
+        f"Other engines {money}{', '.join(names)} of the work, on the same accelerators, without resuming to the bit; "
+        "--any-engine shows them, `charter artifacts export` hands a stage over; with `exact: record` and `engines:` "
+        "the plan chooses."
+    )

@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import os
 import re
-import shutil
 import socket
 import stat
 import subprocess
@@ -12,11 +11,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
-from typing import Protocol
 from urllib.parse import urlsplit
 
 from charter.artifacts import durable
@@ -26,53 +22,14 @@ from charter.artifacts.stage_process import PIP_COMMAND
 from charter.errors import EXTRAS
 from charter.launch.machine import cpu_capability, gpus_here, installed_version
 from charter.launch.node_checks.local import accelerators, kernel_log, xid_errors
-from charter.launch.node_checks.report import Finding, read_bad_nodes
+from charter.launch.node_checks.report import Finding
 from charter.plan.machine import usable_cores, usable_memory_bytes
-from charter.run.paths import earlier_stage_dirs, run_dir
+from charter.run.cluster_checks import Check, examine_engine, examine_plan
+from charter.run.paths import earlier_stage_dirs
 from charter.run.preflight import RUN_PACKAGES
 from charter.spec.project import Project
 from charter.spec.stage import is_hosted
 from charter.units import GIB, format_bytes
-
-COMMAND_SECONDS = 20.0
-"""Longest wait for a command of an engine; a controller that is down may take this long to say so."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """One thing looked at, and how to mend it."""
-
-    name: str
-    ok: bool
-    found: str
-    advice: str = ""
-    group: str = "machine"
-    """machine, packages, drivers, engine, network, credentials or disk."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Said:
-    """Output of a command, and whether it succeeded."""
-
-    ok: bool
-    text: str
-
-
-def ask(command: Sequence[str], *, seconds: float = COMMAND_SECONDS) -> Said:
-    """Run a command that only looks; one that is missing, fails or hangs is told, never raised."""
-    try:
-        done = subprocess.run(
-            list(command), capture_output=True, text=True, errors="replace", timeout=seconds, stdin=subprocess.DEVNULL
-        )
-    except FileNotFoundError:
-        return Said(ok=False, text=f"{command[0]} is not installed here")
-    except subprocess.TimeoutExpired:
-        return Said(ok=False, text=f"{command[0]} did not answer within {seconds:g} s")
-    except OSError as error:
-        return Said(ok=False, text=f"{command[0]}: {error.strerror}")
-    lines = (done.stdout if done.returncode == 0 else done.stderr or done.stdout).strip().splitlines()
-    # What went wrong is told last, after what it led to.
-    return Said(ok=done.returncode == 0, text=lines[0 if done.returncode == 0 else -1][:200] if lines else "")
 
 
 def references(project: Project) -> Iterator[tuple[str, str]]:
@@ -174,109 +131,6 @@ def torch_cuda(facts_file: Path | None = None) -> str | None:
         facts_file = Path(module_spec.origin).with_name("version").with_suffix(".py")
     match = re.search(r"^cuda\b[^=]*= '([\d.]+)'", facts_file.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return match[1] if match else None
-
-
-class Look(Protocol):
-    """Looks at one engine."""
-
-    def __call__(self, project: Project) -> tuple[Check, ...]:
-        """Return the checks of an engine."""
-
-
-def examine_engine(project: Project, root: Path, engine: str) -> tuple[Check, ...]:
-    """The engine's own checks, and the nodes that the run leaves out."""
-    look = LOOKS.get(engine)
-    checks = look(project) if look else ()
-    left_out = read_bad_nodes(run_dir(root))
-    if not left_out:
-        return checks
-    bad = Check(
-        group="engine",
-        name="nodes",
-        ok=False,
-        found="left out: " + ", ".join(f"{node} ({why})" for node, why in sorted(left_out.items())),
-        advice=f"mend them, then take their lines out of {run_dir(root) / 'bad_nodes.json'}",
-    )
-    return (*checks, bad)
-
-
-def _slurm(project: Project) -> tuple[Check, ...]:
-    settings = project.launch.slurm
-    if shutil.which("sbatch") is None:
-        advice = "run charter on a login node of the cluster, or install slurm-client with the cluster's slurm.conf"
-        return (Check(group="engine", name="slurm", ok=False, found="sbatch is not on the path", advice=advice),)
-    version = ask(["sbatch", "--version"])
-    if not version.ok:
-        advice = "put the cluster's slurm.conf where this machine looks for it, or name it in SLURM_CONF"
-        return (Check(group="engine", name="slurm", ok=False, found=version.text, advice=advice),)
-    controller = ask(["scontrol", "ping"])
-    up = controller.ok and "DOWN" not in controller.text
-    checks = [
-        Check(group="engine", name="slurm", ok=True, found=version.text),
-        Check(group="engine", name="controller", ok=up, found=controller.text, advice="start slurmctld; see its log"),
-    ]
-    if not up:
-        return tuple(checks)
-    if settings.partition is not None:
-        answer = ask(["sinfo", "-h", "-p", settings.partition, "-o", "%D nodes, %a"])
-        exists = answer.ok and bool(answer.text)
-        said = answer.text or f"no partition is called {settings.partition}"
-        names = ask(["sinfo", "-h", "-o", "%R"]).text
-        advice = f"set launch.slurm.partition; there is {names}"
-        checks.append(
-            Check(group="engine", name=f"partition {settings.partition}", ok=exists, found=said, advice=advice)
-        )
-    accounting = ask(["sacct", "-n", "-X", "--starttime", "now-1minutes"])
-    said = "slurmdbd answers" if accounting.ok else f"{accounting.text}; costs then come from Charter's own clock"
-    return (*checks, Check(group="engine", name="accounting", ok=True, found=said))
-
-
-def _ray(project: Project) -> tuple[Check, ...]:
-    from charter.launch.machine import installed_version
-
-    version = installed_version("ray")
-    if version == "absent":
-        return (_missing("ray", 'pip install "charter-plan[ray]"'),)
-    address = project.launch.ray.address
-    answer = ask(["ray", "status", *(["--address", address] if address != "auto" else [])], seconds=60.0)
-    said = f"Ray {version}; " + ("the cluster answers" if answer.ok else answer.text or "no cluster answers")
-    advice = "start one (ray start --head), or set launch.ray.address or RAY_ADDRESS"
-    return (Check(group="engine", name="ray", ok=answer.ok, found=said, advice=advice),)
-
-
-def _kubernetes(project: Project) -> tuple[Check, ...]:
-    settings = project.launch.kubernetes
-    if shutil.which("kubectl") is None:
-        return (_missing("kubectl", "install kubectl of the cluster's version, with a kubeconfig"),)
-    context = ["--context", settings.context] if settings.context else []
-    allowed = ask(["kubectl", *context, "-n", settings.namespace, "auth", "can-i", "create", "jobs"])
-    may = allowed.ok and allowed.text.startswith("yes")
-    advice = f"ask for a role that may create jobs in {settings.namespace}, or set launch.kubernetes.namespace"
-    checks = [Check(group="engine", name="kubernetes", ok=may, found=allowed.text or "no answer", advice=advice)]
-    for name, value, why in (
-        ("image", settings.image, "pods need an image with Charter in it"),
-        ("volume_claim", settings.volume_claim, "every pod must see the project directory"),
-    ):
-        said = str(value) if value else f"not set; {why}"
-        checks.append(
-            Check(group="engine", name=name, ok=value is not None, found=said, advice=f"set launch.kubernetes.{name}")
-        )
-    return tuple(checks)
-
-
-def _skypilot(project: Project) -> tuple[Check, ...]:
-    if shutil.which("sky") is None:
-        return (_missing("sky", "pip install skypilot, in an environment of its own, and run sky check"),)
-    return (Check(group="engine", name="skypilot", ok=True, found=ask(["sky", "--version"], seconds=60.0).text),)
-
-
-def _missing(what: str, advice: str) -> Check:
-    return Check(group="engine", name=what, ok=False, found="is not installed here", advice=advice)
-
-
-LOOKS: Mapping[str, Look] = MappingProxyType(
-    {"slurm": _slurm, "ray": _ray, "kubernetes": _kubernetes, "skypilot": _skypilot}
-)
 
 
 def examine_extras(project: Project, root: Path, engine: str) -> tuple[Check, ...]:
@@ -464,6 +318,7 @@ def examine(directory: Path, project: Project | None = None, *, engine: str = "l
         *machine,
         *examine_extras(project, directory, engine),
         *examine_engine(project, directory, engine),
+        *examine_plan(project, directory, engine),
         *examine_network(project, directory),
         *examine_credentials(project, directory),
     )

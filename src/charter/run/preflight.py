@@ -23,8 +23,8 @@ from charter.launch.machine import (
     stage_device,
     stage_nodes,
 )
-from charter.plan.inputs import read_inputs
 from charter.plan.pipeline_names import Models
+from charter.plan.project_plan import read_inputs
 from charter.run.graph import Pipeline, PlannedStage, job_of
 from charter.run.served import check_served
 from charter.spec.architecture import Architecture

@@ -20,7 +20,6 @@ from charter.spec.quantity import (
     Range,
     check_ranges,
 )
-from charter.spec.reward_checks import check_gold, check_rubric
 from charter.spec.rewards import GROUPED, SHIPPED_REWARD, SHIPPED_REWARDS, Reward, check_environment, check_turns
 from charter.spec.stage import (
     MAKES_RECORDS,
@@ -196,11 +195,11 @@ def _check_rewards(stage: PpoStage, path: str) -> Iterator[Problem]:
             yield Problem(message=f"must be finite; found {item.weight}", path=f"{place}.weight")
         yield from check_ranges(item, place, (("timeout", POSITIVE), ("memory", POSITIVE), ("processes", AT_LEAST_ONE)))
         yield from _check_reward(item, place)
-        yield from check_rubric(stage, item, place)
+        yield from _check_rubric(stage, item, place)
     yield from check_turns(stage.environment, stage.rewards, path)
     if sum(item.kind == "preference_model" for item in stage.rewards) > 1:
         yield Problem(message="more than one preference_model; a list has at most one", path=f"{path}.rewards")
-    yield from check_gold(stage, path)
+    yield from _check_gold(stage, path)
     if stage.mixture == "normalise_then_sum" and (stage.estimator != "grpo" or not stage.rewards):
         message = "each reward is compared within its group, which needs a list and the estimator grpo"
         yield Problem(message=message, path=f"{path}.mixture", hint="remove mixture")
@@ -566,3 +565,33 @@ _BY_KIND: Mapping[type[Stage], Callable[..., Iterator[Problem]]] = {
     EvalStage: _check_eval,
     PpoStage: check_ppo,
 }
+
+
+def _check_gold(stage: PpoStage, path: str) -> Iterator[Problem]:
+    """Weights of what is learnt from, and of the gold, which has none."""
+    weights = {item.name: item.weight for item in stage.rewards}
+    if stage.gold is not None and weights.get(stage.gold) != 0:
+        hint = "add it to rewards with weight: 0"
+        yield Problem(message=f"{stage.gold!r} is no reward of weight 0", path=f"{path}.gold", hint=hint)
+    if weights and not any(weights.values()):
+        yield Problem(message="every weight is 0, so nothing is learnt", path=f"{path}.rewards")
+    if stage.on_overoptimisation == "stop" and stage.gold is None:
+        yield Problem(message="nothing is watched without a gold", path=f"{path}.on_overoptimisation")
+
+
+def _check_rubric(stage: PpoStage, item: Reward, path: str) -> Iterator[Problem]:
+    """Criteria belong to a judge; answers are compared within a group that is large enough."""
+    rubric, place = item.rubric, f"{path}.rubric"
+    if rubric is None:
+        return
+    if item.kind != "judge":
+        yield Problem(message=f"belongs to a judge, not to a {item.kind}", path=place)
+    yield from check_ranges(rubric, place, (("per_prompt", AT_LEAST_ONE), ("opponents", AT_LEAST_ONE)))
+    samples = stage.samples_per_prompt
+    if rubric.ask == "pairwise" and samples <= rubric.opponents:
+        message = f"{rubric.opponents} others of a group of {samples}"
+        yield Problem(message=message, path=f"{place}.opponents", hint="raise samples_per_prompt")
+    elif rubric.ask != "pairwise" and rubric.opponents != 1:
+        yield Problem(message="only `ask: pairwise` compares answers", path=f"{place}.opponents")
+    if rubric.only and (rubric.per_prompt or 0) > len(rubric.only):
+        yield Problem(message=f"{rubric.per_prompt} of the {len(rubric.only)} in `only`", path=f"{place}.per_prompt")

@@ -11,7 +11,7 @@ from charter.physics.fitted import Bundle, Fitted, Knowledge, QuantityFit, bundl
 from charter.validation.alarms import alarms_of
 from charter.validation.bundled import bundled_measurements
 from charter.validation.intervals import group_of, scatter_factor
-from charter.validation.quantities.memory import out_of_memory
+from charter.validation.quantities.memory import MEMORY_NAMES, out_of_memory
 from charter.validation.quantity import QUANTITIES, Quantity, quantity_of
 from charter.validation.rows.measurement import Measurement, Refusal, inferred, unknowns
 from charter.validation.score import Case, ScoredRow, calibrated, cases_of, fitted_to, predict, spread_over
@@ -99,26 +99,47 @@ def validate(
             source = prefix in fit.sources and prefix not in (*leave_out, *itself)
             for verdict in _verdicts(quantity, fit, own, start, calibrate_rows, flagged, known_source=source):
                 verdicts[numbers[id(verdict.row)]] = verdict
+    constants = _MemoryConstants(fits, leave_out, fitted_rows)
     for number, row in enumerate(rows):
         if number not in verdicts:
-            verdicts[number] = _verdict_on_memory(row) if row.metric == OOM else _nobody(row)
+            verdicts[number] = _verdict_on_memory(row, constants) if row.metric == OOM else _nobody(row)
     return tuple(
         replace(
             verdicts[number],
             alarms=alarms.get(number, ()),
             assumptions=(*inferred(vars(row)), *unknowns(vars(row))),
-            fits_probability=None if verdicts[number].refused is not None else _chance(row),
+            fits_probability=None if verdicts[number].refused is not None else _chance(row, constants),
         )
         for number, row in enumerate(rows)
     )
 
 
-def _chance(row: Measurement) -> float | None:
+class _MemoryConstants:
+    """Constants of memory that a row did not teach, by quantity."""
+
+    def __init__(
+        self, fits: Mapping[str, QuantityFit], leave_out: Sequence[str], taught: Collection[tuple[str, float]]
+    ) -> None:
+        self._fits, self._leave_out, self._taught = fits, leave_out, taught
+        self._without: dict[tuple[str, ...], dict[str, Fitted]] = {}
+
+    def of(self, row: Measurement) -> dict[str, Fitted]:
+        itself = (row.prefix,) if (row.id, row.value) in self._taught else ()
+        absent = tuple(sorted({*self._leave_out, *itself}))
+        if absent not in self._without:
+            quantities = [quantity for quantity in QUANTITIES if quantity.name in MEMORY_NAMES]
+            self._without[absent] = {
+                quantity.name: without(quantity, self._fits[quantity.name], absent) for quantity in quantities
+            }
+        return self._without[absent]
+
+
+def _chance(row: Measurement, constants: _MemoryConstants) -> float | None:
     """P(fits) of a row of memory; None for other rows and where nothing is known of the device."""
     if row.metric != OOM and not row.metric.startswith("peak_mem"):
         return None
     try:
-        return out_of_memory(row).fits_probability
+        return out_of_memory(row, constants.of(row)).fits_probability
     except (Refusal, CharterError, ArithmeticError, LookupError, TypeError, ValueError):
         return None
 
@@ -205,12 +226,12 @@ def _knowledge(item: ScoredRow, start: Fitted, *, calibrated: bool, source: bool
     return "seen" if item.stack in start.stacks else "unseen"
 
 
-def _verdict_on_memory(row: Measurement) -> RowVerdict:
+def _verdict_on_memory(row: Measurement, constants: _MemoryConstants) -> RowVerdict:
     """Return whether a run would have run out of memory; p10 and p90 are the verdicts at the interval's ends."""
     try:
         if row.problems:
             raise Refusal("; ".join(row.problems))
-        judged = out_of_memory(row)
+        judged = out_of_memory(row, constants.of(row))
     except Refusal as refusal:
         return RowVerdict(row=row, refused=refusal.reason, quantity=OOM)
     except (CharterError, ArithmeticError, LookupError, TypeError, ValueError) as error:

@@ -13,6 +13,7 @@ from charter.hosted.data_files import write_data
 from charter.models.engine_layout import StageLayout
 from charter.models.ranks import Ranks
 from charter.models.tokenizer import load_tokenizer
+from charter.spec.rewards import Reward
 from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PretrainStage
 from charter.train.meter import Meter
 from charter.train.schedule import batch_rows
@@ -109,6 +110,8 @@ def test_plain_text_counts_everywhere_but_at_its_beginning(tmp_path, inputs):
     rows, found, _ = written(tmp_path / "s", inputs, spec, data=data)
     assert all(row["assistant_masks"] == [0] + [1] * 15 and len(row["input_ids"]) == 16 for row in rows)
     assert found.counters[1] == {"tokens": 64}
+    tokens, _, _ = written(tmp_path / "t", inputs, replace(spec, engine="maxtext"), data=data)
+    assert [list(row["input_ids"]) for row in tokens] == [row["input_ids"] for row in rows]
 
 
 def test_pairs_are_read_as_a_preference_model_reads_them(tmp_path, inputs):
@@ -186,9 +189,9 @@ def test_prompts_are_those_of_every_rollout(tmp_path, inputs):
 def test_engines_that_tokenise_themselves_get_messages_in_the_same_order(tmp_path, inputs):
     tokens, _, _ = written(tmp_path / "s", inputs, SFT)
     tokenizer = load_tokenizer(inputs / "base" / "model")
-    for number, engine in enumerate(("openrlhf", "verl")):
+    for number, engine in enumerate(("openrlhf", "verl", "maxtext")):
         rows, found, _ = written(tmp_path / str(number), inputs, replace(SFT, engine=engine))
-        assert found.paths["data"].endswith("data.parquet" if engine == "verl" else "data.jsonl")
+        assert found.paths["data"].endswith("data.jsonl" if engine == "openrlhf" else "data.parquet")
         said = [tokenizer.apply_chat_template(row["messages"], tokenize=False) for row in rows]
         assert said == [tokenizer.decode(row["input_ids"]) for row in tokens]
     rows, found, _ = written(tmp_path / "p", inputs, replace(REWARD, engine="openrlhf"), data=[pair(1), pair(2)])
@@ -202,6 +205,19 @@ def test_prompts_of_verl_have_its_columns(tmp_path, inputs):
     rows, _, _ = written(tmp_path / "s", inputs, spec, data=data)
     assert [row["extra_info"]["index"] for row in rows] == [*range(8)]
     assert {row["reward_model"]["style"] for row in rows} == {"model"}
+
+
+@pytest.mark.parametrize("engine", ["trl", "verl"])
+def test_prompts_carry_what_a_list_of_rewards_reads(tmp_path, inputs, engine):
+    right = Reward(name="right", kind="function", call="charter:number")
+    spec = PpoStage(policy="b", rewards=(right,), prompts=("d",), episodes=8, rollout_batch=4, engine=engine)
+    data = [{"prompt": [{"role": "user", "content": f"Say {number}"}], "answer": number} for number in range(5)]
+    rows, _, _ = written(tmp_path / "s", inputs, spec, data=data)
+    texts = [row["charter"] if engine == "trl" else row["reward_model"]["ground_truth"] for row in rows]
+    for row, text in zip(rows, texts, strict=True):
+        carried = json.loads(text)
+        assert carried["turns"] == row["prompt"]
+        assert carried["row"]["answer"] == int(row["prompt"][0]["content"].removeprefix("Say "))
 
 
 def test_data_that_needs_tools_of_the_engine_is_for_export(tmp_path, inputs):

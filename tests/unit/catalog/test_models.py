@@ -3,7 +3,7 @@ import json
 import pytest
 
 from charter.catalog import models
-from charter.catalog.models import architecture_from_config
+from charter.catalog.huggingface import architecture_from_config
 from charter.errors import CatalogError, DataError, UsageError
 
 LLAMA = {

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from charter.artifacts.fingerprint import fingerprint
-from charter.plan.inputs import read_inputs
+from charter.plan.project_plan import read_inputs
 from charter.run.inputs import MISSING, FileHashes, Inputs
 from charter.spec.project import DataSpec, Project
 

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 from charter.cli.main import app
 from charter.engines.project import load_project
 from charter.launch.node_checks.report import leave_out
+from charter.run import cluster_checks
+from charter.run.cluster_checks import ask, examine_engine, examine_plan
 from charter.run.doctor import (
-    ask,
     connect,
     examine,
     examine_credentials,
-    examine_engine,
     examine_network,
     needed_extras,
     torch_build,
@@ -239,3 +239,71 @@ def test_an_unknown_engine_and_an_engine_without_a_project_are_refused(tmp_path)
     ):
         result = CliRunner().invoke(app, arguments)
         assert isinstance(result.exception, UsageError)
+
+
+PLANNED = """
+name: planned
+models: {base: meta-llama/Llama-3.1-8B}
+data:
+  chats: {path: chats.jsonl, rows: 20_000, mean_tokens: 700}
+  pairs: {path: pairs.jsonl, rows: 20_000, mean_tokens: 300}
+pipeline:
+  sft:
+    {kind: sft, engine: trl, init: base, data: chats, epochs: 1, global_batch: 64, seq_len: 2048,
+     resources: {num_nodes: 1}}
+  pm: {kind: preference_model, init: base, data: pairs, epochs: 1, global_batch: 64, seq_len: 1024}
+engines: {trl: {python: ./trl-python}}
+resources: {infra: on_prem, accelerators: [H100:8], num_nodes: 2, price: 2.0}
+"""
+
+
+@pytest.fixture
+def planned(tmp_path, commands):
+    where = tmp_path / "planned"
+    where.mkdir()
+    (where / "charter.yaml").write_text(PLANNED)
+    return where
+
+
+def plan_checks(where, engine):
+    return by_name(examine_plan(load_project(where), where, engine))
+
+
+@pytest.mark.parametrize(("gres", "ok"), [("gpu:h100:8(S:0-1)", True), ("gpu:4", False), ("(null)", False)])
+def test_planned_nodes_are_compared_with_those_of_slurm(planned, commands, gres, ok):
+    commands("sinfo", f"printf 'n1 {gres}\\nn1 {gres}\\nn2 {gres}\\n'")
+    checks = plan_checks(planned, "slurm")
+    assert checks["2 x H100-SXM-80GB:8"].ok is ok
+    said = checks["2 x H100-SXM-80GB:8"].found
+    assert said == f"for pm; {2 if ok else 0} of 2 nodes have 8 or more"
+    assert checks["1 x H100-SXM-80GB:8"].found.startswith("for sft")
+
+
+def test_planned_nodes_are_compared_on_ray_and_kubernetes(planned, commands):
+    commands("ray", "printf 'Usage:\\n 0.0/32.0 CPU\\n 0.0/12.0 GPU\\n'")
+    assert plan_checks(planned, "ray")["2 x H100-SXM-80GB:8"].found == "for pm; 12 accelerators in all"
+    assert not plan_checks(planned, "ray")["2 x H100-SXM-80GB:8"].ok
+    commands("kubectl", "printf '8\\n\\n8\\n'")
+    assert plan_checks(planned, "kubernetes")["2 x H100-SXM-80GB:8"].ok
+    assert "does not say" in plan_checks(planned, "skypilot")["2 x H100-SXM-80GB:8"].found
+
+
+def test_engines_of_the_plan_are_looked_for_in_their_environment(planned, commands):
+    commands("sinfo", "printf 'n1 gpu:8\\nn2 gpu:8\\n'")
+    where = planned / "trl-python"
+    missing = plan_checks(planned, "slurm")["trl"]
+    assert (missing.ok, "install trl==" in missing.advice) == (False, True)
+    for version, ok, words in (("1.16.0", True, "files are written for 1.16.0"), ("absent", False, "is not installed")):
+        where.write_text(f'#!/bin/bash\necho \'{{"trl": "{version}"}}\'\n')
+        where.chmod(0o755)
+        cluster_checks.versions_at.cache_clear()
+        check = plan_checks(planned, "slurm")["trl"]
+        assert (check.ok, words in check.found) == (ok, True)
+
+
+def test_plan_that_does_not_fit_is_said(planned):
+    text = (planned / "charter.yaml").read_text().replace("H100:8", "T4:1")
+    (planned / "charter.yaml").write_text(text)
+    check = plan_checks(planned, "slurm")["plan"]
+    assert not check.ok
+    assert "does not fit" in check.found

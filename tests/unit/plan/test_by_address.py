@@ -7,11 +7,10 @@ import pytest
 
 from charter.errors import SpecError, UsageError
 from charter.plan.api_judge import api_judgement
-from charter.plan.inputs import read_inputs
 from charter.plan.knowledge import ENDPOINT_SIGMA
 from charter.plan.phase import EndpointUse
 from charter.plan.pipeline_names import Library, Models
-from charter.plan.project_plan import plan_project
+from charter.plan.project_plan import plan_project, read_inputs
 from charter.plan.workload import workload
 from charter.run.served import ASKED
 from charter.spec.project import ModelSpec, Resources, Serving

@@ -33,7 +33,7 @@ from charter.plan.option import StageQuestion, near_tied, pareto
 from charter.plan.phase import Counters, Role, RolePhase, Workload
 from charter.plan.search import infeasible, search
 from charter.plan.stage_memory import least_bytes, one_device, training_peak
-from charter.plan.stage_time import TimedStage, least_update_seconds, update_seconds, update_terms
+from charter.plan.stage_time import TimedStage, least_update_seconds, update_seconds
 from charter.plan.what_if import other_engines
 from charter.spec.stage import PreferenceModelStage, SftStage, StageResources
 
@@ -118,20 +118,6 @@ def test_columns_are_the_scalar_estimates(engine, architecture, device, nodes, p
     peaks = [training_peak(question.work, one, **arguments).total_bytes for one in values]
     # The single estimate takes the states of the stage and the phase that peak; the columns those of the whole step.
     assert peak_bytes(question.work, values, **arguments) == pytest.approx(peaks, rel=1e-9)
-
-
-def test_terms_of_many_layouts_are_those_of_each():
-    question, where = asking("native"), site("H100", 2)
-    found, known = space(asked(question, where)), engine_knowledge("native", KNOWN)
-    task = TimedStage(work=question.work, dtype="bf16", known=known, knowledge=KNOWN)
-    values = [found.layout(row) for row in range(0, found.size, 40)]
-    many = update_terms(task, values, one_device(where.place.accelerator, len(values), 1e12))
-    for layout, terms in zip(values, many, strict=True):
-        single = stage_time.training_terms(
-            question.work, layout, accelerator=where.place.accelerator, dtype="bf16", knowledge=KNOWN
-        )
-        assert [replace(term, value=0.0) for term in terms] == [replace(term, value=0.0) for term in single]
-        assert [term.value for term in terms] == pytest.approx([term.value for term in single], rel=1e-9)
 
 
 @QUICK

@@ -95,7 +95,7 @@ def plan_on(accelerator, *, engine):
 @pytest.mark.parametrize(
     ("accelerator", "engine", "reason"),
     [
-        ("TPU-v5p:4", "native", "engine native does not run on TPU-v5p"),
+        ("TPU-v5p:4", "native", r"engine native does not run on TPU-v5p \(Google\); engine: maxtext does"),
         ("TPU-v5p:4", "megatron", "engine megatron does not run on TPU-v5p"),
         ("Trainium2:16", "native", "nor does any other engine"),
         ("MI300X:8", "megatron", "engine: native, trl, accelerate, deepspeed, verl or fsdp does"),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from planner_case import H100, one
 
 from charter.plan.what_if import with_other_engines
-from charter.report.engine_lines import engine_line
+from charter.report.plan_notes import engine_line
 from charter.spec.rewards import Reward
 from charter.spec.stage import PpoStage, SftStage
 

@@ -1,9 +1,13 @@
 """How a row of a source never seen becomes a job and a layout."""
 
+from dataclasses import replace
+
 import pytest
 
+from charter.physics.fitted import Fitted
+from charter.physics.memory import job_memory
 from charter.spec.layout import Recompute, ZeroStage
-from charter.validation.quantities.memory import inference_case
+from charter.validation.quantities.memory import inference_case, out_of_memory
 from charter.validation.quantities.memory_cases import probe_of, profile_of, training_case
 from charter.validation.rows.measurement import Measurement
 
@@ -35,6 +39,8 @@ def row(**cells):
         ({"framework": "Unsloth"}, "unsloth"),
         ({"framework": "torchtune"}, "torchtune"),
         ({"framework": "torchtitan"}, "torchtitan"),
+        ({"framework": "nanotron"}, "nanotron"),
+        ({"framework": "InternEvo", "pp": 4}, "internevo"),
         ({"framework": "YaFSDP"}, "fsdp"),
         ({"framework": "MosaicML Composer"}, "composer"),
         ({"framework": "verl"}, "fsdp"),
@@ -112,3 +118,76 @@ def test_a_reserving_engine_shows_its_setting_not_its_need():
 def test_weights_and_caches_are_read_from_the_dtype(dtype, name, kv):
     case = inference_case(row(kind="inference", framework="Transformers", dtype=dtype, isl=1, osl=2048))
     assert (case.job.weights.name, case.job.kv_bytes_per_value) == (name, kv)
+
+
+BLOOM = {
+    "framework": "Megatron-DeepSpeed 2022", "kind": "pretrain", "hidden": 14336, "layers": 70, "heads": 112,
+    "ffn": 57344, "vocab": 250880, "tied_embeddings": 1, "gpus": 384, "tp": 4, "pp": 12, "dp": 8, "shard": "zero1",
+    "mbs": 2, "gbs": 2048, "seq": 2048, "recompute": "full", "adapter": "full", "stack_version": "2022",
+}  # fmt: skip
+
+
+def held(case, **changes):
+    """Terms of the fullest phase and bytes per trained parameter of a rank, of a row as typed."""
+    memory = job_memory(replace(case.job, **changes), case.layout)
+    return {term.name: term.value for term in memory.terms}, memory
+
+
+def test_embedding_and_head_count_as_layers_of_the_pipeline():
+    assert training_case(row(**BLOOM)).job.end_layers == (5, 5)
+    assert training_case(row(**{**BLOOM, "layers": 72})).job.end_layers is None
+    assert training_case(row(**{**BLOOM, "framework": "Megatron-LM"})).job.end_layers is None
+
+
+def test_bf16_gradients_stay_beside_those_they_are_added_to():
+    typed = {"parameter_dtype": "bf16", "gradient_dtype": "fp32", "optimizer_dtype": "fp32", "master_dtype": "fp32"}
+    terms, _ = held(training_case(row(**BLOOM, dtype="bf16", compute_dtype="bf16", **typed)))
+    halves = training_case(row(**BLOOM, dtype="fp16", compute_dtype="fp16"))
+    fp16, memory = held(halves)
+    assert terms["gradients"] == pytest.approx(2 * fp16["gradients"])
+    assert 0 < terms["16-bit gradients"] < terms["weights"]
+    assert "16-bit gradients" not in fp16
+    step = {term.name: term.value for term in memory.phases["optimizer step"]}["optimizer step"]
+    assert step == pytest.approx(12 * min(250880 * 14336 / 4, fp16["weights"] / 2 / 8), rel=0.02)
+
+
+def test_all_kernels_are_loaded_by_software_of_2022():
+    assert held(training_case(row(**BLOOM)))[0]["device context"] == pytest.approx(1.3e9)
+    new = held(training_case(row(**{**BLOOM, "stack_version": "2024"})))[0]
+    assert new["device context"] < 1e9
+
+
+def test_nanotron_copies_all_gradients_to_reduce_them():
+    cells = {
+        "framework": "nanotron 0.5", "kind": "pretrain", "gpus": 32, "tp": 1, "pp": 2, "dp": 16, "shard": "zero1",
+        "mbs": 1, "gbs": 256, "seq": 4096, "adapter": "full", "recompute": "none",
+    }  # fmt: skip
+    case = training_case(row(**cells))
+    memory = job_memory(case.job, case.layout)
+    reduction = {term.name: term.value for term in memory.phases["reduction"]}
+    assert reduction["copies for the reduction"] == pytest.approx(2 * reduction["gradients"])
+    whole = {term.name: term.value for term in memory.phases["end of backward"]}
+    assert whole["16-bit gradients"] == pytest.approx(whole["gradients"] / 2)
+    assert training_case(row(**{**cells, "tp": 4})).layout.sequence_parallel
+    alone = training_case(row(**{**cells, "dp": 1, "gpus": 2}))
+    assert "copies for the reduction" not in {
+        term.name for term in job_memory(alone.job, alone.layout).phases["reduction"]
+    }
+
+
+def test_the_flat_step_of_internevo_stays_cached():
+    cells = {
+        "framework": "InternEvo", "kind": "sft", "gpus": 4, "tp": 4, "pp": 1, "dp": 1, "shard": "zero1", "mbs": 1,
+        "gbs": 4, "seq": 2048, "adapter": "full", "recompute": "full",
+    }  # fmt: skip
+    terms, _ = held(training_case(row(**cells)))
+    assert terms["cached by the allocator"] == pytest.approx(1.5 * terms["optimizer"])
+    assert "cached by the allocator" not in held(training_case(row(**cells)), reserved=False)[0]
+
+
+def test_verdicts_take_the_constants_they_are_given():
+    typed = {"dtype": "bf16", "parameter_dtype": "bf16", "gradient_dtype": "fp32", "optimizer_dtype": "fp32"}
+    cells = {**BLOOM, **typed, "metric": "oom", "pp": 6, "dp": 16, "layers": 100, "hidden": 12288, "ffn": 49152}
+    plain = out_of_memory(row(**cells))
+    more = out_of_memory(row(**cells), {"training-memory": Fitted(shared={"slack": 1.0})})
+    assert more.fits_probability < plain.fits_probability

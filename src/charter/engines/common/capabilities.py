@@ -26,7 +26,7 @@ NONE, OPTIMIZER, GRADIENTS, PARAMETERS = ZeroStage
 SIXTEEN_BITS = ("bf16", "fp16")
 EVERY_KIND = ("pretrain", "sft", "judge", "preference_model", "dpo", "ppo")
 """Of a library of parallelism, around which any loop can be written."""
-NVIDIA, AMD = "NVIDIA", "AMD"
+NVIDIA, AMD, GOOGLE = "NVIDIA", "AMD", "Google"
 """Makers of accelerators as the catalog spells them."""
 
 
@@ -69,6 +69,8 @@ class Capabilities:
     """Every rank takes the same number of micro-batches of one size, so that both divide the batch."""
     packs: bool = False
     """Sequences of different length share a row, so nothing is padded."""
+    fills_rows: bool = False
+    """Every row is filled up to the stage's `seq_len`, however long the others of its micro-batch are."""
     kinds: tuple[str, ...] = EVERY_KIND
     """Kinds of stage that it trains."""
     vllm_share: float = 0.0
@@ -77,7 +79,7 @@ class Capabilities:
     vllm_everywhere: bool = False
     """Every data rank has a vLLM of its own beside it; else the first rank alone."""
     makers: tuple[str, ...] = (NVIDIA,)
-    """Of the accelerators that its documentation names."""
+    """Of the accelerators that its documentation names, and that Charter writes its files for."""
     untried: tuple[str, ...] = ()
     """Those of `makers` on which nobody here has seen it run, which a plan says."""
 

@@ -39,6 +39,8 @@ class RenderedRun:
     mapping: tuple[MappedField, ...]
     resume: Resume
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    slices: tuple[str, int] | None = None
+    """Name and number of the TPU slices that are rented as wholes; their hosts find each other without an address."""
     formulas: tuple[str, ...] = ()
     """Names of the formulas that the options of a loss mean (`formulas.py`)."""
     notes: tuple[str, ...] = ()

@@ -1,14 +1,15 @@
 """Peak memory of training and of inference, and the probability that a run fits: from row over job to bytes."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from charter.catalog.accelerators import Accelerator
 from charter.physics.columns import Array, Layouts, array
-from charter.physics.constants import InferenceMemoryConstants, TrainingMemoryConstants, memory_sigma
+from charter.physics.constants import InferenceMemoryConstants, TrainingMemoryConstants, memory_sigma, moved
+from charter.physics.fitted import Fitted
 from charter.physics.inference_memory import (
     ENGINE_SHARE,
     InferenceJob,
@@ -174,18 +175,22 @@ class OomVerdict:
         return self.need.probability_below(self.capacity_bytes)
 
 
-def out_of_memory(row: Measurement) -> OomVerdict:
+def out_of_memory(row: Measurement, fits: Mapping[str, Fitted] | None = None) -> OomVerdict:
     """The verdict on a row. Raises Refusal when its configuration or the size of its device is unknown.
 
-    What a caching allocator could free on demand does not count. Where a row that is known to have run does not say
-    what is recomputed, everything is taken to be: only what cannot fit is called out of memory.
+    `fits` holds the constants of training and of inference memory by name, fitted without the row; what is missing is
+    as it was before any fit. What a caching allocator could free on demand does not count. Where a row that is known to
+    have run does not say what is recomputed, everything is taken to be: only what cannot fit is called out of memory.
     """
+    fits = fits or {}
     if row.kind == "inference":
         inference = inference_case(row)
-        need, stack, device = inference_need(inference.job), inference.stack, inference.job.accelerator
+        stack, device = inference.stack, inference.job.accelerator
+        need = inference_need(inference.job, fits.get(INFERENCE_MEMORY.name, Fitted()).shift(stack))
     else:
         case = training_case(leanest(row))
-        need, stack, device = training_need(case.job, case.layout), case.job.profile.name, case.job.accelerator
+        stack, device = case.job.profile.name, case.job.accelerator
+        need = training_need(case.job, case.layout, fits.get(TRAINING_MEMORY.name, Fitted()).shift(stack))
         need += case.extra_bytes
     capacity = _capacity(row, device)
     interval = Interval.around(need, sigma=memory_sigma(stack))
@@ -210,16 +215,18 @@ def leanest(row: Measurement) -> Measurement:
     return replace(lean, offload="optimizer+parameters") if row.kind == "ppo" and not row.offload else lean
 
 
-def training_need(job: MemoryJob, layout: Layout) -> float:
-    """Bytes a training job needs on its fullest device."""
-    profile = replace(job.profile, flat_step=False)
+def training_need(job: MemoryJob, layout: Layout, shift: Mapping[str, float]) -> float:
+    """Bytes a training job needs on its fullest device, with constants moved by `shift`, in logarithms."""
+    profile = replace(job.profile, flat_step=0.0, cast_bytes=0.0, gather_copies=0.0)
     shape = MemoryShape.of(replace(job, profile=profile, reserved=True, context=True))
-    return float(training_memory_table(shape, Layouts.of(layout)).total)
+    constants = moved(TrainingMemoryConstants(), shift)
+    return float(training_memory_table(shape, Layouts.of(layout), constants).total)
 
 
-def inference_need(job: InferenceJob) -> float:
+def inference_need(job: InferenceJob, shift: Mapping[str, float]) -> float:
     """Bytes an answering job needs on one device."""
-    return float(inference_memory_table(InferenceShape.of(replace(job, context=True))).total)
+    constants = moved(InferenceMemoryConstants(), shift)
+    return float(inference_memory_table(InferenceShape.of(replace(job, context=True)), constants).total)
 
 
 def _capacity(row: Measurement, accelerator: Accelerator | None) -> float:
@@ -230,7 +237,7 @@ def _capacity(row: Measurement, accelerator: Accelerator | None) -> float:
     raise Refusal(f"the memory of {row.gpu or 'the device'} is not known")
 
 
-__all__ = ["INFERENCE_MEMORY", "TRAINING_MEMORY", "OomVerdict", "out_of_memory"]
+__all__ = ["INFERENCE_MEMORY", "MEMORY_NAMES", "TRAINING_MEMORY", "OomVerdict", "out_of_memory"]
 
 MOST_FILLED = 0.95
 """In fits alone: where a run that ran seems to need more than its device, what its row does not print (recomputation,
@@ -339,3 +346,4 @@ class InferenceMemory:
 
 
 INFERENCE_MEMORY = InferenceMemory()
+MEMORY_NAMES = (TRAINING_MEMORY.name, INFERENCE_MEMORY.name)

@@ -11,10 +11,13 @@ from charter.physics.memory_profiles import (
     DEEPSPEED,
     FSDP,
     HUGGINGFACE,
+    INTERNEVO,
     LINEAR,
     LITGPT,
     MEGATRON_DEEPSPEED,
+    MEGATRON_DEEPSPEED_BF16,
     MEGATRON_STACK,
+    NANOTRON,
     NATIVE,
     TORCHTITAN,
     TORCHTUNE,
@@ -43,17 +46,18 @@ from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import BYTES_PER_VALUE, Measurement, Refusal, probe_in
 from charter.validation.rows.metrics import compares_pairs
 
-# InternEvo's hybrid ZeRO optimizer is Colossal-AI's: like DeepSpeed's it steps on flat 32-bit gradients.
 _BY_WORD: tuple[tuple[str, MemoryProfile], ...] = (
     (r"\bcharter\b", NATIVE),
     (r"lit-?gpt|lightning", LITGPT),
     (r"unsloth", UNSLOTH),
     (r"torchtune", TORCHTUNE),
-    (r"torchtitan|maxtext|levanter|nanotron", TORCHTITAN),
+    (r"nanotron", NANOTRON),
+    (r"internevo|internlm", INTERNEVO),
+    (r"torchtitan|maxtext|levanter", TORCHTITAN),
     (r"megatron[- ]?deepspeed|gpt-neox", MEGATRON_DEEPSPEED),
     (r"megatron|nemo(?![- ]?rl)|simumax", MEGATRON_STACK),
     (r"nemo[- ]?rl|verl|areal|roll\b", FSDP),
-    (r"deepspeed|openrlhf|trlx|colossal|internevo|internlm", DEEPSPEED),
+    (r"deepspeed|openrlhf|trlx|colossal", DEEPSPEED),
     (r"composer|foundry", COMPOSER),
     (r"fsdp|olmo", FSDP),
     (r"trainer|trl|peft|axolotl|llama-?factory|transformers|hugging|accelerate|swift|xtuner|firefly", HUGGINGFACE),
@@ -72,6 +76,8 @@ def profile_of(row: Measurement) -> MemoryProfile:
     shard = row.shard.lower()
     parallel = (row.tp or 1) > 1 or (row.pp or 1) > 1
     named = next((profile for words, profile in _BY_WORD if re.search(words, text)), None)
+    if named is MEGATRON_DEEPSPEED and row.dtype.startswith("bf16"):
+        return MEGATRON_DEEPSPEED_BF16
     if named is HUGGINGFACE and (shard.startswith("zero") or _has_master(row)):
         return DEEPSPEED
     if named is HUGGINGFACE and "fsdp" in shard:
@@ -109,9 +115,9 @@ def precision_of(row: Measurement, profile: MemoryProfile) -> TrainingPrecision:
         re.search(r"\(emb\)|modules_to_save", text),
         row.adapter == "qlora" and not row.framework,
     )
-    if profile.name == "megatron":
+    if profile.name in ("megatron", "nanotron"):
         base = MEGATRON
-    elif profile.name in ("deepspeed", "megatron-deepspeed"):
+    elif profile.name in ("deepspeed", "megatron-deepspeed", "internevo"):
         base = ZERO_PAPER
     else:
         base = PURE_BF16 if any(sixteen) else FSDP_MIXED
@@ -261,6 +267,8 @@ def training_case(row: Measurement) -> MemoryCase:
         offload_activations=offloads_activations(row, profile),
         recompute_share=recompute_share(row, architecture),
         cross_entropy=loss_kernel(row, profile),
+        end_layers=end_layers(row, profile, architecture),
+        loads_all_kernels=re.match(r"20(1\d|2[0-2])", row.stack_version) is not None,
     )
     return MemoryCase(
         job=job,
@@ -399,6 +407,17 @@ def layout_of(row: Measurement, profile: MemoryProfile, size: float, adapter: bo
     )
 
 
+def end_layers(row: Measurement, profile: MemoryProfile, architecture: Architecture) -> tuple[int, int] | None:
+    """Layers of the first and the last pipeline stage where embedding and head count as layers of theirs.
+
+    Megatron-DeepSpeed does so under `--pp-partition-method 'type:transformer|embedding'`: then two more than the number
+    of layers, and not that number, can be divided among the stages.
+    """
+    stages, layers = row.pp or 1, architecture.num_layers
+    counted = profile.name == "megatron-deepspeed" and stages > 1 and layers % stages and not (layers + 2) % stages
+    return ((layers + 2) // stages - 1,) * 2 if counted else None
+
+
 def expert_parallel(row: Measurement, group: int) -> int:
     """Ranks over which experts are spread; a degree beyond the data-parallel group takes the tensor-parallel one in
     (experts are then not split by tensor parallelism, so the degree is written per tensor-parallel rank)."""
@@ -409,7 +428,8 @@ def expert_parallel(row: Measurement, group: int) -> int:
 def _sequence_parallel(row: Measurement, profile: MemoryProfile) -> bool:
     if row.seqpar is not None:
         return bool(row.seqpar)
-    return "sp" in row.recompute.split("+") or (profile.name == "megatron" and (row.tp or 1) > 1)
+    habit = profile.name in ("megatron", "nanotron") and (row.tp or 1) > 1
+    return "sp" in row.recompute.split("+") or habit
 
 
 def zero_of(row: Measurement, profile: MemoryProfile, size: float, adapter: bool) -> ZeroStage:

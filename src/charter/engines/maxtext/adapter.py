@@ -1,0 +1,83 @@
+"""MaxText: `checkpoints/9` in Orbax's format, a line per step, weights converted by its own script.
+
+Read at e591f30: src/maxtext/common/checkpointing.py (`maybe_save_checkpoint`: a checkpoint is named by the last step
+that it holds, counted from 0; one is forced at the end), checkpoint_conversion/to_huggingface.py. Orbax writes a step
+beside its place, as `9.orbax-checkpoint-tmp`, and renames it when all of it is there (orbax-checkpoint,
+`CheckpointManager`).
+"""
+
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from charter.artifacts.whole_dir import MANIFEST
+from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint
+from charter.engines.common.files import link_tree, read_log, write_model
+from charter.engines.common.logged import LoggedStep
+from charter.engines.common.request import Handover
+from charter.engines.maxtext.log import console_steps
+from charter.engines.maxtext.mapping import CHECKPOINTS, ITEMS, conversion, model_name
+from charter.errors import StageError
+
+CONVERTED = "converted"
+"""Below the work directory: the final weights as a Hugging Face directory."""
+
+
+@dataclass(frozen=True)
+class MaxTextAdapter(EngineAdapter):
+    """MaxText's training loop as one stage; `python` is the interpreter that has MaxText.
+
+    On SIGTERM it ends without saving: Orbax saves then only where Google's service says that a machine is taken back.
+    """
+
+    python: str = "python"
+    saves_on_sigterm: ClassVar[bool] = False
+    adapter_output: ClassVar[None] = None
+
+    def checkpoints(self, work: Path) -> Sequence[EngineCheckpoint]:
+        """Those that have their final name."""
+        try:
+            paths = list((work / CHECKPOINTS).iterdir())
+        except OSError:
+            return ()
+        finished = sorted((int(path.name), path) for path in paths if path.name.isdecimal() and (path / ITEMS).is_dir())
+        return [EngineCheckpoint(step=last + 1, path=path) for last, path in finished]
+
+    def taken(self, checkpoint: EngineCheckpoint, work: Path) -> None:
+        """Nothing: a step is written once, and `place` empties the directory before it could be again."""
+
+    def place(self, saved: Path, step: int, work: Path) -> str:
+        """Alone in the engine's directory, under the name of its last step."""
+        directory = work / CHECKPOINTS
+        shutil.rmtree(directory, ignore_errors=True)
+        link_tree(saved, directory / str(step - 1), without=(MANIFEST,))
+        return str(directory)
+
+    def steps(self, work: Path, log: Path) -> Iterable[LoggedStep]:
+        """From the lines that every host prints, the last word on each step."""
+        steps = {item.step: item for item in read_log(log, console_steps)}
+        return [steps[number] for number in sorted(steps)]
+
+    def final_step(self, work: Path) -> int | None:
+        """The step of the newest whole checkpoint: it saves one when it ends."""
+        return max((item.step for item in self.checkpoints(work)), default=None)
+
+    def convert(self, work: Path, handover: Handover, target: Path) -> Mapping[str, object]:
+        """The newest checkpoint through its own script, in the engine's environment, on the host's processors."""
+        step = self.final_step(work)
+        if step is None:
+            raise StageError(f"{work / CHECKPOINTS} has no whole checkpoint of MaxText to take weights from")
+        converted, first = work / CONVERTED, handover.paths.models["init"]
+        shutil.rmtree(converted, ignore_errors=True)
+        name = model_name(handover.architectures["init"])
+        assert name is not None, "it was rendered"
+        saved = work / CHECKPOINTS / str(step - 1) / ITEMS
+        command = [self.python, *conversion("to_huggingface", name, source=str(saved), target=str(converted), hf=first)]
+        ended = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
+        if ended.returncode != 0:
+            raise StageError(f"MaxText's to_huggingface ended with {ended.returncode}:\n{ended.stderr[-2000:]}")
+        write_model(sorted(converted.glob("*.safetensors")), converted, Path(first), target)
+        return {"converted_by": "maxtext.checkpoint_conversion.to_huggingface", "step": step}
