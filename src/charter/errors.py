@@ -15,9 +15,11 @@ Every message says what was asked, what was found and what would work. Exit code
 """
 
 import errno
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from charter.redaction import without_secrets, without_value
 
@@ -184,3 +186,19 @@ class CatalogError(DataError):
     """A catalog row lacks its source, date or confidence, or contradicts itself."""
 
     label = "catalog"
+
+
+def loads_json(text: str | bytes, **options: Any) -> Any:
+    """Return the value of a JSON text; what is nested too deeply or too long a number is a JSONDecodeError too.
+
+    >>> loads_json('{"a": [1]}')
+    {'a': [1]}
+    """
+    try:
+        return json.loads(text, **options)
+    except RecursionError:
+        raise json.JSONDecodeError("nested too deeply", "", 0) from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:  # digits beyond what Python converts, bytes that are no UTF-8
+        raise json.JSONDecodeError(str(error).partition(";")[0], "", 0) from None

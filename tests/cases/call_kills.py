@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import forks
+from call_checks import checked_totals, unsettled
 
 from charter.ledger.calls import CallStore
 
@@ -52,14 +53,14 @@ def test_the_bill_lies_in_its_interval_after_any_kill(where, tmp_path):
         acknowledged.update(killed_writer(where, log, seed=kill, after_lines=draw.randint(1, 25)))
         billed = dict(line.split() for line in log.read_text().splitlines() if line.count(" ") == 1)
         with CallStore.open(where, run="r", stage="s", fingerprint="f") as store:
-            totals = store.checked_totals()
+            totals = checked_totals(store)
             truth = sum(map(int, billed.values()))
             assert totals.settled_micro_usd <= truth <= totals.settled_micro_usd + totals.unknown_micro_usd
             kept = store.answers(sorted(acknowledged))
             assert kept == {key: f'"{key}"' for key in acknowledged}
-            unsettled = {found.call_id for found in store.unsettled()}
-            assert not unsettled & acknowledged
-            assert totals.sums.answered + len(unsettled) == totals.sums.requests
+            in_doubt = {found.call_id for found in unsettled(store)}
+            assert not in_doubt & acknowledged
+            assert totals.sums.answered + len(in_doubt) == totals.sums.requests
 
 
 def killed_writer(where, log, *, seed, after_lines):

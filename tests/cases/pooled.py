@@ -11,6 +11,7 @@ from contextlib import closing
 
 import pytest
 import torch
+from call_checks import checked_totals
 
 from charter.engines.project import load_project
 from charter.ledger.calls import CallStore
@@ -108,7 +109,7 @@ def answers(root):
     stage = stage_of(root)
     place = stage.directory / "calls.sqlite"
     with CallStore.open(place, run="pools", stage="label", fingerprint=stage.fingerprint) as calls:
-        calls.checked_totals()
+        checked_totals(calls)
     with closing(sqlite3.connect(f"file:{place}?mode=ro", uri=True)) as database:
         return database.execute(
             "SELECT count(*) FROM call_intents i JOIN call_settlements s USING (scope_id, call_id) "

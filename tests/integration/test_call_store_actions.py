@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("sqlalchemy")
 
+from call_checks import checked_totals
+
 from charter.ledger.calls import CallStore
 
 PROGRAM = """
@@ -53,7 +55,7 @@ def test_every_crash_leaves_the_bill_in_its_interval_and_the_next_run_asks_only_
         log.touch()
         assert work(path, log, CHARTER_FAULT_AT=f"{number}:{how}") != 0
         with CallStore.open(path, run="r", stage="s", fingerprint="f") as store:
-            totals = store.checked_totals()
+            totals = checked_totals(store)
             paid = 40 * len(log.read_text().splitlines())
             assert totals.settled_micro_usd <= paid <= totals.settled_micro_usd + totals.unknown_micro_usd
         assert work(path, log) == 0

@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("sqlalchemy")
 
+from call_checks import checked_totals
+
 from charter.errors import DataError
 from charter.ledger import Ledger
 from charter.ledger.calls import CallStore
@@ -57,7 +59,7 @@ def read(path):
     """All that can be read, and how many answers were found damaged."""
     keys = [f"{batch}-{number}" for batch in range(BATCHES) for number in range(5)]
     with CallStore.open(path, run="r", stage="s", fingerprint="f") as store:
-        return Truth(store.answers(keys), store.checked_totals()), store.damaged_answers
+        return Truth(store.answers(keys), checked_totals(store)), store.damaged_answers
 
 
 def flip(path, position):

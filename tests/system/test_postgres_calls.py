@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from call_checks import checked_totals
 from call_contract import *  # noqa: F403
 from call_contract import SCOPE, answered, call
 from call_kills import *  # noqa: F403
@@ -28,7 +29,7 @@ def test_a_crash_of_the_server_is_waited_out(postgres, where, monkeypatch):
         store.intend([call(2)])
         starting.join()
         assert store.answers(["key-1"]) == {"key-1": '{"text": "1"}'}
-        assert store.checked_totals().sums.requests == 2
+        assert checked_totals(store).sums.requests == 2
 
 
 def test_writers_of_one_stage_share_a_database(where):
@@ -44,4 +45,4 @@ def test_writers_of_one_stage_share_a_database(where):
     for thread in threads:
         thread.join()
     with CallStore.open(where, **SCOPE) as store:
-        assert store.checked_totals().sums.answered == 60
+        assert checked_totals(store).sums.answered == 60

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts import durable
-from charter.errors import DataError
+from charter.errors import DataError, loads_json
 
 BATCHES = "batches"
 SCHEMA = "charter.batch/1"
@@ -135,7 +135,7 @@ def _read(path: Path) -> tuple[BatchFacts, list[str]]:
     try:
         text = path.read_text(encoding="utf-8")
         first, _, body = text.partition("\n")
-        head = json.loads(first)
+        head = loads_json(first)
         claimed = head.pop("sha256")
         facts = BatchFacts(**{name: head[name] for name in BatchFacts.__dataclass_fields__})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -18,7 +18,7 @@ from typing import Any
 
 from charter.artifacts import faults, fence
 from charter.artifacts.file_facts import FULL, FileFact, check_chunks, disk_full_is_said
-from charter.errors import DataError
+from charter.errors import DataError, loads_json
 
 TEMPORARY, DISCARDED = ".tmp-", ".gc-"
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EMLINK)
@@ -80,7 +80,7 @@ def json_text(value: object) -> str:
 def read_json(path: Path) -> Any:
     """The content of a JSON file; a DataError that names it when it is missing, torn or not JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return loads_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -7,7 +7,6 @@ still holds the number, and the holder, of the process that renames. The late on
 """
 
 import contextlib
-import json
 import os
 import threading
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts.group import GROUP
-from charter.errors import InterruptedRunError
+from charter.errors import InterruptedRunError, loads_json
 
 TERM = "CHARTER_TERM"
 
@@ -188,7 +187,7 @@ def locked(directory: Path) -> Iterator[None]:
 def read_fence(directory: Path) -> dict[str, Any]:
     """The content of a fence file; empty where none was written yet, or what is there cannot be read."""
     try:
-        content = json.loads((directory / FENCE).read_text(encoding="utf-8"))
+        content = loads_json((directory / FENCE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -1,11 +1,11 @@
 """Prediction of a stage's step by the planner, beside the stage, for whoever measures it."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from charter.artifacts import durable
+from charter.errors import loads_json
 
 PLANNED_FILE = "planned.json"
 SCHEMA = "charter.planned_step/1"
@@ -37,7 +37,7 @@ def write_planned_step(directory: Path, planned: PlannedStep) -> None:
 def read_planned_step(directory: Path) -> PlannedStep | None:
     """Read the planned step; None where there is none, or where it cannot be read."""
     try:
-        content = json.loads((directory / PLANNED_FILE).read_text(encoding="utf-8"))
+        content = loads_json((directory / PLANNED_FILE).read_text(encoding="utf-8"))
         return PlannedStep(**content) if content.pop("schema") == SCHEMA else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts.safe_path import wrong_name
-from charter.errors import DataError
+from charter.errors import DataError, loads_json
 
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8
@@ -52,7 +52,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             if not 2 <= length <= min(_MOST_HEADER_BYTES, size_bytes - _LENGTH_BYTES):
                 raise ValueError(f"a header of {length} bytes in a file of {size_bytes}")
-            header: dict[str, Any] = json.loads(file.read(length).decode(), object_pairs_hook=_without_repeats)
+            header: dict[str, Any] = loads_json(file.read(length).decode(), object_pairs_hook=_without_repeats)
         start = _LENGTH_BYTES + length
         tensors = {name: _tensor(path, start, entry) for name, entry in header.items() if name != "__metadata__"}
         _check_places(tensors.values(), start, size_bytes)
@@ -139,7 +139,7 @@ def check_weight_files(directory: Path) -> None:
 def _check_index(directory: Path, index: Path) -> None:
     """The files that an index names lie in the directory."""
     try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        names = set(loads_json(index.read_text(encoding="utf-8"))["weight_map"].values())
         for name in sorted(names):
             plain = wrong_name(name) is None and "/" not in name and name.endswith(".safetensors")
             if not plain or not (directory / name).is_file():

@@ -4,12 +4,12 @@ Prompts and answers lie beside the outputs of the stage, remarks in the run dire
 that is trained follows from them.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from charter.artifacts import durable
+from charter.errors import loads_json
 
 SAMPLE_PROMPTS = "sample_prompts.json"
 SAMPLES_FILE = "samples.jsonl"
@@ -50,7 +50,7 @@ def write_sample_prompts(stage_dir: Path, wanted: SamplePrompts | None) -> None:
 def read_sample_prompts(stage_dir: Path) -> SamplePrompts | None:
     """Return the prompts of a stage; None where it has none, or none that can be read."""
     try:
-        content = json.loads((stage_dir / SAMPLE_PROMPTS).read_text(encoding="utf-8"))
+        content = loads_json((stage_dir / SAMPLE_PROMPTS).read_text(encoding="utf-8"))
         prompts = tuple((str(row["id"]), tuple(row["turns"])) for row in content["prompts"])
         return SamplePrompts(
             prompts=prompts,
@@ -98,7 +98,7 @@ def sample_seconds(stage_dir: Path) -> float:
         return total
     for line in lines:
         try:
-            total += max(0.0, float(json.loads(line)["seconds"]))
+            total += max(0.0, float(loads_json(line)["seconds"]))
         except (ValueError, KeyError, TypeError):  # a torn line
             continue
     return total
@@ -132,7 +132,7 @@ def read_notes(run_dir: Path) -> dict[str, SampleNote]:
         return notes
     for line in lines:
         try:
-            row = json.loads(line)
+            row = loads_json(line)
             note = SampleNote(flagged=bool(row["flagged"]), note=str(row["note"]), by=str(row["by"]))
             notes[str(row["id"])] = note
         except (ValueError, KeyError, TypeError):

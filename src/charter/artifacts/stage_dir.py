@@ -1,6 +1,5 @@
 """A stage's directory as its own process sees it: the job, checkpoints, progress, the outputs."""
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from charter.artifacts.group import GROUP, PUBLISH, SAVE, Heartbeat, rank_of_pro
 from charter.artifacts.job import Job, read_job
 from charter.artifacts.record import OUTPUTS, RECORD_FILE, record_of, write_record
 from charter.artifacts.whole_dir import publish_dir
-from charter.errors import StageError
+from charter.errors import StageError, loads_json
 
 METRICS, PROGRESS = "metrics.jsonl", "progress.json"
 PACE_MARKS = 64
@@ -260,6 +259,6 @@ def _as_kept(files: Mapping[str, FileFact], earlier: Mapping[str, FileFact]) -> 
 def _step_of(line: bytes) -> float:
     """The step of a metrics line; a torn or foreign line counts as one to cut."""
     try:
-        return float(json.loads(line)["step"]) if line.endswith(b"\n") else float("inf")
+        return float(loads_json(line)["step"]) if line.endswith(b"\n") else float("inf")
     except (ValueError, KeyError, TypeError):
         return float("inf")

@@ -6,7 +6,6 @@ flushed, then renamed: so whatever a crash leaves of the temporary one, nobody t
 
 import functools
 import hashlib
-import json
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,7 +16,7 @@ from typing import Any
 from charter.artifacts import durable, faults
 from charter.artifacts.durable import TEMPORARY, make_dir, move, sync_dir, write_synced
 from charter.artifacts.file_facts import FileFact, disk_full_is_said, facts_of, files_under, require_free
-from charter.errors import DataError
+from charter.errors import DataError, loads_json
 
 MANIFEST = "manifest.json"
 
@@ -125,7 +124,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
 def checked_text(name: str, content: bytes) -> dict[str, Any]:
     """The content of a sealed text that lies elsewhere, without the seal; a DataError when one bit has changed."""
     try:
-        plain = json.loads(content.decode())
+        plain = loads_json(content.decode())
         intact = isinstance(plain, dict) and plain.get(SEAL) == _hash({k: v for k, v in plain.items() if k != SEAL})
         intact = intact and durable.json_text(plain).encode() == content
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Smaller tables: storage and transfer prices, on-premises assumptions, published run costs."""
+"""Smaller tables: storage and transfer prices, and on-premises assumptions."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -36,24 +36,6 @@ class OnPremAssumption:
     provenance: Provenance
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublishedCost:
-    """Cost of a published run, as printed (the figures are texts because sources print ranges)."""
-
-    run: str
-    parameters_billions: str
-    tokens: str
-    stage: str
-    accelerator: str
-    devices: str
-    hours: str
-    gpu_hours: str
-    usd: str
-    usd_per_gpu_hour: str
-    derived_check: str
-    provenance: Provenance
-
-
 @cache
 def storage_prices(provider: str | None = None, product: str | None = None) -> tuple[StoragePrice, ...]:
     """Storage, request and transfer prices.
@@ -69,12 +51,6 @@ def storage_prices(provider: str | None = None, product: str | None = None) -> t
 def onprem_assumptions() -> tuple[OnPremAssumption, ...]:
     """Inputs of the cost of ownership: cheap, middle and costly."""
     return read_table("onprem_assumptions.csv", _onprem_assumption)
-
-
-@cache
-def published_costs() -> tuple[PublishedCost, ...]:
-    """Runs whose cost or hours were published: checks for a plan, never its inputs."""
-    return read_table("published_costs.csv", _published_cost)
 
 
 def _storage_price(row: TableRow) -> StoragePrice:
@@ -102,22 +78,5 @@ def _onprem_assumption(row: TableRow) -> OnPremAssumption:
         mid=row.positive("mid"),
         costly=row.positive("costly"),
         unit=row.text("unit"),
-        provenance=row.provenance(),
-    )
-
-
-def _published_cost(row: TableRow) -> PublishedCost:
-    return PublishedCost(
-        run=row.text("run"),
-        parameters_billions=row.optional_text("params_b"),
-        tokens=row.optional_text("tokens"),
-        stage=row.optional_text("stage"),
-        accelerator=row.optional_text("accelerator"),
-        devices=row.optional_text("devices"),
-        hours=row.optional_text("hours"),
-        gpu_hours=row.optional_text("gpu_hours"),
-        usd=row.optional_text("usd"),
-        usd_per_gpu_hour=row.optional_text("usd_per_gpu_h"),
-        derived_check=row.optional_text("derived_check"),
         provenance=row.provenance(),
     )

@@ -13,7 +13,7 @@ from charter.catalog.config_readers import Config, gated, size, windowed
 from charter.catalog.config_variants import HYBRID_READERS as HYBRID
 from charter.catalog.config_variants import UNSUPPORTED
 from charter.catalog.config_variants import VISION_READERS as VISION
-from charter.errors import DataError
+from charter.errors import DataError, loads_json
 from charter.spec.architecture import Architecture, MixtureOfExperts
 from charter.spec.checks import check_heads
 
@@ -47,11 +47,9 @@ def read_config(path: Path | str) -> ConfigReading:
     """Read a `config.json`, or that of a directory; an unknown `model_type` as one of the Llama family, and says so."""
     file = _config_file(Path(path).expanduser())
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = loads_json(file.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise DataError(f"{file} is not valid JSON ({error})") from None
-    except RecursionError:
-        raise DataError(f"{file} is nested too deeply to be a configuration") from None
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror})") from None
     if not isinstance(config, dict):

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -16,7 +15,7 @@ from charter.catalog.aliases import closest
 from charter.catalog.offer import earliest_day
 from charter.catalog.price_import import Checked, PriceFormat, read_prices
 from charter.catalog.price_row import Import
-from charter.errors import UsageError
+from charter.errors import UsageError, loads_json
 
 FETCH_SECONDS = 60.0
 LARGEST_LIST = 128 << 20
@@ -113,8 +112,8 @@ def _text(source: str, body: bytes) -> str:
 def _as_csv(address: str, body: bytes) -> str:
     """Return a JSON array of flat objects as CSV with all their names as columns."""
     try:
-        rows = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        rows = loads_json(body)
+    except ValueError as error:
         raise UsageError(f"{address} is not JSON: {error}") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UsageError(f"{address} is no array of objects; a price list has one object for each offer")

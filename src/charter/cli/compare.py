@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from charter.cli.common import JsonOption, SetOption, print_json, write_asked
+from charter.errors import loads_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -130,13 +131,12 @@ def _plan(text: str, overrides: list[str] | None) -> "Mapping[str, Any]":
 
 
 def _saved(path: Path) -> "Mapping[str, Any]":
-    import json
 
     from charter.errors import UsageError
     from charter.plan.plan import SCHEMA
 
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = loads_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:

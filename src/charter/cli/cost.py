@@ -4,6 +4,7 @@
 """
 
 import math
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,30 @@ if TYPE_CHECKING:
     from charter.ledger.call import CallSums
     from charter.report.cost_read import CostFacts
     from charter.run.accounts import BillImported, BillReconciled
+
+
+DAY = "%Y-%m-%d"
+
+
+def add_fee(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="What is paid for: reserved capacity, a licence.")],
+    usd: Annotated[str, typer.Option("--usd", metavar="USD", help="Its price for the whole time: 1200, 5k.")],
+    since: Annotated[datetime, typer.Option("--from", formats=[DAY], metavar="DAY", help="First UTC day.")],
+    until: Annotated[datetime, typer.Option("--to", formats=[DAY], metavar="DAY", help="Day after the last one.")],
+    provider: Annotated[str, typer.Option("--provider", metavar="NAME", help="Who is paid.")] = "",
+    stage: Annotated[str, typer.Option("--stage", help="The stage that it is for; the whole run unless given.")] = "",
+    directory: DirOption = Path("."),
+) -> None:
+    """Add a cost that nothing measures to the ledger: the fee of a reserved term, used or not, a licence.
+
+    It counts in budgets, groups, showback and FOCUS rows; what attempts cost stays as it is.
+    """
+    from charter.run.actions import add_charge
+    from charter.units import format_usd
+
+    project, root = open_project(directory)
+    charge = add_charge(project, root, what=what, usd=usd, since=since, until=until, provider=provider, stage=stage)
+    typer.echo(f"{format_usd((charge.micro_usd or 0) / 1e6)} for {charge.resource} is in the ledger of {charge.run}.")
 
 
 def raise_limit(
@@ -381,6 +406,7 @@ cost_app.command("export")(export)
 cost_app.command("check")(check)
 cost_app.command("import")(import_bill)
 cost_app.command("raise")(raise_limit)
+cost_app.command("add")(add_fee)
 
 
 @cost_app.command("report")

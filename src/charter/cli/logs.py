@@ -3,12 +3,15 @@
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from charter.cli.common import DirOption, open_project
 from charter.errors import ExitCode
+
+if TYPE_CHECKING:
+    from charter.spec.project import Project
 
 FOLLOW_SECONDS = 0.5
 
@@ -22,10 +25,9 @@ def logs(
     """Print the log of a stage."""
     from charter.errors import UsageError
     from charter.run.graph import build_pipeline
-    from charter.run.job_logs import stage_log
 
     project, root = open_project(directory)
-    path = stage_log(project, build_pipeline(project, root).stage(stage).directory)
+    path = _stage_log(project, build_pipeline(project, root).stage(stage).directory)
     if path is None:
         raise UsageError(f"stage {stage} has not run yet as it is written now, so there is no log of it")
     if isinstance(path, str):
@@ -35,6 +37,30 @@ def logs(
     sys.stdout.writelines(text.splitlines(keepends=True)[-lines:])
     if follow:
         _follow(path)
+
+
+def _stage_log(project: "Project", stage_dir: Path) -> Path | str | None:
+    """The file of a stage's log, or its text where only the engine has it; None where there is none."""
+    from charter.artifacts.group import LOG
+    from charter.artifacts.job_files import JobFiles, numbers, read_submission
+    from charter.launch.opening import RUNS, open_scheduler
+
+    if (stage_dir / LOG).exists():
+        return stage_dir / LOG
+    submitted = numbers(stage_dir)
+    if not submitted:
+        return None
+    files = JobFiles(stage_dir, submitted[-1])
+    if files.log.exists() and files.log.stat().st_size:
+        return files.log
+    submission = read_submission(files)
+    if submission is None or submission.job_id is None or submission.engine not in RUNS:
+        return None
+    scheduler = open_scheduler(project, submission.engine)
+    try:
+        return scheduler.logs(submission.job_id) or None
+    finally:
+        scheduler.close()
 
 
 def _follow(path: Path) -> None:

@@ -1,8 +1,9 @@
 """`charter submit`: send a whole run to an engine, or show what would be sent."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,6 +17,7 @@ from charter.cli.common import (
     with_chosen_engines,
 )
 from charter.cli.run import AnywayOption, ReplanOption
+from charter.units import format_seconds, format_usd
 
 
 def submit(
@@ -34,17 +36,28 @@ def submit(
     print_: Annotated[
         bool, typer.Option("--print", help="Show what would be sent for each stage; needs no engine.")
     ] = False,
+    optimizer: Annotated[
+        Path | None,
+        typer.Option(
+            "--optimizer",
+            metavar="PYTHON",
+            help="With --on skypilot: show what SkyPilot's own optimizer chooses on this plan; a Python that has it.",
+        ),
+    ] = None,
     json_: JsonOption = False,
     set_: SetOption = None,
     anyway: AnywayOption = False,
     replan: ReplanOption = False,
 ) -> None:
     """Send the supervisor of a run to an engine, which runs the stages from there."""
-    from charter.run.submit import preview, submit_supervisor
+    from charter.run.submit import preview, skypilot_choice, submit_supervisor
 
     project, root = open_project(directory, set_)
     project, _ = with_chosen_engines(project, root, again=replan, out=sys.stderr)
     path, overrides = directory.resolve(), set_ or ()
+    if optimizer is not None:
+        _show_choice(skypilot_choice(project, root, on, stages or (), python=optimizer), as_json=json_)
+        return
     if print_:
         shown = preview(project, root, on, stages or (), path=path, overrides=overrides, replan=replan, anyway=anyway)
         if json_:
@@ -61,3 +74,18 @@ def submit(
     own = root / "run" / "supervisor"
     log = f"; its own log is in {own}" if own.is_dir() else ""
     typer.echo(f"submitted to {engine}: {number}\n`charter status` and `charter logs STAGE` show how it goes{log}")
+
+
+def _show_choice(choice: Mapping[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(dict(choice))
+        return
+    for task in choice["tasks"]:
+        market = "spot" if task["use_spot"] else "on demand"
+        accelerators = ", ".join(f"{count:g} x {name}" for name, count in (task["accelerators"] or {}).items())
+        place = f"{task['cloud']} {task['region']} ({task['instance_type']}, {market})"
+        amounts = f"{format_seconds(task['seconds'])}, {format_usd(task['usd'])}"
+        typer.echo(f"{task['task']:16} {accelerators or 'no accelerator'} on {place}: {amounts}")
+    total = choice["total"]
+    amounts = f"{format_seconds(total['seconds'])}, {format_usd(total['usd'])}"
+    typer.echo(f"{'total':16} {amounts}: machines alone, one after the other")

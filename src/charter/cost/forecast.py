@@ -2,7 +2,8 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import exp, log, sqrt
+from math import exp, fsum, log, sqrt
+from statistics import NormalDist
 from typing import Any, Literal
 
 from charter.cost.monte_carlo import add
@@ -12,6 +13,10 @@ PLAN_WORTH_STEPS = 5.0
 """Measured steps that count as much as the plan (judgement): the first steps of a stage are slow, and few."""
 COMMON_TO_KIND, COMMON_TO_ALL = 0.8, 0.5
 """Of the variance of a plan's logarithm, what stages of one kind, and all stages, have in common (judgement)."""
+START_SIGMA, COMMON_TO_STARTS = log(3.0) / Z90, 0.5
+"""Of the logarithm of a start over its plan: one in ten takes three times as long; half is in common (judgement)."""
+LEAST_START = 0.05
+"""Measured over planned start that counts as no start at all."""
 LEAST_SIGMA = 0.01
 """Of the logarithm of a plan: one of no width would be infinitely wrong."""
 DRIFT_RATIO = 1.15
@@ -35,6 +40,8 @@ class StageSoFar:
     kind: str
     planned_seconds: Interval | None
     planned_usd: Interval | None
+    planned_start_seconds: float = 0.0
+    """Of the planned time, what passes before the first step; 0 where the plan does not say."""
     done: bool = False
     step: int = 0
     target_step: int | None = None
@@ -94,20 +101,20 @@ class StageForecast:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Remaining time and cost of a run; parts add up to the total."""
+    """Remaining time and cost of a run: medians add up, and ends of ranges as far as stages err together."""
 
     stages: Mapping[str, StageForecast] = field(default_factory=dict)
 
     @property
     def seconds(self) -> Interval:
         """Machine time that is left, stages one after the other."""
-        return add(stage.seconds for stage in self.stages.values())
+        return self._sum([stage.seconds for stage in self.stages.values()])
 
     @property
     def usd(self) -> Interval | None:
         """Money that is left; None when no stage that is not done has a price."""
         priced = [stage.usd for stage in self.stages.values() if stage.usd is not None]
-        return add(priced) if priced else None
+        return self._sum(priced) if priced else None
 
     def words(self, names: Collection[str]) -> str:
         """Return the basis of some stages' forecast, in a line; where many wait, they are counted, not named."""
@@ -118,35 +125,73 @@ class Forecast:
 
     def usd_of(self, names: Sequence[str]) -> Interval:
         """Money that is left for some stages; those without a price count nothing."""
-        return add(stage.usd for stage in self.stages.values() if stage.name in names and stage.usd is not None)
+        return self._sum([part.usd for part in self.stages.values() if part.name in names and part.usd is not None])
+
+    def _sum(self, parts: Sequence[Interval]) -> Interval:
+        """Before anything is measured it is the plan, which adds quantiles."""
+        is_learned = any(stage.basis in ("measured", "scaled") for stage in self.stages.values())
+        return together(parts) if is_learned else add(parts)
+
+
+def together(parts: Sequence[Interval]) -> Interval:
+    """Return the sum of what stages still take: `COMMON_TO_ALL` of their variance is in common, the rest their own.
+
+    Medians add. The distance `d` of an end to the median is `sqrt(c (sum d)^2 + (1 - c) sum d^2)`.
+
+    >>> together([Interval(p10=6.0, p50=10.0, p90=14.0)] * 2).p90 < 28
+    True
+    """
+    ends = {}
+    for name in ("p10", "p90"):
+        apart = [abs(getattr(part, name) - part.p50) for part in parts]
+        ends[name] = sqrt(COMMON_TO_ALL * fsum(apart) ** 2 + (1.0 - COMMON_TO_ALL) * fsum(one**2 for one in apart))
+    median = fsum(part.p50 for part in parts)
+    return Interval(p10=median - ends["p10"], p50=median, p90=median + ends["p90"])
 
 
 def _steps(count: int) -> str:
     return f"{count:,} step{'' if count == 1 else 's'}"
 
 
+LEAST = 1e-15
+"""Of a measured step count or rate, and one over it the most: what else a progress file says measures nothing."""
+
+
 def paced(progress: Mapping[str, Any]) -> tuple[int, float]:
     """Steps whose pace a stage's `progress.json` has measured, without any start, and the time that they took.
 
-    >>> paced({"rate_steps": 20, "rate_per_second": 0.5}), paced({"rate_per_second": None})
+    >>> paced({"rate_steps": 20, "rate_per_second": 0.5}), paced({"rate_per_second": None, "rate_steps": "x"})
     ((20, 40.0), (0, 0.0))
     """
     steps, rate = progress.get("rate_steps"), progress.get("rate_per_second")
-    return (int(steps), steps / rate) if steps and rate else (0, 0.0)
+    if not isinstance(steps, int | float) or not isinstance(rate, int | float):
+        return 0, 0.0
+    if not LEAST <= min(steps, rate) <= max(steps, rate) <= 1 / LEAST:
+        return 0, 0.0
+    return int(steps), steps / rate
+
+
+def planned_start_seconds(stage: Mapping[str, Any]) -> float:
+    """Return what a stage of a plan's JSON takes before its first step; 0 where the plan does not say.
+
+    >>> planned_start_seconds({"breakdown": {"seconds": {"update": 60.0, "start": 1.5}}}), planned_start_seconds({})
+    (1.5, 0.0)
+    """
+    return float(((stage.get("breakdown") or {}).get("seconds") or {}).get("start") or 0.0)
 
 
 def forecast(stages: Sequence[StageSoFar]) -> Forecast:
     """Forecast the rest of every stage from its plan and from what was measured.
 
-    A stage that runs: `left = (target - step) x seconds per step`. The pace is that between two steps, so that a slow
-    start is not charged to what follows, and the plan's, weighted by the steps seen and 5. Its quantiles keep the
-    plan's ratios to its median, or the ratio of the two paces where they differ more, and shrink with the steps seen:
-    `ratio ^ sqrt(5 / (5 + steps))`, to 1.15 at the least. Where the time between steps is not known (trainers of other
-    projects), what is above the plan counts as start, up to half an hour, and p90 as if it were pace. A stage that has
-    not begun takes its plan times the pace of the stages of its kind, or of all, that have: measured over planned, by
-    their planned time, as far as stages are wrong in common (`_Paces.posterior`).
+    A stage is a start and steps. Where it runs, `left = (target - step) x time per step`: the pace is that between two
+    steps, so that a slow start is not charged to what follows, and the plan's, weighted by the steps seen and 5. Its
+    quantiles keep the plan's ratios to its median, or the ratio of the two paces where they differ more, and shrink
+    with the steps seen: `ratio ^ sqrt(5 / (5 + steps))`, to 1.15 at the least. Where the time between steps is not
+    known (trainers of other projects), what is above the plan counts as start, up to half an hour, and p90 as if it
+    were pace. A stage that has made no step takes its planned steps times the pace of others over their plans, as far
+    as stages are wrong in common (`_Paces.of_steps`), and its planned start as others' starts went, less what of it has
+    passed. What a stage that runs takes as its plan is corrected by the others, too.
     Money follows the time, that of calls the steps.
-    Quantiles add, as in plans: errors of stages are taken as fully dependent, which is too wide when they are not.
     Not true where what is left differs from what was done: a last stage of longer answers, another price.
 
     >>> half = StageSoFar(name="sft", kind="sft", planned_seconds=Interval(p10=80, p50=100, p90=150),
@@ -162,9 +207,11 @@ def forecast(stages: Sequence[StageSoFar]) -> Forecast:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _StagePace:
-    """Pace of a stage over its plan, and how wide the plan was."""
+class _Evidence:
+    """One part of a stage, its start or its steps, over what was planned for it."""
 
+    stage: str
+    kind: str
     ratio: float
     weight: float
     """Planned amount of what was done."""
@@ -173,37 +220,80 @@ class _StagePace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Paces:
-    by_kind: Mapping[str, tuple[_StagePace, ...]]
+class _Error:
+    """Logarithm of what a part takes over its plan: median, and variance in units of the plan's own."""
 
-    def posterior(self, kind: str, planned: Interval) -> tuple[float, float] | None:
-        """Return median and sigma of the logarithm of a stage's pace over its plan; None where no stage has a pace.
+    median: float = 0.0
+    variance: float = 1.0
+    is_learned: bool = False
 
-        The plan's error in a stage is one part that stages share and one of its own. `m` stages of mean logarithm `L`
-        leave the shared part at `w L` with `1 - w` of its variance, `w = c / (c + (1 - c) / m)` for a share `c` of the
-        variance. Where the stages seen were off by more than their plans' widths, all widths grow by as much.
+    def given(self, seen: Sequence[_Evidence], own: float, *, sums: bool) -> "_Error":
+        """Return it after `m` parts were seen that share it, each with an error of its own of variance `own`.
+
+        `m` parts of mean logarithm `L` move it by `w (L - median)` and leave `1 - w` of its variance,
+        `w = variance / (variance + own / m)`. How far they scatter says, with as many votes, how large `own` is.
+        `sums`: the mean is that of their sums, as money adds; else of their logarithms, which one outlier moves less.
         """
-        mine = self.by_kind.get(kind, ())
-        seen = mine or tuple(pace for paces in self.by_kind.values() for pace in paces)
         if not seen:
-            return None
-        total = sum(pace.weight for pace in seen)
-        count = total**2 / sum(pace.weight**2 for pace in seen)
-        mean = log(sum(pace.ratio * pace.weight for pace in seen) / total)
-        excess = sum(pace.weight * (log(pace.ratio) / pace.sigma) ** 2 for pace in seen) / total
-        common = COMMON_TO_KIND if mine else COMMON_TO_ALL
-        weight = common / (common + (1.0 - common) / count)
-        variance = max(1.0, excess) * _sigma(planned) ** 2
-        return weight * mean, sqrt(variance * ((1.0 - weight) * common + 1.0 - common))
+            return self
+        total = fsum(item.weight for item in seen)
+        count = total**2 / fsum(item.weight**2 for item in seen)
+        logs = fsum(item.weight * log(item.ratio) for item in seen) / total
+        variance = fsum(item.weight * item.sigma**2 for item in seen) / total
+        scatter = fsum(item.weight * (log(item.ratio) - logs) ** 2 for item in seen) / total / variance
+        own = (own + count * scatter) / count if count > 1.0 else own
+        mean = log(fsum(item.ratio * item.weight for item in seen) / total) if sums else logs
+        weight = self.variance / (self.variance + own / count)
+        moved = self.median + weight * (mean - self.median)
+        return _Error(median=moved, variance=(1.0 - weight) * self.variance, is_learned=True)
+
+
+def _excess(seen: Sequence[_Evidence]) -> float:
+    """Variance of what was seen over what the plans said of it; 1 at the least."""
+    total = fsum(item.weight for item in seen)
+    squares = fsum(item.weight * (log(item.ratio) / item.sigma) ** 2 for item in seen)
+    return max(1.0, squares / total) if total else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Pace:
-    """Seconds or dollars per step."""
+class _Paces:
+    """Measured over planned for what was done."""
 
-    step: Interval
-    at_most: float
-    """If nothing of the time was a start."""
+    starts: tuple[_Evidence, ...]
+    steps: tuple[_Evidence, ...]
+
+    def of_steps(self, stage: StageSoFar) -> _Error:
+        """Return what others say of a stage's steps.
+
+        A plan's error is one part that all stages share, one that its kind shares, and one of its own.
+        """
+        others = [item for item in self.steps if item.stage != stage.name]
+        excess = _excess(others)
+        mine, rest = ([item for item in others if (item.kind == stage.kind) is same] for same in (True, False))
+        error = _Error(variance=COMMON_TO_ALL * excess).given(rest, (1.0 - COMMON_TO_ALL) * excess, sums=True)
+        error = replace(error, variance=error.variance + (COMMON_TO_KIND - COMMON_TO_ALL) * excess)
+        error = error.given(mine, (1.0 - COMMON_TO_KIND) * excess, sums=True)
+        return replace(error, variance=error.variance + (1.0 - COMMON_TO_KIND) * excess)
+
+    def of_start(self, stage: StageSoFar) -> _Error:
+        """Return what others say of a stage's start."""
+        others = [item for item in self.starts if item.stage != stage.name]
+        excess = _excess(others)
+        own = (1.0 - COMMON_TO_STARTS) * excess
+        error = _Error(variance=COMMON_TO_STARTS * excess).given(others, own, sums=False)
+        return replace(error, variance=error.variance + own)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Seen:
+    """An amount of a stage that has begun: that of its start, and of one step; None before the first."""
+
+    start: float
+    step: float | None = None
+    count: int = 0
+    """Steps that were timed."""
+    at_most: float = 0.0
+    """Of a step, if nothing of the time was a start."""
 
 
 def _one(stage: StageSoFar, seconds_paces: _Paces, usd_paces: _Paces) -> StageForecast:
@@ -226,53 +316,87 @@ def _one(stage: StageSoFar, seconds_paces: _Paces, usd_paces: _Paces) -> StageFo
     )
 
 
+def _planned(stage: StageSoFar, what: Amount) -> tuple[float, Interval] | None:
+    """Return what is planned for a stage's start, and for its steps; money follows the time."""
+    planned, seconds = stage.planned_seconds if what == "seconds" else stage.planned_usd, stage.planned_seconds
+    if planned is None:
+        return None
+    share = min(1.0, stage.planned_start_seconds / seconds.p50) if seconds is not None and seconds.p50 else 0.0
+    return share * planned.p50, planned.scaled(1.0 - share)
+
+
 def _left(stage: StageSoFar, what: Amount, paces: _Paces) -> tuple[Interval | None, Basis]:
-    planned = stage.planned_seconds if what == "seconds" else stage.planned_usd
-    pace = _pace(stage, what)
-    if pace is not None and stage.target_step:
+    planned, seen, others = _planned(stage, what), _seen(stage, what), paces.of_steps(stage)
+    if seen is not None and seen.step is not None and stage.target_step:
         to_do = max(0, stage.target_step - stage.step)
-        return replace(pace.step, p90=max(pace.step.p90, pace.at_most)).scaled(to_do), "measured"
+        return _step(stage, seen, planned[1] if planned else None, others).scaled(to_do), "measured"
     if planned is None:
         return None, "unplanned"
-    left_of_plan, others = planned.scaled(1.0 - stage.share), paces.posterior(stage.kind, planned)
-    if others is None or not planned.p50:
-        return left_of_plan, "planned"
-    middle, sigma = others
-    median, width = left_of_plan.p50 * exp(middle), exp(Z90 * sigma)
-    return Interval(p10=median / width, p50=median, p90=median * width), "scaled"
+    start, steps = (0.0 if stage.step else planned[0]), planned[1].scaled(1.0 - stage.share)
+    if (not others.is_learned and seen is None) or not steps.p50:
+        planned_all = stage.planned_seconds if what == "seconds" else stage.planned_usd
+        return (planned_all or NONE).scaled(1.0 - stage.share), "planned"
+    starts, passed = paces.of_start(stage), seen.start if seen is not None else 0.0
+    start_left = _start_left(start * exp(starts.median), START_SIGMA * sqrt(starts.variance), passed)
+    if not others.is_learned:
+        return add([start_left, steps]), "planned"
+    median, width = steps.p50 * exp(others.median), exp(Z90 * _sigma(steps) * sqrt(others.variance))
+    return add([start_left, Interval(p10=median / width, p50=median, p90=median * width)]), "scaled"
 
 
-def _pace(stage: StageSoFar, what: Amount) -> _Pace | None:
-    """The pace of a stage that has made steps; None where it has made none, or nobody knows what they took."""
-    planned = stage.planned_seconds if what == "seconds" else stage.planned_usd
+def _start_left(median: float, sigma: float, passed: float) -> Interval:
+    """Return the rest of a start of which some has passed, if its logarithm is normal."""
+    if not median:
+        return NONE
+    normal = NormalDist(log(median), sigma)
+    over = min(0.999, normal.cdf(log(passed))) if passed else 0.0
+    ends = {f"p{share}": exp(normal.inv_cdf(over + (1.0 - over) * share / 100)) for share in (10, 50, 90)}
+    return Interval(**{name: max(0.0, end - passed) for name, end in ends.items()})
+
+
+def _seen(stage: StageSoFar, what: Amount) -> _Seen | None:
+    """Return what a stage has shown of its start and its pace; None where nothing of it is known."""
     measured = stage.kept_seconds if what == "seconds" else stage.kept_usd
     target = stage.target_step or (1 if stage.done else 0)
     steps = target if stage.done else stage.step
-    if not measured or not steps or not target:
+    if not measured:
         return None
-    with_start = measured / steps
-    of_plan = planned.p50 / target if planned is not None and planned.p50 else None
+    if not steps:
+        return _Seen(start=measured)
+    if not target:
+        return None
     if stage.paced_steps and stage.kept_seconds:
-        count, step_pace = stage.paced_steps, stage.paced_seconds / stage.paced_steps
+        step = stage.paced_seconds / stage.paced_steps
+        start = max(0.0, stage.kept_seconds - steps * step)
         if what == "usd":
-            step_pace = (measured - stage.calls_usd) / stage.kept_seconds * step_pace + stage.calls_usd / steps
-        at_most = 0.0
-    else:
-        count, step_pace, at_most = steps, with_start, 0.0
-        if of_plan is not None and with_start > of_plan and not stage.done:
-            longest = LONGEST_START_SECONDS * measured / stage.kept_seconds if stage.kept_seconds else 0.0
-            step_pace, at_most = max(of_plan, (measured - longest) / steps), with_start
+            machine = (measured - stage.calls_usd) / stage.kept_seconds
+            step, start = machine * step + stage.calls_usd / steps, machine * start
+        return _Seen(start=start, step=step, count=stage.paced_steps)
+    with_start, planned = measured / steps, _planned(stage, what)
+    of_plan = planned[1].p50 / target if planned is not None else 0.0
+    if stage.done or not of_plan or with_start <= of_plan:
+        return _Seen(start=0.0, step=with_start, count=steps)
+    longest = LONGEST_START_SECONDS * measured / stage.kept_seconds if stage.kept_seconds else 0.0
+    step = max(of_plan, (measured - longest) / steps)
+    return _Seen(start=measured - steps * step, step=step, count=steps, at_most=with_start)
+
+
+def _step(stage: StageSoFar, seen: _Seen, planned: Interval | None, others: _Error) -> Interval:
+    """Return what a step to come takes: as those that were seen, and as the plan that others have corrected."""
+    assert seen.step is not None
+    step, at_most = seen.step, seen.at_most
     # All steps of a stage that is done are seen; the plan has nothing to add.
-    weight = 0.0 if stage.done else PLAN_WORTH_STEPS / (PLAN_WORTH_STEPS + count)
+    weight = 0.0 if stage.done else PLAN_WORTH_STEPS / (PLAN_WORTH_STEPS + seen.count)
     low, high = _ratios(planned)
-    if of_plan is not None:
-        apart = max(step_pace / of_plan, of_plan / step_pace) if step_pace else 1.0
+    if planned is not None and planned.p50:
+        of_plan = planned.p50 / (stage.target_step or 1) * exp(others.median)
+        apart = max(step / of_plan, of_plan / step) if step else 1.0
         low, high = min(low, 1 / apart), max(high, apart)
-        step_pace = (1 - weight) * step_pace + weight * of_plan
+        step = (1 - weight) * step + weight * of_plan
         at_most = (1 - weight) * at_most + weight * of_plan if at_most else 0.0
     spread, drift = sqrt(weight), 1.0 if stage.done else DRIFT_RATIO
     low, high = min(1 / drift, low**spread), max(drift, high**spread)
-    return _Pace(step=Interval(p10=step_pace * low, p50=step_pace, p90=step_pace * high), at_most=at_most)
+    return Interval(p10=step * low, p50=step, p90=max(step * high, at_most))
 
 
 def _ratios(planned: Interval | None) -> tuple[float, float]:
@@ -289,17 +413,19 @@ def _sigma(planned: Interval) -> float:
 
 
 def _paces(stages: Sequence[StageSoFar], what: Amount) -> _Paces:
-    """Measured over planned for what was done, by kind; what may be another stage's start is left out."""
-    by_kind: dict[str, tuple[_StagePace, ...]] = {}
+    """Measured over planned of every stage that has made steps."""
+    starts, steps = [], []
     for stage in stages:
-        plan = stage.planned_seconds if what == "seconds" else stage.planned_usd
-        pace = _pace(stage, what)
-        if plan is None or not plan.p50 or pace is None or not pace.step.p50 or not stage.share:
+        planned, seen = _planned(stage, what), _seen(stage, what)
+        if planned is None or seen is None or not seen.step or not stage.share:
             continue
-        measured = _StagePace(
-            ratio=pace.step.p50 * (stage.target_step or 1) / plan.p50,
-            weight=plan.p50 * stage.share,
-            sigma=_sigma(plan),
-        )
-        by_kind[stage.kind] = (*by_kind.get(stage.kind, ()), measured)
-    return _Paces(by_kind=by_kind)
+        start, of_steps = planned
+        by = {"stage": stage.name, "kind": stage.kind}
+        if start and stage.paced_steps:
+            ratio = max(LEAST_START, seen.start / start)
+            starts.append(_Evidence(**by, ratio=ratio, weight=1.0, sigma=START_SIGMA))
+        if of_steps.p50:
+            pace = _step(stage, seen, of_steps, _Error()).p50 * (stage.target_step or 1)
+            weight, sigma = of_steps.p50 * stage.share, _sigma(of_steps)
+            steps.append(_Evidence(**by, ratio=pace / of_steps.p50, weight=weight, sigma=sigma))
+    return _Paces(starts=tuple(starts), steps=tuple(steps))

@@ -1,12 +1,13 @@
 """Files that grow by lines, read from where the last look ended: a page never reads a whole one again."""
 
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from charter.errors import loads_json
 
 CHUNK_BYTES = 4 * 1024 * 1024
 TAIL_BYTES = 256
@@ -107,7 +108,7 @@ class MetricFiles:
 def _numbers(line: bytes) -> tuple[int, dict[str, float]] | None:
     """Step and finite numbers of one line; None for a line that is none."""
     try:
-        content: Any = json.loads(line)
+        content: Any = loads_json(line)
     except ValueError:
         return None
     if not isinstance(content, dict) or not isinstance(step := content.pop("step", None), int):

@@ -1,11 +1,12 @@
 """JSON files read again only when they have changed."""
 
-import json
 import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from charter.errors import loads_json
 
 Stamp = tuple[int, int, int]
 
@@ -36,7 +37,7 @@ class JsonFiles:
         if cached is not None and cached[0] == stamp:
             return cached[1]
         try:
-            content: Any = json.loads(path.read_bytes())
+            content: Any = loads_json(path.read_bytes())
         except (OSError, ValueError, RecursionError):
             return {}
         mapping: Mapping[str, Any] = content if isinstance(content, dict) else {}

@@ -3,7 +3,6 @@
 import difflib
 import fnmatch
 import itertools
-import json
 import math
 import re
 import tarfile
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from charter.data.rows import Bad, BadRowError, Row, parse_json, parse_object
-from charter.errors import DataError, MissingExtraError
+from charter.errors import DataError, MissingExtraError, loads_json
 
 PIP_COMMAND = 'pip install "charter-plan[data]"'
 TURN_FIELDS = ("messages", "prompt", "completion", "chosen", "rejected")
@@ -356,7 +355,7 @@ def _arrow_files(saved: Path) -> tuple[Path, ...]:
 
 def _json_of(path: Path) -> dict[str, object]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = loads_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
     return document if isinstance(document, dict) else {}

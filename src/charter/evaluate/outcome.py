@@ -4,11 +4,12 @@ From measured figures alone, and without torch: what an evaluation published goe
 terminal, a report and on a page.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from charter.errors import loads_json
 
 MIN_ROWS = 30
 """Fewer held-out rows support no statement, whatever the interval says."""
@@ -140,7 +141,7 @@ def _compared(
 def read_results(stage_dir: Path) -> Mapping[str, Any] | None:
     """Return what an evaluation published; None where nothing readable is there."""
     try:
-        results = json.loads((stage_dir / "outputs" / RESULTS_FILE).read_text(encoding="utf-8"))
+        results = loads_json((stage_dir / "outputs" / RESULTS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return results if isinstance(results, dict) and isinstance(results.get("figures"), list) else None

@@ -24,7 +24,7 @@ import torch
 
 from charter.artifacts import durable
 from charter.data.dataset import Turn
-from charter.errors import DataError
+from charter.errors import DataError, loads_json
 from charter.inference.generate import Answers, SamplingSettings, pad_left
 from charter.inference.limited import Failed, LimitedProcess
 from charter.models.chat import encode_prompt, encode_reply
@@ -122,7 +122,7 @@ class ReplyStore:
         if complete < len(content):
             durable.truncate(path, complete)
         for line in content[:complete].splitlines():
-            entry = json.loads(line)
+            entry = loads_json(line)
             if "reply" in entry:
                 self._replies[entry["key"]] = entry["reply"]
             else:

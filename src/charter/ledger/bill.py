@@ -6,7 +6,6 @@ Times are compared to the second and money to the cent, which is what bills are 
 import csv
 import hashlib
 import io
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from charter.errors import DataError, UsageError
+from charter.errors import DataError, UsageError, loads_json
 from charter.ledger.account import Accounted
 from charter.ledger.attempt import Attempt, expand_nodes
 
@@ -461,7 +460,7 @@ def _tags(where: str, row: Mapping[str, str], text: str) -> dict[str, str]:
         tags |= {name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix) and value}
     if text:
         try:
-            content = json.loads(text)
+            content = loads_json(text)
         except ValueError:
             raise DataError(f"{where}: Tags is no JSON object") from None
         if not isinstance(content, dict):

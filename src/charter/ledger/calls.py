@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from charter.artifacts.faults import durable_action
-from charter.ledger.call import Call, CallTotals, NewCall, Settlement, new_call_id, totals_of_calls
+from charter.ledger.call import Call, CallTotals, NewCall, Settlement, new_call_id
 from charter.ledger.opening import open_database
 from charter.ledger.place import MOUNTINFO
 
@@ -126,31 +126,11 @@ class CallStore:
         for item in settlements:
             self._keys.pop(item.call_id, None)
 
-    def unsettled(self) -> tuple[Call, ...]:
-        """Calls without a settlement: of processes that were killed, or in flight in one that still runs."""
-        from charter.ledger import call_rows
-
-        def read(connection: "Connection") -> tuple[Call, ...]:
-            calls = call_rows.read_calls(connection, self._database, self._scope, where="s.outcome IS NULL")
-            return tuple(sorted(calls, key=lambda call: (call.at, call.call_id)))
-
-        return self._do(read, reading=True)
-
     def totals(self) -> CallTotals:
         """The sums by server and model, quickly."""
         from charter.ledger import call_rows
 
         return self._do(lambda it: call_rows.read_totals(it, self._database, self._scope), reading=True)
-
-    def checked_totals(self) -> CallTotals:
-        """The same sums from every row, each compared with its check; DataError when one has changed."""
-        from charter.ledger import call_rows
-
-        def read(connection: "Connection") -> CallTotals:
-            call_rows.refuse_lost_calls(connection, self._database, self._scope)
-            return totals_of_calls(call_rows.read_calls(connection, self._database, self._scope))
-
-        return self._do(read, reading=True)
 
     def _do(self, work: "Callable[[Connection], Result]", *, reading: bool = False) -> Result:
         """One transaction; tried again while a server is away, which is safe because rows are only added once."""

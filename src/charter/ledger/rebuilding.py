@@ -3,13 +3,13 @@
 Attempts of a lost or emptied ledger, made anew from what the directories of finished stages keep of them.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, delete, select
 
+from charter.errors import loads_json
 from charter.ledger.account import account, day_of
 from charter.ledger.attempt import Attempt, Outcome, tags_text
 from charter.ledger.attempt_rows import ATTEMPT_FIELDS, check_of
@@ -22,6 +22,8 @@ from charter.ledger.sums import DIMENSIONS
 from charter.ledger.usage_rows import read_usage
 from charter.units import MICRO_USD_PER_USD, SECONDS_PER_HOUR
 
+MOST = 1e12
+"""Of seconds and dollars that a stage can have taken: 30,000 years."""
 TIMINGS_FILE = "timings.json"
 """In the directory of a finished stage: what the ledger had of it when it ended."""
 SOURCE = "timings.json of the stage: the ledger has lost it"
@@ -82,13 +84,14 @@ def rebuilt_attempts(
 def _timings(path: Path) -> Mapping[str, Any] | None:
     """Return the content of the file; None where it is missing, torn, or not of this kind."""
     try:
-        document = json.loads(path.read_bytes())
+        document = loads_json(path.read_bytes())
         usd = document["cost_usd"]
-        return {
-            **{name: float(document[name]) for name in ("finished_at", "seconds", "useful_seconds")},
-            "cost_usd": None if usd is None else float(usd),
-        }
-    except (OSError, ValueError, KeyError, TypeError):
+        values = {name: float(document[name]) for name in ("finished_at", "seconds", "useful_seconds")}
+        values["cost_usd"] = 0.0 if usd is None else float(usd)
+        if not all(0 <= value <= MOST for value in values.values()):
+            return None
+        return values | {"cost_usd": None if usd is None else values["cost_usd"]}
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 

@@ -1,14 +1,13 @@
 """Our calls against the provider's log: what differs, and the settlements that make the bill equal to the log. Pure."""
 
 import csv
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, Literal
 
-from charter.errors import DataError, UsageError
+from charter.errors import DataError, UsageError, loads_json
 from charter.ledger.call import Call, Settlement
 
 REQUEST_ID = ("request_id", "x_request_id", "x-request-id", "call_id")
@@ -45,7 +44,10 @@ def read_provider_log(path: Path) -> tuple[BilledRow, ...]:
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text ({error}); export the log as CSV or JSON lines") from None
     rows = _json_rows(path, text) if text.lstrip().startswith("{") else _csv_rows(text)
-    return tuple(_billed(path, line, row) for line, row in rows)
+    try:
+        return tuple(_billed(path, line, row) for line, row in rows)
+    except csv.Error as error:
+        raise DataError(f"{path} is no CSV that can be read ({error}); export the log as CSV or JSON lines") from None
 
 
 def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -53,7 +55,7 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]
         if not part.strip():
             continue
         try:
-            row = json.loads(part, parse_float=Decimal, parse_constant=_refuse_constant)
+            row = loads_json(part, parse_float=Decimal, parse_constant=_refuse_constant)
         except ValueError as error:
             raise DataError(f"{path}:{line}: is not JSON ({error}); every line is one object") from None
         if not isinstance(row, dict):

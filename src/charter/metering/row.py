@@ -1,6 +1,5 @@
 """Samples of machines as JSON lines, `meter-<node>.jsonl` in a stage's directory; writing and reading them."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts import durable
+from charter.errors import loads_json
 
 METER_GLOB = "meter-*.jsonl"
 NODE = re.compile(r"[^A-Za-z0-9._-]")
@@ -104,7 +104,7 @@ def meter_rows(stage_dir: Path, *, since: float = float("-inf"), until: float = 
 def row_of(line: bytes | str) -> MeterRow | None:
     """The sample that a line holds; None where it holds none."""
     try:
-        content: Any = json.loads(line)
+        content: Any = loads_json(line)
         gpus = content.get("gpus")
         values = _known(MeterRow, content)
         values["gpus"] = None if gpus is None else tuple(_gpu(item) for item in gpus)

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from charter.errors import DataError
+from charter.errors import DataError, loads_json
 from charter.physics.columns import array
 from charter.physics.constants import moved
 from charter.physics.terms import Interval
@@ -185,7 +185,7 @@ def save(bundle: Bundle, path: Path) -> None:
 def load(path: Path) -> Bundle:
     """Read a bundle; DataError when the file is not one."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = loads_json(path.read_text(encoding="utf-8"))
         return Bundle(
             quantities={name: _read_fit(item) for name, item in document["quantities"].items()},
             source=document["source"],

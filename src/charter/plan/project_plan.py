@@ -51,7 +51,7 @@ def plan_project(
         machine = probe_machine()
     if knowledge is None and (directory / CALIBRATION_FILE).is_file():
         knowledge = Knowledge.of(load(directory / CALIBRATION_FILE))
-    book = prices or _price_book(directory, today)
+    book = prices or price_book(directory, today)
     plan = make_plan(
         project,
         architectures=inputs.architectures,
@@ -68,7 +68,11 @@ def plan_project(
     return replace(plan, assumptions=(*plan.assumptions, *stale_prices(plan, book, today)))
 
 
-def _price_book(directory: Path, today: date | None) -> PriceBook:
+def price_book(directory: Path, today: date | None) -> PriceBook:
+    """Return the prices of a project: the bundled ones with those of its own file, contracts that have ended left out.
+
+    Without `today` all of them count.
+    """
     file = directory / PRICES_FILE
     if today is not None or not file.is_file():
         return read_price_book(file, today=today or date.max)

@@ -1,9 +1,11 @@
 """The cost of a run divided by stage, owner, tag, accelerator, market and day, with waste and energy: pure."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -20,7 +22,7 @@ STATE_STYLES = {"ok": "green", "warn": "yellow", "hold": "yellow", "stop": "bold
 
 
 def groups_json(facts: CostFacts) -> dict[str, Any]:
-    """Return the later fields of `charter cost report --json`: `by`, `waste`, `energy`, `storage`, `limits`.
+    """Return the later fields of `charter cost report --json`: `by`, `waste`, `energy`, `storage`, `fees`, `limits`.
 
     In every group the parts add up to the same total; waste is part of the cost, not beside it.
     """
@@ -29,6 +31,17 @@ def groups_json(facts: CostFacts) -> dict[str, Any]:
         "waste": waste_json(facts.spending.total),
         "energy": energy_json(facts.spending.total, facts.project.metering.power_usage_effectiveness),
         "storage": storage_json(facts.stored, facts.plan),
+        "fees": [
+            {
+                "what": fee.resource,
+                "provider": fee.provider,
+                "stage": fee.stage or None,
+                "micro_usd": fee.micro_usd,
+                "started_at": fee.started_at,
+                "ended_at": fee.ended_at,
+            }
+            for fee in facts.fees
+        ],
         "usd_per_hour": facts.spending.usd_per_hour,
         "limits": [line.to_json() for line in facts.lines],
         "bills": [
@@ -92,6 +105,10 @@ def print_groups(facts: CostFacts, console: Console) -> None:
         usd = f", {format_usd(totals.idle_micro_usd / MICRO_USD_PER_USD)}" if totals.priced_attempts else ""
         text = f"Idle: machines were held and did nothing for {format_seconds(totals.idle_milliseconds / 1000)}{usd}"
         console.print(text, style="yellow", highlight=False)
+    for fee in facts.fees:
+        days = " to ".join(f"{datetime.fromtimestamp(at, tz=UTC):%Y-%m-%d}" for at in (fee.started_at, fee.ended_at))
+        usd = format_usd((fee.micro_usd or 0) / MICRO_USD_PER_USD)
+        console.print(f"Fee: {escape(fee.resource)}, {escape(fee.provider)}, {days}: {usd} on top", highlight=False)
     energy = energy_json(facts.spending.total, facts.project.metering.power_usage_effectiveness)
     if energy["facility_kwh"] is not None:
         share = 100 * (energy["metered_share"] or 0)

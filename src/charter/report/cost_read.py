@@ -11,6 +11,7 @@ from charter.cost.forecast import Forecast, forecast
 from charter.ledger import Attempt, Ledger
 from charter.ledger.bill_rows import StoredBill
 from charter.ledger.store import has_ledger, ledger_place
+from charter.ledger.stored import OtherCharge
 from charter.ledger.sums import Sums
 from charter.report.cost_storage import StoredPlace, stored_places
 from charter.run.budget import BudgetLine, Spending, budget_lines, read_plan, read_spending, stages_so_far, steps_now
@@ -40,6 +41,8 @@ class CostFacts:
     newest: Mapping[str, Attempt] = field(default_factory=dict)
     """By stage, its newest attempt."""
     stored: tuple[StoredPlace, ...] = ()
+    fees: tuple[OtherCharge, ...] = ()
+    """What nothing has measured: reserved terms, licences."""
     plan: Mapping[str, Any] | None = None
     """The JSON of `plan.json`."""
 
@@ -54,6 +57,7 @@ def read_costs(project: Project, root: Path, *, with_groups: bool = True) -> Cos
         spending = read_spending(ledger, project, now=time.time())
         groups = {name: ledger.sums(run=project.name, by=(name,)) for name in names}
         bills = ledger.bills()
+        fees = ledger.other_charges(run=project.name)
         samples = ledger.stored(run=project.name) if with_groups else ()
         newest = {
             item.attempt.stage: item.attempt
@@ -74,6 +78,7 @@ def read_costs(project: Project, root: Path, *, with_groups: bool = True) -> Cos
         bills=bills,
         newest=newest,
         stored=stored_places(samples, now=time.time()),
+        fees=fees,
         plan=plan,
     )
 

@@ -8,7 +8,7 @@ from charter.ledger.focus import Account, Row, rows_of_attempts, rows_of_other, 
 from charter.ledger.store import has_ledger, ledger_place
 from charter.ledger.stored import OtherCharge, charges_by_month
 from charter.report.read import read_run
-from charter.run.budget import billed_to
+from charter.run.call_costs import billed_to
 from charter.run.paths import run_dir
 from charter.spec.project import Project
 

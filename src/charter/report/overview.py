@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from charter.artifacts.stage_state import STATES, Phase, StageState, State, run_phase
-from charter.cost.forecast import StageForecast, StageSoFar, forecast, paced
+from charter.cost.forecast import Forecast, StageForecast, StageSoFar, forecast, paced, planned_start_seconds
 from charter.ledger.account import Accounted, Totals, stage_totals, totals_of, wall_milliseconds
 from charter.ledger.call import CallSums
 from charter.ledger.focus import stage_usage, usage_sums
 from charter.physics.terms import Interval
-from charter.report.amounts import NO_SPREAD, Amount, AmountSpread, planned
+from charter.report.amounts import NO_SPREAD, NOTHING, Amount, AmountSpread, planned
 from charter.report.read import RunFiles, StageFiles
 
 PENDING = StageState(phase=Phase.PENDING, why="never run", step=0, target_step=None)
@@ -71,7 +71,7 @@ class StageView:
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """A whole run; its amounts are the sums of its stages'."""
+    """A whole run; its amounts are the sums of its stages', but for the ends of the forecast, which do not add."""
 
     project: str
     state: State
@@ -120,9 +120,11 @@ def overview(run: RunFiles) -> Overview:
         for name in dict.fromkeys((*in_plan, *totals, *calls))
     )
     files = {stage.name: run.stages.get(stage.name, StageFiles(name=stage.name)) for stage in stages}
-    left = forecast([_so_far(stage, files[stage.name], run.accounted) for stage in stages]).stages
+    left = forecast([_so_far(stage, files[stage.name], run.accounted) for stage in stages])
     phase = run_phase(stage.phase for stage in stages)
-    stages = tuple(replace(stage, remaining=_spread(left[stage.name])) for stage in stages)
+    stages = tuple(replace(stage, remaining=_spread(left.stages[stage.name])) for stage in stages)
+    medians, rest = sum((view.forecast for view in stages), NO_SPREAD), _spread(left)
+    actual = sum((view.actual for view in stages), NOTHING)
     return Overview(
         project=run.project,
         state=STATES[phase],
@@ -131,7 +133,7 @@ def overview(run: RunFiles) -> Overview:
         totals=totals_of(run.accounted),
         calls=usage_sums(run.usage),
         plan=sum((view.plan for view in stages if view.plan), NO_SPREAD),
-        forecast=sum((view.forecast for view in stages), NO_SPREAD),
+        forecast=replace(_plus(actual, rest), p50=medians.p50),
         budget_limit_usd=run.budget_limit_usd,
         wall_seconds=wall_milliseconds(item.attempt for item in run.accounted) / 1000,
     )
@@ -199,6 +201,7 @@ def _so_far(stage: StageView, files: StageFiles, accounted: Iterable[Accounted])
         kind=stage.kind,
         planned_seconds=None if stage.plan is None else _interval(stage.plan, "seconds"),
         planned_usd=None if stage.plan is None or stage.plan.p50.usd is None else _interval(stage.plan, "usd"),
+        planned_start_seconds=planned_start_seconds(stage.planned_stage),
         done=stage.state == "done",
         step=0 if stage.state == "pending" else stage.step or 0,
         target_step=stage.target_step,
@@ -215,7 +218,7 @@ def _interval(spread: AmountSpread, what: Literal["seconds", "usd"]) -> Interval
     return Interval(p10=low, p50=median, p90=high)
 
 
-def _spread(left: StageForecast) -> AmountSpread:
+def _spread(left: StageForecast | Forecast) -> AmountSpread:
     def amount(quantile: str) -> Amount:
         usd = None if left.usd is None else round(getattr(left.usd, quantile) * 1e6)
         return Amount(milliseconds=round(getattr(left.seconds, quantile) * 1000), micro_usd=usd)

@@ -1,7 +1,6 @@
 """Reading a run directory for a report: the edge between files and the pure part."""
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from charter.artifacts.sample_prompts import sample_seconds
 from charter.artifacts.stage_state import StageState, read_stage, stage_state
-from charter.errors import CharterError, DataError, UsageError
+from charter.errors import CharterError, DataError, UsageError, loads_json
 from charter.ledger import Accounted, ApiUsage, Attempt, CallBooks, Ledger
 from charter.ledger.account import account
 from charter.ledger.call_books import CALLS_FILE
@@ -61,6 +60,23 @@ class RunFiles:
     """What could not be read, in words."""
 
 
+MOST = 1e15
+"""Of seconds and dollars of a plan, as of everything that charter.yaml counts."""
+
+
+def _refuse_absurd(plan: Json, path: Path) -> None:
+    """DataError where an amount of a stage is no number that a plan can hold."""
+    stages = plan.get("stages", ())
+    for stage in stages if isinstance(stages, list) else ():
+        breakdown = stage.get("breakdown") if isinstance(stage, Mapping) else None
+        parts = breakdown.get("seconds") if isinstance(breakdown, Mapping) else breakdown
+        amounts = [stage.get("seconds"), stage.get("usd"), parts] if isinstance(stage, Mapping) else [stage]
+        for amount in amounts:
+            values = amount.values() if isinstance(amount, Mapping) else [amount]
+            if not all(value is None or (type(value) in (int, float) and -MOST <= value <= MOST) for value in values):
+                raise DataError(f"{path} is damaged: an amount of a stage is no number; `charter plan` makes it anew")
+
+
 def read_run(
     project_dir: Path, *, plan: Json | None = None, with_metrics: bool = True, check_calls: bool = False
 ) -> RunFiles:
@@ -72,6 +88,8 @@ def read_run(
     """
     run_dir = project_dir / RUN
     kept_plan = _json_of(run_dir / "plan.json")
+    if kept_plan is not None:
+        _refuse_absurd(kept_plan, run_dir / "plan.json")
     facts = _project_facts(project_dir)
     accounted, usage = _read_ledger(run_dir, facts, checked=check_calls)
     name = facts.name
@@ -246,7 +264,7 @@ def _versions(stages: Mapping[str, StageFiles]) -> dict[str, str]:
 
 def _json_of(path: Path) -> Json | None:
     try:
-        content = json.loads(path.read_bytes())
+        content = loads_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValueError as error:

@@ -5,13 +5,13 @@ page of a small one does. Nothing here is a figure: figures with their intervals
 """
 
 import difflib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from charter.artifacts.sample_prompts import ROLLOUTS_FILE, SAMPLES_FILE, SampleNote, read_notes
+from charter.errors import loads_json
 
 RECORDS = Path("outputs") / "records.jsonl"
 MOST_BYTES = 32 * 1024**2
@@ -294,7 +294,7 @@ def _read(source: SampleSource) -> Iterator[ShownSample | None]:
 def _sample(stage: str, line: bytes) -> ShownSample | None:
     """A line as a sample; None for one that holds no answer, or is torn."""
     try:
-        row = json.loads(line)
+        row = loads_json(line)
     except ValueError:
         return None
     if not isinstance(row, dict):

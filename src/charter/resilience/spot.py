@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from charter.errors import UsageError
+from charter.errors import UsageError, loads_json
 
 Seconds = NDArray[np.float64]
 
@@ -411,10 +411,14 @@ def trace_statistics(trace: Trace, nodes: int = 1) -> TraceStatistics:
     )
 
 
+LONGEST_GAP_SECONDS = 1e9
+"""Between two looks of a trace: 30 years."""
+
+
 def read_trace(path: Path) -> Trace:
     """The trace in a JSON file; a `UsageError` says what is wrong with it."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = loads_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"trace {path}: {error.strerror}; shipped traces: {', '.join(shipped())}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -428,7 +432,7 @@ def trace_of(document: object, *, name: str) -> Trace:
     metadata = document.get("metadata") if isinstance(document, Mapping) else None
     data = document.get("data") if isinstance(document, Mapping) else None
     gap = metadata.get("gap_seconds") if isinstance(metadata, Mapping) else None
-    if not isinstance(gap, int | float) or isinstance(gap, bool) or not gap > 0 or gap == float("inf"):
+    if not isinstance(gap, int | float) or isinstance(gap, bool) or not 0 < gap <= LONGEST_GAP_SECONDS:
         raise UsageError(f"trace {name}: metadata.gap_seconds is {gap!r}, not a time above zero; {wanted}")
     if not isinstance(data, list) or not data:
         raise UsageError(f"trace {name}: 'data' is not a list of counts; {wanted}")

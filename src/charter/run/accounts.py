@@ -23,7 +23,7 @@ from charter.ledger.rebuilding import rebuilt_attempts
 from charter.ledger.reconcile import BilledRow, Price, Reconciled, reconcile
 from charter.ledger.store import ledger_place
 from charter.run.attempt import is_finished, price_micro_usd_per_hour
-from charter.run.budget import record_calls
+from charter.run.call_costs import record_calls
 from charter.run.graph import PlannedStage
 from charter.run.paths import run_dir, stages_dir
 from charter.spec.project import Project, Serving

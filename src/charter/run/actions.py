@@ -14,6 +14,8 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from charter.artifacts import durable
@@ -28,6 +30,10 @@ from charter.launch.job_engine import left_job
 from charter.launch.job_handle import LiveJob
 from charter.launch.opening import RUNS, open_scheduler
 from charter.launch.scheduler import Scheduler
+from charter.ledger import Ledger
+from charter.ledger.attempt import tags_text
+from charter.ledger.store import ledger_place
+from charter.ledger.stored import OtherCharge
 from charter.run.approval import Approval, approve, who_is_here
 from charter.run.events import Events
 from charter.run.graph import Acceptance, Pipeline, PlannedStage, build_pipeline, record_acceptance
@@ -38,7 +44,7 @@ from charter.run.supervisor import NOTICE_FILE
 from charter.spec.load import BUDGET_FILE, DEFAULT_FILE
 from charter.spec.project import Project
 from charter.spec.yaml_source import read_document
-from charter.units import format_usd, parse_usd
+from charter.units import MICRO_USD_PER_USD, format_usd, parse_usd
 
 LOOK_SECONDS = 0.5
 FRESH_SECONDS = 60.0
@@ -159,6 +165,8 @@ START_LOG = "started-from-page.txt"
 """What a run says that a page has started, in the run directory."""
 STOP_SECONDS = 180.0
 """For a stage to reach a safe point and write its checkpoint; jobs that a supervisor has left are ended after it."""
+MOST_USD = 1e9
+"""Of one fee."""
 LONGEST_REASON = 500
 """Characters of that log that an event repeats."""
 
@@ -226,6 +234,47 @@ def accept_model(project: Project, root: Path, name: str, *, by: str | None = No
 
 def _asks(stage: PlannedStage, name: str) -> bool:
     return any(item.name == name for items in stage.inputs.values() for item in items)
+
+
+def add_charge(
+    project: Project, root: Path, *, what: str, usd: str, since: datetime, until: datetime, provider: str, stage: str
+) -> OtherCharge:
+    """Add a fee to the ledger of a run, from one UTC day to before another; the same one is not added twice."""
+    try:
+        amount = parse_usd(usd)
+    except ValueError as error:
+        raise UsageError(f"--usd {usd!r}: {error}") from None
+    if stage and stage not in project.pipeline:
+        raise UsageError(f"no stage is called {stage!r}; the stages are {', '.join(project.pipeline)}")
+    if not 0 < amount <= MOST_USD:
+        raise UsageError(f"--usd {usd!r}: a fee is above $0 and at most {format_usd(MOST_USD)}")
+    begin, end = (day.replace(tzinfo=UTC).timestamp() for day in (since, until))
+    if not what.strip() or end <= begin:
+        raise UsageError("a fee is for something, and its --to is after its --from")
+    charge = OtherCharge(
+        run=project.name,
+        stage=stage,
+        category="Other",
+        service="Fee",
+        provider=provider or "unknown",
+        resource=what.strip(),
+        started_at=begin,
+        ended_at=end,
+        quantity="1",
+        unit="Units",
+        micro_usd=round(amount * MICRO_USD_PER_USD),
+        price_source=f"charter cost add by {who_is_here()}",
+        owner=project.owner,
+        tags=tags_text(project.tags),
+    )
+    durable.make_dir(run_dir(root))
+    with Ledger.open(ledger_place(run_dir(root.resolve()), project.storage.ledger)) as ledger:
+        before = ledger.other_charges(run=project.name)
+        if any(replace(item, price_source=charge.price_source) == charge for item in before):
+            raise UsageError(f"the fee for {charge.resource} over these days is in the ledger already")
+        ledger.record_other([charge])
+    _write_down(root, "fee_added", f"{format_usd(amount)} for {charge.resource} added by {who_is_here()}")
+    return charge
 
 
 def raise_budget(root: Path, limit: str, *, by: str | None = None) -> tuple[float, float]:

@@ -25,7 +25,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from charter.artifacts import durable
-from charter.errors import CharterError, UsageError
+from charter.errors import CharterError, UsageError, loads_json
 from charter.spec.project import Project
 from charter.spec.sections import Alerts
 from charter.tracking.secret_texts import Secrets
@@ -179,7 +179,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     with contextlib.suppress(FileNotFoundError):
         for line in path.read_bytes().splitlines():
             with contextlib.suppress(ValueError):
-                rows.append(json.loads(line))
+                rows.append(loads_json(line))
     return rows
 
 

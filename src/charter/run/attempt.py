@@ -15,12 +15,12 @@ from charter.artifacts.record import damaged_output, read_record
 from charter.artifacts.stage_dir import METRICS
 from charter.artifacts.stage_process import DISK_FULL, INTERRUPTED_EXIT, OUT_OF_MEMORY, PEER_EXIT
 from charter.artifacts.stage_state import checkpoint_position, checkpoint_step, read_progress
-from charter.errors import BudgetError, CharterError, DataError, ExitCode, MissingExtraError, StageError
+from charter.errors import BudgetError, CharterError, DataError, ExitCode, MissingExtraError, StageError, loads_json
 from charter.launch.engine import Engine, StageHandle
 from charter.launch.machine import CPU
 from charter.ledger import Ledger, Outcome
 from charter.ledger.attempt import Reached
-from charter.run.budget import CallCosts
+from charter.run.call_costs import CallCosts
 from charter.run.graph import PlannedStage
 from charter.run.hang_watch import Hang, HangWatch, read_signs
 from charter.run.idle import IdleClock
@@ -256,7 +256,7 @@ def _metrics(attempt: RunningAttempt) -> list[dict[str, Any]]:
     path = attempt.stage.directory / METRICS
     for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
-            line = json.loads(text)
+            line = loads_json(text)
         except json.JSONDecodeError:
             continue
         if isinstance(line, dict) and line.get("time", 0) >= attempt.began_at:

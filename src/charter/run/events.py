@@ -1,12 +1,12 @@
 """Events of a run, as plain mappings: kept in `events.jsonl`, and given to whoever shows it."""
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from charter.artifacts import durable
+from charter.errors import loads_json
 
 Listener = Callable[[Mapping[str, Any]], None]
 EVENTS_FILE = "events.jsonl"
@@ -44,7 +44,7 @@ def last_events(path: Path, *, most: int = 400) -> tuple[Mapping[str, Any], ...]
     events = []
     for line in lines:
         try:
-            event = json.loads(line)
+            event = loads_json(line)
         except ValueError:
             continue
         if isinstance(event, dict) and isinstance(event.get("time"), int | float):

@@ -31,7 +31,7 @@ from charter.run.accounts import EngineRecords, end_finished, rebuild_ledger, st
 from charter.run.actions import accept_model
 from charter.run.alerts import AlertListener
 from charter.run.approval import lay_sample_prompts
-from charter.run.budget import record_calls
+from charter.run.call_costs import record_calls
 from charter.run.copies import Replicas
 from charter.run.events import Events, Listener
 from charter.run.followers import Followers

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from charter.errors import UsageError
@@ -11,8 +12,10 @@ from charter.launch.job import StageJob
 from charter.launch.machine import asked_layout
 from charter.launch.opening import RUNS, engine_name, open_scheduler
 from charter.launch.rendered import TARGETS, printed, texts_for
+from charter.launch.rendered.skypilot_dry_run import run_optimizer, write_dry_run
 from charter.launch.sent_supervisor import send_supervisor
 from charter.launch.submission import SUPERVISOR, TOKEN, preview_job, run_words, supervisor_job
+from charter.plan.project_plan import plan_project, price_book
 from charter.run.graph import build_pipeline, with_project
 from charter.run.planned import keep_plan, plan_of_run, resolved_project
 from charter.run.runner import RunOptions, find_work, plan_work, refuse_overflow
@@ -175,6 +178,18 @@ def submit_supervisor(
         return name, send_supervisor(project, path or root, root, scheduler, only=stages, words=words)
     finally:
         scheduler.close()
+
+
+def skypilot_choice(
+    project: Project, root: Path, wanted_engine: str | None, stages: Sequence[str], *, python: Path
+) -> dict[str, Any]:
+    """Return what SkyPilot's own optimizer chooses on the plan's times and the prices here; no cloud is asked."""
+    if (name := engine_of(project, wanted_engine)) != "skypilot":
+        raise UsageError(f"--optimizer is SkyPilot's: give --on skypilot, not {name}")
+    check_stages(project, stages)
+    with TemporaryDirectory(prefix="charter-skypilot-") as place:
+        write_dry_run(project, plan_project(project, root), price_book(root, None), Path(place), stages)
+        return run_optimizer(Path(place), python)
 
 
 def engine_of(project: Project, wanted: str | None) -> str:

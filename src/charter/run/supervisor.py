@@ -31,7 +31,8 @@ from charter.run.attempt import (
     outcome_of,
     price_micro_usd_per_hour,
 )
-from charter.run.budget import BudgetWatch, CallCosts, write_timings
+from charter.run.budget import BudgetWatch
+from charter.run.call_costs import CallCosts, write_timings
 from charter.run.events import Events
 from charter.run.graph import Pipeline, PlannedStage
 from charter.run.hang_watch import LEAST_SECONDS, START_SECONDS, HangWatch, oom_kills

@@ -90,23 +90,23 @@ BYTE_ALPHABET = 256
 """Every byte is a token of a byte-level tokenizer, before special tokens and merges."""
 
 
+RESERVED = re.compile(r"con|prn|aux|nul|(com|lpt)[0-9]", re.IGNORECASE)
+"""Devices of Windows (Microsoft, "Naming Files, Paths, and Namespaces"): no file can be called so there."""
+
+
 def check_name(name: str, path: str) -> Iterator[Problem]:
-    """Names become directories and parts of `--set` paths, so they are kept plain."""
+    """Names become directories and parts of `--set` paths, so they are kept plain, and no other system's devices."""
     if not NAME.fullmatch(name):
         hint = "letters, digits, _ and -, at most 64, not beginning with -"
         yield Problem(message=f"{name!r} cannot be a name", path=path, hint=hint)
-
-
-RESERVED = re.compile(r"con|prn|aux|nul|(com|lpt)[0-9]", re.IGNORECASE)
-"""Devices of Windows (Microsoft, "Naming Files, Paths, and Namespaces"): no file can be called so there."""
+    if RESERVED.fullmatch(name):
+        yield Problem(message=f"{name!r} is the name of a device on Windows", path=path)
 
 
 def check_directories(names: Iterable[str], path: str) -> Iterator[Problem]:
     """Names become directories, which other systems must be able to hold side by side."""
     first: dict[str, str] = {}
     for name in names:
-        if RESERVED.fullmatch(name):
-            yield Problem(message=f"{name!r} is the name of a device on Windows", path=f"{path}.{name}")
         other = first.setdefault(name.casefold(), name)
         if other != name:
             message = f"{name!r} and {other!r} differ in case alone, and are one directory on some systems"

@@ -5,7 +5,6 @@ over it (`overrides`), read it into dataclasses (`bind`), check values (`checks`
 Nothing is looked up on disk but the file itself: paths in it stay as written, relative to its directory.
 """
 
-import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from charter.errors import Problem, SpecError, UsageError
+from charter.errors import Problem, SpecError, UsageError, loads_json
 from charter.redaction import holds_secret
 from charter.spec.bind import Bound, bind, known_keys, widen_shorthands
 from charter.spec.checks import check_data, check_model, check_project
@@ -173,7 +172,7 @@ def _with_raised_budget(project: Project, root: Path) -> Project:
     if project.budget is None or not path.is_file():
         return project
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = loads_json(path.read_text(encoding="utf-8"))
         limit, over = float(content["limit_usd"]), float(content["over_usd"])
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(f"{path} does not hold a raised budget; move it away to spend by charter.yaml alone") from None
@@ -193,7 +192,7 @@ def chosen_engines(root: Path) -> Mapping[str, str]:
     """
     path = root / "run" / ENGINES_FILE
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = loads_json(path.read_text(encoding="utf-8"))
     except OSError:
         return {}
     except ValueError:

@@ -177,6 +177,10 @@ def kind_of(value: object) -> str:
             return "a list"
 
 
+MOST_DEPTH = 100
+"""Of brackets within brackets; project files have four."""
+
+
 class _Loader(yaml.BaseLoader):
     """Composes nodes whose tag says only how a scalar was written; the meaning is read by `scalar`."""
 
@@ -184,6 +188,12 @@ class _Loader(yaml.BaseLoader):
         if kind is yaml.ScalarNode:
             return "plain" if implicit[0] else "quoted"
         return "mapping" if kind is yaml.MappingNode else "sequence"
+
+    def fetch_flow_collection_start(self, token: Any) -> None:
+        """Refuse depth early: the scanner's time grows with its square."""
+        if self.flow_level >= MOST_DEPTH:
+            raise RecursionError
+        super().fetch_flow_collection_start(token)
 
 
 def _compose(text: str, *, origin: str) -> yaml.Node | None:

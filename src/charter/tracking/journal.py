@@ -18,7 +18,7 @@ from typing import Any
 
 from charter.artifacts import durable
 from charter.artifacts.stage_dir import METRICS
-from charter.errors import UsageError
+from charter.errors import UsageError, loads_json
 from charter.metering.row import METER_GLOB, MeterRow, row_of
 from charter.tracking.base import MetricRow
 
@@ -156,7 +156,7 @@ def _entry(line: bytes) -> dict[str, Any] | None:
     if not line.endswith(b"\n"):
         return None
     try:
-        entry = json.loads(line)
+        entry = loads_json(line)
     except ValueError:
         return None
     return entry if isinstance(entry, dict) and "values" in entry else None
@@ -345,7 +345,7 @@ def _rates(row: MeterRow) -> dict[str, float]:
 def _point(line: bytes) -> tuple[int, float, Mapping[str, float]] | None:
     """Step, time and finite values of a line of metrics."""
     try:
-        content: Any = json.loads(line)
+        content: Any = loads_json(line)
     except ValueError:
         return None
     if not isinstance(content, dict) or not isinstance(content.get(STEP), int):

@@ -1,13 +1,12 @@
 """Metrics as JSON lines: `{"step": 40, "time": 1764500000.0, "loss": 2.31}`, and how they are read."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from charter.errors import DataError
+from charter.errors import DataError, loads_json
 
 STEP, TIME = "step", "time"
 METRICS, IMPORTED_METRICS = "metrics.jsonl", "imported.jsonl"
@@ -60,7 +59,7 @@ def series(points: tuple[MetricPoint, ...], name: str) -> Iterator[tuple[int, fl
 
 def _point(line: bytes) -> MetricPoint | None:
     try:
-        content: Any = json.loads(line)
+        content: Any = loads_json(line)
     except ValueError:
         return None
     if not isinstance(content, dict) or not isinstance(content.get(STEP), int):

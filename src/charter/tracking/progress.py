@@ -1,6 +1,5 @@
 """State of a run and its stages, folded from `events.jsonl`; and their progress, from `progress.json`."""
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import Any
 from charter.artifacts.lease import LEASE, read_holder
 from charter.artifacts.safe_path import wrong_name
 from charter.artifacts.stage_state import TRACKER_STATES, State, TrackerState, read_stage, stage_state
+from charter.errors import loads_json
 
 EVENTS_FILE = "events.jsonl"
 ENDS: Mapping[str, State] = {
@@ -97,7 +97,7 @@ class RunProgress:
 
     def _take(self, line: bytes) -> None:
         try:
-            entry: Any = json.loads(line)
+            entry: Any = loads_json(line)
             event, at = str(entry["event"]), float(entry["time"])
         except (ValueError, KeyError, TypeError):
             return

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import forks
 import pytest
+from call_checks import checked_totals, unsettled
 from fault_server import set_gate
 
 from charter.ledger.calls import CallStore
@@ -80,8 +81,8 @@ def test_after_three_kills_the_answers_are_the_same_and_the_bill_is_within_its_i
         assert answers_of(client(url, path)) == undisturbed
     lines = lines_of(log)
     with CallStore.open(path, run="r", stage="s", fingerprint="f") as calls:
-        sums = calls.checked_totals().sums
-        unsettled = Counter(call.key for call in calls.unsettled())
+        sums = checked_totals(calls).sums
+        in_doubt = Counter(call.key for call in unsettled(calls))
     billed = sum(2 * line["prompt_tokens"] + 8 * line["completion_tokens"] for line in lines)
     assert sums.settled_micro_usd <= billed <= sums.most_micro_usd
     assert sums.requests >= len(lines), "every request that the server saw has an intent"
@@ -89,5 +90,5 @@ def test_after_three_kills_the_answers_are_the_same_and_the_bill_is_within_its_i
     good = Counter(line["question"] for line in lines if line["fault"] == "ok")
     assert len(good) == COUNT
     asked_again = sum(count - 1 for count in good.values())
-    assert asked_again <= sum(unsettled.values()), "only what was unknown after a kill is asked again"
-    assert 0 < sum(unsettled.values()) <= 2 * AT_ONCE * len(KILLS)
+    assert asked_again <= sum(in_doubt.values()), "only what was unknown after a kill is asked again"
+    assert 0 < sum(in_doubt.values()) <= 2 * AT_ONCE * len(KILLS)

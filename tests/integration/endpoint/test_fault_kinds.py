@@ -1,6 +1,7 @@
 """More than seventy kinds of faults: no answer is wrong, and the provider's bill is within the ledger's interval."""
 
 import pytest
+from call_checks import checked_totals
 from fault_server import (
     FAULTS,
     LAST_STATUSES,
@@ -63,7 +64,7 @@ def outcome(kind, path, wanted):
         except CharterError:
             is_wrong = kind not in LAST_STATUSES
         truth = sum(2 * line["prompt_tokens"] + 8 * line["completion_tokens"] for line in server.requests)
-        sums = calls.checked_totals().sums
+        sums = checked_totals(calls).sums
     return is_wrong, not sums.settled_micro_usd <= truth <= sums.most_micro_usd
 
 

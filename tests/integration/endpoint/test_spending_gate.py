@@ -1,6 +1,7 @@
 """Requests stop before an allowance is passed, in truth and in the ledger, and go on where more is allowed."""
 
 import pytest
+from call_checks import checked_totals
 from fault_server import Behaviour, fault_server
 
 from charter.artifacts.allowance import allow, allowance
@@ -54,13 +55,13 @@ def test_calls_never_pass_their_allowance(calls, tmp_path, faults):
             allow(tmp_path, limit)
             with pytest.raises(BudgetError, match="that the budget leaves them"):
                 ask(url, calls, tmp_path)
-            sums = calls.checked_totals().sums
+            sums = checked_totals(calls).sums
             assert sums.settled_micro_usd <= bill(server) <= limit
             assert sums.most_micro_usd <= limit
         assert bill(server) > 0
         allow(tmp_path, None)
         assert len(ask(url, calls, tmp_path)) == len(QUESTIONS)
-        sums = calls.checked_totals().sums
+        sums = checked_totals(calls).sums
         assert sums.requests == len(server.requests), "a request that was turned away leaves no trace"
         assert sums.settled_micro_usd <= bill(server) <= sums.most_micro_usd
 

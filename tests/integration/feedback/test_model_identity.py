@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from call_checks import checked_totals
 from fault_server import Behaviour, fault_server, set_gate
 
 from charter.artifacts.job import write_job
@@ -81,7 +82,7 @@ def test_a_server_that_stays_the_same_is_asked_now_and_then(workshop, undisturbe
     with CallStore.open(
         stage.path / CALLS_FILE, run=stage.job.run, stage=stage.job.stage, fingerprint=stage.job.fingerprint
     ) as calls:
-        assert calls.checked_totals().sums.requests == len(server.requests), "every request is in the ledger"
+        assert checked_totals(calls).sums.requests == len(server.requests), "every request is in the ledger"
 
 
 @pytest.mark.parametrize("swap_after", [BASELINE, BASELINE + 21])

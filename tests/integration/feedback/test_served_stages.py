@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import fault_server as fault_server_module
+from call_checks import unsettled
 from fault_server import Behaviour, fault_server, set_gate
 
 from charter.artifacts.job import write_job
@@ -137,7 +138,7 @@ def test_a_sigkill_loses_no_answer_and_asks_only_what_was_under_way(workshop, tm
     assert len(set(asked)) == 50
     told = {"run": killed.job.run, "stage": killed.job.stage, "fingerprint": killed.job.fingerprint}
     with CallStore.open(killed.path / CALLS_FILE, **told) as calls:
-        unknown = len(calls.unsettled())
+        unknown = len(unsettled(calls))
     assert len(asked) - len(set(asked)) <= unknown, "an answer that was on disk was asked for again"
     assert 0 < unknown <= 3 * 3 * 8, "more was under way than three times what may be in flight"
 

@@ -74,8 +74,8 @@ def test_a_missing_price_is_none_and_not_zero():
 
 
 def test_every_bundled_table_loads_with_provenance():
-    tables = (PriceBook.bundled().rows, facts.storage_prices(), facts.onprem_assumptions(), facts.published_costs())
-    assert [len(table) for table in tables] == [139, 63, 16, 32]
+    tables = (PriceBook.bundled().rows, facts.storage_prices(), facts.onprem_assumptions())
+    assert [len(table) for table in tables] == [139, 63, 16]
     for table in tables:
         assert all(row.provenance.source and row.provenance.as_of for row in table)
         assert not any(row.provenance.source.startswith(("same", "...")) for row in table)

@@ -1,8 +1,8 @@
 import pytest
+from charter.cost.commitment import MarketPrices, committed_base, layers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.cost.commitment import MarketPrices, committed_base, layers
 from charter.cost.job import commitment_break_even_utilisation
 from charter.errors import UsageError
 

@@ -59,9 +59,42 @@ def test_unstarted_stage_takes_pace_of_its_kind_then_that_of_all():
     slow = stage("a", done=True, kept_seconds=200.0)
     quick = stage("b", kind="ppo", done=True, kept_seconds=50.0)
     found = left(slow, quick, stage("c"), stage("d", kind="ppo"), stage("e", kind="eval"))
-    shared = [100 * 2**0.8, 100 * 0.5**0.8, 100 * 1.25 ** (0.5 / (0.5 + 0.5 / 2))]
-    assert [found[name].seconds.p50 for name in "cde"] == pytest.approx(shared)
+    slowed, quickened, others = (found[name].seconds.p50 for name in "cde")
+    assert 50 < quickened < 100 * 0.75 < others < 100 * 1.25 < slowed < 200, "its own kind counts most"
+    alone = left(slow, stage("c"), stage("e", kind="eval"))
+    assert [alone[name].seconds.p50 for name in "ce"] == pytest.approx([100 * 2**0.8, 100 * 2**0.5])
     assert found["c"].basis == "scaled"
+
+
+def started(name, start, *, kind="sft", pace=1.0, **changes):
+    """A stage planned at 40 s of start and 60 steps of 1 s that took so much."""
+    return stage(name, kind=kind, planned_start_seconds=40.0, step=60, target_step=60, done=True,
+                 kept_seconds=start + 60 * pace, **paced_by(30, 30 * pace), **changes)  # fmt: skip
+
+
+def test_starts_and_steps_of_others_are_learned_apart():
+    slow_starts = [started(name, 200.0) for name in "abc"]
+    slow_steps = [started(name, 40.0, pace=200 / 60 - 40 / 60 + 40 / 60) for name in "abc"]
+    long = stage("z", planned_start_seconds=40.0, planned_seconds=Interval(p10=32e3, p50=40_040.0, p90=60e3))
+    assert left(*slow_starts, long)["z"].seconds.p50 == pytest.approx(40_000 + 40 * 5 ** (3 / 4), rel=0.01)
+    assert left(*slow_steps, long)["z"].seconds.p50 > 2.5 * 40_000
+
+
+def test_time_in_a_start_is_not_planned_again():
+    waiting = [left(stage(planned_start_seconds=40.0, kept_seconds=passed))["sft"].seconds for passed in (0.0, 30, 300)]
+    assert waiting[0] == PLAN
+    assert 60.0 < waiting[1].p50 < 95.0
+    assert waiting[2].p50 - 60.0 > 40.0, "what takes so long may take longer"
+
+
+def test_stages_that_agree_on_a_pace_are_believed():
+    def rest(count):
+        seen = [stage(f"s{index}", kind="ppo", done=True, kept_seconds=300.0) for index in range(count)]
+        return left(*seen, stage("c"))["c"].seconds
+
+    assert rest(1).p50 < rest(2).p50 < rest(5).p50 < 300.0
+    assert rest(5).p50 > 270.0
+    assert rest(5).p90 / rest(5).p50 < rest(1).p90 / rest(1).p50
 
 
 @pytest.mark.parametrize("times", [0.2, 1.0, 6.0])
@@ -164,8 +197,11 @@ def test_it_stays_in_order_and_shrinks_as_steps_are_done(step, more, seconds, lo
         assert late.p90 / late.p50 <= early.p90 / early.p50 + 1e-9
 
 
-def test_parts_add_up_to_the_total():
-    made = forecast([stage("a", step=3, target_step=9, kept_seconds=7.0), stage("b"), stage("c", done=True)])
-    assert made.seconds.p90 == pytest.approx(sum(part.seconds.p90 for part in made.stages.values()))
+@pytest.mark.parametrize(("step", "low"), [(0, 1.0), (3, 0.6)])
+def test_medians_add_up_and_ends_as_far_as_stages_err_together(step, low):
+    made = forecast([stage("a", step=step, target_step=9, kept_seconds=7.0 * step), stage("b"), stage("c", done=True)])
+    apart = sum(part.seconds.p90 - part.seconds.p50 for part in made.stages.values())
+    assert low * apart <= made.seconds.p90 - made.seconds.p50 <= apart * (1.0 if step == 0 else 0.99) + 1e-9
+    assert made.seconds.p50 == pytest.approx(sum(part.seconds.p50 for part in made.stages.values()))
     assert made.usd.p50 == pytest.approx(sum(part.usd.p50 for part in made.stages.values() if part.usd))
     assert made.usd_of(["b"]).p50 == pytest.approx(made.stages["b"].usd.p50)

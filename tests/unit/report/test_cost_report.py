@@ -30,9 +30,13 @@ def test_attempts_add_up_to_stages_and_stages_to_the_total(which, request):
         assert actual > 0
         assert sum(stage["actual"][unit] or 0 for stage in found["stages"]) == actual
         assert sum(attempt[unit] for attempt in found["attempts"]) == actual
-        for part in ("planned", "forecast"):
-            for suffix in ("", "_p10", "_p90"):
-                assert sum(stage[part][unit + suffix] or 0 for stage in found["stages"]) == found[part][unit + suffix]
+        for part, suffix in (("planned", ""), ("planned", "_p10"), ("planned", "_p90"), ("forecast", "")):
+            assert sum(stage[part][unit + suffix] or 0 for stage in found["stages"]) == found[part][unit + suffix]
+        low, high = (
+            sum(stage["forecast"][unit + suffix] or 0 for stage in found["stages"]) for suffix in ("_p10", "_p90")
+        )
+        total = found["forecast"]
+        assert low <= total[f"{unit}_p10"] <= total[unit] <= total[f"{unit}_p90"] <= high
         lost = found["actual"]["lost_to_kills"][unit] + found["actual"]["lost_to_failures"][unit]
         assert lost == sum(attempt["lost"][unit] for attempt in found["attempts"]) > 0
 
@@ -56,8 +60,10 @@ def test_the_forecast_adds_what_the_plan_has_left_to_what_was_spent(running):
     assert (ppo["state"], ppo["step"], ppo["target_step"]) == ("running", 40, 99)
     per_step = 0.1  # ten steps per second, as its progress says of 39 steps: what came before them is not repeated
     of_plan = ppo["planned"]["seconds"] / 99
-    left = 59 * (39 * per_step + 5 * of_plan) / 44
-    assert ppo["forecast"]["seconds"] == pytest.approx(ppo["actual"]["seconds"] + left, abs=0.002)
+    left = ppo["forecast"]["seconds"] - ppo["actual"]["seconds"]
+    assert 59 * (39 * per_step + 5 * of_plan) / 44 < left < 59 * (39 * per_step + 5 * 3 * of_plan) / 44, (
+        "others were slow"
+    )
     assert ppo["forecast"]["seconds_p90"] > ppo["forecast"]["seconds"]
     assert evaluation["state"] == "pending"
     assert evaluation["forecast"]["milliseconds"] > evaluation["planned"]["milliseconds"]  # the others were slower

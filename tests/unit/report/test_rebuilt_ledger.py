@@ -9,7 +9,7 @@ from charter.ledger import Ledger
 from charter.ledger.rebuilding import rebuilt_attempts
 from charter.report.read import read_run
 from charter.run.accounts import rebuild_ledger
-from charter.run.budget import write_timings
+from charter.run.call_costs import write_timings
 from charter.spec.project import Project
 
 START = 1_795_000_000.0

@@ -49,10 +49,18 @@ def test_defaults_have_no_problems(stage):
 
 
 def test_stage_names_that_collide_on_other_systems_are_refused():
-    named = replace(PROJECT, pipeline={"sft": SFT, "Sft": SFT, "CON": SFT, "com1": SFT, "console": SFT})
-    found = told(check_project(named))
-    assert set(found) == {"pipeline.Sft", "pipeline.CON", "pipeline.com1"}
+    found = told(check_project(replace(PROJECT, pipeline={"sft": SFT, "Sft": SFT, "console": SFT})))
+    assert set(found) == {"pipeline.Sft"}
     assert "'Sft' and 'sft' differ in case alone" in found["pipeline.Sft"]
+
+
+@pytest.mark.parametrize("name", ["CON", "com1", "lpt9", "nul", "Aux"])
+def test_no_name_is_that_of_a_device_of_windows(name):
+    """Of a project, a stage, a model or data: each becomes a directory or part of a file's name."""
+    assert set(told(check_project(replace(PROJECT, name=name)))) == {"name"}
+    assert set(told(check_stage(name, SFT))) == {f"pipeline.{name}"}
+    assert set(told(check_model(name, MODEL))) == {f"models.{name}"}
+    assert "device" in told(check_data(name, DataSpec(path="a.jsonl")))[f"data.{name}"]
 
 
 OUT_OF_RANGE = [

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from charter.cost.forecast import Forecast, StageSoFar, forecast, paced
+from charter.cost.forecast import Forecast, StageSoFar, forecast, paced, planned_start_seconds
 from charter.dashboard.snapshot import Snapshot, StageNow
 from charter.physics.terms import Interval
 from charter.units import MICRO_USD_PER_USD
@@ -53,6 +53,7 @@ def so_far(snapshot: Snapshot, stage: StageNow) -> StageSoFar:
         kind=stage.kind,
         planned_seconds=planned_interval(stage, "seconds"),
         planned_usd=planned_interval(stage, "usd"),
+        planned_start_seconds=planned_start_seconds(stage.planned),
         done=stage.state == "done",
         step=stage.step,
         target_step=stage.target_step,

@@ -6,7 +6,6 @@ Sources: transformers 5.23.0, TrainerState and the Trainer's `log`; TRL 1.16.0, 
 A line is logged every `logging_steps` steps; its `tokens` are those since the line before, its `seconds` of one step.
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from charter.engines.common.logged import LoggedStep
-from charter.errors import DataError
+from charter.errors import DataError, loads_json
 
 STATE_FILE = "trainer_state.json"
 CHECKPOINT = "checkpoint-"
@@ -59,7 +58,7 @@ def find_state(directory: Path) -> Path | None:
 def read_state(path: Path) -> TrainerLog:
     """Read a state; a DataError says all that is wrong with it at once."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = loads_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
@@ -144,7 +143,7 @@ def _without_repeats(steps: list[LoggedStep]) -> tuple[LoggedStep, ...]:
 def _step_of(path: Path) -> int:
     """The step of a state, -1 of one that cannot be read."""
     try:
-        step = json.loads(path.read_text(encoding="utf-8")).get("global_step")
+        step = loads_json(path.read_text(encoding="utf-8")).get("global_step")
     except (OSError, ValueError, AttributeError):
         return -1
     return step if isinstance(step, int) else -1

@@ -4,12 +4,12 @@ Read in verl 0.9.1: utils/logger/aggregate_logger.py (`concat_dict_to_str`: `ste
 `pprint` prints them, so NumPy's come as `np.float64(0.5)`), utils/tracking.py (`{"step": N, "data": {...}}`).
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from charter.engines.common.logged import LoggedStep, LogReader
+from charter.errors import loads_json
 
 NAMES = {
     "train/loss": "loss",
@@ -46,7 +46,7 @@ def file_steps(path: Path) -> Iterator[LoggedStep]:
     """The steps of a file of JSON lines; the last line may be half written."""
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            entry = json.loads(line)
+            entry = loads_json(line)
             step, data = int(entry["step"]), dict(entry["data"])
         except (ValueError, KeyError, TypeError):
             continue

@@ -24,6 +24,7 @@ from charter.inference.endpoint.secrets import ApiKey
 
 if TYPE_CHECKING:
     import aiohttp
+    from aiohttp.connector import Connection
 
 
 class NotingResponse(ClientResponse):
@@ -137,7 +138,7 @@ class Transport:
             timeout=deadline,
             headers=headers | (key.header() if key else {}),
             auto_decompress=False,
-            response_class=NotingResponse,
+            response_class=_noting_response(),
         )
 
     async def post(self, url: str, body: bytes, call_id: str) -> Received | TransportFailure:
@@ -237,3 +238,21 @@ async def _read(response: "aiohttp.ClientResponse") -> bytes | None:
         if size > MOST_BYTES:
             return None
     return b"".join(parts)
+
+
+def _noting_response() -> "type[aiohttp.ClientResponse]":
+    """Return the class of responses that remember their connection as `line`.
+
+    aiohttp gives a connection back to its pool as soon as the last byte is there. A server that sent one reply too many
+    is out of step: every later reply on it would be taken for the one after. So where nonsense came, it is closed.
+    """
+    import aiohttp
+
+    class NotingResponse(aiohttp.ClientResponse):
+        line: asyncio.BaseTransport | None = None
+
+        async def start(self, connection: "Connection") -> aiohttp.ClientResponse:
+            self.line = connection.transport
+            return await super().start(connection)
+
+    return NotingResponse

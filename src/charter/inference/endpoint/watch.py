@@ -5,14 +5,13 @@ on meanwhile; a round that differs is put once more before it counts.
 """
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
-from charter.errors import CharterError, StageError
+from charter.errors import CharterError, StageError, loads_json
 from charter.inference.endpoint import settling
 from charter.inference.endpoint.call import CallReply, CallRequest
 from charter.inference.endpoint.identity import (
@@ -167,8 +166,8 @@ class ModelWatch:
     async def _listed(self, lane: Lane) -> dict[str, str]:
         body = await self._transport.get(f"{lane.endpoint}/models")
         try:
-            return listed_identity(json.loads(body), self._canaries.served) if body else {}
-        except (ValueError, RecursionError):
+            return listed_identity(loads_json(body), self._canaries.served) if body else {}
+        except ValueError:
             return {}
 
     async def _ask(self, request: CallRequest, lane: Lane) -> CallReply:

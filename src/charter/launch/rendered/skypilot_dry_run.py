@@ -12,7 +12,7 @@ from charter.artifacts import durable
 from charter.catalog.accelerators import get
 from charter.catalog.offer import PART_ONLY, Market, Offer
 from charter.catalog.price_book import PriceBook
-from charter.errors import InfeasibleError, StageError
+from charter.errors import InfeasibleError, StageError, UsageError
 from charter.launch.rendered import chosen, texts_for
 from charter.launch.rendered.skypilot import CLOUDS, PIPELINE, sky_accelerator, task_name
 from charter.plan.plan import Plan
@@ -156,8 +156,10 @@ def write_dry_run(project: Project, plan: Plan, book: PriceBook, directory: Path
 
 def run_optimizer(directory: Path, python: Path, *, target: str = "cost") -> dict[str, Any]:
     """Return the choice of SkyPilot's own optimizer for every task; `python` is one that has SkyPilot."""
+    if not python.is_file():
+        raise UsageError(f"{python} is no file: name a Python that has SkyPilot (pip install skypilot)")
     done = subprocess.run(
-        [str(python), str(SCRIPT), target],
+        [str(python.absolute()), str(SCRIPT), target],
         cwd=directory,
         env={"HOME": str(directory / HOME), "PATH": "/usr/bin:/bin", "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"},
         capture_output=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from charter.errors import DataError
+from charter.errors import DataError, loads_json
 from charter.physics.columns import Array, array
 from charter.physics.scaling.fit import (
     FEWEST_RUNS,
@@ -256,7 +255,7 @@ def _budget(valley: Valley) -> dict[str, Any]:
 def read_law(text: str, file: str) -> FittedLaw:
     """The law of a file; DataError when it is not one."""
     try:
-        document = json.loads(text)
+        document = loads_json(text)
         if document["schema"] != SCHEMA:
             raise ValueError(f"its schema is {document['schema']!r}, not {SCHEMA!r}")
         form, constants, source = document["form"], document["constants"], str(document["source"])

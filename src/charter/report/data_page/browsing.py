@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from charter.errors import loads_json
+
 PAGE_ROWS = 20
 LONGEST_BYTES = 512 * 1024
 """A longer record is not shown: a page should not hold megabytes."""
@@ -84,7 +86,7 @@ def _lines_with(file: BinaryIO, needles: set[bytes]) -> Iterator[tuple[int, byte
 
 def _id_of(line: bytes) -> str | None:
     try:
-        value = json.loads(line)
+        value = loads_json(line)
     except ValueError:
         return None
     row_id = value.get("id") if isinstance(value, dict) else None
@@ -107,8 +109,8 @@ def _records(file: BinaryIO, rows: int) -> Iterator[RawRecord]:
 
 def _record(at: int, line: bytes) -> RawRecord:
     try:
-        value = json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
+        value = loads_json(line.decode("utf-8-sig"))
+    except ValueError as error:
         return RawRecord(offset=at, length=len(line), value=None, problem=f"not a record: {type(error).__name__}")
     if not isinstance(value, dict):
         return RawRecord(offset=at, length=len(line), value=None, problem="not a JSON object")

@@ -1,6 +1,5 @@
 """Going through a data set: once whole, as a stage would read it, or a sample of a large file at once."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -8,6 +7,7 @@ from typing import Literal
 from charter.data.dataset import selected_rows
 from charter.data.formats import find_files
 from charter.data.rows import BadRowError, Row, SkippedRows, parse_object, part_of
+from charter.errors import loads_json
 from charter.report.data_page.tally import DataSummary, RecordTally, summary_of
 from charter.spec.checks import parse_part
 from charter.spec.project import DataSpec
@@ -47,7 +47,7 @@ def count_set_aside(path: Path) -> DataSummary:
     with path.open("rb") as lines:
         for line in lines:
             try:
-                value = json.loads(line)
+                value = loads_json(line)
             except ValueError:
                 continue
             tally.add_set_aside(value if isinstance(value, dict) else {})

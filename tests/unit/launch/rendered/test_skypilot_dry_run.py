@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from charter.catalog.offer import Market
 from charter.catalog.price_book import PriceBook
+from charter.cli.main import app
 from charter.engines.project import load_project
-from charter.errors import InfeasibleError, StageError
+from charter.errors import InfeasibleError, StageError, UsageError
 from charter.launch.rendered.skypilot import CLOUDS, PIPELINE, sky_accelerator
 from charter.launch.rendered.skypilot_dry_run import (
     COLUMNS,
@@ -128,3 +130,28 @@ def test_what_the_optimizer_says_when_it_fails_is_told(tmp_path):
 def test_the_script_for_skypilots_python_imports_nothing_of_charter():
     code = f"import runpy; runpy.run_path({str(SCRIPT)!r}, run_name='look')"
     subprocess.run([sys.executable, "-S", "-c", code], check=True, cwd=Path(SCRIPT).anchor)
+
+
+def test_submit_shows_what_the_optimizer_chose(planned, tmp_path):
+    """A Python that answers as SkyPilot's would, from the table it was given: the seam, without SkyPilot."""
+    *_, directory = planned
+    fake = tmp_path / "python"
+    fake.write_text(
+        f"""#!{sys.executable}
+import json
+rows = [row for row in json.load(open("times.json")) if row["task"] == "helpful"][:1]
+tasks = [dict(task=row["task"], cloud=row["infra"], region="r", instance_type="i", use_spot=row["use_spot"], usd=2.0,
+              accelerators={{row["accelerator"]: row["count"]}}, seconds=row["seconds"]) for row in rows]
+print(json.dumps(dict(tasks=tasks, total=dict(seconds=tasks[0]["seconds"], usd=2.0))))
+"""
+    )
+    fake.chmod(0o755)
+    words = ["submit", "helpful", "-C", str(directory), "--on", "skypilot", "--optimizer", str(fake)]
+    more = ["--set", "launch.skypilot.bucket=s3://b/c", "--set", "resources.accelerators=[H100:8]"]
+    done = CliRunner().invoke(app, [*words, *more, "--set", "resources.max_nodes=1"], catch_exceptions=False)
+    first, last = done.stdout.splitlines()
+    assert first.startswith("helpful")
+    assert "8 x H100" in first
+    assert last.endswith("$2.00: machines alone, one after the other")
+    for wrong in (["--on", "slurm", "--optimizer", str(fake)], ["--on", "skypilot", "--optimizer", str(tmp_path)]):
+        assert isinstance(CliRunner().invoke(app, [*words[:4], *wrong, *more]).exception, UsageError)

@@ -1,0 +1,25 @@
+"""Calls of a store, read row by row beside its own quick sums."""
+
+from charter.ledger import call_rows
+from charter.ledger.call import Call, CallTotals, totals_of_calls
+from charter.ledger.calls import CallStore
+from charter.ledger.database import transaction
+
+
+def rows_of(store: CallStore) -> list[Call]:
+    """Every call, each row compared with its check; DataError when one has changed or is lost."""
+    with transaction(store._database, reading=True) as connection:
+        call_rows.refuse_lost_calls(connection, store._database, store._scope)
+        return sorted(
+            call_rows.read_calls(connection, store._database, store._scope), key=lambda call: (call.at, call.call_id)
+        )
+
+
+def checked_totals(store: CallStore) -> CallTotals:
+    """The store's sums, from every row."""
+    return totals_of_calls(rows_of(store))
+
+
+def unsettled(store: CallStore) -> tuple[Call, ...]:
+    """Calls without a settlement: of processes that were killed, or in flight."""
+    return tuple(call for call in rows_of(store) if call.outcome is None)
