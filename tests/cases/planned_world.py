@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from charter.launch.preview import preview_job
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -25,6 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from charter.engines.project import load_project
 from charter.launch.commands import module_of
+from charter.launch.submission import preview_job
 from charter.models import parallel
 from charter.models.decoder import tie, tied_weights
 from charter.models.engine_layout import StageLayout, engine_layout

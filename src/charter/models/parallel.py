@@ -36,6 +36,7 @@ from charter.models.engine_layout import StageLayout
 from charter.models.parallel_module import DdpParallel, Parallel
 from charter.models.ranks import Ranks
 from charter.models.sharded_load import fill_weights, is_empty
+from charter.models.token_forward import AskedHead, give_asked_head
 
 HEADS_DIMENSION = 2
 """Of queries and keys when they are normalised per head: batch, token, head, width."""
@@ -199,6 +200,9 @@ SHARDED_BY_FORWARD = 3
 def shard(module: nn.Module, layout: StageLayout, mesh: DeviceMesh, ranks: Ranks, *, dtype: torch.dtype) -> None:
     """Shard every decoder layer, and what is around them, over `mesh` (one dimension, or two for hybrid sharding).
 
+    The embedding and the output projection are units of their own where they are two tensors: else both would be
+    gathered through the whole pass, and the gradients of both would wait for the end of it.
+
     On an accelerator layers compute in `dtype` from parameters in fp32, and gradients are added up in fp32. On a CPU
     parameters stay in fp32 and autocast decides.
     """
@@ -207,11 +211,27 @@ def shard(module: nn.Module, layout: StageLayout, mesh: DeviceMesh, ranks: Ranks
         settings["mp_policy"] = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     warnings.filterwarnings("ignore", message=VIEW_WARNING, category=UserWarning)
     frees = frees_layers(layout)
-    for layer in decoder_layers(module):
-        fully_shard(layer, reshard_after_forward=frees, **settings)
+    embeddings, heads = _ends(module)
+    for part in (*embeddings, *decoder_layers(module)):
+        fully_shard(part, reshard_after_forward=frees, **settings)
+    for head in heads:  # its backward pass comes at once: it stays gathered until then
+        fully_shard(head, reshard_after_forward=False, **settings)
     fully_shard(module, reshard_after_forward=None if frees else False, **settings)
     if "" in hugging_face_models(module) and hasattr(module, "generate"):
         register_fsdp_forward_method(module, "generate")
+
+
+def _ends(module: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
+    """Embeddings and output projections of the causal models in `module` that can be sharded apart from the rest."""
+    tied = {name for group in tied_weights(module) for name in group}
+    embeddings, heads = [], []
+    for prefix, model in hugging_face_models(module).items():
+        names = {id(item): f"{prefix}.{name}" if prefix else name for name, item in model.named_modules()}
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        if not tied & {f"{names.get(id(part))}.weight" for part in (embedding, head)}:
+            embeddings.append(embedding)
+            heads += [] if (own := give_asked_head(model)) is None else [own]
+    return embeddings, heads
 
 
 def frees_layers(layout: StageLayout) -> bool:
@@ -225,6 +245,7 @@ class FsdpParallel(Parallel):
     def __init__(self, module: nn.Module, *, frees: bool, is_first: bool) -> None:
         super().__init__(module, is_first=is_first)
         self._parts = [item for item in module.modules() if isinstance(item, FSDPModule)]
+        self._heads = {id(item) for item in module.modules() if isinstance(item, AskedHead)}
         self._frees = frees
         self._is_gathered = False
         module.register_forward_hook(self._after_forward)
@@ -251,7 +272,7 @@ class FsdpParallel(Parallel):
             self._is_gathered = False
             self._reshard()
             for part in self._parts[1:]:
-                part.set_reshard_after_forward(self._frees, recurse=False)
+                part.set_reshard_after_forward(self._frees and id(part) not in self._heads, recurse=False)
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:

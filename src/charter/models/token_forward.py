@@ -441,6 +441,8 @@ class TokenForward:
         with asked_positions(body, at_N):
             hidden_BTH = body(use_cache=False, **_without_look(inputs), **inputs).last_hidden_state
         hidden_NH = hidden_BTH.flatten(0, 1).index_select(0, at_N)
+        if isinstance(head, AskedHead):
+            return head(hidden_NH, target_N=target_N, summed=summed, temperature=temperature)  # type: ignore[no-any-return]
         if (own := _vocabulary_part(head)) is not None:
             part_VH: Tensor = head.weight.to_local()  # type: ignore[operator,union-attr]
             return _of_hidden(hidden_NH, part_VH, target_N, summed, temperature, own)  # type: ignore[no-any-return]
@@ -449,6 +451,18 @@ class TokenForward:
         weight_VH: Tensor = head.get_parameter("weight")
         result: TokenFigures | LossFigures = _of_hidden(hidden_NH, weight_VH, target_N, summed, temperature)
         return result
+
+
+class AskedHead(nn.Linear):
+    """An output projection that is sharded by itself: it is called, so that what gathers its weight knows of it."""
+
+    def forward(
+        self, hidden: Tensor, *, target_N: Tensor | None = None, summed: bool = False, temperature: float = 1.0
+    ) -> Any:
+        """Logits; with `target_N` its figures, as `_asked` has them."""
+        if target_N is None:
+            return super().forward(hidden)
+        return _of_hidden(hidden, self.weight, target_N, summed, temperature)
 
 
 class _NothingCached(Cache):  # type: ignore[misc]
@@ -487,6 +501,15 @@ def _is_plain(head: nn.Module) -> bool:
     if type(head) is not nn.Linear or head._forward_hooks or head._forward_pre_hooks:
         return False
     return getattr(head, "bias", None) is None and type(head.weight) in (nn.Parameter, Tensor)
+
+
+def give_asked_head(model: Any) -> nn.Module | None:
+    """Let the output projection of a causal model be called for figures, where it is a plain product; else None."""
+    head = model.get_output_embeddings()
+    if model.config.model_type not in PLAIN_HEADS or head is None or not _is_plain(head):
+        return None
+    head.__class__ = AskedHead
+    return head  # type: ignore[no-any-return]
 
 
 def _vocabulary_part(head: nn.Module) -> VocabularyPart | None:

@@ -15,15 +15,16 @@ from charter.physics.kept_activations import Implementation
 from charter.physics.memory_profiles import NATIVE, AdapterUse, CrossEntropy, Head, MemoryJob, MemoryProfile
 from charter.physics.memory_shape import MemoryShape, Stage, rank_columns, stage_layers
 from charter.physics.memory_terms import (
+    ASSUMED,
+    CPU_PROCESS_BYTES,
     ExplainedColumn,
     Rank,
     activation_columns,
     buffer_columns,
-    cached_column,
-    constant_columns,
+    column,
     logit_columns,
-    slack_column,
     state_columns,
+    trained_parameters,
 )
 from charter.physics.precision import FSDP_MIXED, TrainingPrecision
 from charter.physics.step_time import distinct, rows_of
@@ -37,25 +38,36 @@ from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 # is a sum of its own terms; a term that is alive in several phases is the same column in each.
 
 RESIDENT = ("base", "weights", "optimizer")
-BUFFERS = ("gathered", "copies", "fp8", "dequantised", "messages", "gathered_sequence", "workspace")
+BUFFERS = ("fp8", "dequantised", "messages", "gathered_sequence", "workspace")
+KEPT = ("early_gradients", "kept", "inputs", "encoder", "around")
 PHASES: dict[str, tuple[str, ...]] = {
     "load": (*RESIDENT, "dequantised", "workspace"),
-    "forward": (*RESIDENT, "early_gradients", "low_kept", "kept", "inputs", "encoder", "forward_live", *BUFFERS),
-    "loss": (*RESIDENT, "early_gradients", "low_kept", "kept", "inputs", "encoder", "logits", *BUFFERS),
+    "forward": (*RESIDENT, *KEPT, "low_kept", "forward_live", "gathered", "copies", *BUFFERS),
+    "loss": (*RESIDENT, *KEPT, "low_kept", "logits", "gathered_loss", "copies_loss", *BUFFERS),
     "backward": (
         *RESIDENT,
-        "early_gradients",
+        *KEPT,
         "low_grown",
-        "kept",
-        "inputs",
-        "encoder",
         "live",
         "backward",
         "unreduced",
         "buckets",
+        "gathered_backward",
+        "copies_backward",
         *BUFFERS,
     ),
-    "end of backward": (*RESIDENT, "gradients", "low", "live", "backward", "unreduced", "buckets", *BUFFERS),
+    "end of backward": (
+        *RESIDENT,
+        "gradients",
+        "low",
+        "live",
+        "backward",
+        "unreduced_end",
+        "buckets",
+        "gathered_end",
+        "copies_end",
+        *BUFFERS,
+    ),
     "optimizer step": (*RESIDENT, "gradients", "low_kept", "step", "buckets", "workspace"),
     "checkpoint": (*RESIDENT, "early_gradients", "low_kept", "gathered", "workspace"),
 }
@@ -169,8 +181,8 @@ def _stage_table(shape: MemoryShape, layouts: Layouts, constants: TrainingMemory
     columns["forward_live"] = _forward_live(columns["live"])
     columns["low_kept"] = _scaled(columns["low"], shape.low_gradients_stay)
     columns["low_grown"] = _low_grown(rank, columns)
-    cached = {stepping: cached_column(rank, columns["step"].values, stepping=stepping) for stepping in (False, True)}
-    always = tuple(constant_columns(rank).values())
+    cached = {stepping: _cached_column(rank, columns["step"].values, stepping=stepping) for stepping in (False, True)}
+    always = tuple(_constant_columns(rank).values())
     phases = PHASES | ({"reduction": REDUCTION} if np.any(shape.coalesced_copies > 0) else {})
     tables = {name: _phase(rank, columns, name, phases[name], cached, always) for name in phases}
     return StageTable(phases=tables)
@@ -203,7 +215,71 @@ def _phase(
     alive = [columns[key] for key in keys]
     transient = array(sum((item.values for item in alive if item.part in TRANSIENT), start=np.float64(0.0)))
     reserved = () if phase in ("load", "checkpoint") else (cached[phase == "optimizer step"],)
-    return TermTable(columns=(*alive, slack_column(rank, transient), *reserved, *always))
+    return TermTable(columns=(*alive, _slack_column(rank, transient), *reserved, *always))
+
+
+def _slack_column(rank: Rank, transient: Array) -> ExplainedColumn:
+    """Allocator slack on what comes and goes in a phase."""
+    return column(
+        "allocator slack",
+        "overhead",
+        rank.shape.reserved * rank.constants.slack * transient,
+        "{share:.0%} of activations, logits and buffers",
+        ASSUMED,
+        share=rank.constants.slack,
+    )
+
+
+def _cached_column(rank: Rank, step: Array, *, stepping: bool) -> ExplainedColumn:
+    """Return the part of the optimizer step's buffers (`step` bytes) that the allocator keeps while no step runs."""
+    s, dense_and_experts = rank.shape, trained_parameters(rank)
+    cast = s.cast_bytes * rank.largest_parameter
+    shared = (rank.layouts.zero >= 1) & (rank.layouts.zero < 3) & (rank.group > 1)
+    gathered = np.where(shared, s.gather_copies * s.compute_bytes * (dense_and_experts[0] + dense_and_experts[1]), 0.0)
+    later = np.maximum(s.flat_step * step, gathered) * (0.0 if stepping else 1.0)
+    return column(
+        "cached by the allocator",
+        "overhead",
+        s.reserved * (later + cast),
+        "buffers of the optimizer step and of casts, too large to be cut from freed activations",
+        "caching allocator: large blocks are never merged over segments; counted as used, but free on demand",
+    )
+
+
+def _constant_columns(rank: Rank) -> dict[str, ExplainedColumn]:
+    """Return the terms that every phase holds: device context and communicators; a plain process on a processor."""
+    s, lay, constants = rank.shape, rank.layouts, rank.constants
+    degrees = (rank.group, lay.tensor, lay.pipeline, lay.expert)
+    groups = array(sum((degree > 1).astype(float) for degree in degrees) + s.further_groups)
+    device = s.context * (1 - s.cpu)
+    return {
+        "context": column(
+            "device context",
+            "overhead",
+            device * np.maximum(constants.context_bytes * s.context_factor, s.all_kernels_bytes),
+            "driver and libraries, max({factor:.2g} x {size:,.0f} B, {all:,.0f} B)",
+            ASSUMED,
+            factor=s.context_factor,
+            size=constants.context_bytes,
+            all=s.all_kernels_bytes,
+        ),
+        "communicators": column(
+            "communicators",
+            "overhead",
+            device * constants.communicator_bytes * groups,
+            "{size:,.0f} B x {groups:.0f} communicators",
+            ASSUMED,
+            size=constants.communicator_bytes,
+            groups=groups,
+        ),
+        "process": column(
+            "process",
+            "overhead",
+            s.cpu * CPU_PROCESS_BYTES,
+            "resident size with torch and transformers imported",
+            "assumption (physics/memory_terms.py)",
+        ),
+    }
 
 
 def _layers(shape: MemoryShape, layouts: Layouts, stage: Stage) -> Array:
@@ -251,7 +327,7 @@ def training_memory(
     >>> layout = Layout(data=8, zero=ZeroStage.PARAMETERS, recompute=Recompute.FULL)
     >>> memory = training_memory(llama, layout, seq_len=4096)
     >>> round(memory.parameter_bytes / 2**30, 2), memory.phase
-    (3.74, 'end of backward')
+    (3.74, 'loss')
     """
     if implementation is not None:
         profile = replace(profile, implementation=implementation)

@@ -56,6 +56,9 @@ class MemoryProfile:
     """Parameters that stay gathered under ZeRO-3 (`stage3_max_live_parameters`); at least two layers always do."""
     second_stage_shards_weights: bool = False
     """ZeRO-2 is FSDP that keeps 16-bit weights gathered through a pass: those that are stepped on are sharded."""
+    ends_apart: bool = False
+    """FSDP2 as Charter's engine has it: embedding and output projection are units of their own where they are two
+    tensors, and 16-bit gradients are copied to fp32 when their unit is reduced. Alone, it casts weights by autocast."""
     gathers_stay_frozen: bool = False
     """FSDP of 2023 reshards a layer when its gradient arrives: frozen layers stay gathered in the backward pass."""
     ddp_buckets: bool = False
@@ -211,6 +214,7 @@ COMPOSER = MemoryProfile(
 NATIVE = MemoryProfile(
     name="native",
     second_stage_shards_weights=True,
+    ends_apart=True,
     source="Charter's own engine: transformers classes under FSDP2, torch's loss",
 )
 PROFILES = {

@@ -159,6 +159,18 @@ class RankColumns:
         return np.maximum(self.layer_unit, self.end_unit)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ends:
+    """Parameters before and after the layers, by the unit in which FSDP2 gathers them (`charter.models.parallel`)."""
+
+    embedding: Array
+    """Alone; freed after its forward pass, its gradients come last."""
+    head: Array
+    """Alone; from the loss to the first moments of the backward pass."""
+    root: Array
+    """Gathered through the pass, its gradients wait for its end: what is tied, or split over tensor-parallel ranks."""
+
+
 def rank_columns(model: ModelColumns, layouts: Layouts, *, stage: Stage, layers: Array) -> RankColumns:
     """Parameters of a rank of the first, a middle or the last pipeline stage, which holds `layers` layers.
 
@@ -283,6 +295,9 @@ class MemoryShape:
     quantises_head: Array
     persistent_gradients: Array
     second_stage_shards_weights: Array
+    ends_apart: Array
+    scalar: Array
+    """1 where a scalar head takes the place of the output projection."""
     step_bytes: Array
     step_parameters: Array
     bucket_elements: Array
@@ -403,6 +418,8 @@ def _run_numbers(job: MemoryJob) -> dict[str, float]:
     return {
         "persistent_gradients": profile.persistent_gradients,
         "second_stage_shards_weights": profile.second_stage_shards_weights,
+        "ends_apart": profile.ends_apart,
+        "scalar": job.head == "scalar",
         "step_bytes": profile.step_bytes * _step_share(job),
         "step_parameters": profile.step_parameters,
         "bucket_elements": profile.bucket_elements,

@@ -10,7 +10,7 @@ from charter.physics.columns import Array, Layouts, array
 from charter.physics.constants import TrainingMemoryConstants
 from charter.physics.kept_activations import SOURCE as ACTIVATION_SOURCE
 from charter.physics.kept_activations import in_flight
-from charter.physics.memory_shape import MemoryShape, RankColumns, Stage, zero_sharded
+from charter.physics.memory_shape import Ends, MemoryShape, RankColumns, Stage, zero_sharded
 from charter.physics.terms import Term, TermColumn
 from charter.spec.layout import Recompute
 from charter.units import GIB
@@ -73,6 +73,43 @@ class Rank:
         index = {"first": array(0.0), "middle": array(1.0), "last": self.layouts.pipeline - 1}[self.stage]
         index = np.minimum(index, self.layouts.pipeline - 1)
         return in_flight(self.layouts.pipeline, self.layouts.interleave, self.layouts.accumulation, index)
+
+    @property
+    def is_apart(self) -> Array:
+        """1 where FSDP2 shards embedding and output projection as units of their own."""
+        lay = self.layouts
+        # Tensor parallelism goes through FSDP2 too, over copies where nothing is sharded.
+        sharded = ((lay.zero >= 2) & (self.group > 1)) | (lay.tensor > 1)
+        return array((self.shape.ends_apart > 0) & sharded & (lay.pipeline == 1))
+
+    @property
+    def is_autocast(self) -> Array:
+        """1 where autocast makes the 16-bit weights, of products alone and while their graph lives.
+
+        What lies between products is in fp32 then: the residual stream, and the norms' outputs, which the products of
+        queries, keys and values, or of gate and up, each cast for themselves.
+        """
+        s = self.shape
+        narrow = (s.parameter_bytes > s.compute_bytes) & (s.adapter == 0)
+        return array((s.ends_apart > 0) & narrow & (self.is_apart == 0) & (self.gathers == 0))
+
+    @cached_property
+    def ends(self) -> Ends:
+        """Embedding and output projection of this rank."""
+        model, tensor = self.shape.model, self.layouts.tensor
+        embedding, head = model.embedding / tensor, model.head_beside_embedding / tensor
+        is_tied = head == 0
+        is_own = ~is_tied & (tensor == 1) & (self.shape.scalar == 0)
+        return Ends(
+            embedding=array(np.where(is_tied, 0.0, embedding)),
+            head=array(np.where(is_own, head, 0.0)),
+            root=array(np.where(is_tied, embedding, np.where(is_own, 0.0, head))),
+        )
+
+    @property
+    def largest_parameter(self) -> Array:
+        """Elements of the largest parameter of a rank."""
+        return array(np.maximum(self.shape.model.largest_matrix / self.layouts.tensor, self.parameters.end_unit))
 
     def sharded(self, dense: Array, experts: Array, stage: int) -> Array:
         """Parameters a rank owns of something that ZeRO shards from `stage` on."""
@@ -174,7 +211,7 @@ def _frozen_base(rank: Rank) -> Array:
 
 def activation_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     """Return the activations that the forward pass keeps on a pipeline stage, and one layer's in its backward pass."""
-    return {**_kept_columns(rank), **_live_columns(rank)}
+    return {**_kept_columns(rank), **_live_columns(rank), "around": _around_column(rank)}
 
 
 def _again(rank: Rank) -> Array:
@@ -187,13 +224,20 @@ def _sequence_group(rank: Rank) -> Array:
     return array(np.where(rank.layouts.sequence_parallel > 0, rank.layouts.tensor, 1.0))
 
 
+def _cast_bytes(rank: Rank) -> Array:
+    """Return what autocast keeps beside the list of a layer: two normalised values in fp32, three more casts."""
+    s = rank.shape
+    wider = 2 * (s.parameter_bytes - s.compute_bytes) + 3 * s.compute_bytes
+    return array(np.where(rank.is_autocast > 0, wider * s.hidden, 0.0))
+
+
 def _kept_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     s, lay, layers = rank.shape, rank.layouts, rank.parameters.layers
     again, sequence = _again(rank), _sequence_group(rank)
     eager = s.keeps_scores * (lay.recompute == 0)
     sharded = np.where(lay.context > 1, s.sharded_ring, s.sharded)
-    saved_bytes = s.replicated / sequence + (sharded + eager * s.scores) / lay.tensor
-    inputs = s.compute_bytes * s.hidden / sequence
+    saved_bytes = (s.replicated + _cast_bytes(rank)) / sequence + (sharded + eager * s.scores) / lay.tensor
+    inputs = np.where(rank.is_autocast > 0, s.parameter_bytes, s.compute_bytes) * s.hidden / sequence
     on_device = rank.constants.activations * rank.tokens * layers * rank.held * (1 - s.offload_activations)
     shape = "{tokens:,.0f} tokens x {layers:.0f} layers x {held:.4g} micro-batches in flight"
     numbers = {"tokens": rank.tokens, "layers": layers, "held": rank.held}
@@ -228,9 +272,30 @@ def _kept_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     }
 
 
+def _around_column(rank: Rank) -> ExplainedColumn:
+    """Return what the last norm keeps, and around the loss its output, the positions asked for and their gradient."""
+    s = rank.shape
+    wide = np.where(rank.is_autocast > 0, s.parameter_bytes, s.compute_bytes)
+    handed = np.where(
+        s.scalar > 0, s.compute_bytes, 2 * wide + np.where(rank.is_autocast > 0, 2.0, 1.0) * s.compute_bytes
+    )
+    each = s.hidden * (4 + wide + handed) / _sequence_group(rank)
+    return column(
+        "last norm",
+        "activations",
+        (s.ends_apart > 0) * each * rank.tokens * rank.constants.activations,
+        "{each:,.0f} B per token x {tokens:,.0f} tokens",
+        "its input in fp32, the normalised value, what it hands to the head",
+        each=array(each),
+        tokens=rank.tokens,
+    )
+
+
 def _live_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     s, lay, sequence = rank.shape, rank.layouts, _sequence_group(rank)
-    one = s.live_replicated / sequence + (s.live_sharded + s.keeps_scores * s.live_scores) / lay.tensor
+    one = (s.live_replicated + _cast_bytes(rank)) / sequence + (
+        s.live_sharded + s.keeps_scores * s.live_scores
+    ) / lay.tensor
     gradients = s.backward_replicated / sequence + (s.backward_sharded + s.keeps_scores * s.live_scores) / lay.tensor
     live = np.where((_again(rank) > 0) | (s.offload_activations > 0), 1.0, 0.0)
     return {
@@ -297,34 +362,12 @@ def _weight_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     live = np.where(rank.layouts.pipeline > 1, p.total, np.minimum(s.live_parameters, p.total))
     quantised = (s.adapter > 0) & (s.base_bytes < 2)
     stored = np.where(quantised, s.base_bytes, value)
-    gathered = np.maximum(2 * stored * p.layer_unit + value * p.end_unit, stored * live)
     copies = np.where((s.parameter_bytes > value) & (s.adapter == 0) & (rank.gathers == 0), p.total, 0.0)
     head = s.quantises_head * s.model.head_beside_embedding
     matrix = np.maximum(s.model.largest_matrix, head) / rank.layouts.tensor
     return {
-        "gathered": column(
-            "gathered weights",
-            "buffers",
-            gathered * rank.gathers,
-            "max(2 layers x {layer:,.0f} x {stored:.3g} B + embedding and head {ends:,.0f} x {value:g} B; "
-            "kept gathered {live:,.0f} x {stored:.3g} B)",
-            "FSDP2: one layer in use, one prefetched, the root unit; all beside a pipeline; DeepSpeed: "
-            "stage3_max_live_parameters",
-            value=value,
-            stored=array(stored),
-            layer=p.layer_unit,
-            ends=p.end_unit,
-            live=array(live),
-        ),
-        "copies": column(
-            "16-bit copies",
-            "buffers",
-            value * copies,
-            "{value:g} B x {total:,.0f}",
-            "autocast caches its casts",
-            value=value,
-            total=p.total,
-        ),
+        **_gathered_columns(rank, stored, live),
+        **_copies_columns(rank, copies),
         "fp8": column(
             "8-bit copies",
             "buffers",
@@ -347,6 +390,72 @@ def _weight_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     }
 
 
+def _gathered_columns(rank: Rank, stored: Array, live: Array) -> dict[str, ExplainedColumn]:
+    """Gathered weights in each phase; `live` parameters stay gathered in any case."""
+    p, value, ends = rank.parameters, rank.shape.compute_bytes, rank.ends
+    apart, layer = rank.is_apart > 0, stored * p.layer_unit
+    # What is gathered beside the layers, and how many layers: one in use, and the buffer of the last or the next
+    # gather, which FSDP2 frees when another begins; at the loss that of the head.
+    through = array(np.where(apart, ends.root, p.end_unit))
+    at_loss = array(np.where(apart, ends.root + 2 * ends.head, p.end_unit))
+    beside: dict[str, tuple[Array, Array]] = {
+        "gathered": (through, array(2.0)),
+        "gathered_loss": (at_loss, array(np.where(apart, ends.head == 0, 2.0))),
+        "gathered_backward": (through, array(2.0)),
+        "gathered_end": (array(np.where(apart, 0.0, p.end_unit)), array(np.where(apart, 0.0, 2.0))),
+    }
+    # ZeRO-2 has all gathered; the buffer of the last gather is beside it.
+    buffer = {"gathered": layer, "gathered_loss": np.where(ends.head > 0, value * ends.head, layer)}
+    second = apart & (rank.gathers == 0)
+    columns = {}
+    for key, (size, layers) in beside.items():
+        third = np.maximum(layers * layer + value * size, stored * live) * rank.gathers
+        columns[key] = column(
+            "gathered weights",
+            "buffers",
+            np.where(second, buffer.get(key, 0.0), third),
+            "max({layers:.0f} layers x {layer:,.0f} x {stored:.3g} B + embedding and head {ends:,.0f} x {value:g} B; "
+            "kept gathered {live:,.0f} x {stored:.3g} B)",
+            "FSDP2: one layer in use, one prefetched, the root unit; all beside a pipeline; DeepSpeed: "
+            "stage3_max_live_parameters",
+            value=value,
+            stored=array(stored),
+            layer=p.layer_unit,
+            layers=layers,
+            ends=size,
+            live=array(live),
+        )
+    return columns
+
+
+def _copies_columns(rank: Rank, copies: Array) -> dict[str, ExplainedColumn]:
+    """16-bit copies in each phase."""
+    s, p, value, ends = rank.shape, rank.parameters, rank.shape.compute_bytes, rank.ends
+    products, head = p.total - p.end_unit, (ends.head + ends.root) * (s.scalar == 0)
+    auto = (rank.is_autocast > 0) & (copies > 0)
+    sizes = {
+        "copies": np.where(auto, products, copies),
+        # Layers that are computed again make their copies again: the cache is gone with the forward pass.
+        "copies_backward": np.where(
+            auto & (_again(rank) > 0), np.minimum(p.layer_unit, products), np.where(auto, products, copies)
+        ),
+        "copies_loss": np.where(auto, products + head, copies),
+        "copies_end": np.where(auto | (rank.is_apart > 0), 0.0, copies),
+    }
+    return {
+        key: column(
+            "16-bit copies",
+            "buffers",
+            value * size,
+            "{value:g} B x {total:,.0f}",
+            "autocast caches its casts",
+            value=value,
+            total=array(size),
+        )
+        for key, size in sizes.items()
+    }
+
+
 def _gradient_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     s, p, lay = rank.shape, rank.parameters, rank.layouts
     dense, experts = trained_parameters(rank)
@@ -357,6 +466,7 @@ def _gradient_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     ddp = np.where((lay.zero == 0) & ~alone, s.ddp_buckets * trained, 0.0)
     coalesced = np.where((lay.zero >= 1) & (lay.zero < 3) & ~alone, s.coalesced_copies * trained, 0.0)
     return {
+        **_unreduced_columns(rank, unit),
         "low": column(
             "16-bit gradients",
             "gradients",
@@ -375,15 +485,6 @@ def _gradient_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
             size=s.gradient_bytes,
             coalesced=array(coalesced),
         ),
-        "unreduced": column(
-            "unreduced gradients",
-            "buffers",
-            s.gradient_bytes * unit * rank.gathers,
-            "{size:g} B x largest unit {unit:,.0f}",
-            "one unit before its reduction",
-            size=s.gradient_bytes,
-            unit=array(unit),
-        ),
         "buckets": column(
             "communication buckets",
             "buffers",
@@ -395,6 +496,45 @@ def _gradient_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
             buckets=array(buckets),
             ddp=array(ddp),
         ),
+    }
+
+
+def _unreduced_columns(rank: Rank, unit: Array) -> dict[str, ExplainedColumn]:
+    """Gradients that wait for their reduction, beside all activations and when those are gone."""
+    s, p, ends, stays, live = rank.shape, rank.parameters, rank.ends, _kept_columns(rank), _live_columns(rank)
+    trains = (s.adapter == 0) | (s.trained_ends > 0)
+    wide, narrow, layers = s.gradient_bytes, s.compute_bytes, p.layer_unit * (s.adapter == 0)
+    # One unit's copy in fp32 lives until the next is reduced. That of a layer exists when what the layer kept is gone.
+    waiting = wide * layers - stays["kept"].values / (p.layers * rank.held)
+    root = narrow * ends.root * trains
+    beside = root + np.maximum(wide * ends.head * trains, np.maximum(waiting, 0.0))
+    # Alone, a gradient of the embedding is added to the one that is there.
+    alone = wide * s.model.embedding / rank.layouts.tensor * (rank.layouts.accumulation > 1) * trains
+    largest = np.maximum(ends.embedding, ends.root)
+    last = narrow * (ends.embedding + ends.root) + wide * largest * (1 + 1 / rank.group)
+    gathered = np.where(rank.gathers > 0, 2.0, 0.0) * narrow * p.layer_unit
+    running = live["live"].values + live["backward"].values
+    # The last reduction comes when no layer runs any more: counted is what it takes beyond a layer's backward pass.
+    end = np.maximum(last * trains - running, gathered + root + wide * layers)
+    apart = rank.is_apart > 0
+    sizes = {
+        "unreduced": np.where(apart, beside, wide * unit * rank.gathers),
+        "unreduced_end": np.where(
+            apart, end, np.where(rank.is_autocast > 0, np.maximum(alone - running, 0.0), wide * unit * rank.gathers)
+        ),
+    }
+    return {
+        key: column(
+            "unreduced gradients",
+            "buffers",
+            size,
+            "{size:g} B x largest unit {unit:,.0f}, or {size:g} B + {value:g} B of a unit that is reduced alone",
+            "one unit before its reduction",
+            size=s.gradient_bytes,
+            value=narrow,
+            unit=array(unit),
+        )
+        for key, size in sizes.items()
     }
 
 
@@ -433,7 +573,7 @@ def _step_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     dense, experts = trained_parameters(rank)
     owned = rank.sharded(dense, experts, 1)
     at_once = np.minimum(owned, np.where(lay.zero >= 3, s.step_parameters, np.inf)) * (1 - lay.offload_optimizer)
-    largest = _largest_parameter(rank)
+    largest = rank.largest_parameter
     norm = s.norm_bytes * np.minimum(largest, owned) * (1 - lay.offload_optimizer)
     bytes_at_once = array(np.maximum(s.step_bytes * at_once, norm) * rank.constants.step)
     workspace = np.where(s.cpu > 0, 0.0, s.workspace * rank.constants.workspace_bytes)
@@ -454,74 +594,5 @@ def _step_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
             "cuBLAS and fused kernels, {workspace:,.0f} B",
             ASSUMED,
             workspace=array(workspace),
-        ),
-    }
-
-
-def _largest_parameter(rank: Rank) -> Array:
-    """Elements of the largest parameter of a rank."""
-    return array(np.maximum(rank.shape.model.largest_matrix / rank.layouts.tensor, rank.parameters.end_unit))
-
-
-def slack_column(rank: Rank, transient: Array) -> ExplainedColumn:
-    """Allocator slack on what comes and goes in a phase."""
-    return column(
-        "allocator slack",
-        "overhead",
-        rank.shape.reserved * rank.constants.slack * transient,
-        "{share:.0%} of activations, logits and buffers",
-        ASSUMED,
-        share=rank.constants.slack,
-    )
-
-
-def cached_column(rank: Rank, step: Array, *, stepping: bool) -> ExplainedColumn:
-    """Return the part of the optimizer step's buffers (`step` bytes) that the allocator keeps while no step runs."""
-    s, dense_and_experts = rank.shape, trained_parameters(rank)
-    cast = s.cast_bytes * _largest_parameter(rank)
-    shared = (rank.layouts.zero >= 1) & (rank.layouts.zero < 3) & (rank.group > 1)
-    gathered = np.where(shared, s.gather_copies * s.compute_bytes * (dense_and_experts[0] + dense_and_experts[1]), 0.0)
-    later = np.maximum(s.flat_step * step, gathered) * (0.0 if stepping else 1.0)
-    return column(
-        "cached by the allocator",
-        "overhead",
-        s.reserved * (later + cast),
-        "buffers of the optimizer step and of casts, too large to be cut from freed activations",
-        "caching allocator: large blocks are never merged over segments; counted as used, but free on demand",
-    )
-
-
-def constant_columns(rank: Rank) -> dict[str, ExplainedColumn]:
-    """Return the terms that every phase holds: device context and communicators; a plain process on a processor."""
-    s, lay, constants = rank.shape, rank.layouts, rank.constants
-    degrees = (rank.group, lay.tensor, lay.pipeline, lay.expert)
-    groups = array(sum((degree > 1).astype(float) for degree in degrees) + s.further_groups)
-    device = s.context * (1 - s.cpu)
-    return {
-        "context": column(
-            "device context",
-            "overhead",
-            device * np.maximum(constants.context_bytes * s.context_factor, s.all_kernels_bytes),
-            "driver and libraries, max({factor:.2g} x {size:,.0f} B, {all:,.0f} B)",
-            ASSUMED,
-            factor=s.context_factor,
-            size=constants.context_bytes,
-            all=s.all_kernels_bytes,
-        ),
-        "communicators": column(
-            "communicators",
-            "overhead",
-            device * constants.communicator_bytes * groups,
-            "{size:,.0f} B x {groups:.0f} communicators",
-            ASSUMED,
-            size=constants.communicator_bytes,
-            groups=groups,
-        ),
-        "process": column(
-            "process",
-            "overhead",
-            s.cpu * CPU_PROCESS_BYTES,
-            "resident size with torch and transformers imported",
-            "assumption (physics/memory_terms.py)",
         ),
     }

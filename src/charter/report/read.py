@@ -68,9 +68,11 @@ def _refuse_absurd(plan: Json, path: Path) -> None:
     """DataError where an amount of a stage is no number that a plan can hold."""
     stages = plan.get("stages", ())
     for stage in stages if isinstance(stages, list) else ():
-        breakdown = stage.get("breakdown") if isinstance(stage, Mapping) else None
+        if not isinstance(stage, Mapping) or not isinstance(stage.get("name"), str):
+            raise DataError(f"{path} is damaged: a stage of it has no name; `charter plan` makes it anew")
+        breakdown = stage.get("breakdown")
         parts = breakdown.get("seconds") if isinstance(breakdown, Mapping) else breakdown
-        amounts = [stage.get("seconds"), stage.get("usd"), parts] if isinstance(stage, Mapping) else [stage]
+        amounts = [stage.get("seconds"), stage.get("usd"), parts]
         for amount in amounts:
             values = amount.values() if isinstance(amount, Mapping) else [amount]
             if not all(value is None or (type(value) in (int, float) and -MOST <= value <= MOST) for value in values):

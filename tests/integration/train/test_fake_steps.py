@@ -63,9 +63,10 @@ class LiveBytes(TorchDispatchMode):
 
 def fake_model(architecture):
     """The causal model of an architecture, without memory; made outside of FakeTensorMode, which draws nothing."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-    config = LlamaConfig(
+    normed = architecture.qk_norm
+    config = (Qwen3Config if normed else LlamaConfig)(
         vocab_size=architecture.vocab_size,
         hidden_size=architecture.hidden_size,
         intermediate_size=architecture.intermediate_size,
@@ -78,7 +79,7 @@ def fake_model(architecture):
         attn_implementation="sdpa",
     )
     with empty_parameters():
-        model = LlamaForCausalLM(config)
+        model = (Qwen3ForCausalLM if normed else LlamaForCausalLM)(config)
     token_forward.give_token_forward(model)
     return model
 
@@ -99,6 +100,8 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(token_forward, "CPU_CHUNK", token_forward.CUDA_CHUNK)
     monkeypatch.setattr(token_forward, "CPU_KEPT", token_forward.CUDA_KEPT)
     monkeypatch.setattr(token_forward, "_is_plain", lambda head: True)  # a fake parameter has a class of its own
+    # Without values transformers cannot see that no conversations share a row, and would make a mask of T x T.
+    monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda position_ids: None)
 
 
 def stepped(module, loss_of):
