@@ -26,7 +26,7 @@ BANNED = ("found", "known", "made", "kept", "whole", "asked", "told", "held")
 QUESTION = re.compile(r"(What|Whether|How|Where|Which|Why|When|Who)\b")
 ENGINES = ("verl", "openrlhf", "nemo_rl", "trl")
 TINY_LINES, LONG_FILE_LINES, LONG_NAME = 3, 600, 60
-STAGE_CHECK = re.compile(r"isinstance\([^)]*Stage\b")
+STAGE_CHECK = re.compile(r"isinstance\([^)]*Stage\b|\b(stage|spec)\.kind [=!]=|^\s*case [^:]*\w+Stage\(")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -160,7 +160,9 @@ def figures(root: Path, public: Sequence[str] = (), waiting: Collection[str] = (
         ),
         "banned_names": Figure(f"local names {', '.join(BANNED)}, in src and tools", tuple(banned)),
         "question_docstrings": Figure(f"docstrings that open with a question word,{share}", tuple(questions)),
-        "stage_checks": Figure("isinstance(..., ...Stage) sites", _matching(STAGE_CHECK, sources, root)),
+        "stage_checks": Figure(
+            "dispatch by a stage's kind: isinstance, case, .kind ==", _matching(STAGE_CHECK, sources, root)
+        ),
         "long_files": Figure(
             f"source files over {LONG_FILE_LINES} lines",
             tuple(str(path.relative_to(root)) for path, count in lines.items() if count > LONG_FILE_LINES),

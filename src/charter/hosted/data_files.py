@@ -27,7 +27,7 @@ from charter.hosted.classifier import check_prompts
 from charter.inference.score import encode_scored
 from charter.models.chat import encode_prompt
 from charter.models.ranks import Ranks
-from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage
+from charter.spec.stage import DpoStage, Optimization, PpoStage, PreferenceModelStage, PretrainStage, SftStage
 from charter.train.dpo import encode_pair
 from charter.train.packing import pack
 from charter.train.preference_model import stage_pairs
@@ -71,9 +71,9 @@ def reward_rows(setup: Setup, tokenizer: Any, spec: PreferenceModelStage) -> Pai
     return PairRows(rows=rows, tokens=tokens)
 
 
-def dpo_rows(setup: Setup, tokenizer: Any, spec: DpoStage | PreferenceModelStage) -> PairRows:
+def dpo_rows(pairs: Sequence[Pair], tokenizer: Any, seq_len: int) -> PairRows:
     """`prompt`, `chosen` and `rejected` as messages, which the engine tokenises itself."""
-    pairs = hard(stage_pairs(setup, spec) if isinstance(spec, PreferenceModelStage) else setup.rows("data", read_pairs))
+    pairs = hard(pairs)
     rows, tokens, cut = [], [], 0
     for pair in pairs:
         rows.append(
@@ -85,10 +85,10 @@ def dpo_rows(setup: Setup, tokenizer: Any, spec: DpoStage | PreferenceModelStage
         )
         encoded = encode_pair(tokenizer, pair, max_tokens=1 << 30)
         lengths = [len(encoded.prompt) + len(answer) for answer in (encoded.chosen, encoded.rejected)]
-        cut += max(lengths) > spec.seq_len
-        tokens.append(sum(min(length, spec.seq_len) for length in lengths))
+        cut += max(lengths) > seq_len
+        tokens.append(sum(min(length, seq_len) for length in lengths))
     note = (
-        f"{cut} of {len(pairs)} pairs are longer than seq_len {spec.seq_len}: the engine cuts them by its own rule, "
+        f"{cut} of {len(pairs)} pairs are longer than seq_len {seq_len}: the engine cuts them by its own rule, "
         "where the native engine keeps at most 3/4 of it for an answer and cuts the prompt at the left"
     )
     return PairRows(rows=rows, tokens=tokens, notes=(note,) if cut else ())
@@ -140,6 +140,8 @@ class RoleRows:
     items: int
     """Rows of the file where each is written once: more than `count` where they are packed."""
     sequences: int = 1
+    packs: bool = False
+    """The engine packs the rows into batches of its own."""
     notes: tuple[str, ...] = ()
     """What a reader of the log must know."""
 
@@ -160,14 +162,13 @@ class DataFiles:
 def write_data(stage: StageDir, setup: Setup, tokenizer: Any, directory: Path) -> DataFiles:
     """Write the files of a stage into a directory that appears whole."""
     spec = stage.job.spec
-    if isinstance(spec, PpoStage):
+    if not isinstance(spec, Optimization):
+        assert isinstance(spec, PpoStage)
         return _write_prompts(stage, setup, tokenizer, directory, spec)
-    assert isinstance(spec, PretrainStage | SftStage | PreferenceModelStage | DpoStage)
     rows = _rows(stage, setup, tokenizer)
     target = total_steps(epochs=spec.epochs, steps=spec.steps, rows=rows.count, global_batch=spec.global_batch)
-    packs = isinstance(spec, SftStage) and spec.packing
-    order = range(rows.items) if packs else _in_order(stage, target, spec.global_batch, rows.count)
-    counters = {} if packs else _counters(rows, target, spec.global_batch, order, pairs=rows.sequences == 2)
+    order = range(rows.items) if rows.packs else _in_order(stage, target, spec.global_batch, rows.count)
+    counters = {} if rows.packs else _counters(rows, target, spec.global_batch, order, pairs=rows.sequences == 2)
     path = _write(stage, directory, "data", (rows.row(index) for index in order))
     return DataFiles(
         paths={"data": path},
@@ -179,64 +180,95 @@ def write_data(stage: StageDir, setup: Setup, tokenizer: Any, directory: Path) -
 
 
 def _rows(stage: StageDir, setup: Setup, tokenizer: Any) -> RoleRows:
+    """Return the rows of a stage in the form that its engine reads."""
     spec = stage.job.spec
     reads = handover_engine(spec.engine).reads
-    if isinstance(spec, SftStage) and reads == TOKENS:
-        data = conversation_rows(stage, tokenizer, seq_len=spec.seq_len, ranks=Ranks())
-        setup.count_skipped(data.skipped)
-        count = len(pack(data.lengths(), spec.seq_len)) if spec.packing else len(data)
-        return RoleRows(
-            count=count,
-            row=lambda index: _masked(data[index].ids, data[index].is_answer),
-            tokens=lambda index: len(data[index].ids),
-            items=len(data),
-        )
-    if isinstance(spec, PretrainStage) and reads != NOTHING:
-        stream = text_stream(stage, tokenizer, seq_len=spec.seq_len, ranks=Ranks())
-        setup.count_skipped(stream.skipped)
-        return RoleRows(
-            count=len(stream),
-            row=lambda index: _masked(stream[[index]][0].tolist(), [True] * spec.seq_len),
-            tokens=lambda index: spec.seq_len,
-            items=len(stream),
-        )
-    if reads != TOKENS:
-        pair_rows = _message_rows(stage, setup, tokenizer)
-    elif isinstance(spec, PreferenceModelStage):
-        pair_rows = reward_rows(setup, tokenizer, spec)
-    else:
-        assert isinstance(spec, DpoStage)
-        pair_rows = dpo_rows(setup, tokenizer, spec)
-    return RoleRows(
-        count=len(pair_rows.rows),
-        row=lambda index: pair_rows.rows[index],
-        tokens=lambda index: pair_rows.tokens[index],
-        items=len(pair_rows.rows),
-        sequences=spec.SEQUENCES_PER_ROW,
-        notes=pair_rows.notes,
-    )
-
-
-def _message_rows(stage: StageDir, setup: Setup, tokenizer: Any) -> PairRows:
-    """Return the rows of a stage as messages; tokens are not counted, since the engine makes them."""
-    spec = stage.job.spec
-    if handover_engine(spec.engine).reads == NOTHING or isinstance(spec, PretrainStage):
+    if reads == TOKENS:
+        return TOKEN_ROWS[spec.kind](stage, setup, tokenizer, spec)
+    if reads == NOTHING or spec.kind not in MESSAGE_ROWS:
         raise UsageError(
             f"the data of {spec.engine} is made by tools of its own, which Charter does not run\n"
             "  `charter artifacts export` renders the stage with the commands that make its data"
         )
-    if isinstance(spec, SftStage):
-        conversations = [item.turns for item in setup.rows("data", read_conversations)]
-        rows = [
-            {"messages": messages(turns)} for turns in conversations if any(turn.role == "assistant" for turn in turns)
-        ]
-        if not rows:
-            raise DataError("no conversation with an assistant turn in the stage's data; the loss would count nothing")
-        return PairRows(rows=rows, tokens=[0] * len(rows))
-    assert isinstance(spec, PreferenceModelStage | DpoStage)
-    pairs = dpo_rows(setup, tokenizer, spec)
-    adapter = adapter_of(stage.job)
-    return replace(pairs, rows=[adapter.pair_row(row) for row in pairs.rows])
+    return MESSAGE_ROWS[spec.kind](stage, setup, tokenizer, spec)
+
+
+def _conversation_tokens(stage: StageDir, setup: Setup, tokenizer: Any, spec: SftStage) -> RoleRows:
+    data = conversation_rows(stage, tokenizer, seq_len=spec.seq_len, ranks=Ranks())
+    setup.count_skipped(data.skipped)
+    return RoleRows(
+        count=len(pack(data.lengths(), spec.seq_len)) if spec.packing else len(data),
+        row=lambda index: _masked(data[index].ids, data[index].is_answer),
+        tokens=lambda index: len(data[index].ids),
+        items=len(data),
+        packs=spec.packing,
+    )
+
+
+def _text_tokens(stage: StageDir, setup: Setup, tokenizer: Any, spec: PretrainStage) -> RoleRows:
+    stream = text_stream(stage, tokenizer, seq_len=spec.seq_len, ranks=Ranks())
+    setup.count_skipped(stream.skipped)
+    return RoleRows(
+        count=len(stream),
+        row=lambda index: _masked(stream[[index]][0].tolist(), [True] * spec.seq_len),
+        tokens=lambda index: spec.seq_len,
+        items=len(stream),
+    )
+
+
+def _scored_pairs(stage: StageDir, setup: Setup, tokenizer: Any, spec: PreferenceModelStage) -> RoleRows:
+    return _listed(reward_rows(setup, tokenizer, spec), spec.SEQUENCES_PER_ROW)
+
+
+def _chosen_pairs(stage: StageDir, setup: Setup, tokenizer: Any, spec: DpoStage) -> RoleRows:
+    return _listed(dpo_rows(setup.rows("data", read_pairs), tokenizer, spec.seq_len), spec.SEQUENCES_PER_ROW)
+
+
+def _conversation_messages(stage: StageDir, setup: Setup, tokenizer: Any, spec: SftStage) -> RoleRows:
+    """Return conversations as messages; tokens are not counted, since the engine makes them."""
+    conversations = [item.turns for item in setup.rows("data", read_conversations)]
+    rows = [{"messages": messages(turns)} for turns in conversations if any(turn.role == "assistant" for turn in turns)]
+    if not rows:
+        raise DataError("no conversation with an assistant turn in the stage's data; the loss would count nothing")
+    listed = _listed(PairRows(rows=rows, tokens=[0] * len(rows)), spec.SEQUENCES_PER_ROW)
+    return replace(listed, packs=spec.packing)
+
+
+def _pair_messages(stage: StageDir, setup: Setup, tokenizer: Any, spec: PreferenceModelStage | DpoStage) -> RoleRows:
+    pairs = stage_pairs(setup, spec) if spec.kind == "preference_model" else setup.rows("data", read_pairs)
+    rows, adapter = dpo_rows(pairs, tokenizer, spec.seq_len), adapter_of(stage.job)
+    return _listed(replace(rows, rows=[adapter.pair_row(row) for row in rows.rows]), spec.SEQUENCES_PER_ROW)
+
+
+def _listed(rows: PairRows, sequences: int) -> RoleRows:
+    return RoleRows(
+        count=len(rows.rows),
+        row=lambda index: rows.rows[index],
+        tokens=lambda index: rows.tokens[index],
+        items=len(rows.rows),
+        sequences=sequences,
+        notes=rows.notes,
+    )
+
+
+TOKEN_ROWS: Mapping[str, Callable[[StageDir, Setup, Any, Any], RoleRows]] = MappingProxyType(
+    {
+        "pretrain": _text_tokens,
+        "sft": _conversation_tokens,
+        "preference_model": _scored_pairs,
+        "dpo": _chosen_pairs,
+    }
+)
+"""Kind of stage -> its rows for an engine that reads tokens."""
+MESSAGE_ROWS: Mapping[str, Callable[[StageDir, Setup, Any, Any], RoleRows]] = MappingProxyType(
+    {
+        "pretrain": _text_tokens,
+        "sft": _conversation_messages,
+        "preference_model": _pair_messages,
+        "dpo": _pair_messages,
+    }
+)
+"""Kind of stage -> its rows for an engine that reads messages; texts have no turns and stay tokens."""
 
 
 def _masked(ids: Sequence[int], marks: Sequence[bool]) -> Row:
