@@ -3,12 +3,18 @@
 A stage's records are made by a generator (`drive.Making`) that yields lists of these questions and is sent the
 replies. It knows neither torch nor HTTP, so the same text is asked, and the same rules read the answer, whether the
 model is in this process or behind an endpoint.
+
+Requests of a stage for text, by its sampling fields, and the facts that its records keep of the texts.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from charter.artifacts.job import Job
 from charter.data.dataset import Turn
 from charter.feedback.wording import Question
+from charter.spec.stage import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,3 +93,28 @@ class ChoiceReply:
 
 
 Reply = Text | ChoiceReply
+
+
+def sample_of(spec: Sampling, role: str, turns: Sequence[Turn], *, seed: int) -> Sample:
+    """The question for one answer to a conversation."""
+    return Sample(
+        role=role,
+        turns=tuple(turns),
+        seed=seed,
+        temperature=spec.temperature,
+        top_p=spec.top_p,
+        max_new_tokens=spec.max_new_tokens,
+        min_new_tokens=spec.min_new_tokens,
+        max_prompt_tokens=spec.max_prompt_tokens,
+    )
+
+
+def text_facts(job: Job, role: str, *texts: Text) -> dict[str, Any]:
+    """Return the origin of a text: the model's fingerprint, the server's own name, the seed, the tokens generated."""
+    return {
+        role: job.only(role).fingerprint,
+        f"{role}_model": texts[-1].model,
+        "finished": texts[-1].is_finished,
+        "tokens": sum(text.tokens for text in texts),
+        "seed": job.seed,
+    }

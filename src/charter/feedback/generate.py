@@ -18,10 +18,9 @@ from charter.artifacts.stage_process import stage_main
 from charter.data.dataset import Prompt, Turn
 from charter.feedback.answering import open_answerer
 from charter.feedback.asking import LONGEST_TEXT
-from charter.feedback.asks import Sample, Text
+from charter.feedback.asks import Sample, Text, sample_of, text_facts
 from charter.feedback.inputs import prompt_batches, role_prompts
 from charter.feedback.records import BatchResult, Making, in_batches, make_records
-from charter.feedback.sampling import sample_of, text_facts
 from charter.spec.stage import GenerateStage
 
 ASKED = "Here are {count} messages that people sent to an assistant, one on each line."

@@ -111,7 +111,7 @@ MEGATRON_DEEPSPEED = MemoryProfile(
     flat_step=1.0,
     norm_bytes=12.0,
     further_groups=4.0,
-    source="DeepSpeed pipeline engine (`pipe/engine.py`, `PartitionedTensor`); ZeRO-1 (`stage_1_and_2.py`, `step`) "
+    source="DeepSpeed pipeline engine (`PartitionedTensor`); ZeRO-1 (`DeepSpeedZeroOptimizer.step`) "
     "makes a flat fp16 (2 B) and from it a flat fp32 gradient (4 B), on which Apex's FusedAdam steps in place; the "
     "check for overflow casts each gradient to 32 bits and the norm to 64 (`has_overflow_serial`, "
     "`get_grad_norm_direct`); reduce and gather buckets of 5e8 elements, two of each, since NCCL's stream owns one "
@@ -128,7 +128,7 @@ MEGATRON_DEEPSPEED_BF16 = replace(
     gather_copies=1.0,
     low_gradients=1.0,
     low_gradients_stay=1.0,
-    source="DeepSpeed's BF16_Optimizer (`bf16_optimizer.py`) under its pipeline engine: bf16 gradients stay until the "
+    source="DeepSpeed's `BF16_Optimizer` under its pipeline engine: bf16 gradients stay until the "
     "next backward pass, beside fp32 ones of all parameters; Apex's FusedAdam steps on those in place; "
     "each is cast to be added, and weights are gathered as lists (`all_gather_dp_groups`) while gradients still exist",
 )
@@ -151,7 +151,7 @@ INTERNEVO = MemoryProfile(
     step_bytes=12.0,
     bucket_elements=2 * 512 * 1024**2,
     flat_step=1.5,
-    source="InternEvo's HybridZeroOptimizer (`hybrid_zero_optim.py`, `_step`): a flat fp32 gradient (4 B) and torch's "
+    source="InternEvo's `HybridZeroOptimizer._step`: a flat fp32 gradient (4 B) and torch's "
     "Adam over one flat array (`sqrt` and the quotient, 4 + 4 B); the allocator also keeps the 32-bit copies of the "
     "norm (4 B, `reduce_grads`) and the flat 16-bit gradient (2 B); buckets of `reduce_bucket_size` 512 Mi elements",
 )
@@ -201,7 +201,7 @@ NANOTRON = MemoryProfile(
     low_gradients=1.0,
     coalesced_copies=2.0,
     source="nanotron: fp32 gradient buffer of all parameters, to which 16-bit gradients are added after each backward "
-    "pass (`gradient_accumulator.py`); ZeRO-1 flattens all of it (`reduce_scatter_coalesced`), and NCCL's "
+    "pass (its gradient accumulator); ZeRO-1 flattens all of it (`reduce_scatter_coalesced`), and NCCL's "
     "`reduce_scatter` of a list once more; fused AdamW",
 )
 COMPOSER = MemoryProfile(

@@ -599,7 +599,7 @@ class PpoStage(Sampling, Stage):
     def version_of(self, step: int) -> int:
         """Return the updates behind the weights that draw the rollout of a step (from 0).
 
-        >>> stage = PpoStage(policy="p", reward="r", prompts=(), asynchrony="one_step_off")
+        >>> stage = PpoStage(policy="p", reward="r", prompts=(), episodes=64, asynchrony="one_step_off")
         >>> [stage.version_of(step) for step in range(4)]
         [0, 0, 1, 2]
         """

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import inspect
 import json
 import math
 import sys
@@ -24,12 +25,16 @@ from charter.errors import SpecError
 from charter.spec.rewards import Environment, Reward, Rubric
 from plain_stages import accepted_stage, handover, layout_of
 
-OWN = """
+
 def bonus(answer, truth, step=0.5):
     return None if truth is None else step * answer.count(str(truth))
+
+
 def unknown(answer, seed):
     return 0.0
-"""
+
+
+OWN = "\n".join(inspect.getsource(function) for function in (bonus, unknown))
 FUNCTIONS = (
     Reward(name="right", kind="function", call="charter:number", arguments={"tolerance": 0.1}, weight=2.0),
     Reward(name="form", kind="function", call="charter:tags", arguments={"tags": ["answer"]}, weight=0.25),
@@ -72,9 +77,7 @@ def loaded(run, directory, monkeypatch, name="rewards"):
 
 def expected(answer, row):
     """The weighted sum that Charter's own engine would give."""
-    own = {}
-    exec(OWN, own)
-    functions = {"number": reward_functions.number, "tags": reward_functions.tags, "bonus": own["bonus"]}
+    functions = {"number": reward_functions.number, "tags": reward_functions.tags, "bonus": bonus}
     values = {"answer": answer, "truth": row.get("answer")}
     each = [
         (item.weight, reward_functions.called(functions[item.call.rpartition(":")[2]], values, item.arguments))

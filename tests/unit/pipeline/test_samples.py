@@ -4,7 +4,7 @@ import pytest
 
 from charter.artifacts.sample_prompts import SAMPLE_PROMPTS, read_sample_prompts
 from charter.engines.project import load_project
-from charter.run.approval import lay_sample_prompts, sampled_data, samples_of, shown_fields, visible
+from charter.run.approval import lay_sample_prompts, samples_of, shown_fields, visible
 from charter.run.graph import build_pipeline
 
 PROJECT = """\
@@ -117,7 +117,7 @@ def trained(tmp_path, more=""):
 
 def test_every_trained_stage_has_the_same_prompts(tmp_path):
     pipeline = trained(tmp_path)
-    assert sampled_data(pipeline.project) == "p"
+    assert pipeline.project.sample_data == "p"
     lay_sample_prompts(pipeline, pipeline.stages.values())
     wanted = read_sample_prompts(pipeline.stages["sft"].directory)
     assert (len(wanted.prompts), wanted.share, wanted.max_new_tokens) == (20, 0.01, 64)
