@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from charter.catalog import models
 from charter.engines import capabilities, engine_names, handover_engines, render, rl_engines
+from charter.engines.common.capabilities import GOOGLE
 from charter.errors import SpecError
 from charter.plan.layout_space import SpaceRequest, space
 from charter.plan.rl_search import rl_options
