@@ -339,7 +339,8 @@ def plan(
     Only --probe computes here: a few real steps, in a temporary directory.
     Exit codes: 0 planned, 2 invalid, 3 a stage fits nowhere (or late, with --fail-over-deadline), 4 over budget at p50
     (at p90 with --fail-over-budget; never with --allow-over-budget), or when objective fastest or balanced cannot keep
-    it. Without a file: `charter plan sft Llama-3.1-8B --tokens 100M --on A100:8`.
+    it, 8 a data file is missing and its size is not declared.
+    Without a file: `charter plan sft Llama-3.1-8B --tokens 100M --on A100:8`.
     """
     from charter.spec.presets import deviation_lines
 
