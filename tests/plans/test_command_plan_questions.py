@@ -152,3 +152,29 @@ def test_a_project_that_is_not_there_is_named(tmp_path):
 
 def test_the_version():
     assert CliRunner().invoke(app, ["--version"]).stdout.startswith("charter 0.")
+
+
+@pytest.mark.parametrize(
+    ("words", "again", "then"),
+    [
+        (
+            "-t cai-smoke --set resources.price=0.1 --alternatives 1",
+            "--template cai-smoke --set resources.price=0.1",
+            "charter init --template cai-smoke",
+        ),
+        ("sft Llama-3.1-8B --tokens 10M --on A100:8", "sft Llama-3.1-8B --tokens 10M --on A100:8", "--save"),
+    ],
+)
+def test_the_last_line_asks_about_this_plan(words, again, then):
+    done = CliRunner().invoke(app, ["plan", *words.split()])
+    explain, *others = " ".join(done.stdout.split()).partition("Next: ")[2].split(" \N{MIDDLE DOT} ")
+    assert explain.startswith(f"charter plan {again} --explain ")
+    assert any(step.startswith(then) for step in others)
+    explained = CliRunner().invoke(app, explain.split()[1:])
+    assert explained.exit_code == 0, explained.output
+
+
+def test_the_last_line_names_the_project(plan, tmp_path):
+    text = " ".join(plan("--objective", "fastest").stdout.split())
+    assert f"Next: charter plan {tmp_path} --objective fastest --explain helpful \N{MIDDLE DOT}" in text
+    assert f"\N{MIDDLE DOT} charter run {tmp_path} " in text

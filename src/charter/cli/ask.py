@@ -40,7 +40,7 @@ def ask(
         str, typer.Option("--kind", help="pretrain, sft, pm, dpo, ppo, grpo, generate, label or cai.")
     ] = "sft",
     model: Annotated[
-        str | None, typer.Option("--model", help="This model alone; else sizes from 405B down to 0.5B.")
+        str | None, typer.Option("--model", help="This model alone; else sizes from 405B down to 1B.")
     ] = None,
     hardware: Hardware = None,
     on: On = None,

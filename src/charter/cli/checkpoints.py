@@ -46,7 +46,7 @@ def backup(
 def restore(
     directory: DirOption = Path("."), place: PlaceOption = None, json_: JsonOption = False, set_: SetOption = None
 ) -> None:
-    """Bring back what the second place has and this machine has not; then `charter run` goes on from there."""
+    """Bring back what the second place has and this machine lacks; then `charter run` goes on from there."""
     from charter.run.copies import restore as bring_back
 
     problems: list[str] = []
@@ -91,7 +91,7 @@ def scrub(
 
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Remove what is shown.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show it; so also without --yes.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show it, as without --yes.")]
 
 
 def prune(
@@ -125,10 +125,10 @@ def gc(
     json_: JsonOption = False,
     set_: SetOption = None,
 ) -> None:
-    """Show what crashes have left and nothing uses, here and in the second place.
+    """Show what crashes left behind and nothing uses, here and in the second place.
 
-    Objects in the second place that nothing names go in two steps, a day apart: the first call with --yes writes them
-    down, a later one removes them.
+    Objects in the second place that nothing names are removed in two steps, a day apart: the first call with --yes
+    writes them down, a later one removes them.
     """
     from charter.run.copies import garbage, remove_all, sample_cleaned
 
@@ -179,7 +179,7 @@ At = Annotated[str, typer.Argument(help="Finished steps, as 12; or steps and par
 def list_checkpoints(
     stage: OneStage = None, directory: DirOption = Path("."), json_: JsonOption = False, set_: SetOption = None
 ) -> None:
-    """List the checkpoints; the manifests and the sizes of files are looked at, `verify` reads them whole."""
+    """List the checkpoints, by manifests and file sizes; `verify` reads the files themselves."""
     _show(_found(directory, stage, set_, verify=False), as_json=json_)
 
 

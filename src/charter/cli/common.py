@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Container
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -180,6 +181,22 @@ def short_confidence(text: str) -> str:
     if text in ("S", "M", "L"):
         return {"S": "seen", "M": "from memory", "L": "low"}[text]
     return "from memory" if "memory" in text else text.split(" (")[0].split(",")[0]
+
+
+def words_of(context: typer.Context, names: Container[str]) -> list[str]:
+    """The words of the present command line that gave these parameters, quoted for a shell."""
+    import shlex
+
+    words: list[str] = []
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name not in names or source is None or source.name != "COMMANDLINE":
+            continue
+        value = context.params[parameter.name]
+        option = [] if parameter.param_type_name == "argument" else [parameter.opts[0]]
+        for item in value if isinstance(value, list | tuple) else [value]:
+            words += option if item is True else [*option, str(item)]
+    return [shlex.quote(word) for word in words]
 
 
 HELP = ("--help", "-h")

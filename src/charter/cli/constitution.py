@@ -106,7 +106,7 @@ def import_principles(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
 ) -> None:
-    """Write published principles as a constitution of this project; what a layout lacks is made, and marked."""
+    """Write published principles as a constitution of this project; what a layout lacks is derived, and marked."""
     from charter.cli.common import write_asked
     from charter.errors import UsageError
     from charter.feedback.constitution import constitution_text, import_constitution, load_constitution

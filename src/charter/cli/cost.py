@@ -39,7 +39,7 @@ def add_fee(
     stage: Annotated[str, typer.Option("--stage", help="The stage that it is for; the whole run unless given.")] = "",
     directory: DirOption = Path("."),
 ) -> None:
-    """Add a cost that nothing measures to the ledger: the fee of a reserved term, used or not, a licence.
+    """Add a cost that nothing measures to the ledger: the fee of a reserved term, used or not; a licence.
 
     It counts in budgets, groups, showback and FOCUS rows; what attempts cost stays as it is.
     """
@@ -89,7 +89,7 @@ def import_bill(
     directory: DirOption = Path("."),
     json_: JsonOption = False,
 ) -> None:
-    """Compare a provider's bill with the ledger, line by line, and keep it beside it; nothing is overwritten."""
+    """Compare a provider's bill with the ledger, line by line, and keep both; nothing is overwritten."""
     from charter.run import accounts
 
     before, json_before = context.obj
@@ -163,7 +163,7 @@ def export(context: typer.Context, focus: FocusOption, directory: DirOption = Pa
 
 
 def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE.csv", help="A FOCUS dataset, of Charter or of anyone.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.csv", help="A FOCUS dataset, by Charter or anyone else.")],
     json_: JsonOption = False,
 ) -> None:
     """Check that a FOCUS CSV keeps the rules of the specification; exit code 8 if it does not."""
@@ -201,7 +201,7 @@ def buy_or_rent(
     utilisation: Annotated[float, typer.Option(help="Share of the hours in which it would work.")] = 0.6,
     scenario: Annotated[str, typer.Option(help="Cost of owning: cheap, mid or costly.")] = "mid",
     server_usd: Annotated[float | None, typer.Option(help="Your quote for a server of eight.")] = None,
-    power_kw: Annotated[float | None, typer.Option(help="Most power that server draws.")] = None,
+    power_kw: Annotated[float | None, typer.Option(help="Peak power that the server draws.")] = None,
     json_: JsonOption = False,
 ) -> None:
     """Compare owning an accelerator with renting one: break-even use, and months until it has paid for itself."""

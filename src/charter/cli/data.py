@@ -17,7 +17,7 @@ def data_version(
     write: Annotated[bool, typer.Option("--write", help="Write the pointer PATH.dvc beside it, for DVC.")] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Hash a file or a directory; of a pointer say whether what it names is beside it (exit code 8 if not)."""
+    """Hash a file or a directory; for a pointer, say whether what it names is beside it (exit code 8 if not)."""
     from charter.artifacts.data_versions import POINTER, pointer_damage, version_of, write_pointer
     from charter.errors import DataError
 
@@ -83,7 +83,7 @@ def check(path: PathArgument, format: FormatOption = "auto", json_: JsonOption =
 
 @data_app.command("stats")
 def stats(path: PathArgument, format: FormatOption = "auto", json_: JsonOption = False) -> None:
-    """Counts, lengths, labels; of records of critique and label stages also the principles and their agreement."""
+    """Print counts, lengths and labels; for records of critique and label stages, also principles and agreement."""
     from charter.report.data_stats import data_stats, stats_json, stats_lines
 
     statistics = data_stats(path, _spec(path, format, on_bad_row="skip"))

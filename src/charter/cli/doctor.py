@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 OnOption = Annotated[
     str | None,
-    typer.Option("--on", metavar="ENGINE", help="Look at this engine: slurm, ray, kubernetes, skypilot."),
+    typer.Option("--on", metavar="LAUNCHER", help="Also look at this launcher: slurm, ray, kubernetes, skypilot."),
 ]
 
 
@@ -28,7 +28,7 @@ BitsOption = Annotated[
 def doctor(
     directory: DirOption = Path("."), on: OnOption = None, bits: BitsOption = False, json_: JsonOption = False
 ) -> None:
-    """Check this machine and, in a project, its engine, packages, network and credentials; say how to mend each."""
+    """Check this machine and, in a project, its engine, packages, network and credentials; say how to mend faults."""
     from charter.errors import UsageError
     from charter.run.cluster_checks import LOOKS
     from charter.run.doctor import examine

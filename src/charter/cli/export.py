@@ -32,13 +32,13 @@ TargetArgument = Annotated[
 ]
 FormatOption = Annotated[
     Literal["model", "jsonl", "parquet", "hf", "webdataset"],
-    typer.Option("--format", help="`model`, or of a stage that makes records: its rows as a data set with a card."),
+    typer.Option("--format", help="`model`; or, for a stage that makes records, its rows as a data set with a card."),
 ]
 DataOption = Annotated[
     bool,
     typer.Option(
         "--data",
-        help="With --engine: also write what the stage reads, its rows as that engine reads them and its models.",
+        help="With --engine: also write what the stage reads: its rows in that engine's form, and its models.",
     ),
 ]
 PrintOption = Annotated[bool, typer.Option("--print", help="With --engine: print the files, write nothing.")]

@@ -294,7 +294,7 @@ SORT_KEYS = (
 )
 SortOption = Annotated[
     str | None,
-    typer.Option("--sort", help=f"One of {', '.join(SORT_KEYS)}; prices from cheap to dear, the rest from large."),
+    typer.Option("--sort", help=f"One of {', '.join(SORT_KEYS)}; prices from the lowest, the rest from the highest."),
 ]
 
 

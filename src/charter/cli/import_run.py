@@ -124,10 +124,10 @@ StartOption = Annotated[
     str | None, typer.Option("--started-at", metavar="2026-07-01T09:00", help="Where the log has no clock; UTC.")
 ]
 HoursOption = Annotated[
-    float | None, typer.Option("--hours", min=0, help="Of the whole run, where the log does not tell.")
+    float | None, typer.Option("--hours", min=0, help="Hours of the whole run, where the log does not say.")
 ]
 TargetOption = Annotated[
-    int | None, typer.Option("--target-step", min=1, help="Step at which it is done, where the log does not tell.")
+    int | None, typer.Option("--target-step", min=1, help="Step at which it is done, where the log does not say.")
 ]
 RowsOption = Annotated[
     Path | None,
@@ -142,7 +142,8 @@ FactOption = Annotated[
     ),
 ]
 AnotherOption = Annotated[
-    bool, typer.Option("--another", help="Not the run with the same first step that is in the ledger.")
+    bool,
+    typer.Option("--another", help="Import it as another run than the one in the ledger with the same first step."),
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be written or removed; change nothing.")]
 ListOption = Annotated[bool, typer.Option("--list", help="Show what was imported into the project.")]

@@ -23,13 +23,17 @@ Prompts = Annotated[str | None, _option("--prompts", "N", "With ppo, grpo, gener
 AnswerTokens = Annotated[
     str | None, _option("--answers", "N", "With ppo, grpo, generate: mean tokens of an answer, like 1k.")
 ]
-Turns = Annotated[str | None, _option("--turns", "N", "With grpo: turns of an answer, a tool's reply between two.")]
+Turns = Annotated[
+    str | None, _option("--turns", "N", "With grpo: turns of an answer, with a tool's reply between turns.")
+]
 Seq = Annotated[str | None, _option("--seq", "N", "Tokens of a row.")]
 Lora = Annotated[str | None, _option("--lora", "RANK", "Train adapters of this rank, not all weights.")]
 Judge = Annotated[str | None, _option("--judge", "MODEL", "With cai: who compares answers, like 70B.")]
-On = Annotated[str | None, _option("--on --gpus", "GPU:N", "A machine, like H100:8; all of the price book without.")]
+On = Annotated[
+    str | None, _option("--on --gpus", "GPU:N", "A machine, like H100:8; if left out, all of the price book.")
+]
 Nodes = Annotated[str | None, _option("--nodes", "N", "The most machines; 1 with --on, else no limit.")]
-Price = Annotated[str | None, _option("--price", "USD", "Of one accelerator of your own in an hour, like 2.")]
+Price = Annotated[str | None, _option("--price", "USD", "Per hour of one accelerator of your own, like 2.")]
 Budget = Annotated[str | None, _option("--budget", "USD", "The limit, like 5k.")]
 Deadline = Annotated[str | None, _option("--deadline", "TIME", "The latest end from now, like 3d.")]
 
@@ -89,6 +93,23 @@ def inquiry_of(kind: str, model: str | None, said: Mapping[str, str | None]) -> 
         budget_usd=read("budget", parse_usd),
         deadline=said["deadline"],
     )
+
+
+SHOWN = {"as_json", "explain", "expand", "any_engine", "probe", "output", "html", "start", "alternatives", "what_if"}
+SHOWN |= {"fail_over_budget", "allow_over_budget", "fail_over_deadline", "save", "sweep"}
+"""Parameters of `charter plan` that say what is shown of a plan or done with it, not what is planned."""
+
+
+def going_on(context: typer.Context, template: str | None, file: "KindFile | None") -> tuple[str, str]:
+    """Return the command that asks for the same plan again, and the step after it."""
+    from charter.cli.common import words_of
+
+    again = " ".join(["charter plan", *words_of(context, context.params.keys() - SHOWN)])
+    if file is not None:
+        return again, "--save charter.yaml"
+    if template is not None:
+        return again, f"charter init --template {template} my-run"
+    return again, " ".join(["charter run", *words_of(context, {"config", "directory", "overrides"})])
 
 
 def show_assumed(file: "KindFile", save: Path | None) -> None:

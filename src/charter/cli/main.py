@@ -108,11 +108,11 @@ SCREEN: Mapping[str, Mapping[str, str]] = {
         "catalog": "accelerators, models and prices, each with its source",
     },
     "The run": {
-        "run": "run or resume a project, here or on an engine",
+        "run": "run or resume a project, here or on a scheduler",
         "submit": "send a run to Slurm, Ray, Kubernetes or a cloud, and let it go on there",
         "status": "where every stage is, how far, and why",
         "logs": "the log of a stage",
-        "approve": "read samples of what a stage waits with, and let it start",
+        "approve": "read samples of what a waiting stage reads, and let it start",
         "stop": "stop at the next safe point, after a checkpoint",
         "ui": "runs, plans, costs and samples in a browser",
     },
@@ -226,7 +226,8 @@ def load(verb: str) -> Any:
         for name in below:
             command.add_command(load(name), name.rpartition(" ")[2])
     elif below:
-        command.epilog = f"See also {', '.join(f'charter {name}' for name in below)}: each has --help."
+        has = "it has" if len(below) == 1 else "each has"
+        command.epilog = f"See also {', '.join(f'charter {name}' for name in below)}; {has} --help."
     return command
 
 

@@ -33,6 +33,7 @@ from charter.cli.inquiry import (
     Seq,
     Tokens,
     Turns,
+    going_on,
     question_file,
     show_assumed,
 )
@@ -220,6 +221,7 @@ def plan_console() -> "Console":
 
 
 def plan(
+    context: typer.Context,
     config: Annotated[
         Path | None,
         typer.Argument(
@@ -308,7 +310,7 @@ def plan(
     ] = None,
     all_hardware: Annotated[
         bool,
-        typer.Option("--all-hardware", help="Every provider and accelerator of the price book, not the project's."),
+        typer.Option("--all-hardware", help="Choose from all of the price book, not only the project's hardware."),
     ] = False,
     fail_over_deadline: Annotated[
         bool, typer.Option("--fail-over-deadline", help="Exit with 3 when the deadline is missed at p90.")
@@ -337,7 +339,8 @@ def plan(
     Only --probe computes here: a few real steps, in a temporary directory.
     Exit codes: 0 planned, 2 invalid, 3 a stage fits nowhere (or late, with --fail-over-deadline), 4 over budget at p50
     (at p90 with --fail-over-budget; never with --allow-over-budget), or when objective fastest or balanced cannot keep
-    it. Without a file: `charter plan sft Llama-3.1-8B --tokens 100M --on A100:8`.
+    it, 8 a data file is missing and its size is not declared.
+    Without a file: `charter plan sft Llama-3.1-8B --tokens 100M --on A100:8`.
     """
     from charter.spec.presets import deviation_lines
 
@@ -395,7 +398,8 @@ def plan(
     if what_if:
         show(result, what_if_answers(what_if, project, path, template, changes, planned), as_json=as_json, more=more)
     else:
-        _show(result, as_json=as_json, explain=explain, more=more)
+        further = going_on(context, template, inquiry)
+        _show(result, as_json=as_json, explain=explain, more=more, further=further)
     if inquiry is not None and not as_json:
         show_assumed(inquiry, save)
     for line in () if as_json else deviations:
@@ -443,7 +447,9 @@ def _knowledge(calibration: Path | None) -> "Knowledge | None":
     return Knowledge.of(load(calibration))
 
 
-def _show(result: "Plan", *, as_json: bool, explain: str | None, more: dict[str, object]) -> None:
+def _show(
+    result: "Plan", *, as_json: bool, explain: str | None, more: dict[str, object], further: tuple[str, str]
+) -> None:
     if as_json:
         print_json(result.to_json() | more)
         return
@@ -451,7 +457,8 @@ def _show(result: "Plan", *, as_json: bool, explain: str | None, more: dict[str,
     from charter.report.plan_table import plan_table
 
     if explain is None:
-        plan_console().print(plan_table(result, today=datetime.now(tz=UTC).date()))
+        command, then = further
+        plan_console().print(plan_table(result, today=datetime.now(tz=UTC).date(), command=command, then=then))
         if result.start is not None:
             plan_console().print(_finish(result), highlight=False)
         if result.alternatives:

@@ -278,7 +278,7 @@ def _usd(price: float | None) -> str:
 
 FormatOption = Annotated[
     str | None,
-    typer.Option("--format", help="charter, skypilot, gpuhunt or contract; told by the header if left out."),
+    typer.Option("--format", help="charter, skypilot, gpuhunt or contract; read from the header if left out."),
 ]
 
 

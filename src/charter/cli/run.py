@@ -199,8 +199,9 @@ OnOption = Annotated[
     str | None,
     typer.Option(
         "--on",
-        metavar="ENGINE",
-        help="Where stages run: local, slurm, ray, kubernetes or subprocess; as resources.infra says, else local.",
+        metavar="LAUNCHER",
+        help="Where stages run: local, slurm, ray, kubernetes or subprocess; if left out, as resources.infra says, "
+        "else local.",
     ),
 ]
 ReshardOption = Annotated[
@@ -219,7 +220,7 @@ AcceptModelOption = Annotated[
     ),
 ]
 ReplanOption = Annotated[
-    bool, typer.Option("--replan", help="Plan anew, though nothing that the run's plan follows from has changed.")
+    bool, typer.Option("--replan", help="Plan anew, even if nothing that the run's plan rests on has changed.")
 ]
 
 
@@ -247,7 +248,7 @@ def run(
     accept_model: AcceptModelOption = None,
     sweep: SweepOption = None,
 ) -> None:
-    """Run or resume a project, here or on an engine; skips what is done."""
+    """Run or resume a project, here or on a scheduler; skip what is done."""
     from charter.run.runner import RunOptions
 
     where = project or directory

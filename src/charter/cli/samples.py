@@ -28,7 +28,7 @@ def samples(
         ),
     ] = "",
     side_by_side: Annotated[
-        bool, typer.Option("--side-by-side", help="The answers of all stages in training to a prompt together.")
+        bool, typer.Option("--side-by-side", help="Show the answers of all stages in training to one prompt together.")
     ] = False,
     beside: Annotated[
         list[Path] | None, typer.Option("--with", metavar="DIR", help="A run beside this one; repeatable.")
@@ -39,7 +39,8 @@ def samples(
     ] = None,
     note: Annotated[str, typer.Option("--note", metavar="TEXT", help="Remark on the sample of --flag.")] = "",
     reward: Annotated[
-        str, typer.Option("--reward", metavar="NAME", help="Answers of RL with this reward of the list, or score.")
+        str,
+        typer.Option("--reward", metavar="NAME", help="Only RL answers that have this reward of the list; or `score`."),
     ] = "",
     at_least: Annotated[float | None, typer.Option("--at-least", help="Of --reward; else of the score.")] = None,
     at_most: Annotated[float | None, typer.Option("--at-most", help="Of --reward; else of the score.")] = None,

@@ -291,8 +291,12 @@ def count_of(text: str, option: str) -> float:
 def scale_plan_command(
     budget: Annotated[str | None, typer.Option("--budget", help="Money: $1_000_000 or 1M.")] = None,
     compute: Annotated[str | None, typer.Option("--compute", "-C", help="Operations: 5.76e23.")] = None,
-    parameters: Annotated[str | None, typer.Option("--parameters", "-N", help="Of the model: 70e9 or 70B.")] = None,
-    tokens: Annotated[str | None, typer.Option("--tokens", "-D", help="It is trained on: 2e12 or 2T.")] = None,
+    parameters: Annotated[
+        str | None, typer.Option("--parameters", "-N", help="Parameters of the model: 70e9 or 70B.")
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", "-D", help="Tokens that it is trained on: 2e12 or 2T.")
+    ] = None,
     law: LawOption = "besiroglu2024",
     accelerator: Annotated[
         str, typer.Option("--accelerator", "-a", help="Type, as in `charter catalog gpus`.")
@@ -311,7 +315,10 @@ def scale_plan_command(
     batch_tokens: Annotated[str, typer.Option("--batch-tokens", help="Tokens of a step.")] = "4M",
     unique: UniqueOption = None,
     generated: Annotated[
-        str | None, typer.Option("--generated-tokens", help="Answered in its life: is a smaller model cheaper in all?")
+        str | None,
+        typer.Option(
+            "--generated-tokens", help="Tokens generated over its life: says whether a smaller model is cheaper in all."
+        ),
     ] = None,
     json_: JsonOption = False,
 ) -> None:
@@ -498,7 +505,7 @@ def scale_fit(
         "law.json"
     ),
     draws: Annotated[int, typer.Option("--bootstrap", min=0, help="Resamples of the runs, for the bands.")] = 400,
-    seed: Annotated[int, typer.Option("--seed", help="Of the resampling.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the resampling.")] = 0,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Also draw the law as one self-contained page.")
     ] = None,
@@ -531,13 +538,13 @@ def scale_fit(
 
 @scale_app.command("predict")
 def scale_predict(
-    parameters: Annotated[str, typer.Option("--parameters", "-N", help="Of the model: 8e9 or 8B.")],
-    tokens: Annotated[str, typer.Option("--tokens", "-D", help="It is trained on: 2e12 or 2T.")],
+    parameters: Annotated[str, typer.Option("--parameters", "-N", help="Parameters of the model: 8e9 or 8B.")],
+    tokens: Annotated[str, typer.Option("--tokens", "-D", help="Tokens that it is trained on: 2e12 or 2T.")],
     law: LawOption = "besiroglu2024",
     unique: UniqueOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Loss of a model after so many tokens, with p10 and p90; told when that is far beyond what was fitted."""
+    """Predict a model's loss after so many tokens, with p10 and p90; say so when that is far beyond the fit."""
     fitted = law_of(law)
     size, seen = count_of(parameters, "--parameters"), count_of(tokens, "--tokens")
     prediction = fitted.predict(size, seen, None if unique is None else count_of(unique, "--unique-tokens"))

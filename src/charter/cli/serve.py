@@ -22,7 +22,9 @@ def serve(
     ] = None,
     token: Annotated[
         str | None,
-        typer.Option(metavar="env:NAME|file:PATH", help="Where the token is that clients must send; never itself."),
+        typer.Option(
+            metavar="env:NAME|file:PATH", help="Where the token that clients must send is kept; never the token itself."
+        ),
     ] = None,
     batch: Annotated[
         int, typer.Option(min=1, help="Requests computed together; with 1 the same request gives the same bits.")

@@ -386,7 +386,7 @@ def simulate(
         int, typer.Option("--gpus-per-node", min=1, help="Accelerators of a node.")
     ] = GPUS_PER_NODE,
     work: Annotated[str | None, typer.Option("--work", help="Useful time without any failure, 54d.")] = None,
-    save: Annotated[str, typer.Option("--save", help="What a save blocks the job.")] = "60s",
+    save: Annotated[str, typer.Option("--save", help="How long a save blocks the job.")] = "60s",
     persist: Annotated[
         str | None, typer.Option("--persist", help="Asynchronous saves: until one is durable; --save is the stall.")
     ] = None,

@@ -1,4 +1,4 @@
-"""`charter submit`: send a whole run to an engine, or show what would be sent."""
+"""`charter submit`: send a whole run to a scheduler, or show what would be sent."""
 
 import sys
 from collections.abc import Mapping
@@ -29,19 +29,20 @@ def submit(
         str | None,
         typer.Option(
             "--on",
-            metavar="ENGINE",
-            help="slurm, ray, kubernetes, subprocess, skypilot; to print also sagemaker, vertex, azureml, kfp.",
+            metavar="LAUNCHER",
+            help="slurm, ray, kubernetes, subprocess, skypilot; with --print also sagemaker, vertex, azureml, kfp.",
         ),
     ] = None,
     print_: Annotated[
-        bool, typer.Option("--print", help="Show what would be sent for each stage; needs no engine.")
+        bool, typer.Option("--print", help="Show what would be sent for each stage; needs no cluster.")
     ] = False,
     optimizer: Annotated[
         Path | None,
         typer.Option(
             "--optimizer",
             metavar="PYTHON",
-            help="With --on skypilot: show what SkyPilot's own optimizer chooses on this plan; a Python that has it.",
+            help="With --on skypilot: show what SkyPilot's own optimizer chooses for this plan; PYTHON is an "
+            "interpreter that has SkyPilot.",
         ),
     ] = None,
     json_: JsonOption = False,
@@ -49,7 +50,7 @@ def submit(
     anyway: AnywayOption = False,
     replan: ReplanOption = False,
 ) -> None:
-    """Send the supervisor of a run to an engine, which runs the stages from there."""
+    """Send a run's supervisor to a scheduler; it starts the stages from there."""
     from charter.run.submit import preview, skypilot_choice, submit_supervisor
 
     project, root = open_project(directory, set_)

@@ -10,12 +10,16 @@ from charter.cli.common import DirOption, JsonOption
 if TYPE_CHECKING:
     from charter.tracking.status import TrackerStatus
 
-track_app = typer.Typer(no_args_is_help=True, help="What trackers (MLflow, W&B, TensorBoard) have been told of a run.")
+track_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Show what trackers (MLflow, W&B, TensorBoard) have received of a run, and send them the rest.",
+)
 
 
 @track_app.command("status")
 def track_status(directory: DirOption = Path("."), as_json: JsonOption = False) -> None:
-    """Show how far every tracker has been told, and what went wrong last."""
+    """Show how much each tracker has received, and what went wrong last."""
     from charter.cli.common import open_project, print_json
     from charter.run.paths import run_dir
     from charter.tracking.status import status_of_trackers
@@ -39,9 +43,10 @@ def track_sync(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell trackers what they have not been told, and wait until they have it.
+    """Send trackers what they have not received, and wait until they have it.
 
-    Also what was run before `tracking` named them. Exit code 6 when a tracker does not answer; nothing is lost then.
+    That includes what ran before `tracking` named them. Exit code 6 when a tracker does not answer; nothing is lost
+    then.
     """
     from charter.cli.common import open_project, print_json
     from charter.errors import InterruptedRunError

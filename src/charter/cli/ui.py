@@ -27,7 +27,7 @@ def ui(
     ] = None,
     viewer_token: Annotated[
         str | None,
-        typer.Option("--viewer-token", metavar="REF", help="A second token, of those who may look and not act."),
+        typer.Option("--viewer-token", metavar="REF", help="A second token, for those who may look but not act."),
     ] = None,
     buttons: Annotated[
         bool | None,
@@ -44,7 +44,7 @@ def ui(
         Path | None, typer.Option("--export", metavar="OUT", help="Write all pages as files into OUT; serve nothing.")
     ] = None,
 ) -> None:
-    """Show runs, costs and plans in a browser; only for who has the printed address."""
+    """Show runs, costs and plans in a browser; only for whoever has the printed address."""
     from charter.dashboard.discovery import check_roots
     from charter.dashboard.serving import missing_extra, serve
     from charter.dashboard.settings import Settings, is_loopback, token_from

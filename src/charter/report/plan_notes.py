@@ -68,13 +68,14 @@ def _groups(stage: StagePlan) -> str:
 
 VERDICT_STYLE = {"ok": "green", "p90 over": "yellow", "over": "red", "unpriced": "dim"}
 TIES_NAMED = 3
-NEXT = " \N{MIDDLE DOT} ".join(("--alternatives 3", "--html plan.html", "--json", "charter run"))
+NEXT = ("--alternatives 3", "--html plan.html", "--json")
+"""What else the same command can be asked."""
 WORTH_NAMING = 1.02
 """An alternative must be at least this much cheaper or faster; judgement, well inside the width of any estimate."""
 
 
-def notes(plan: Plan) -> Iterator[Text]:
-    """The lines below the table, most important first."""
+def notes(plan: Plan, *, command: str, then: str) -> Iterator[Text]:
+    """The lines below the table, most important first; the last one says how to go on from `command`."""
     yield from _limits(plan)
     yield from _models(plan)
     yield _pole_line(plan)
@@ -89,7 +90,8 @@ def notes(plan: Plan) -> Iterator[Text]:
         yield Text(f"Native engine on accelerators: {NO_NATIVE_ROW.source}.")
     yield from _price_lines(plan)
     yield from _why_not(plan)
-    yield Text(f"Next: charter plan --explain {longest_pole(plan).name} \N{MIDDLE DOT} {NEXT}", style="dim")
+    steps = (f"{command} --explain {longest_pole(plan).name}", *NEXT, then)
+    yield Text("Next: " + " \N{MIDDLE DOT} ".join(steps), style="dim")
 
 
 def longest_pole(plan: Plan) -> StagePlan:

@@ -33,9 +33,14 @@ CHOSEN = "\N{HEAVY CHECK MARK}"
 """Stands at the stage that decides how long the run takes."""
 
 
-def plan_table(plan: Plan, *, today: date | None = None) -> "PlanTable":
-    """The stages, the totals and what decides them; the age of prices where `today` is given."""
-    return PlanTable(plan=plan, today=today)
+def plan_table(
+    plan: Plan, *, today: date | None = None, command: str = "charter plan", then: str = "charter run"
+) -> "PlanTable":
+    """The stages, the totals and what decides them; the age of prices where `today` is given.
+
+    `command` asks for this plan again, and `then` goes on from it: the last line names both.
+    """
+    return PlanTable(plan=plan, today=today, command=command, then=then)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +49,14 @@ class PlanTable:
 
     plan: Plan
     today: date | None
+    command: str
+    then: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Title, table, notes."""
         yield _title(self.plan, self.today)
         yield _table(self.plan, options.max_width)
-        yield from notes(self.plan)
+        yield from notes(self.plan, command=self.command, then=self.then)
 
 
 def _title(plan: Plan, today: date | None) -> Text:

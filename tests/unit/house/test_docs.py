@@ -1,9 +1,16 @@
-"""The pages of the documentation hang together: links lead somewhere, and every page can be found."""
+"""The pages of the documentation hang together: links lead somewhere, every page can be found, commands exist."""
 
 import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from charter.cli.common import ListByDefault
+from charter.cli.main import COMMANDS, SHORT, load
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -14,6 +21,62 @@ def targets(page: Path) -> list[Path]:
     """The files of this repository that a page links to."""
     links = re.findall(r"\]\(([^)\s#]+)[^)]*\)", page.read_text())
     return [(page.parent / link).resolve() for link in links if "://" not in link and not link.startswith("mailto:")]
+
+
+HISTORY = ("CHANGELOG.md", "0033-sixteen-verbs.md")
+"""Pages that name verbs as they were called at the time."""
+FENCED = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+OPTION = re.compile(r"--?[a-zA-Z][^=]*")
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words of every `charter` line of a page: in its blocks and in code within a sentence."""
+    text = re.sub(r"\\\n\s*", " ", text)
+    lines = re.findall(r"^\s*(?:\$ )?(?:\.venv/bin/)?(charter .*)", "\n".join(FENCED.findall(text)), re.MULTILINE)
+    for line in [*lines, *re.findall(r"`(charter [^`]+)`", FENCED.sub("", text))]:
+        words = shlex.split(line, comments=True)[1:]
+        ends = [at for at, word in enumerate(words) if word in {"|", "&&", ">", ";"}]
+        yield [word.rstrip(",;") for word in words[: min(ends, default=len(words))]]
+
+
+def what_is_wrong(words: list[str]) -> str:
+    """The first word that is no verb, subcommand or option; empty where all are."""
+    words = [*SHORT.get(words[0], words[0]).split(), *words[1:]]
+    if words[0].startswith("-"):
+        return ""
+    name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), "")
+    if not name:
+        return words[0]
+    command, rest = loaded(name), words[len(name.split()) :]
+    if isinstance(command, ListByDefault) and not (rest and rest[0] in command.commands):
+        rest = ["list", *rest]
+    while rest and rest[0] in getattr(command, "commands", {}):
+        command, rest = command.commands[rest[0]], rest[1:]
+    if rest and hasattr(command, "commands") and not rest[0].startswith("-"):
+        return rest[0]
+    options = {"-h", "--help", *(option for item in command.params for option in (*item.opts, *item.secondary_opts))}
+    given = [match[0] for word in rest if (match := OPTION.match(word))]
+    return next((option for option in given if option not in options), "")
+
+
+@cache
+def loaded(verb: str) -> Any:
+    """The command of a verb, imported once."""
+    return load(verb)
+
+
+@pytest.mark.parametrize(
+    "line", ["charter pln", "charter plan --no-such", "charter catalog prices list --x", "charter cost zz"]
+)
+def test_a_command_that_is_none_is_seen(line):
+    assert [what_is_wrong(words) for words in commands(f"`{line}`")] == [line.split()[-1]]
+
+
+def test_every_command_of_the_pages_exists():
+    pages = [page for page in PAGES if page.name not in HISTORY]
+    named = [(str(page), words) for page in pages for words in commands(page.read_text())]
+    assert len(named) > 500
+    assert [(page, " ".join(words)) for page, words in named if what_is_wrong(words)] == []
 
 
 def test_every_link_leads_to_a_file():
