@@ -277,12 +277,11 @@ def _twice(rows: Sequence[PriceRow]) -> list[PriceFinding]:
 DAYS = re.compile(r"\d{4}-\d\d-\d\d(?!\d)")
 
 
-def _is_day(text: str) -> bool:
+def _is_day_until(text: str, today: date) -> bool:
     try:
-        date.fromisoformat(text)
+        return date.fromisoformat(text) <= today
     except ValueError:
         return False
-    return True
 
 
 def _age(row: PriceRow, today: date) -> Iterable[PriceFinding]:
@@ -292,7 +291,7 @@ def _age(row: PriceRow, today: date) -> Iterable[PriceFinding]:
             yield row.finding("contract-dates", Severity.WARNING, f"the contract ended on {row.valid_until}")
         return
     day = earliest_day(row.as_of)
-    if not all(map(_is_day, DAYS.findall(row.as_of))) or (day is not None and day > today):
+    if not all(_is_day_until(text, today) for text in DAYS.findall(row.as_of)) or (day is not None and day > today):
         message = f"{row.as_of!r} is no day until {today}, on which it can have been read"
         yield row.finding("impossible-date", Severity.ERROR, message)
     elif day is None:

@@ -250,6 +250,9 @@ def test_refusals_are_answers(calls):
     assert [bool(reply.refusal) for reply in replies] == [True] * 3
     assert [reply.text for reply in replies] == [""] * 3
     assert len(server.requests) == 3
+    sums = calls.totals().sums
+    assert (sums.unknown, sums.refused) == (1, 0), "an error names no usage, and Azure may bill a filtered prompt"
+    assert sums.settled_micro_usd < bill(server) <= sums.most_micro_usd
 
 
 @pytest.mark.parametrize(("fault", "words"), [("400", "the request is wrong"), ("401", "api_key"), ("404", "/v1")])

@@ -188,6 +188,7 @@ def test_the_parts_must_give_the_price_per_accelerator():
         ({"as_of": "2026-13-45"}, "impossible-date"),
         ({"as_of": "2026-02-30 (list)"}, "impossible-date"),
         ({"as_of": "2099-01-01"}, "impossible-date"),
+        ({"as_of": "2126-01-31"}, "impossible-date"),
         ({"instance_type": "a3 (GPU part only)"}, "part-of-a-machine"),
         ({"is_contract": True, "valid_until": "2026-11-19"}, "contract-dates"),
     ],

@@ -58,7 +58,7 @@ ASKED = RequestTarget(name="judge", endpoint="http://judge/v1", key_reference="e
     ],
 )
 def test_these_statuses_are_asked_again(status, cause, cost):
-    step = step_after(Received(status, b"{}", retry_after="3"), REQUEST, ASKED)
+    step = step_after(Received(status, b'{"error": "later"}', retry_after="3"), REQUEST, ASKED)
     assert isinstance(step, TryAgain)
     assert (step.cause, step.cost, step.retry_after) == (cause, cost, "3")
 
@@ -96,7 +96,7 @@ def test_what_was_sent_may_be_billed_and_what_was_not_is_not(was_sent, cost):
         (400, False, "does not know"),
         (422, False, "does not know"),
         (418, True, "no answer"),
-        (402, True, "no answer"),
+        (402, True, "no credit left"),
     ],
 )
 def test_these_statuses_are_not_asked_again_and_say_what_to_do(status, stops_all, advice):

@@ -216,19 +216,34 @@ def _alternatives(token: str, log_probability: float, top: list[tuple[str, float
 MOST_TOKENS = 1 << 31
 """In one reply; more is not a count of tokens."""
 TOO_LONG = re.compile(
-    r"context (length|size|window)|context has \d+ tokens|max_model_len|inputs.{0,40}tokens|prompt is too long",
+    r"context (length|size|window)|context has \d+ tokens|max_model_len|inputs.{0,40}tokens|prompt is too long"
+    r"|maximum (allowed|model) length|request is too large",
     re.IGNORECASE,
 )
-"""How servers say that one prompt does not fit: OpenAI, vLLM and SGLang (context length), llama.cpp (context size), TGI
-(`inputs` must have less tokens), and ours."""
+"""How servers say that one prompt does not fit: OpenAI, vLLM and SGLang (context length, maximum length), llama.cpp
+(context size), TGI (`inputs` must have less tokens), Cloudflare (request is too large), and ours."""
+TOO_LONG_CODES = ("context_length_exceeded", "request_too_large")
+"""`error.code` or `error.type` of the same (OpenAI and OpenRouter; Anthropic)."""
 LONGEST_NAME = 512
 LEAST_BYTES, BYTES_PER_ALTERNATIVE = 256 << 10, 512
 """Of a reply; a token with its bytes and its log-probability mostly takes 60 to 150."""
-FAILED = "error"
-"""`finish_reason` of gateways whose provider broke off (OpenRouter)."""
+FAILED = ("error", "abort")
+"""`finish_reason` of gateways whose provider broke off (OpenRouter), and of servers that are stopped, put to sleep or
+get new weights while they answer (vLLM, SGLang): the text so far is no answer."""
 LONGEST_REFUSAL = 4096
 FILTERED = ("content_filter", "content_policy_violation")
-"""`error.code` of a server that will not answer this prompt (Azure OpenAI; OpenAI)."""
+"""`error.code` of a server that will not answer this prompt (Azure OpenAI; OpenAI and OpenRouter)."""
+BLOCKED = re.compile(
+    r"content filtering policy|violating our usage policy|(prompt|response) blocked due to security", re.IGNORECASE
+)
+"""The same in words, under codes that mean other things too: Anthropic, OpenAI's `invalid_prompt`, Cloudflare."""
+NO_CREDIT_CODES = ("insufficient_quota", "credit_balance_exhausted", "billing_error", "enforced_spend_limit_reached")
+"""`error.code`, `error.type` or `error.details.error_code` of an account that cannot pay (OpenAI; Anthropic)."""
+NO_CREDIT = re.compile(
+    r"credit balance is too low|specified (api )?usage limits|used up your daily free allocation", re.IGNORECASE
+)
+"""The same in words: Anthropic, Cloudflare. Others call a limit per minute a quota too (Gemini): that word alone says
+nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,8 +259,13 @@ def parse_reply(body: bytes, request: CallRequest) -> Parsed:
     if len(body) > (most := most_bytes(request)):
         raise InvalidReplyError(f"the reply has {len(body):,} bytes, {most:,} at most for what was asked")
     document = _loaded(body)
-    usage = usage_of(document)
     try:
+        usage = usage_of(document)
+    except InvalidReplyError:
+        _raise_error_in(document, body)
+        raise
+    try:
+        _raise_error_in(document, body)
         return _parsed(document, usage, request)
     except InvalidReplyError as error:
         error.usage = usage
@@ -288,12 +308,24 @@ def usage_in(reply: CallReply) -> Usage:
 def refusal_in_error(body: bytes) -> str | None:
     """Return an error's reason not to answer this one prompt, if its body gives one: filtered, or too long."""
     fault = error_in(body)
-    code, message = fault.get("code"), fault.get("message", "")
-    if isinstance(code, str) and code in FILTERED:
-        return one_line(f"{code}: {message}", LONGEST_REFUSAL)
-    if isinstance(message, str) and TOO_LONG.search(message):
-        return one_line(f"too long for the server: {message}", LONGEST_REFUSAL)
+    words = _words_of(fault)
+    code = next((name for name in FILTERED if name in (fault.get("code"), fault.get("type"))), "")
+    metadata = fault.get("metadata")
+    if not code and (BLOCKED.search(words) or (isinstance(metadata, dict) and "flagged_input" in metadata)):
+        code = FILTERED[0]
+    if code:
+        return one_line(f"{code}: {words}", LONGEST_REFUSAL)
+    if TOO_LONG.search(words) or fault.get("code") in TOO_LONG_CODES or fault.get("type") in TOO_LONG_CODES:
+        return one_line(f"too long for the server: {words}", LONGEST_REFUSAL)
     return None
+
+
+def is_out_of_credit(body: bytes) -> bool:
+    """Return True if an error says that the account cannot pay, which waiting does not change."""
+    fault = error_in(body)
+    details = fault.get("details")
+    codes = (fault.get("code"), fault.get("type"), details.get("error_code") if isinstance(details, dict) else None)
+    return any(code in NO_CREDIT_CODES for code in codes) or NO_CREDIT.search(_words_of(fault)) is not None
 
 
 def message_in_error(body: bytes) -> str:
@@ -303,15 +335,28 @@ def message_in_error(body: bytes) -> str:
 
 
 def error_in(body: bytes) -> Mapping[str, Any]:
-    """The object `error` of a body, or the whole of a flat one; empty where there is none."""
+    """The object `error` of a body, the first of several (Cloudflare), or the whole of a flat one; else empty."""
     try:
         document = strict_loads(body)
     except StrictJsonError:
         return {}
     if not isinstance(document, dict):
         return {}
-    fault = document.get("error", document)
+    fault = document.get("error") or document.get("errors") or document
+    if isinstance(fault, list):
+        fault = fault[0]
     return fault if isinstance(fault, dict) else {"message": fault}
+
+
+def _words_of(fault: Mapping[str, Any]) -> str:
+    message = fault.get("message")
+    return message if isinstance(message, str) else ""
+
+
+def _raise_error_in(document: Mapping[str, Any], body: bytes) -> None:
+    """Refuse a reply that carries an error, whatever its status and the rest of it say (OpenRouter)."""
+    if document.get("error"):
+        raise InvalidReplyError(f"the server says inside a reply: {message_in_error(body)}")
 
 
 def _loaded(body: bytes) -> Mapping[str, Any]:
@@ -332,8 +377,8 @@ def _parsed(document: Mapping[str, Any], usage: Usage, request: CallRequest) -> 
     if choice.get("index", 0) != 0:
         raise InvalidReplyError("the only choice does not have index 0")
     finish = a_text(choice, "finish_reason", most=LONGEST_NAME, default="stop")
-    if finish == FAILED or choice.get("error") is not None:
-        raise InvalidReplyError("the server says that it broke off (finish_reason: error)")
+    if finish in FAILED or choice.get("error") is not None:
+        raise InvalidReplyError(f"the server says that it broke off (finish_reason: {finish})")
     text, refusal = _words(choice, finish, is_chat=bool(request.turns))
     logprobs = choice.get("logprobs")
     read = chat_tokens if request.turns else completion_tokens

@@ -2,7 +2,7 @@
 
 What was refused before any work costs nothing (425, 429, 503, 4xx that ends the stage, no connection). Where the work
 may have been done, nobody here knows whether it is billed (any other 5xx, a gateway that gave up waiting, a broken or
-late reply), and the call stays unknown.
+late reply, a prompt that is filtered or too long), and the call stays unknown.
 
 Wait before the next try: as the server says, else capped exponential back-off with full jitter.
 
@@ -23,6 +23,8 @@ from charter.inference.endpoint.call import CallReply, CallRequest, Usage
 from charter.inference.endpoint.parsing import (
     InvalidReplyError,
     Parsed,
+    error_in,
+    is_out_of_credit,
     message_in_error,
     one_line,
     parse_reply,
@@ -71,6 +73,7 @@ def utc_now() -> float:
 Cost = Literal["answered", "refused", "unknown"]
 AGAIN: Mapping[int, tuple[str, Cost]] = MappingProxyType(
     {
+        402: ("busy", "refused"),  # OpenRouter, with a Retry-After: what is under way has taken the credit
         408: ("timeout", "unknown"),  # Azure says so of its own work too, not of a request that arrived late alone
         409: ("busy", "unknown"),
         423: ("busy", "unknown"),
@@ -82,6 +85,9 @@ AGAIN: Mapping[int, tuple[str, Cost]] = MappingProxyType(
 )
 """Statuses after which the same request may succeed, with the cause they are counted under and what they cost. So may
 every other 5xx, as `server` and unknown: gateways have many of their own (520 to 526 of Cloudflare)."""
+OF_ONE_PROMPT = (400, 403, 413, 422, 424)
+"""Statuses that may be about this prompt alone, if their body says so: 403 of OpenRouter's moderation, 424 of
+Cloudflare's guardrails."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +95,8 @@ class Answered:
     """A valid reply."""
 
     parsed: Parsed
+    is_bill_known: bool = True
+    """False of a refusal in an error, which names no tokens: Azure may bill a prompt that is filtered or too long."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,18 +144,31 @@ def step_after(exchange: Received | TransportFailure, request: CallRequest, targ
         try:
             return Answered(parsed=parse_reply(exchange.body, request))
         except InvalidReplyError as error:
+            if error.usage is None and (refusal := refusal_in_error(exchange.body)) is not None:
+                return _refused(refusal)
             cost = "unknown" if error.usage is None else "answered"
             return TryAgain(cause="invalid", detail=str(error), cost=cost, usage=error.usage)
+    if _cannot_pay(exchange):
+        return _no_use(exchange, target)
     if (later := AGAIN.get(exchange.status)) is not None or exchange.status >= 500:
         cause, cost = later or ("server", "unknown")
+        if exchange.status == 503 and not error_in(exchange.body):
+            cost = "unknown"  # a page of a proxy, which also says so when it lost a server that was at work
         detail = f"status {exchange.status}: {message_in_error(exchange.body)}"
         return TryAgain(cause=cause, detail=detail, cost=cost, retry_after=exchange.retry_after)
-    if exchange.status in (400, 413, 422) and (refusal := refusal_in_error(exchange.body)) is not None:
-        return Answered(parsed=_refused(refusal))
+    if exchange.status in OF_ONE_PROMPT and (refusal := refusal_in_error(exchange.body)) is not None:
+        return _refused(refusal)
     return _no_use(exchange, target)
 
 
-def _refused(refusal: str) -> Parsed:
+def _cannot_pay(received: Received) -> bool:
+    """Return True if the account has no credit; a 402 that names a time to wait is about what is under way."""
+    if received.status == 402:
+        return not received.retry_after
+    return 400 <= received.status < 500 and is_out_of_credit(received.body)
+
+
+def _refused(refusal: str) -> Answered:
     """The answer of a server that filters a prompt or cannot hold it: that it does not answer."""
     reply = CallReply(
         text="",
@@ -158,7 +179,7 @@ def _refused(refusal: str) -> Parsed:
         completion_tokens=0,
         refusal=refusal,
     )
-    return Parsed(reply=reply, id="")
+    return Answered(parsed=Parsed(reply=reply, id=""), is_bill_known=False)
 
 
 def _no_use(received: Received, target: RequestTarget) -> GiveUp:
@@ -166,6 +187,10 @@ def _no_use(received: Received, target: RequestTarget) -> GiveUp:
     head = f"{target.endpoint}, which answers for {target.name}, says {received.status}"
     reason = message_in_error(received.body)
     place = f"serving.{target.name}"
+    if _cannot_pay(received):
+        text = f"{head} ({reason}): the account has no credit left, or its spending limit is reached; pay or raise the "
+        text += "limit there and run again: what was answered is kept"
+        return GiveUp(error=DataError(text), stops_all=True)
     match received.status:
         case 401 | 403:
             key = f"the key at {target.key_reference}" if target.key_reference else f"that no {place}.api_key is given"

@@ -165,12 +165,17 @@ def new_call(request: CallRequest, endpoint: str, attempt: int, prices: Prices) 
 def settlement_of(call: NewCall, step: Step, prices: Prices, request: CallRequest) -> Settlement:
     """Return the settlement of a request that was sent.
 
-    A usage beyond the bound of the request is disputed: the answer is kept, and its money stays unknown.
+    A usage beyond the bound of the request is disputed: the answer is kept, and its money stays unknown. So it does
+    after a refusal in an error, which names no usage.
     """
     usage = usage_in(step.parsed.reply) if isinstance(step, Answered) else step.usage
     if usage is not None and is_disputed(usage, request):
         note = f"{DISPUTED}: the server reports {usage.prompt_tokens:,} and {usage.completion_tokens:,} tokens"
         answer = to_stored(step.parsed.reply) if isinstance(step, Answered) else None
+        return Settlement(call_id=call.call_id, outcome="unknown", at=utc_now(), answer=answer, note=note)
+    if isinstance(step, Answered) and not step.is_bill_known:
+        note = one_line(f"refused in an error: {step.parsed.reply.refusal}", LONGEST_NOTE)
+        answer = to_stored(step.parsed.reply)
         return Settlement(call_id=call.call_id, outcome="unknown", at=utc_now(), answer=answer, note=note)
     if isinstance(step, Answered):
         reply = step.parsed.reply
