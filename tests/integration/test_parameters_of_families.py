@@ -119,17 +119,6 @@ WITH_PICTURES = {
 
 
 ASSUMED = {
-    "glm4_moe": lambda: t.Glm4MoeConfig(
-        **GATED,
-        head_dim=64,
-        n_routed_experts=8,
-        n_shared_experts=1,
-        moe_intermediate_size=64,
-        num_experts_per_tok=2,
-        first_k_dense_replace=1,
-        use_qk_norm=True,
-    ),
-    "olmo2": lambda: t.Olmo2Config(**GATED),
     "ernie4_5": lambda: t.Ernie4_5Config(**GATED),
     "seed_oss": lambda: t.SeedOssConfig(**GATED, head_dim=64),
 }

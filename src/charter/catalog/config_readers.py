@@ -144,6 +144,30 @@ def nemotron(config: Config) -> Architecture:
     return gated(config, gated_mlp=False, norm_parameters_per_feature=2, norm_eps=config.get("norm_eps", 1e-5))
 
 
+def arcee(config: Config) -> Architecture:
+    """AFM: Llama with a squared ReLU in place of the gate."""
+    return gated(config, model_type="other", gated_mlp=False)
+
+
+def olmo(config: Config) -> Architecture:
+    """The first OLMo: Llama whose norms have no parameters."""
+    return gated(config, model_type="other", norms_per_layer=0, final_norm=False)
+
+
+def cohere(config: Config) -> Architecture:
+    """Command R and Command R7B: attention beside the MLP behind one LayerNorm without bias, tied."""
+    if config.get("use_qk_norm"):
+        raise ValueError("use_qk_norm is not modelled")
+    return gated(
+        config,
+        model_type="other",
+        tied_embeddings=bool(config.get("tie_word_embeddings", True)),
+        norms_per_layer=1,
+        norm_eps=config.get("layer_norm_eps", 1e-5),
+        **windowed(config),
+    )
+
+
 def gpt2(config: Config) -> Architecture:
     """GPT-2."""
     hidden, positions = size(config, "n_embd", "hidden_size"), size(config, "n_positions")
@@ -288,6 +312,27 @@ def phi(config: Config) -> Architecture:
     )
 
 
+def starcoder2(config: Config) -> Architecture:
+    """StarCoder 2: grouped queries, a window, biases everywhere but on the head."""
+    biases = bool(config.get("use_bias", True))
+    return plain_mlp(
+        config,
+        model_type="other",
+        hidden_size=size(config, "hidden_size"),
+        num_layers=size(config, "num_hidden_layers"),
+        num_heads=size(config, "num_attention_heads"),
+        num_kv_heads=config.get("num_key_value_heads"),
+        intermediate_size=size(config, "intermediate_size"),
+        attention_bias=biases,
+        output_bias=biases,
+        mlp_bias=biases,
+        max_position_embeddings=size(config, "max_position_embeddings"),
+        rope_theta=rope_theta(config),
+        norm_eps=config.get("norm_epsilon", 1e-5),
+        **windowed(config),
+    )
+
+
 DENSE_READERS: Mapping[str, Callable[[Config], Architecture]] = {
     "llama": gated,
     "granite": gated,
@@ -309,6 +354,11 @@ DENSE_READERS: Mapping[str, Callable[[Config], Architecture]] = {
     "falcon": falcon,
     "bloom": bloom,
     "phi": phi,
+    "arcee": arcee,
+    "olmo": olmo,
+    "cohere": cohere,
+    "cohere2": cohere,
+    "starcoder2": starcoder2,
 }
 """`model_type` -> reader."""
 
@@ -358,7 +408,7 @@ def qwen3_moe(config: Config) -> Architecture:
         )
         bias = bool(config.get("qkv_bias", True))
         return gated(config, mixture=mixture, attention_bias=bias, output_bias=False, **windowed(config))
-    return gated(config, head_dim=config.get("head_dim", 128), qk_norm=True, mixture=mixture, **windowed(config))
+    return gated(config, qk_norm=True, mixture=mixture, **windowed(config))
 
 
 def deepseek(config: Config) -> Architecture:

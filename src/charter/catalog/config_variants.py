@@ -134,7 +134,7 @@ def jamba(config: Config) -> Architecture:
 
 
 def qwen3_next(config: Config) -> Architecture:
-    """Qwen3-Next: gated delta nets in three of four layers, gated attention in the fourth, experts in all."""
+    """Qwen3-Next and Qwen3.5: gated delta nets in three of four layers, gated attention in the fourth."""
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
         raise ValueError("mlp_only_layers and decoder_sparse_step other than 1 are not modelled")
     layers = size(config, "num_hidden_layers")
@@ -152,22 +152,29 @@ def qwen3_next(config: Config) -> Architecture:
         conv_bias=False,
         chunk_size=64,
     )
-    mixture = MixtureOfExperts(
-        num_experts=size(config, "num_experts", "num_local_experts"),
-        experts_per_token=size(config, "num_experts_per_tok"),
-        expert_intermediate_size=size(config, "moe_intermediate_size"),
-        num_shared_experts=1,
-        shared_expert_intermediate_size=size(config, "shared_expert_intermediate_size"),
-        shared_expert_gate=True,
-    )
+    mixture, dense = None, {}
+    if config["model_type"] != "qwen3_5_text":
+        shared = size(config, "shared_expert_intermediate_size")
+        mixture = MixtureOfExperts(
+            num_experts=size(config, "num_experts", "num_local_experts"),
+            experts_per_token=size(config, "num_experts_per_tok"),
+            expert_intermediate_size=size(config, "moe_intermediate_size"),
+            num_shared_experts=1,
+            shared_expert_intermediate_size=shared,
+            shared_expert_gate=True,
+        )
+        # Qwen3.5's configuration has no width of a dense MLP, since no layer has one.
+        dense = {"intermediate_size": config.get("intermediate_size") or shared}
     return gated(
         config,
+        model_type="qwen3_next" if config["model_type"] == "qwen3_next" else "other",
         qk_norm=True,
         attention_gate=True,
         num_attention_layers=attention,
         state_space=space,
         mixture=mixture,
-        num_mtp_layers=config.get("num_nextn_predict_layers") or 0,
+        num_mtp_layers=config.get("num_nextn_predict_layers") or config.get("mtp_num_hidden_layers") or 0,
+        **dense,
     )
 
 
@@ -185,6 +192,8 @@ HYBRID_READERS: Mapping[str, Callable[[Config], Architecture]] = {
     "granitemoehybrid": granite_hybrid,
     "jamba": jamba,
     "qwen3_next": qwen3_next,
+    "qwen3_5_text": qwen3_next,
+    "qwen3_5_moe_text": qwen3_next,
 }
 """`model_type` -> reader."""
 
@@ -320,10 +329,21 @@ VISION_READERS: Mapping[str, Callable[[Config], Architecture]] = {
 }
 """`model_type` -> reader."""
 
+_INDEXER = "its indexer, which chooses the positions that attention sees, is not modelled"
+_WIDTHS = "layers whose heads, keys or embeddings are of unlike widths are not modelled"
+
 UNSUPPORTED: Mapping[str, str] = {
     "mllama": "its decoder reads pictures by cross-attention, which is not modelled",
     "whisper": "an encoder and decoder joined by cross-attention are not modelled",
     "t5": "an encoder and decoder joined by cross-attention are not modelled",
     "zamba2": "layers that share weights are not modelled",
+    "deepseek_v32": _INDEXER,
+    "deepseek_v4": _INDEXER,
+    "glm_moe_dsa": _INDEXER,
+    "gemma4": _WIDTHS,
+    "gemma4_text": _WIDTHS,
+    "hunyuan_v1_moe": "a shared MLP whose width no key says is not modelled",
+    "beam": "attention with a biased gate is not modelled",
+    "diffllama": "attention by the difference of two softmaxes is not modelled",
 }
 """`model_type` -> why there is no reader."""

@@ -85,6 +85,8 @@ def reading_of_mapping(config: Config, file: str = "config.json") -> ConfigReadi
             needs = f"model_type {kind!r} is not known, and to be read as one of the Llama family it needs it"
         raise DataError(f"{file}: the key {missing} is missing; {needs}") from None
     except NotLikeLlama as difference:
+        if reader is not None:
+            raise DataError(f"{file}: model_type {kind!r} is not modelled with this key: {difference}") from None
         readable = ", ".join(sorted(_READERS))
         message = f"model_type {kind!r} is not known, and it is not of the Llama family: {difference}"
         raise DataError(f"{file}: {message}; known are {readable}") from None
@@ -114,6 +116,37 @@ _SILU = ("silu", "swish", "swiglu", "swigluoai")
 _KNOWN_LAYERS = ("full_attention", "sliding_attention")
 
 
+_ACROSS = {"qk_norm": True, "qk_norm_across_heads": True}
+_TRAITS: Mapping[str, dict[str, Any]] = {
+    "olmo2": _ACROSS,
+    "olmo3": _ACROSS,
+    "olmoe": _ACROSS,
+    "flex_olmo": _ACROSS,
+    "minimax_m2": _ACROSS,
+    "exaone4": {"qk_norm": True},
+    "exaone_moe": {"qk_norm": True},
+    "dots1": {"qk_norm": True},
+    "hunyuan_v1_dense": {"qk_norm": True},
+    "hy_v3": {"qk_norm": True},
+    "mellum": {"qk_norm": True},
+    "glm": {"output_bias": False},
+    "glm4": {"output_bias": False, "norms_per_layer": 4},
+    "glm4_moe": {"output_bias": False},
+    "phimoe": {"norm_parameters_per_feature": 2},
+    "granite_swa": {"attention_sinks": True},
+    "granitemoe_swa": {"attention_sinks": True},
+    "flint": {"qk_norm": True, "attention_sinks": True},
+    "kolibri1": {"qk_norm": True, "norms_per_layer": 4},
+    "afmoe": {"qk_norm": True, "norms_per_layer": 4, "attention_gate": True},
+    "ernie4_5_moe": {},
+    "hyperclovax": {},
+}
+"""Types of the Llama family, and what they have that no key of theirs says."""
+
+_CORRECTED_ROUTERS = ("afmoe", "ernie4_5_moe")
+"""Types that store the correction of their router's choice among the parameters."""
+
+
 def like_llama(config: Config) -> Architecture:
     """Read a decoder by the names that the Llama family and its mixtures of experts use.
 
@@ -131,22 +164,22 @@ def like_llama(config: Config) -> Architecture:
     if config.get("rms_norm_eps") is None and config.get("norm_eps") is None:
         raise KeyError("rms_norm_eps")
     mixture = _experts(config)
-    more: dict[str, Any] = windowed(config)
-    if mixture is not None:
-        dense = config.get("intermediate_size") or mixture.expert_intermediate_size
-        more |= {"mixture": mixture, "intermediate_size": dense}
     bias = bool(config.get("attention_bias", config.get("use_qkv_bias", config.get("use_bias", False))))
     norms = ("use_qk_norm", "qk_norm", "qk_layernorm", "use_qk_layernorm")
-    return gated(
-        config,
-        model_type="other",
-        attention_bias=bias,
-        output_bias=bool(config.get("attention_out_bias", bias)),
-        qk_norm=any(config.get(name) for name in norms),
-        num_mtp_layers=config.get("num_nextn_predict_layers") or 0,
-        norm_eps=config.get("rms_norm_eps") or config["norm_eps"],
-        **more,
-    )
+    shape: dict[str, Any] = {
+        "model_type": "other",
+        "attention_bias": bias,
+        "output_bias": bool(config.get("attention_out_bias", bias)),
+        "norms_per_layer": 4 if config.get("use_post_norm") else 2,
+        "qk_norm": any(config.get(name) for name in norms),
+        "head_bias": bool(config.get("lm_head_bias")),
+        "num_mtp_layers": config.get("num_nextn_predict_layers") or 0,
+        "norm_eps": config.get("rms_norm_eps") or config["norm_eps"],
+    }
+    if mixture is not None:
+        dense = config.get("intermediate_size") or mixture.expert_intermediate_size
+        shape |= {"mixture": mixture, "intermediate_size": dense}
+    return gated(config, **(shape | windowed(config) | _TRAITS.get(str(config.get("model_type")), {})))
 
 
 def _differences(config: Config) -> Iterator[str]:
@@ -194,6 +227,7 @@ def _experts(config: Config) -> MixtureOfExperts | None:
         shared_expert_intermediate_size=shared_width,
         num_dense_layers=_first(config, "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
         num_moe_layers=routed,
+        router_bias=config.get("model_type") in _CORRECTED_ROUTERS,
     )
 
 
@@ -235,4 +269,10 @@ def _config_file(path: Path) -> Path:
     return file
 
 
-_READERS: Mapping[str, Callable[[Config], Architecture]] = {**DENSE, **EXPERTS, **HYBRID, **VISION}
+_READERS: Mapping[str, Callable[[Config], Architecture]] = {
+    **DENSE,
+    **EXPERTS,
+    **HYBRID,
+    **VISION,
+    **dict.fromkeys(_TRAITS, like_llama),
+}

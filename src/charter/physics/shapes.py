@@ -326,7 +326,13 @@ def shared_expert_parameters(architecture: Architecture) -> int:
 def layer_norm_parameters(architecture: Architecture) -> int:
     """Norms of one layer with attention, those on queries and keys included."""
     a = architecture
-    return a.norm_parameters_per_feature * a.norms_per_layer * a.hidden_size + 2 * a.head_size * a.qk_norm
+    return a.norm_parameters_per_feature * a.norms_per_layer * a.hidden_size + _qk_norm_parameters(a)
+
+
+def _qk_norm_parameters(architecture: Architecture) -> int:
+    """Norms on queries and keys of one layer: of a head's width, or of all heads together."""
+    a = architecture
+    return a.qk_norm * a.head_size * (a.num_heads + a.kv_heads if a.qk_norm_across_heads else 2)
 
 
 def norm_parameters(architecture: Architecture, *, mtp_layers: int = 0) -> int:
@@ -336,7 +342,7 @@ def norm_parameters(architecture: Architecture, *, mtp_layers: int = 0) -> int:
     (DeepSeek-V3, arXiv:2412.19437, section 2.2).
     """
     a = architecture
-    attention = 2 * a.head_size * a.qk_norm * (a.attention_layers + mtp_layers)
+    attention = _qk_norm_parameters(a) * (a.attention_layers + mtp_layers)
     count = a.num_layers * a.norms_per_layer + a.final_norm + a.embedding_norm + mtp_layers * (a.norms_per_layer + 3)
     return attention + count * a.hidden_size * a.norm_parameters_per_feature
 

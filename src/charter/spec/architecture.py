@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from charter.spec.quantity import added
+
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureOfExperts:
@@ -169,6 +171,8 @@ class Architecture:
     norms_per_layer: int = 2
     qk_norm: bool = False
     """A norm of width `head_dim` on queries and one on keys (Qwen 3, Gemma 3)."""
+    qk_norm_across_heads: bool = added(False)
+    """Those norms are as wide as all heads together (OLMo 2, MiniMax-M2)."""
     learned_positions: int = 0
     """Rows of a learned position table (GPT-2, OPT); 0 for rotary or ALiBi."""
     max_position_embeddings: int = 4096

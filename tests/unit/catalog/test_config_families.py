@@ -106,7 +106,10 @@ def test_flat_files_of_qwen2_vl_are_read():
     assert (shape.attention_bias, shape.output_bias) == (True, False)
 
 
-@pytest.mark.parametrize(("kind", "why"), [("mllama", "cross-attention"), ("zamba2", "share weights")])
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [("mllama", "cross-attention"), ("zamba2", "share weights"), ("glm_moe_dsa", "'glm_moe_dsa' .* its indexer")],
+)
 def test_what_cannot_be_modelled_says_why(kind, why):
     with pytest.raises(DataError, match=why):
         read(kind, text_config=SHAPE)
@@ -164,7 +167,7 @@ def test_config_nested_without_end_is_refused(tmp_path):
         architecture_from_config(tmp_path)
 
 
-UNKNOWN = SHAPE | {"model_type": "glm4_moe", "hidden_act": "silu", "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
+UNKNOWN = SHAPE | {"model_type": "new_moe", "hidden_act": "silu", "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
 ROUTED = {"n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 64, "n_shared_experts": 1}
 
 
@@ -173,8 +176,27 @@ def test_an_unknown_type_of_the_llama_family_is_read():
     shape = reading.architecture
     assert (shape.model_type, shape.kv_heads, shape.qk_norm) == ("other", 2, True)
     assert (shape.moe_layers, shape.mixture.num_experts, shape.mixture.shared_width) == (7, 16, 64)
-    assert "'glm4_moe' is not known: read as one of the Llama family" in reading.sentence
+    assert "'new_moe' is not known: read as one of the Llama family" in reading.sentence
     assert "experts in 7 of 8 layers" in reading.sentence
+
+
+@pytest.mark.parametrize(
+    ("kind", "traits"),
+    [
+        ("olmo2", {"qk_norm": True, "qk_norm_across_heads": True}),
+        ("glm4_moe", {"attention_bias": True, "output_bias": False}),
+        ("exaone4", {"qk_norm": True, "qk_norm_across_heads": False}),
+    ],
+)
+def test_what_no_key_of_a_type_says_is_known(kind, traits):
+    reading = reading_of_mapping(UNKNOWN | {"model_type": kind, "attention_bias": True})
+    assert reading.sentence == ""
+    assert {name: getattr(reading.architecture, name) for name in traits} == traits
+
+
+def test_a_known_type_with_a_key_of_another_family_is_refused():
+    with pytest.raises(DataError, match="'olmo2' is not modelled with this key: kv_lora_rank = 512"):
+        reading_of_mapping(UNKNOWN | {"model_type": "olmo2", "kv_lora_rank": 512})
 
 
 def test_a_known_type_is_read_without_assumption():

@@ -9,8 +9,8 @@ from charter.engines.project import load_project
 from charter.plan.project_plan import plan_project
 from charter.report.plan_notes import notes
 
-GLM = {"model_type": "glm4_moe", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
-GLM |= {"intermediate_size": 512, "vocab_size": 1024, "hidden_act": "silu", "rms_norm_eps": 1e-5}
+NEW = {"model_type": "new_moe", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
+NEW |= {"intermediate_size": 512, "vocab_size": 1024, "hidden_act": "silu", "rms_norm_eps": 1e-5}
 YAML = """name: seen
 models: {{base: {model}}}
 data: {{chats: {{path: chats.jsonl, rows: 5k, mean_tokens: 500}}}}
@@ -25,11 +25,11 @@ def project_of(directory, model):
 
 
 def test_a_plan_names_the_assumption_about_a_model(tmp_path):
-    (tmp_path / "glm").mkdir()
-    (tmp_path / "glm" / "config.json").write_text(json.dumps(GLM))
-    plan = plan_project(project_of(tmp_path, "glm"), tmp_path)
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "config.json").write_text(json.dumps(NEW))
+    plan = plan_project(project_of(tmp_path, "new"), tmp_path)
     (item,) = [item for item in plan.to_json()["assumptions"] if item["name"] == "reading of models.base"]
-    assert "'glm4_moe' is not known: read as one of the Llama family" in item["source"]
+    assert "'new_moe' is not known: read as one of the Llama family" in item["source"]
     assert any(item["source"] in line.plain for line in notes(plan))
 
 

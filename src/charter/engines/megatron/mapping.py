@@ -128,6 +128,7 @@ def _unlike(model: Architecture) -> Iterator[tuple[str, object]]:
     yield "biases of the MLP are tied to those of all layers", model.mlp_bias
     yield "norms with a bias are not mapped", model.norm_parameters_per_feature != 1
     yield "other than two norms per layer are not mapped", model.norms_per_layer != 2
+    yield "norms across the heads of queries and keys are not mapped", model.qk_norm_across_heads
     yield "learned positions are not mapped", model.learned_positions
     yield "sliding windows are not mapped", model.sliding_window_layers
     yield "chunked attention is not mapped", model.chunked_layers

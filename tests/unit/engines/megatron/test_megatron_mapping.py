@@ -223,6 +223,7 @@ def test_experts_are_told_with_the_layers_that_have_them():
         ({"mlp_bias": True}, "biases of the MLP"),
         ({"norm_parameters_per_feature": 2}, "norms with a bias"),
         ({"norms_per_layer": 4}, "norms per layer"),
+        ({"qk_norm": True, "qk_norm_across_heads": True}, "norms across the heads"),
         ({"learned_positions": 1024}, "learned positions"),
         ({"sliding_window": 512, "sliding_window_layers": 8}, "sliding windows"),
         ({"attention_chunk": 512, "chunked_layers": 8}, "chunked"),
