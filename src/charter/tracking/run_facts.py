@@ -20,6 +20,8 @@ PLAN = "plan.json"
 SIDECARS = ("planned.json", "timings.json")
 SMALL_OUTPUTS = ("results.json",)
 FACTS_SCHEMA = "charter.tracking/1"
+LONGEST_GROUP_NAME = 100
+"""Characters; W&B takes 128 of a group, of which the rest tells equal names apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +107,7 @@ def sweep_key(name: str) -> str:
 
 def sweep_group(followed: Followed, name: str) -> str:
     """Return what the runs of a sweep are grouped under: its name, and what tells it from another project's."""
-    return f"{name}-{digest([followed.key, name])[:8]}"
+    return f"{name[:LONGEST_GROUP_NAME]}-{digest([followed.key, name])[:8]}"
 
 
 def sweep_facts(followed: Followed, name: str, *, started_at: float | None) -> RunFacts:
