@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from charter.engines.project import load_project
@@ -43,7 +44,11 @@ def main() -> int:
         listeners = [lambda event: print(json.dumps(event), flush=True)]
         if arguments.sweep:
             points = sweep_points(arguments.directory, project, arguments.sweep, arguments.set)
-            run_sweep(points, lambda point: run_project(point, arguments.directory, options, listeners), print)
+            run_sweep(
+                points,
+                lambda item: run_project(item.project, arguments.directory, replace(options, point=item), listeners),
+                print,
+            )
         else:
             run_project(project, arguments.directory, options, listeners)
     except CharterError as error:

@@ -42,6 +42,10 @@ def test_stages_before_the_first_difference_run_once(swept):
     done = swept.run("--sweep", "rate")
     assert (done.code, done.names("stage_done")) == (0, ["a", "b", "c", "b", "b", "b"])
     assert directories(swept) == ["a", "b", "b", "b", "b", "c"]
+    told = [event["point"] for event in done.events if event["event"] == "run_started"]
+    assert [(point["values"]["pipeline.b.learning_rate"], point["repetition"]) for point in told] == [
+        (1e-05, 0), (1e-05, 1), (0.0003, 0), (0.0003, 1),
+    ]  # fmt: skip
     assert len(set(values(swept).values())) == 4, "stages that count are decided by their seed, not by a rate"
     again = swept.run("--sweep", "rate")
     assert (again.code, again.names("stage_started")) == (0, [])

@@ -51,17 +51,10 @@ def report(
 
 
 def _print_sweep(directory: Path, name: str, *, as_json: bool) -> None:
-    from charter.report.sweep import measured_points, print_sweep, sweep_result
-    from charter.run.sweep import find_sweep, pipelines, sweep_points
+    from charter.report.sweep import print_sweep, read_sweep
 
     project, root = open_project(directory)
-    metric = find_sweep(project, name).metric
-    if metric is None:
-        raise UsageError(
-            f"sweep {name!r} says no metric\n  for example  metric: {{stage: eval, figure: exact_match.policy}}"
-        )
-    points = list(pipelines(sweep_points(directory, project, name), root))
-    result = sweep_result(name, metric, measured_points(points, metric))
+    result = read_sweep(directory, project, root, name)
     if as_json:
         print_json(result.to_json())
     else:

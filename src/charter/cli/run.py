@@ -285,12 +285,13 @@ def run(
 
 def _run_points(points: "Sequence[SweepPoint]", root: Path, options: "RunOptions", *, json_events: bool) -> None:
     import sys
+    from dataclasses import replace
 
     from charter.run.sweep import run_sweep
 
     run_sweep(
         points,
-        lambda project: run_and_show(project, root, options, json_events=json_events),
+        lambda item: run_and_show(item.project, root, replace(options, point=item), json_events=json_events),
         lambda line: print(line, file=sys.stderr if json_events else sys.stdout, flush=True),
     )
 

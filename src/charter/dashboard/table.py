@@ -16,6 +16,7 @@ PAGES: tuple[Page, ...] = (
     approve.PAGE,
     records.PAGE,
     accuracy.PAGE,
+    compare.SWEEPS,
     compare.PAGE,
 )
 POSTS: tuple[BaseRoute, ...] = (*plan.ROUTES, *data.ROUTES, *accuracy.ROUTES, *compare.ROUTES)

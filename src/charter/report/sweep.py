@@ -3,20 +3,21 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from charter.errors import UsageError
 from charter.evaluate.outcome import read_results
 from charter.physics.terms import t_quantile, t_within
+from charter.report.results import figure_text
+from charter.run.graph import Pipeline
+from charter.run.sweep import SweepPlan, find_sweep, pipelines, sweep_points
+from charter.spec.project import Project
 from charter.spec.sweep import Point, SweepMetric
 from charter.units import format_seconds, format_usd
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.console import Console
-
-    from charter.run.graph import Pipeline
-    from charter.run.sweep import SweepPlan
 
 LEVEL = 0.95
 """Of intervals, for all comparisons of a sweep together."""
@@ -90,12 +91,26 @@ class SweepResult:
         }
 
 
-def measured_points(points: "Sequence[tuple[Point, Pipeline]]", metric: SweepMetric) -> list[PointFigure]:
+def read_sweep(path: Path, project: Project, root: Path, name: str) -> SweepResult:
+    """Return the results of a sweep as far as its points are; `path` is the directory or file of the project.
+
+    UsageError where there is no such sweep, or where it says no metric.
+    """
+    metric = find_sweep(project, name).metric
+    if metric is None:
+        raise UsageError(
+            f"sweep {name!r} says no metric\n  for example  metric: {{stage: eval, figure: exact_match.policy}}"
+        )
+    points = tuple(pipelines(sweep_points(path, project, name), root))
+    return sweep_result(name, metric, measured_points(points, metric))
+
+
+def measured_points(points: Sequence[tuple[Point, Pipeline]], metric: SweepMetric) -> list[PointFigure]:
     """Return the metric of every point, read from its evaluation's outputs."""
     return [_measured(point, pipeline.stages[metric.stage].directory, metric) for point, pipeline in points]
 
 
-def _measured(point: Point, directory: "Path", metric: SweepMetric) -> PointFigure:
+def _measured(point: Point, directory: Path, metric: SweepMetric) -> PointFigure:
     results = read_results(directory)
     if results is None:
         return PointFigure(point=point, value=None, why=f"{metric.stage} is not finished")
@@ -200,7 +215,7 @@ def _standard_error(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
 
 
-def print_sweep_plan(bill: "SweepPlan", console: "Console") -> None:
+def print_sweep_plan(bill: SweepPlan, console: "Console") -> None:
     """Print the bill of a sweep: a line per stage, with how many versions of it there are and who reads them."""
     from rich.table import Table
 
@@ -233,11 +248,24 @@ def _spans(seconds: Mapping[str, float], usd: Mapping[str, float]) -> tuple[str,
     )
 
 
-def print_sweep(result: SweepResult, console: "Console") -> None:
-    """Print the table, and what it does and does not show."""
-    from rich.table import Table
+@dataclass(frozen=True, kw_only=True)
+class SweepTable:
+    """A result as people read it, in a terminal and on a page."""
 
-    from charter.report.results import figure_text
+    title: str
+    rows: tuple[tuple[str, ...], ...]
+    """A cell for each of `headings`."""
+    seeds: tuple[str, ...]
+    """Values of a setting's seeds, by row."""
+    missing: tuple[str, ...]
+    words: str
+    headings: tuple[str, ...] = (
+        "Setting", "Seeds", "Mean", "95 % interval", "Less the first", "interval of all", "p (Holm)"
+    )  # fmt: skip
+
+
+def sweep_table(result: SweepResult) -> SweepTable:
+    """Return the table of a result, and what it does and does not show."""
 
     def text(value: float | None) -> str:
         return "" if value is None else figure_text(value, result.unit)
@@ -246,21 +274,39 @@ def print_sweep(result: SweepResult, console: "Console") -> None:
         return "" if low is None or high is None else f"{text(low)} to {text(high)}"
 
     metric, unit = result.metric, {"": "", "share": " (%)"}.get(result.unit, f" ({result.unit})")
-    title = f"Sweep {result.name}: {metric.figure} of {metric.stage}{unit}, to {metric.goal}"
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("Setting", "Seeds", "Mean", "95 % interval", "Less the first", "interval of all", "p (Holm)"):
-        table.add_column(heading, justify="left" if heading == "Setting" else "right", overflow="fold")
-    for setting in result.settings:
-        p_value = "" if setting.p_value is None else f"{setting.p_value:.3f}"
-        table.add_row(
-            setting.name, str(len(setting.values)), text(setting.mean), ends(setting.low, setting.high),
-            text(setting.difference), ends(setting.difference_low, setting.difference_high), p_value,
-        )  # fmt: skip
+    return SweepTable(
+        title=f"Sweep {result.name}: {metric.figure} of {metric.stage}{unit}, to {metric.goal}",
+        rows=tuple(
+            (
+                setting.name, str(len(setting.values)), text(setting.mean), ends(setting.low, setting.high),
+                text(setting.difference), ends(setting.difference_low, setting.difference_high),
+                "" if setting.p_value is None else f"{setting.p_value:.3f}",
+            )
+            for setting in result.settings
+        ),
+        seeds=tuple(", ".join(map(text, setting.values)) for setting in result.settings),
+        missing=tuple(
+            f"{setting.name}: a point has no value: {why}" for setting in result.settings for why in setting.missing
+        ),
+        words=words_of(result),
+    )  # fmt: skip
+
+
+def print_sweep(result: SweepResult, console: "Console") -> None:
+    """Print the table of a result."""
+    from rich.table import Table
+
+    shown = sweep_table(result)
+    table = Table(
+        title=shown.title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
+    for heading in shown.headings:
+        table.add_column(heading, justify="left" if heading == shown.headings[0] else "right", overflow="fold")
+    for row in shown.rows:
+        table.add_row(*row)
     console.print(table)
-    for setting in result.settings:
-        for why in setting.missing:
-            console.print(f"{setting.name}: a point has no value: {why}", markup=False, highlight=False)
-    console.print(words_of(result), markup=False, highlight=False)
+    for line in (*shown.missing, shown.words):
+        console.print(line, markup=False, highlight=False)
 
 
 def words_of(result: SweepResult) -> str:

@@ -21,6 +21,7 @@ from charter.artifacts import durable
 from charter.errors import DataError, MissingExtraError, UsageError
 from charter.run.paths import run_dir
 from charter.spec.project import Project
+from charter.spec.sweep import POINT_TAG, SWEEP_TAG
 from charter.spec.tracking import MlflowSettings, Tracked, WandbSettings, trackers_of
 from charter.tracking.journal import PROMETHEUS, Collector, TrackingLock, live_path, log_path, tracking_dir
 from charter.tracking.progress import EVENTS_FILE, RunProgress
@@ -49,18 +50,20 @@ class Followers:
         root: Path,
         *,
         work: bool = True,
+        of_sweep: bool = False,
         metered_here: bool = True,
         hurry: Callable[[], bool] = lambda: False,
     ) -> None:
         """`work`: whether stages are to run; where none is, only what an earlier run left is delivered.
 
+        `of_sweep`: whether the project is a point of a sweep, of which trackers hear even where its stages are done.
         `metered_here`: stages run on this machine; elsewhere node agents meter them. `hurry`: whether the run was asked
         to stop, say because the machine will be taken away.
         """
         self._project, self._run_dir = project, run_dir(root.resolve())
         self._trackers = trackers_of(project.tracking)
-        self._followed = followed_of(project, root.resolve(), metered_here=metered_here)
-        self._work, self._hurry = work, hurry
+        self._followed = followed_of(project, root.resolve(), metered_here=metered_here, of_sweep=of_sweep)
+        self._work, self._of_sweep, self._hurry = work, of_sweep, hurry
         self.tell: Callable[..., None] = lambda event, **details: None
         """Emits events; set by whoever has them."""
         self._process: subprocess.Popen[bytes] | None = None
@@ -70,8 +73,8 @@ class Followers:
     def is_needed(self) -> bool:
         """Return True if there is anything to do."""
         if not self._work:
-            return bool(self._trackers) and any(
-                not status.is_up_to_date for status in status_of_trackers(self._run_dir)
+            return bool(self._trackers) and (
+                self._of_sweep or any(not status.is_up_to_date for status in status_of_trackers(self._run_dir))
             )
         metering = self._project.metering
         return bool(self._trackers or self._followed.meter_every_seconds or metering.prometheus_port is not None)
@@ -140,8 +143,11 @@ class Followers:
             )
 
 
-def followed_of(project: Project, root: Path, *, metered_here: bool) -> Followed:
-    """Return a follower's settings of a run; its key is that of the run directory, made for the first run in it."""
+def followed_of(project: Project, root: Path, *, metered_here: bool, of_sweep: bool = False) -> Followed:
+    """Return a follower's settings of a run; its key is that of the run directory, made for the first run in it.
+
+    The tags of a point are left out: a stage has those of the point that ran it, which its events name.
+    """
     where = run_dir(root)
     try:
         earlier = read_followed(where)
@@ -157,7 +163,7 @@ def followed_of(project: Project, root: Path, *, metered_here: bool) -> Followed
         root=str(root),
         trackers=settings,
         owner=project.owner,
-        tags=dict(project.tags),
+        tags={name: tag for name, tag in project.tags.items() if not (of_sweep and name in (SWEEP_TAG, POINT_TAG))},
         notes=dict(project.notes),
         meter_every_seconds=project.metering.every if metered_here else 0.0,
         prometheus_port=project.metering.prometheus_port,

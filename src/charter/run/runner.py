@@ -44,6 +44,7 @@ from charter.run.served import loads_weights
 from charter.run.staleness import assess
 from charter.run.storage_meter import StorageMeter
 from charter.run.supervisor import NOTICE_FILE, StopSignals, Supervisor
+from charter.run.sweep import SweepPoint
 from charter.spec.execution import Execution
 from charter.spec.project import Project
 
@@ -190,6 +191,8 @@ class RunOptions:
     """Served models of which what answers now is taken as a new revision."""
     engine: str | None = None
     """Where stages run (`charter.launch.opening`); as the file says when None."""
+    point: SweepPoint | None = None
+    """Point of a sweep that the project is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,12 +305,17 @@ def run_project(
         with contextlib.closing(jobs) if jobs else contextlib.nullcontext():
             check_work(ready, options, jobs)
             with Followers(
-                project, root, work=bool(work.todo), metered_here=jobs is None, hurry=lambda: signals.wanted
+                project,
+                root,
+                work=bool(work.todo),
+                of_sweep=options.point is not None,
+                metered_here=jobs is None,
+                hurry=lambda: signals.wanted,
             ) as followers:
                 meter = StorageMeter(project, root)
                 events = Events(where, (*listeners, followers.listen, AlertListener(project, where), meter.listen))
                 followers.tell = events.emit
-                _tell_start(work, events)
+                _tell_start(work, events, options.point)
                 if rebuilt := rebuild_ledger(project, root, work.pipeline.stages.values()):
                     events.emit(
                         "ledger_rebuilt",
@@ -403,7 +411,7 @@ def _keep_plan(ready: PlannedWork, events: Events) -> None:
         events.emit("plan_failed", message=problem)
 
 
-def _tell_start(work: Work, events: Events) -> None:
+def _tell_start(work: Work, events: Events, point: SweepPoint | None) -> None:
     project = work.pipeline.project
     events.emit(
         "run_started",
@@ -411,6 +419,7 @@ def _tell_start(work: Work, events: Events) -> None:
         pid=os.getpid(),
         todo=[stage.name for stage in work.todo],
         price_usd_per_hour=project.resources.price,
+        **({"point": point.to_json()} if point else {}),
     )
     todo = {stage.name for stage in work.todo}
     for name, verdict in work.verdicts.items():

@@ -17,7 +17,7 @@ from charter.run.staleness import assess
 from charter.spec.graph import execution_order, stage_inputs
 from charter.spec.project import Project
 from charter.spec.sections import Budget
-from charter.spec.sweep import Point, Sweep, points_of
+from charter.spec.sweep import POINT_TAG, SWEEP_TAG, Point, Sweep, points_of
 from charter.units import format_usd
 
 GOES_ON = (ExitCode.STAGE, ExitCode.DATA, ExitCode.INFEASIBLE)
@@ -28,8 +28,19 @@ GOES_ON = (ExitCode.STAGE, ExitCode.DATA, ExitCode.INFEASIBLE)
 class SweepPoint:
     """A point with the project that it is."""
 
+    sweep: str
     point: Point
     project: Project
+
+    def to_json(self) -> dict[str, Any]:
+        """Return which point it is, as the event of a run's start has it."""
+        point = self.point
+        return {
+            "sweep": self.sweep,
+            "label": point.label,
+            "values": dict(point.values),
+            "repetition": point.repetition,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +114,10 @@ def sweep_points(path: Path, project: Project, name: str, overrides: Sequence[st
     sweep = find_sweep(project, name)
     reads = {stage: stage_inputs(project, stage) for stage in execution_order(project)}
     points = points_of(sweep, seed=project.seed, reads=reads)
-    return tuple(SweepPoint(point=point, project=_project_of(path, point, sweep, name, overrides)) for point in points)
+    return tuple(
+        SweepPoint(sweep=name, point=point, project=_project_of(path, point, sweep, name, overrides))
+        for point in points
+    )
 
 
 def _project_of(path: Path, point: Point, sweep: Sweep, name: str, overrides: Sequence[str]) -> Project:
@@ -111,7 +125,7 @@ def _project_of(path: Path, point: Point, sweep: Sweep, name: str, overrides: Se
     budget = project.budget
     if sweep.budget is not None:
         budget = replace(budget, limit=sweep.budget) if budget else Budget(limit=sweep.budget)
-    return replace(project, budget=budget, tags={**project.tags, "sweep": name, "point": point.label})
+    return replace(project, budget=budget, tags={**project.tags, SWEEP_TAG: name, POINT_TAG: point.label})
 
 
 def pipelines(points: Sequence[SweepPoint], root: Path) -> Iterator[tuple[Point, Pipeline]]:
@@ -164,13 +178,13 @@ def _ends(value: Any) -> dict[str, float]:
     return {end: float(value[end]) for end in ("p10", "p50", "p90") if isinstance(value.get(end), int | float)}
 
 
-def run_sweep(points: Sequence[SweepPoint], run: Callable[[Project], object], tell: Callable[[str], None]) -> None:
+def run_sweep(points: Sequence[SweepPoint], run: Callable[[SweepPoint], object], tell: Callable[[str], None]) -> None:
     """Run every point, one after the other; one that fails is named at the end and keeps no other from running."""
     failed: list[tuple[Point, CharterError]] = []
     for number, item in enumerate(points, start=1):
         tell(f"point {number} of {len(points)}: {item.point.label}")
         try:
-            run(item.project)
+            run(item)
         except CharterError as error:
             if error.exit_code not in GOES_ON:
                 raise

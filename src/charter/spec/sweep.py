@@ -11,6 +11,8 @@ from charter.errors import Problem
 from charter.spec.quantity import Count, Names, Usd
 
 Value = bool | int | float | str
+SWEEP_TAG, POINT_TAG = "sweep", "point"
+"""Tags of a point, on its jobs, in the ledger and in trackers."""
 MOST_POINTS = 1000
 """Of one sweep: a larger one is a slip of the pen, or needs a search that Charter does not have."""
 

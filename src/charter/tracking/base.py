@@ -34,6 +34,8 @@ class RunFacts:
     inputs: tuple[Input, ...] = ()
     note: str = ""
     started_at: float | None = None
+    group: str = ""
+    """Runs that are compared with each other: those of a sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,8 @@ class MetricRow:
 
 class Destination(Protocol):
     """An experiment tracker: a pipeline is one parent run, its stages are nested runs.
+
+    Of a sweep, stages are nested in the point that ran them first, points in the sweep, and the sweep in the pipeline.
 
     Every call may be made again with the same values after it failed or nobody knows whether it did; it then changes
     nothing. What goes wrong is raised, and tried again later.

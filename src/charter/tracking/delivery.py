@@ -14,7 +14,17 @@ from charter.artifacts.file_facts import sha256_file
 from charter.tracking.base import Destination, RunFacts
 from charter.tracking.journal import JournalPosition, count_rows, delivered_path, journal_path, read_rows
 from charter.tracking.progress import RunProgress, Standing
-from charter.tracking.run_facts import Followed, attachments, digest, plan_of, run_facts, stage_facts
+from charter.tracking.run_facts import (
+    Followed,
+    attachments,
+    digest,
+    plan_of,
+    point_facts,
+    run_facts,
+    stage_facts,
+    sweep_facts,
+    sweep_key,
+)
 
 ROWS_PER_BATCH = 200
 PIPELINE = ""
@@ -64,6 +74,8 @@ class Delivery:
             return True
         pipeline = run_facts(self._followed, started_at=progress.run.started_at)
         self._open(PIPELINE, _with_tags(pipeline, progress.run), parent=None)
+        if not self._tell_sweeps(stop):
+            return False
         for directory, standing in progress.stages.items():
             if stop():
                 return False
@@ -75,15 +87,32 @@ class Delivery:
         self._set_state(PIPELINE, progress.run)
         return True
 
+    def _tell_sweeps(self, stop: Callable[[], bool]) -> bool:
+        """Tell sweeps and their points, which have no rows; False where `stop` said so."""
+        for name, standing in self._progress.sweeps().items():
+            if stop():
+                return False
+            facts = sweep_facts(self._followed, name, started_at=standing.started_at)
+            self._open(sweep_key(name), _with_tags(facts, standing), parent=self._told[PIPELINE].id)
+            self._set_state(sweep_key(name), standing)
+        for point, standing in self._progress.points.values():
+            if stop():
+                return False
+            facts = point_facts(self._followed, point, started_at=standing.started_at)
+            self._open(point.key, _with_tags(facts, standing), parent=self._told[sweep_key(point.sweep)].id)
+            self._set_state(point.key, standing)
+        return True
+
     def waiting_rows(self) -> int:
         """Rows of all journals that the tracker has not been told."""
         return waiting_rows(self._run_dir, self._told)
 
     def _tell_stage(self, directory: Path, standing: Standing, stop: Callable[[], bool]) -> None:
-        facts = stage_facts(self._followed, directory, started_at=standing.started_at)
+        point = self._progress.first_point.get(directory)
+        facts = stage_facts(self._followed, directory, started_at=standing.started_at, point=point)
         if facts is None:
             return
-        self._open(directory.name, _with_tags(facts, standing), parent=self._told[PIPELINE].id)
+        self._open(directory.name, _with_tags(facts, standing), parent=self._told[point.key if point else PIPELINE].id)
         while not stop() and self._log(directory.name):
             pass
         if stop():

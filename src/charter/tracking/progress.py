@@ -1,7 +1,7 @@
 """State of a run and its stages, folded from `events.jsonl`; and their progress, from `progress.json`."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from charter.artifacts.lease import LEASE, read_holder
 from charter.artifacts.safe_path import wrong_name
 from charter.artifacts.stage_state import TRACKER_STATES, State, TrackerState, read_stage, stage_state
 from charter.errors import loads_json
+from charter.tracking.run_facts import SweptPoint, point_of, sweep_key
 
 EVENTS_FILE = "events.jsonl"
 ENDS: Mapping[str, State] = {
@@ -20,6 +21,7 @@ ENDS: Mapping[str, State] = {
     "attempt_abandoned": "interrupted",
 }
 """States that events put the stage in that they name."""
+WORST_FIRST: tuple[TrackerState, ...] = ("running", "failed", "killed", "finished")
 STOPS: Mapping[str, State] = {"interrupted": "interrupted", "budget": "interrupted"}
 """States that a run is in by the label with which it stopped; any other label is a failure."""
 
@@ -59,6 +61,12 @@ class RunProgress:
     run: Standing = field(default_factory=Standing)
     stages: dict[Path, Standing] = field(default_factory=dict)
     """By stage directory, in the order of their first starts."""
+    points: dict[str, tuple[SweptPoint, Standing]] = field(default_factory=dict)
+    """Points of sweeps by their keys."""
+    first_point: dict[Path, SweptPoint] = field(default_factory=dict)
+    """By stage directory: the point that started it first; none where a run did that was no point."""
+    _point: SweptPoint | None = None
+    """Point that the last run is."""
     _by_name: dict[str, Path] = field(default_factory=dict)
     _at_bytes: int = 0
 
@@ -86,6 +94,18 @@ class RunProgress:
         except FileNotFoundError:
             return
 
+    def sweeps(self) -> dict[str, Standing]:
+        """Return the state of every sweep: that it runs, or the worst end of a point."""
+        own: dict[str, list[Standing]] = {}
+        for point, standing in self.points.values():
+            own.setdefault(point.sweep, []).append(standing)
+        return {name: _folded(standings) for name, standings in own.items()}
+
+    def swept(self) -> dict[str, Standing]:
+        """Return the states of sweeps and points by their keys."""
+        sweeps = {sweep_key(name): standing for name, standing in self.sweeps().items()}
+        return sweeps | {key: standing for key, (_, standing) in self.points.items()}
+
     def running(self) -> list[Path]:
         """Directories of the stages that run."""
         return [path for path, standing in self.stages.items() if standing.state == "running"]
@@ -104,15 +124,25 @@ class RunProgress:
         if event == "run_started":
             self._end_what_runs(at)
             self.run.start(at)
+            self._point = point_of(entry.get("point"))
+            if self._point is not None:
+                self.points.setdefault(self._point.key, (self._point, Standing()))[1].start(at)
         elif event == "run_done":
-            self.run.end("done", at)
+            self._end_run("done", at)
         elif event == "run_stopped":
-            self.run.end(STOPS.get(str(entry.get("label")), "failed"), at)
+            self._end_run(STOPS.get(str(entry.get("label")), "failed"), at)
         elif event == "stage_started" and (directory := self._own(entry.get("directory"))) is not None:
             self._by_name[str(entry.get("stage"))] = directory
+            if self._point is not None and directory not in self.stages:
+                self.first_point[directory] = self._point
             self.stages.setdefault(directory, Standing()).start(at)
         elif event in ENDS and (named := self._running(str(entry.get("stage")))) is not None:
             named.end(ENDS[event], at)
+
+    def _end_run(self, state: State, at: float) -> None:
+        self.run.end(state, at)
+        if self._point is not None:
+            self.points[self._point.key][1].end(state, at)
 
     def _running(self, name: str) -> Standing | None:
         """The stage of a name, while it runs."""
@@ -122,7 +152,7 @@ class RunProgress:
 
     def _end_what_runs(self, at: float) -> None:
         """A run that begins ends what a killed supervisor left running in the events."""
-        for standing in (self.run, *self.stages.values()):
+        for standing in (self.run, *(standing for _, standing in self.points.values()), *self.stages.values()):
             if standing.state == "running" and standing.attempts:
                 standing.end("interrupted", at)
 
@@ -131,3 +161,14 @@ class RunProgress:
         name = Path(str(directory)).name
         path = self.run_dir / "stages" / name
         return path if wrong_name(name) is None and path.is_dir() else None
+
+
+def _folded(standings: Sequence[Standing]) -> Standing:
+    state = next(state for state in WORST_FIRST if any(standing.state == state for standing in standings))
+    return Standing(
+        state=state,
+        started_at=min((at for standing in standings if (at := standing.started_at) is not None), default=None),
+        ended_at=None if state == "running" else max(standing.ended_at or 0.0 for standing in standings),
+        attempts=sum(standing.attempts for standing in standings),
+        interruptions=sum(standing.interruptions for standing in standings),
+    )

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from charter.artifacts.job import JOB_FILE
 from charter.artifacts.record import OUTPUTS, RECORD_FILE
 from charter.artifacts.safe_path import wrong_name
 from charter.errors import DataError
+from charter.spec.sweep import POINT_TAG, SWEEP_TAG
 from charter.tracking.base import Input, RunFacts
 from charter.tracking.journal import card_path, facts_path
 
@@ -19,6 +20,8 @@ PLAN = "plan.json"
 SIDECARS = ("planned.json", "timings.json")
 SMALL_OUTPUTS = ("results.json",)
 FACTS_SCHEMA = "charter.tracking/1"
+LONGEST_GROUP_NAME = 100
+"""Characters; W&B takes 128 of a group, of which the rest tells equal names apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +68,73 @@ def run_facts(followed: Followed, *, started_at: float | None) -> RunFacts:
     return RunFacts(key=followed.key, name=followed.name, tags=tags, started_at=started_at)
 
 
-def stage_facts(followed: Followed, stage_dir: Path, *, started_at: float | None) -> RunFacts | None:
-    """Return the facts of a stage for trackers; None while its job is not written."""
+@dataclass(frozen=True, kw_only=True)
+class SweptPoint:
+    """A point of a sweep, as the event of a run's start names it."""
+
+    sweep: str
+    label: str
+    values: Mapping[str, str]
+    repetition: int
+
+    @property
+    def key(self) -> str:
+        """Return its key in a run directory: other values or another seed are another point."""
+        return f"point-{digest([self.sweep, dict(self.values), self.repetition])}"
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Return sweep, label and values as tags."""
+        return {SWEEP_TAG: self.sweep, POINT_TAG: self.label, **self.values}
+
+
+def point_of(entry: Any) -> SweptPoint | None:
+    """Return the point that an event names; None where it names none."""
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("values"), Mapping):
+        return None
+    return SweptPoint(
+        sweep=str(entry.get("sweep")),
+        label=str(entry.get("label")),
+        values=dict(flat(entry["values"])),
+        repetition=int(entry.get("repetition") or 0),
+    )
+
+
+def sweep_key(name: str) -> str:
+    """Return the key of a sweep in a run directory."""
+    return f"sweep-{digest(name)}"
+
+
+def sweep_group(followed: Followed, name: str) -> str:
+    """Return what the runs of a sweep are grouped under: its name, and what tells it from another project's."""
+    return f"{name[:LONGEST_GROUP_NAME]}-{digest([followed.key, name])[:8]}"
+
+
+def sweep_facts(followed: Followed, name: str, *, started_at: float | None) -> RunFacts:
+    """Return the facts of a sweep for trackers."""
+    run = run_facts(followed, started_at=started_at)
+    tags = {**run.tags, "charter.level": "sweep", SWEEP_TAG: name}
+    group = sweep_group(followed, name)
+    return replace(run, key=f"{followed.key}-{sweep_key(name)}", name=name, tags=tags, group=group)
+
+
+def point_facts(followed: Followed, point: SweptPoint, *, started_at: float | None) -> RunFacts:
+    """Return the facts of a point for trackers: its values, and which repetition of them it is."""
+    run = run_facts(followed, started_at=started_at)
+    return replace(
+        run,
+        key=f"{followed.key}-{point.key}",
+        name=point.label,
+        parameters={**point.values, "repetition": str(point.repetition)},
+        tags={**run.tags, "charter.level": "point", **point.tags},
+        group=sweep_group(followed, point.sweep),
+    )
+
+
+def stage_facts(
+    followed: Followed, stage_dir: Path, *, started_at: float | None, point: SweptPoint | None = None
+) -> RunFacts | None:
+    """Return the facts of a stage, and of the point that ran it first; None while its job is not written."""
     try:
         job = durable.read_json(stage_dir / JOB_FILE)
     except DataError:
@@ -83,6 +151,7 @@ def stage_facts(followed: Followed, stage_dir: Path, *, started_at: float | None
         **{f"charter.frozen.{name}": str(value) for name, value in job["frozen"].items()},
         **{f"charter.setting.{name}": text for name, text in flat(spec) if name not in (*parameters, "kind")},
         **_prefixed(followed.tags or {}),
+        **(point.tags if point else {}),
     }
     if followed.owner:
         tags["charter.owner"] = followed.owner
@@ -94,6 +163,7 @@ def stage_facts(followed: Followed, stage_dir: Path, *, started_at: float | None
         inputs=tuple(_inputs(job)),
         note=(followed.notes or {}).get(job["stage"], ""),
         started_at=started_at,
+        group=sweep_group(followed, point.sweep) if point else "",
     )
 
 

@@ -38,7 +38,8 @@ def status_of_trackers(run_dir: Path) -> tuple[TrackerStatus, ...]:
         return ()
     progress = RunProgress(run_dir=run_dir)
     progress.look()
-    wanted = {PIPELINE: progress.run, **{path.name: standing for path, standing in progress.stages.items()}}
+    stages = {path.name: standing for path, standing in progress.stages.items()}
+    wanted = {PIPELINE: progress.run, **progress.swept(), **stages}
     statuses = []
     for tracker in followed.trackers:
         deliveries, health = read_told(run_dir, tracker), health_of(run_dir, tracker)

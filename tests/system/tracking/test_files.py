@@ -125,3 +125,41 @@ def test_a_result_that_training_went_back_from_is_replaced_on_the_board(tracked)
     path.write_text("".join([*lines[:3], *later]))
     assert tracked.charter("status", "track", "sync", "--only", "tensorboard").code == 0
     assert board_points(tracked)["a"] == single(written_points(tracked.root))["a"]
+
+
+def test_a_sweep_read_back_from_wandb_and_mlflow(work):
+    """Points below their sweep in MLflow's own store, and one group in W&B's files."""
+    from mlflow import MlflowClient
+
+    trackers = "[{wandb: {mode: offline}, drain: 4m}, {mlflow: {}, drain: 4m}]"
+    sweep = "sweeps:\n  rate: {over: {pipeline.b.learning_rate: [1.0e-05, 0.0003]}}"
+    work.edit("name: count", f"name: count\ntags: {{team: safety}}\ntracking: {trackers}\n{sweep}")
+    done = work.run("--sweep", "rate", timeout=LONG)
+    assert done.code == 0, done.err
+    client = MlflowClient(tracking_uri=f"sqlite:///{work.root / 'run/tracking/mlflow.db'}")
+    experiment = client.get_experiment_by_name("count")
+    stored = {run.info.run_id: run for run in client.search_runs([experiment.experiment_id])}
+
+    def place(run):
+        above = stored.get(run.data.tags.get("mlflow.parentRunId"))
+        return (*(place(above) if above else ()), run.info.run_name)
+
+    first, second = (("count", "rate", f"learning_rate {rate}, seed +0") for rate in ("1e-05", "0.0003"))
+    below = [(*first, "a"), (*first, "b"), (*first, "c"), (*second, "b")]
+    assert sorted(place(run) for run in stored.values()) == sorted(
+        [("count",), ("count", "rate"), first, second, *below]
+    )
+    rates = {place(run): run.data.tags.get("pipeline.b.learning_rate") for run in stored.values()}
+    assert (rates[(*first, "b")], rates[(*second, "b")], rates[("count",)]) == ("1e-05", "0.0003", None)
+    assert {run.info.status for run in stored.values()} == {"FINISHED"}
+    assert all("sweep" not in run.data.tags for run in stored.values() if place(run) == ("count",))
+    described = runs(work.root / "run/tracking/wandb")
+    numbers = {key: item["id"] for key, item in told(work.root, "wandb").items()}
+    groups = {key: described[number].run_group for key, number in numbers.items()}
+    (group,) = {value for key, value in groups.items() if key}
+    assert (group.startswith("rate-"), groups[""]) == (True, numbers[""])
+    labels = {key: list(described[number].tags) for key, number in numbers.items() if key.startswith("point-")}
+    assert sorted(label for own in labels.values() for label in own if "learning_rate:" in label) == [
+        "pipeline.b.learning_rate:0.0003",
+        "pipeline.b.learning_rate:1e-05",
+    ]

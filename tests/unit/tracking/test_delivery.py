@@ -257,3 +257,84 @@ def test_where_nothing_ever_ran_there_is_nothing_to_tell(tmp_path):
 
 def test_pauses_grow_up_to_a_bound():
     assert [backoff_seconds(failures) for failures in (1, 2, 7, 10_000)] == [1.0, 2.0, 60.0, 60.0]
+
+
+@pytest.fixture
+def swept_dir(run_dir):
+    """Two points of a sweep after the run: the first runs `pm` and `ppo`, the second another `ppo`."""
+    events = []
+    for number, names in enumerate((["pm-00000001", "ppo-00000002"], ["ppo-00000003"])):
+        values = {"pipeline.ppo.kl_coefficient": (0.05, 0.2)[number]}
+        point = {"sweep": "kl", "label": f"point {number}", "values": values, "repetition": 0}
+        events.append({"time": 10.0 + number, "event": "run_started", "point": point})
+        for name in names:
+            stage = run_dir / "stages" / name
+            stage.mkdir()
+            job = {"stage": name.split("-")[0], "kind": "ppo", "fingerprint": name.split("-")[1], "seed": 7}
+            durable.write_json(stage / "job.json", job | {"frozen": {}, "spec": {"steps": 3}, "inputs": {}})
+            events.append({"time": 10.1, "event": "stage_started", "stage": job["stage"], "directory": str(stage)})
+            events.append({"time": 10.2, "event": "stage_done", "stage": job["stage"]})
+        events.append({"time": 10.5 + number, "event": "run_done"})
+    with (run_dir / "events.jsonl").open("a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in events)
+    return run_dir
+
+
+def check_sweep_told(tracker):
+    """Every run by the names from the pipeline down to it, with its point's tags."""
+
+    def place(run):
+        name, parent, *_ = tracker.runs[run]
+        return (*(place(parent) if parent else ()), name)
+
+    first, second = ("harmless", "kl", "point 0"), ("harmless", "kl", "point 1")
+    assert {place(run): run_tags[2].get("pipeline.ppo.kl_coefficient") for run, run_tags in tracker.runs.items()} == {
+        ("harmless",): None,
+        ("harmless", "sft"): None,
+        ("harmless", "kl"): None,
+        first: "0.05",
+        (*first, "pm"): "0.05",
+        (*first, "ppo"): "0.05",
+        second: "0.2",
+        (*second, "ppo"): "0.2",
+    }
+    assert set(tracker.states.values()) == {"finished"}
+    assert len(tracker.states) == 8
+
+
+def test_a_sweep_holds_its_points_and_they_their_stages(swept_dir):
+    tracker = Scripted()
+    assert deliver(swept_dir, tracker)
+    check_sweep_told(tracker)
+    assert status_of_trackers(swept_dir)[0].is_up_to_date
+    calls = tracker.calls
+    assert deliver(swept_dir, tracker)
+    assert tracker.calls == calls + 8, "only that the runs are looked up"
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before its effect", "after it"])
+def test_a_fault_in_a_sweep_loses_and_doubles_nothing(swept_dir, after):
+    reference = Scripted()
+    deliver(swept_dir, reference)
+    note = swept_dir / "tracking" / "mlflow.json"
+    for call in range(1, reference.calls + 1):
+        note.unlink()
+        tracker = Scripted(fail_at=call, after=after)
+        with pytest.raises(Down):
+            deliver(swept_dir, tracker)
+        assert deliver(swept_dir, tracker)
+        check_sweep_told(tracker)
+
+
+def test_a_point_that_was_not_told_is_behind(swept_dir):
+    tracker = Scripted()
+    deliver(swept_dir, tracker)
+    point = {"sweep": "kl", "label": "point 2", "values": {"pipeline.ppo.kl_coefficient": 0.4}, "repetition": 0}
+    with (swept_dir / "events.jsonl").open("a") as file:
+        file.writelines(
+            json.dumps(event) + "\n"
+            for event in ({"time": 20, "event": "run_started", "point": point}, {"time": 21, "event": "run_done"})
+        )
+    assert not status_of_trackers(swept_dir)[0].is_up_to_date
+    assert deliver(swept_dir, tracker)
+    assert status_of_trackers(swept_dir)[0].is_up_to_date

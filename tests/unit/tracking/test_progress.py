@@ -92,3 +92,55 @@ def test_events_name_directories_of_this_run_only(run):
     progress = RunProgress(run_dir=run)
     progress.look()
     assert states(progress) == {"b": "running"}
+
+
+def point(value, repetition=0):
+    return {
+        "sweep": "rate",
+        "label": f"learning_rate {value}, seed +{repetition}",
+        "values": {"pipeline.b.learning_rate": value},
+        "repetition": repetition,
+    }
+
+
+def points(progress):
+    return {point.label: standing.state for point, standing in progress.points.values()}
+
+
+def test_a_stage_belongs_to_the_point_that_ran_it_first(run):
+    write(run, (1.0, "run_started", {"point": point(0.1)}))
+    start(run, "a", 2.0)
+    write(run, (3.0, "stage_failed", {"stage": "a"}), (4.0, "run_stopped", {"label": "stage"}))
+    write(run, (5.0, "run_started", {"point": point(0.2)}))
+    start(run, "a", 6.0)
+    start(run, "b", 7.0)
+    progress = RunProgress(run_dir=run)
+    progress.look()
+    assert {path.name[0]: item.label for path, item in progress.first_point.items()} == {
+        "a": "learning_rate 0.1, seed +0",
+        "b": "learning_rate 0.2, seed +0",
+    }
+    assert points(progress) == {"learning_rate 0.1, seed +0": "failed", "learning_rate 0.2, seed +0": "running"}
+    assert progress.sweeps()["rate"].state == "running"
+    write(run, (8.0, "run_done", {}))
+    progress.look()
+    sweep = progress.sweeps()["rate"]
+    assert (sweep.state, sweep.started_at, sweep.ended_at, sweep.attempts) == ("failed", 1.0, 8.0, 2)
+
+
+def test_a_point_is_its_values_and_its_seed(run):
+    for number, item in enumerate([point(0.1), point(0.1, 1), point(0.2), point(0.1)]):
+        write(run, (number, "run_started", {"point": item}), (number + 0.5, "run_done", {}))
+    progress = RunProgress(run_dir=run)
+    progress.look()
+    assert list(points(progress).values()) == ["finished"] * 3
+    assert [standing.attempts for _, standing in progress.points.values()] == [2, 1, 1]
+
+
+def test_a_run_after_a_sweep_is_no_point(run):
+    write(run, (1.0, "run_started", {"point": point(0.1)}), (2.0, "run_done", {}), (3.0, "run_started", {}))
+    start(run, "a", 4.0)
+    write(run, (5.0, "run_stopped", {"label": "stage"}))
+    progress = RunProgress(run_dir=run)
+    progress.look()
+    assert (points(progress), progress.first_point) == ({"learning_rate 0.1, seed +0": "finished"}, {})

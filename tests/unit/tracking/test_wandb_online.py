@@ -1,5 +1,6 @@
 """W&B online with its library replaced, to lose what it had not sent: the server ends with every row once."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from charter.spec.tracking import WandbSettings
 from charter.tracking.base import MetricRow, RunFacts
 from charter.tracking.destinations.wandb import WandbDestination
+from charter.tracking.run_facts import Followed, SweptPoint, point_facts, sweep_facts, sweep_group
 
 FACTS = RunFacts(key="k-sft-01", name="sft", parameters={"steps": "9"}, tags={"charter.kind": "sft", "team": "safety"})
 
@@ -111,3 +113,22 @@ def test_stages_are_runs_of_one_group_under_our_numbers(tmp_path):
     ]
     assert server.opened[1]["tags"] == ["team:safety"]
     assert (server.opened[1]["resume"], server.opened[1]["entity"]) == ("allow", "us")
+
+
+def test_a_sweep_is_one_group_with_the_values_as_labels(tmp_path):
+    server = Server()
+    _, destination = open_destination(server, tmp_path)
+    followed = Followed(key="k", name="harmless", root="/nowhere", trackers={}, tags={"team": "safety"})
+    point = SweptPoint(sweep="kl", label="x", values={"pipeline.ppo.kl_coefficient": "0.2"}, repetition=1)
+    sweep = sweep_facts(followed, "kl", started_at=None)
+    own = point_facts(followed, point, started_at=None)
+    parent = destination.open_run(RunFacts(key="k", name="harmless"), parent=None, known=None)
+    above = destination.open_run(sweep, parent=parent, known=None)
+    below = destination.open_run(own, parent=above, known=None)
+    destination.describe(above, sweep)
+    destination.describe(below, own)
+    group = sweep_group(followed, "kl")
+    assert group.startswith("kl-")
+    assert [(given["group"], given["job_type"]) for given in server.opened] == [(group, "sweep"), (group, "point")]
+    assert "pipeline.ppo.kl_coefficient:0.2" in server.opened[1]["tags"]
+    assert sweep_group(replace(followed, key="other"), "kl") != group, "a name is no identity"

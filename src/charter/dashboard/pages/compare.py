@@ -1,6 +1,6 @@
-"""Runs of several projects side by side."""
+"""Runs of several projects side by side, and the settings of a project's sweeps."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,10 +8,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from charter.dashboard.page import Context, Page, PageValues
+from charter.dashboard.page import Context, Page, PageValues, Params
 from charter.dashboard.pages.pieces import Piece, PieceJob, answer_piece, piece
 from charter.dashboard.reading import ProjectReader
 from charter.dashboard.site import ProjectSite
+from charter.dashboard.snapshot import Snapshot
+from charter.dashboard.stamped import stamp_of
 
 MOST = 6
 """Runs side by side: more do not fit on a page."""
@@ -113,5 +115,43 @@ async def compare_piece(request: Request) -> Response:
     return await answer_piece(request, question_of(chosen))
 
 
+STAGE_ENDS = ("stage_done", "run_done", "run_stopped")
+
+
+def build_sweeps(context: Context) -> PageValues:
+    """The page of a project's sweeps: settings over their seeds, with the figures of `charter report --sweep`."""
+    project = context.project
+    tables = piece(context, sweeps_of(project), f"/p/{project.key}/sweeps/piece") if project.sweeps else None
+    return PageValues(title=f"Sweeps, {project.name}", model=tables)
+
+
+def sweeps_of(project: Snapshot) -> PieceJob:
+    """Return the job that fills the page, with a state that changes with the file and when a stage of a point ends."""
+    last = next((str(event.get("time")) for event in reversed(project.events) if event.get("event") in STAGE_ENDS), "")
+    return PieceJob(
+        job="sweeps",
+        arguments={"root": str(project.root)},
+        state=(stamp_of(project.root / "charter.yaml"), project.ledger.attempts, last),
+        template="sweeps_piece.html",
+    )
+
+
+async def sweeps_piece(request: Request) -> Response:
+    """`GET /p/{project}/sweeps/piece`: the tables as a piece of the page."""
+    site: ProjectSite = request.app.state.site
+    reader = site.reader(request.path_params["project"])
+    if reader is None:
+        return JSONResponse({"state": "error", "html": "<p>There is no such project any more.</p>"}, 404)
+    return await answer_piece(request, sweeps_of(reader.snapshot()))
+
+
+def _once_if_any(project: Snapshot) -> Iterable[Params]:
+    return ({},) if project.sweeps else ()
+
+
 PAGE = Page(name="compare", path="/compare", template="compare.html", build=build)
-ROUTES = (Route("/compare/piece", compare_piece, methods=["GET"]),)
+SWEEPS = Page(name="sweeps", path="/p/{project}/sweeps", template="sweeps.html", build=build_sweeps, each=_once_if_any)
+ROUTES = (
+    Route("/compare/piece", compare_piece, methods=["GET"]),
+    Route("/p/{project}/sweeps/piece", sweeps_piece, methods=["GET"]),
+)

@@ -92,10 +92,28 @@ def accuracy(asked: Json, tell: Tell) -> Json:
     return {"rows": accuracy_rows(accuracy_tables), "charts": accuracy_chart(accuracy_tables)}
 
 
+def sweeps(asked: Json, tell: Tell) -> Json:
+    """Tables of a project's sweeps, as `charter report --sweep` prints them, or why there is none."""
+    from charter.engines.project import load_project
+    from charter.errors import CharterError
+    from charter.report.sweep import read_sweep, sweep_table
+
+    root = Path(asked["root"])
+    project = load_project(root, env=dict(os.environ))
+    tables: list[Json] = []
+    for name in project.sweeps:
+        try:
+            tables.append({"name": name, "table": asdict(sweep_table(read_sweep(root, project, root, name)))})
+        except CharterError as error:
+            tables.append({"name": name, "none": str(error)})
+    return {"sweeps": tables}
+
+
 JOBS: Mapping[str, Callable[[Json, Tell], Json]] = {
     "plan": plan,
     "count": count,
     "find": find,
     "compare": compare,
     "accuracy": accuracy,
+    "sweeps": sweeps,
 }

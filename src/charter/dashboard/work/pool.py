@@ -13,7 +13,7 @@ from typing import Any
 from charter.dashboard.work.process import Child, Stopped
 
 Json = Mapping[str, Any]
-LANES: Mapping[str, tuple[str, ...]] = {"plans": ("plan",), "files": ("count", "find", "compare", "accuracy")}
+LANES: Mapping[str, tuple[str, ...]] = {"plans": ("plan",), "files": ("count", "find", "compare", "accuracy", "sweeps")}
 """Which jobs share processes: a plan never waits for a large file."""
 PER_LANE = 2
 KEPT_ANSWERS = 128

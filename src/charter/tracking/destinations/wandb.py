@@ -1,4 +1,4 @@
-"""Weights & Biases, online or as files for `wandb sync`: stages are runs of one group.
+"""Weights & Biases, online or as files for `wandb sync`: stages are runs of one group, and so is a sweep.
 
 The library sends in the background and cannot say what has arrived. So a row's number is its `_step`, which the server
 takes only once and in order; after a lost process the server says how far it is, and the rest is told again. Offline,
@@ -42,7 +42,7 @@ class WandbDestination:
     def open_run(self, facts: RunFacts, *, parent: str | None, known: str | None) -> str:
         """Our own number for it; the run itself is opened when there is something to tell."""
         run = known or f"charter-{hashlib.blake2b(facts.key.encode(), digest_size=8).hexdigest()}"
-        self._facts[run] = (facts, parent or run)
+        self._facts[run] = (facts, facts.group or parent or run)
         return run
 
     def describe(self, run: str, facts: RunFacts) -> None:
@@ -113,7 +113,7 @@ class WandbDestination:
             id=run,
             name=facts.name,
             group=group,
-            job_type=facts.tags.get("charter.kind", "pipeline"),
+            job_type=facts.tags.get("charter.kind") or facts.tags.get("charter.level", "pipeline"),
             notes=facts.note or None,
             tags=labels,
             dir=str(self._directory),
