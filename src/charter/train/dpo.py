@@ -19,7 +19,7 @@ from charter.models.chat import encode_answer, encode_prompt
 from charter.models.runtime import precision
 from charter.models.token_forward import TokenFigures
 from charter.spec.stage import DpoStage
-from charter.train.losses import DpoLoss, dpo_loss
+from charter.train.losses import DpoLoss, dpo_loss, ipo_loss
 from charter.train.models import frozen_model, stage_model, trained_model
 from charter.train.setup import set_up
 from charter.train.supervised import BatchLoss, train_and_publish
@@ -90,7 +90,7 @@ def pairs_loss(
     padding: int,
     device: torch.device,
 ) -> BatchLoss:
-    """Summed DPO loss of some pairs; both models see the same rows in one pass each.
+    """Summed loss of some pairs; both models see the same rows in one pass each.
 
     The reference is asked anew in every step: what it says depends in the last bits on which rows share a batch, so
     an answer kept from another batch would make a resumed run differ.
@@ -105,7 +105,8 @@ def pairs_loss(
             .unbind(1)
         )
     probability_B = torch.tensor([pair.chosen_probability for pair in pairs], device=device)
-    loss = dpo_loss(
+    loss_of = {"dpo": dpo_loss, "ipo": ipo_loss}[spec.loss]
+    loss = loss_of(
         chosen_B,
         rejected_B,
         reference_chosen_B,

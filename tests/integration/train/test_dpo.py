@@ -169,6 +169,20 @@ def test_labels_of_the_other_answer_turn_the_policy_round(made):
     assert metrics(run)[-1]["accuracy"] == 1.0
 
 
+def test_ipo_stops_at_its_aim_where_dpo_goes_on(made):
+    """Labels of 0.9 and beta 2: 0.8 / 4 = 0.2 nats apart, a reward margin of 0.4; the logistic loss wants 2.2."""
+    spec = replace(SPEC, steps=30, beta=2.0)
+    margins = {}
+    for loss in ("dpo", "ipo"):
+        run = stage(made, loss, replace(spec, loss=loss))
+        dpo.run(run)
+        margins[loss] = metrics(run)[-1]["reward_margin"]
+        aim = 1 / (2 * spec.beta)
+        assert loss == "dpo" or metrics(run)[0]["loss"] == pytest.approx(aim**2, abs=1e-4)
+    assert margins["ipo"] == pytest.approx(0.4, abs=0.2)
+    assert margins["dpo"] > 2 * margins["ipo"]
+
+
 def test_beta_smoothing_and_dropout_reach_the_training(made):
     changed = [SPEC, replace(SPEC, beta=0.1), replace(SPEC, label_smoothing=0.3), replace(SPEC, dropout=0.2)]
     found = set()

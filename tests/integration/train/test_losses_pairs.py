@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.train.losses import dpo_loss, preference_loss, smoothed
+from charter.train.losses import dpo_loss, ipo_loss, preference_loss, smoothed
 
 pytestmark = pytest.mark.torch
 
@@ -80,3 +80,30 @@ def test_dpo_at_the_reference_is_log_two_and_pushes_the_answers_apart():
     assert rejected.grad.item() == pytest.approx(0.15, abs=1e-6)
     assert not found.chosen_reward_B.requires_grad
     assert not found.rejected_reward_B.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("label", "smoothing", "wanted"),
+    [(1.0, 0.0, 2.25), (0.0, 0.0, 42.25), (0.7, 0.0, 0.7 * 2.25 + 0.3 * 42.25), (1.0, 0.1, 0.9 * 2.25 + 0.1 * 42.25)],
+)
+def test_ipo_by_hand(label, smoothing, wanted):
+    # as above: log-ratios 3 and -1, d = 4; 1 / (2 * 0.2) = 2.5, (4 - 2.5)^2 = 2.25, (4 + 2.5)^2 = 42.25
+    found = ipo_loss(*tensors(-10.0, -14.0, -13.0, -13.0, label), beta=0.2, label_smoothing=smoothing)
+    assert found.loss_B.item() == pytest.approx(wanted, rel=1e-6)
+    assert found.chosen_reward_B.item() == pytest.approx(0.6, abs=1e-6)
+    assert found.rejected_reward_B.item() == pytest.approx(-0.2, abs=1e-6)
+
+
+@pytest.mark.parametrize(("label", "distance"), [(1.0, 5.0), (0.75, 2.5), (0.5, 0.0)])
+def test_ipo_is_least_at_its_aim_where_dpo_pushes_on(label, distance):
+    # beta 0.1: (2 p - 1) / (2 beta) nats
+    slopes = []
+    for loss in (ipo_loss, dpo_loss):
+        chosen = torch.tensor([-5.0 + distance], requires_grad=True)
+        found = loss(chosen, *tensors(-9.0, -5.0, -9.0, label), beta=0.1)
+        found.loss_B.sum().backward()
+        slopes.append(chosen.grad.item())
+        assert not found.chosen_reward_B.requires_grad
+    assert slopes[0] == pytest.approx(0.0, abs=1e-5)
+    if label == 1.0:
+        assert slopes[1] < -0.01
