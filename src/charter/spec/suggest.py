@@ -23,6 +23,7 @@ HABITS = {
     "num_generations": "samples_per_prompt",
     "warmup": "warmup_steps",
     "lr_scheduler_type": "schedule",
+    "loss_type": "loss",
     "max_grad_norm": "gradient_clip",
     "save_steps": "checkpoint_every",
     "kl_coef": "kl_coefficient",

@@ -7,7 +7,7 @@ and nemo_rl/algorithms/advantage_estimator.py.
 from collections.abc import Mapping
 
 from charter.engines.common.formulas import name_formulas
-from charter.engines.common.mapping import FieldMapper, Sheet
+from charter.engines.common.mapping import NATIVE_ONLY, FieldMapper, Sheet
 from charter.engines.common.rendered import RAY_SCRIPT, RenderedRun, Resume, ray_script
 from charter.engines.common.request import Handover
 from charter.engines.common.reward_file import REWARDS_FILE, UNLIMITED, ExportedRewards, Offered, map_rewards
@@ -62,6 +62,7 @@ def dpo_sheet(mapper: FieldMapper, stage: DpoStage) -> Sheet:
         sheet.put(f"dpo.{name}", value)
     for name in ("preference_average_log_probs", "sft_average_log_probs"):
         sheet.put(f"dpo.{name}", False)
+    mapper.same("stage.loss", "dpo", NATIVE_ONLY)
     mapper.same("stage.label_smoothing", 0.0, "its loss takes labels as they are (DPOLossFn)")
     return sheet
 

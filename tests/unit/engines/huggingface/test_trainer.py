@@ -226,6 +226,7 @@ def test_dpo():
     assert (found["beta"], found["loss_type"], found["disable_dropout"]) == (0.3, ["sigmoid"], True)
     assert found["precompute_ref_log_probs"] is False
     assert "robust" in refused("dpo", label_smoothing=0.1)["pipeline.stage.label_smoothing"]
+    assert "by the length" in refused("dpo", loss="ipo")["pipeline.stage.loss"]
 
 
 def test_a_guard_is_refused():
