@@ -19,11 +19,17 @@ from transformers.cache_utils import Cache
 
 from charter.models.decoder import decoder_layers, hugging_face_models
 from charter.models.runtime import is_queued, on_device
-from charter.physics.memory_profiles import CPU_LOSS_TILE, LEAST_TILE_ROWS, LOSS_TILE
+from charter.physics.memory_profiles import (
+    CPU_KEPT_LOGITS,
+    CPU_LOSS_TILE,
+    KEPT_LOGITS,
+    LEAST_TILE_ROWS,
+    LOSS_TILE,
+)
 
 CPU_CHUNK, CUDA_CHUNK, LEAST_ROWS = int(CPU_LOSS_TILE), int(LOSS_TILE), int(LEAST_TILE_ROWS)
 """Logits in one chunk, and positions at least, as memory is planned."""
-CPU_KEPT, CUDA_KEPT = 2**26, 2**30
+CPU_KEPT, CUDA_KEPT = int(CPU_KEPT_LOGITS), int(KEPT_LOGITS)
 """Probabilities kept for the backward pass at most; above it they are computed again."""
 
 

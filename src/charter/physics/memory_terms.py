@@ -328,9 +328,14 @@ def logit_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     positions = np.minimum(rank.tokens * s.loss_share, rows)
     has_head = (lay.pipeline == 1) | (rank.stage == "last")
     logits, head = positions * s.vocabulary, s.loss_head
-    # A gradient made in the forward pass is fp32; a tile's part of it is in 16 bits, when the tile's logits are gone.
-    tile = np.maximum(s.loss_bytes * logits + 4 * head, (s.loss_bytes - 2) * logits + 6 * head)
-    per_rank = np.where(head > 0, tile, s.loss_bytes * logits)
+    asked = rank.tokens * s.loss_share * s.vocabulary
+    kept = np.where(asked / lay.tensor <= s.loss_kept, 4 * asked, 0.0)
+    # Probabilities that are kept are written where they stay, not beside the tile; a softmax over ranks has one more.
+    each, is_kept = s.loss_bytes - np.where((kept > 0) & (lay.tensor == 1), 2.0, 0.0), s.loss_kept > 0
+    forward = each * logits + np.where(is_kept, 0.0, 4 * head)
+    # The gradient of the head is fp32; a tile's part of it is in 16 bits, when the tile's logits are gone.
+    tile = np.maximum(forward, (s.loss_bytes - 2) * logits + 6 * head)
+    per_rank = kept + np.where((head > 0) | is_kept, tile, s.loss_bytes * logits)
     value = per_rank / lay.tensor * has_head * rank.constants.logits
     return {
         "logits": column(
