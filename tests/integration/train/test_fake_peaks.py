@@ -192,10 +192,10 @@ def pass_of_a_token_loss(trained, reference, rows):
     at_N = torch.zeros(rows * (TOKENS - 1), dtype=torch.long)
     asked = {"input_ids": ids_BT, "at_N": at_N, "target_N": at_N}
     with precision("bf16", CPU):
-        loss = trained.call(**asked).log_probability_N.sum()
+        policy_N = trained.call(**asked).log_probability_N
         with torch.no_grad():
-            loss = loss - reference(**asked).log_probability_N.sum()
-    loss.backward()
+            reference_N = reference(**asked).log_probability_N
+    (policy_N - reference_N).sum().backward()
 
 
 def measured_policy_peak(live, architecture, layout, rows, monkeypatch):
@@ -211,6 +211,7 @@ def measured_policy_peak(live, architecture, layout, rows, monkeypatch):
         for module, tied in ties.items():
             with_fake_memory(module)
             tie(module, tied)
+        reference.requires_grad_(False)
         is_split = layout.zero >= 3 or layout.tensor > 1
         reads = spread(reference, layout, monkeypatch).call if is_split else reference
         trained = spread(policy, layout, monkeypatch)
