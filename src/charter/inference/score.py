@@ -20,7 +20,7 @@ from charter.models.chat import encode_answer, encode_prompt
 from charter.models.language_model import LanguageModel
 from charter.models.length_groups import CPU_PASS_TOKENS, CUDA_PASS_TOKENS, equal_groups, length_groups, token_batches
 from charter.models.preference import PreferenceModel, pool, pooled_positions
-from charter.models.runtime import precision
+from charter.models.runtime import on_device, precision
 from charter.models.token_forward import PLAIN_HEADS, asked_positions
 
 Ids = Sequence[int] | npt.NDArray[np.int32]
@@ -136,14 +136,15 @@ def score_rows(
             [answer_lengths[index] for index in part],
             padding=model.language_model.padding_id,
         )
-        ids_BT, _, answer_BT = (item.to(device) for item in padded)
+        # What is read is counted on the host: on an accelerator it would have to wait for the count.
+        ids_BT, _, answer_BT = padded
         read_BT = pooled_positions(answer_BT, pooling=model.settings["pooling"])
-        at_N = read_BT.flatten().nonzero().squeeze(1)
+        at_N = on_device(read_BT.flatten().nonzero().squeeze(1), device)
         with precision(dtype, device):
-            value_N = (call or model.scalar)(ids_BT, at_N=at_N)
-        scores.append(pool(value_N, read_BT))
-    order = torch.tensor([index for part in parts for index in part], device=device)
-    return torch.cat(scores)[order.argsort()]
+            value_N = (call or model.scalar)(on_device(ids_BT, device), at_N=at_N)
+        scores.append(pool(value_N, at_N, on_device(read_BT, device)))
+    order = torch.tensor([index for part in parts for index in part])
+    return torch.cat(scores)[on_device(order.argsort(), device)]
 
 
 @torch.no_grad()

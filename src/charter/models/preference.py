@@ -16,7 +16,7 @@ from charter.errors import DataError
 from charter.models.engine_layout import DEFAULT_ATTENTION
 from charter.models.language_model import LanguageModel, check_model_directory, open_language_model
 from charter.models.sharded_load import read_weights
-from charter.models.token_forward import asked_positions
+from charter.models.token_forward import asked_positions, without_look
 
 HEAD_FILE, HEAD_WEIGHTS = "charter_head.json", "charter_head.safetensors"
 
@@ -45,10 +45,9 @@ class ScalarModel(nn.Module):
         With `at_N`, the values at these positions alone, counted through all of B x T, each named once.
         """
         positions = contextlib.nullcontext() if at_N is None else asked_positions(self.body, at_N)
+        inputs = {"input_ids": ids_BT, "attention_mask": mask_BT, "position_ids": position_ids_BT}
         with positions:
-            hidden: Tensor = self.body(
-                input_ids=ids_BT, attention_mask=mask_BT, position_ids=position_ids_BT, use_cache=False
-            ).last_hidden_state
+            hidden: Tensor = self.body(use_cache=False, **without_look(self.body, inputs), **inputs).last_hidden_state
         if at_N is not None:
             hidden = hidden.flatten(0, 1).index_select(0, at_N)
         values: Tensor = self.head(self.dropout(hidden)).squeeze(-1).float()
@@ -68,13 +67,13 @@ def pooled_positions(answer_mask_BT: Tensor, *, pooling: str) -> Tensor:
     return positions_T == last_B1
 
 
-def pool(value_N: Tensor, read_BT: Tensor) -> Tensor:
-    """One score per sequence: the mean of the values at its pooled positions, which are given row by row.
+def pool(value_N: Tensor, at_N: Tensor, read_BT: Tensor) -> Tensor:
+    """One score per sequence: the mean of the values at its pooled positions, counted through all of B x T in `at_N`.
 
-    >>> pool(torch.tensor([2.0, 4.0, 5.0]), torch.tensor([[False, True, True], [True, False, False]])).tolist()
+    >>> read_BT = torch.tensor([[False, True, True], [True, False, False]])
+    >>> pool(torch.tensor([2.0, 4.0, 5.0]), torch.tensor([1, 2, 3]), read_BT).tolist()
     [3.0, 5.0]
     """
-    at_N = read_BT.flatten().nonzero().squeeze(1)
     values_BT = value_N.new_zeros(read_BT.numel()).index_copy(0, at_N, value_N).view(read_BT.shape)
     return values_BT.sum(1) / read_BT.sum(1).clamp_min(1)
 

@@ -19,11 +19,17 @@ from transformers.cache_utils import Cache
 
 from charter.models.decoder import decoder_layers, hugging_face_models
 from charter.models.runtime import is_queued, on_device
-from charter.physics.memory_profiles import CPU_LOSS_TILE, LEAST_TILE_ROWS, LOSS_TILE
+from charter.physics.memory_profiles import (
+    CPU_KEPT_LOGITS,
+    CPU_LOSS_TILE,
+    KEPT_LOGITS,
+    LEAST_TILE_ROWS,
+    LOSS_TILE,
+)
 
 CPU_CHUNK, CUDA_CHUNK, LEAST_ROWS = int(CPU_LOSS_TILE), int(LOSS_TILE), int(LEAST_TILE_ROWS)
 """Logits in one chunk, and positions at least, as memory is planned."""
-CPU_KEPT, CUDA_KEPT = 2**26, 2**30
+CPU_KEPT, CUDA_KEPT = int(CPU_KEPT_LOGITS), int(KEPT_LOGITS)
 """Probabilities kept for the backward pass at most; above it they are computed again."""
 
 
@@ -439,7 +445,7 @@ class TokenForward:
             return _of_logits(logits_BTV.flatten(0, 1).index_select(0, at_N), target_N, summed, temperature)
         body = model.get_decoder()
         with asked_positions(body, at_N):
-            hidden_BTH = body(use_cache=False, **_without_look(inputs), **inputs).last_hidden_state
+            hidden_BTH = body(use_cache=False, **without_look(body, inputs), **inputs).last_hidden_state
         hidden_NH = hidden_BTH.flatten(0, 1).index_select(0, at_N)
         if isinstance(head, AskedHead):
             return head(hidden_NH, target_N=target_N, summed=summed, temperature=temperature)  # type: ignore[no-any-return]
@@ -486,14 +492,14 @@ class _NothingCached(Cache):  # type: ignore[misc]
         return key_states, value_states
 
 
-def _without_look(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def without_look(body: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return inputs with which transformers does not look into positions for conversations that share a row.
 
     It does so where no cache is given, and the host waits for the device; rows that are shared have their own mask or
-    bounds here (`train/packing.py`).
+    bounds here (`train/packing.py`). Bodies of other models than `PLAIN_HEADS` may ask more of a cache: they look.
     """
-    looks = torch.compiler.is_compiling() or not is_queued(inputs["input_ids"].device)
-    return {} if looks else {"past_key_values": _NothingCached()}
+    may_skip = is_queued(inputs["input_ids"].device) and body.config.model_type in PLAIN_HEADS
+    return {"past_key_values": _NothingCached()} if may_skip and not torch.compiler.is_compiling() else {}
 
 
 def _is_plain(head: nn.Module) -> bool:

@@ -13,7 +13,7 @@ from charter.spec.layout import Adapter
 
 # -------- Memory profile of a training stack besides layout and precision: a few named traits of its code.
 
-CrossEntropy = Literal["eager", "fused", "chunked", "native", "inplace", "tiled"]
+CrossEntropy = Literal["eager", "fused", "chunked", "native", "inplace", "tiled", "each"]
 LOSS_BYTES: dict[str, float] = {
     "eager": 12.0,
     "fused": 6.0,
@@ -21,6 +21,7 @@ LOSS_BYTES: dict[str, float] = {
     "native": 4.0,
     "inplace": 1.0,
     "tiled": 6.0,
+    "each": 6.0,
 }
 """Bytes per logit at the peak, besides the logit itself. eager: log-probabilities and the gradients of both in fp32,
 4 + 4 + 4 (torch cross_entropy on upcast logits: what its autograd nodes hold at the start of the backward pass);
@@ -28,7 +29,12 @@ fused: the fp32 softmax, 4, and the 16-bit gradient, 2 (Megatron's fused vocabul
 as eager, of `LOSS_CHUNK` positions at a time; native: log-probabilities and gradients in 16 bits, 2 + 2
 (litgpt); inplace: the gradient overwrites the logits (flash-attn's fused loss, as llm-foundry uses it); tiled:
 Charter's own summed loss, `LOSS_TILE` logits at a time, log-probabilities and probabilities in fp32, beside the fp32
-gradient of the output projection, which is made in the forward pass (`charter.models.token_forward`)."""
+gradient of the output projection, which is made in the forward pass (`charter.models.token_forward`); each: the same
+tiles for the log-probability of each token (PPO, DPO), whose gradients come in the backward pass, from fp32
+probabilities that are kept for it up to `KEPT_LOGITS` and made again above it. An entropy bonus, whose gradient is
+4 bytes more per logit of a tile, is not counted."""
+KEPT_LOGITS, CPU_KEPT_LOGITS = 2.0**30, 2.0**26
+"""Logits whose probabilities Charter's own loss of each token keeps for the backward pass at most."""
 LOSS_TILE, CPU_LOSS_TILE = 2.0**28, 2.0**20
 """Logits of Charter's own losses that exist at once: on a GPU enough to fill it, on a CPU what stays in its caches."""
 LEAST_TILE_ROWS = 16.0

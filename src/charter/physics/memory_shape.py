@@ -19,7 +19,9 @@ from charter.physics.kept_activations import (
     layer_mix,
 )
 from charter.physics.memory_profiles import (
+    CPU_KEPT_LOGITS,
     CPU_LOSS_TILE,
+    KEPT_LOGITS,
     LEAST_TILE_ROWS,
     LINEAR,
     LOSS_BYTES,
@@ -256,6 +258,16 @@ def frozen_parameters(architecture: Architecture, layouts: Layouts, *, scalar_he
     return zero_sharded(rank.dense, rank.experts, layouts, since=3)
 
 
+def looked_up_parameters(architecture: Architecture, layouts: Layouts) -> Array:
+    """Return the parameters of one rank that no product reads: embedding (a tied head in it), positions, norms.
+
+    Charter's engine leaves them in fp32 in a frozen model without ZeRO, so that it computes the bits of the model that
+    it was copied from (`charter.models.parallel.cast_frozen`).
+    """
+    count = count_parameters(architecture)
+    return array((count.embedding + count.positions) / layouts.tensor + count.norms)
+
+
 # -------- Memory shape of a training step besides the layout: one job, or many as arrays, ready for the formulas.
 
 
@@ -283,7 +295,9 @@ class MemoryShape:
     loss_share: Array
     loss_rows: Array
     loss_head: Array
-    """Parameters of an output projection whose gradient the loss makes in the forward pass."""
+    """Parameters of an output projection whose gradient the loss makes itself, in fp32."""
+    loss_kept: Array
+    """Logits whose probabilities are kept for the backward pass at most; 0 where the forward pass makes gradients."""
     parameter_bytes: Array
     gradient_bytes: Array
     optimizer_bytes: Array
@@ -374,24 +388,33 @@ def _layer_numbers(job: MemoryJob) -> dict[str, float]:
     }
 
 
+OWN_LOSSES = ("tiled", "each")
+"""Losses of Charter's engine (`charter.models.token_forward`)."""
+
+
 def _loss_numbers(job: MemoryJob) -> dict[str, float]:
     """The cross-entropy over the vocabulary."""
     kind, a = job.cross_entropy or job.profile.cross_entropy, job.architecture
+    trains_head = job.head == "lm" and job.adapter is None
     return {
         "vocabulary": a.vocab_size,
         "loss_bytes": (job.precision.compute_bytes + LOSS_BYTES[kind]) * (job.head == "lm"),
         "loss_share": job.logit_share,
         "loss_rows": _loss_rows(job, kind),
-        "loss_head": a.hidden_size * a.vocab_size * (kind == "tiled" and job.head == "lm" and job.adapter is None),
+        "loss_head": a.hidden_size * a.vocab_size * (kind in OWN_LOSSES and trains_head),
+        "loss_kept": (CPU_KEPT_LOGITS if _on_cpu(job) else KEPT_LOGITS) * (kind == "each" and job.head == "lm"),
     }
 
 
 def _loss_rows(job: MemoryJob, kind: str) -> float:
     """Return the positions whose logits exist at once."""
-    if kind == "tiled":
-        on_cpu = job.accelerator is not None and job.accelerator.kind == "cpu"
-        return max((CPU_LOSS_TILE if on_cpu else LOSS_TILE) // job.architecture.vocab_size, LEAST_TILE_ROWS)
+    if kind in OWN_LOSSES:
+        return max((CPU_LOSS_TILE if _on_cpu(job) else LOSS_TILE) // job.architecture.vocab_size, LEAST_TILE_ROWS)
     return LOSS_CHUNK if kind == "chunked" else np.inf
+
+
+def _on_cpu(job: MemoryJob) -> bool:
+    return job.accelerator is not None and job.accelerator.kind == "cpu"
 
 
 def _state_numbers(job: MemoryJob) -> dict[str, float]:

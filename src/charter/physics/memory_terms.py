@@ -325,18 +325,20 @@ def logit_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     s, lay = rank.shape, rank.layouts
     # A tile is cut by the part of the vocabulary that a rank has, so that tensor parallelism makes it longer.
     rows = s.loss_rows * np.where(s.loss_head > 0, lay.tensor, 1.0)
-    positions = np.minimum(rank.tokens * s.loss_share, rows)
-    has_head = (lay.pipeline == 1) | (rank.stage == "last")
+    counted, has_head = rank.tokens * s.loss_share, (lay.pipeline == 1) | (rank.stage == "last")
+    positions, all_logits = np.minimum(counted, rows), counted * s.vocabulary
     logits, head = positions * s.vocabulary, s.loss_head
-    # A gradient made in the forward pass is fp32; a tile's part of it is in 16 bits, when the tile's logits are gone.
-    tile = np.maximum(s.loss_bytes * logits + 4 * head, (s.loss_bytes - 2) * logits + 6 * head)
-    per_rank = np.where(head > 0, tile, s.loss_bytes * logits)
-    value = per_rank / lay.tensor * has_head * rank.constants.logits
+    stays = np.where(all_logits / lay.tensor <= s.loss_kept, 4 * all_logits, 0.0)
+    # Probabilities that stay are not beside the tile; a softmax over ranks has one more of its size.
+    forward = (s.loss_bytes - 2 * ((stays > 0) & (lay.tensor == 1))) * logits + 4 * head * (s.loss_kept == 0)
+    # The gradient of the head is fp32; a tile's part of it is in 16 bits, when the tile's logits are gone.
+    tile = np.maximum(forward, (s.loss_bytes - 2) * logits + 6 * head)
+    per_rank = stays + np.where(head + s.loss_kept > 0, tile, s.loss_bytes * logits)
     return {
         "logits": column(
             "logits and loss",
             "logits",
-            array(value),
+            array(per_rank / lay.tensor * has_head * rank.constants.logits),
             "({per_logit:g} B x {positions:,.0f} positions x vocabulary {vocabulary:,.0f} + {head:,.0f} B) "
             "/ TP {tensor:.0f}",
             "bytes per logit of the cross-entropy in use (physics/memory_profiles.py)",

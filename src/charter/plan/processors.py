@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from charter.catalog.accelerators import Accelerator
 from charter.physics.flops import forward_flops_per_token, kv_cache_bytes
 from charter.physics.kept_activations import layer_activations
+from charter.physics.memory_profiles import CPU_KEPT_LOGITS, CPU_LOSS_TILE, LEAST_TILE_ROWS
 from charter.physics.memory_terms import CPU_PROCESS_BYTES
 from charter.physics.shapes import adapter_parameters, count_parameters
 from charter.physics.terms import Term
@@ -40,10 +41,6 @@ from charter.spec.layout import Layout, Recompute
 # V vocabulary; 4 bytes per value.
 
 FP32 = 4.0
-CHUNK_LOGITS = 2**20
-"""Logits of one chunk of the loss on a processor: `models/token_forward.py`, CPU_CHUNK."""
-KEPT_LOGITS = 2**26
-"""Probabilities kept for the backward pass at most: `models/token_forward.py`, CPU_KEPT."""
 BODY_STATES = 2.25
 """Hidden states that are kept beside the layers: embeddings, last norm in and out, rotary angles."""
 FROZEN_NORM = 1.0
@@ -91,7 +88,7 @@ class _Sizes:
     @classmethod
     def of(cls, a: Architecture, tokens: float, counted: float, *, is_frozen: bool) -> "_Sizes":
         """Of N tokens, n of which have a loss; a frozen head has no gradient."""
-        rows = min(counted, max(CHUNK_LOGITS // a.vocab_size, 16))
+        rows = min(counted, max(CPU_LOSS_TILE // a.vocab_size, LEAST_TILE_ROWS))
         return cls(
             hidden=FP32 * tokens * a.hidden_size,
             counted=FP32 * counted * a.hidden_size,
@@ -152,7 +149,7 @@ def _summed(sizes: _Sizes, body: tuple[Term, ...], flow: tuple[Term, ...]) -> Ba
 
 def _each(sizes: _Sizes, body: tuple[Term, ...], flow: tuple[Term, ...], a: Architecture, tokens: float) -> BatchTerms:
     """Probabilities of all positions are kept up to a size, and above it computed again chunk by chunk."""
-    fits = sizes.whole <= FP32 * KEPT_LOGITS
+    fits = sizes.whole <= FP32 * CPU_KEPT_LOGITS
     probabilities = logit_term("probabilities", sizes.whole if fits else 0.0)
     saved = (*body, _hidden("positions with a loss", sizes.counted), probabilities)
     work = logit_term("chunks of the loss", sizes.chunk * (1 if sizes.one_chunk else 2))

@@ -19,6 +19,7 @@ from charter.physics.memory_shape import (
     MemoryShape,
     ModelColumns,
     frozen_parameters,
+    looked_up_parameters,
     rank_columns,
     rank_parameters,
 )
@@ -86,7 +87,7 @@ def training_peak(
     breakdowns = {
         role.name: _trained(work, role, layout, accelerator, dtype, knowledge, engine) for role in work.trained
     }
-    resident = _resident(work, breakdowns, layout, accelerator, engine)
+    resident = _resident(work, breakdowns, layout, accelerator, dtype=dtype, engine=engine)
     moments = [
         Peak(
             moment=f"training {role} ({phase})",
@@ -122,17 +123,23 @@ def decoded_together(
 
 
 def _resident(
-    work: Workload, breakdowns: Mapping[str, MemoryBreakdown], layout: Layout, accelerator: Accelerator, engine: str
+    work: Workload,
+    breakdowns: Mapping[str, MemoryBreakdown],
+    layout: Layout,
+    accelerator: Accelerator,
+    *,
+    dtype: str,
+    engine: str,
 ) -> list[tuple[str, Term]]:
     """State of the trained roles, weights of the frozen ones, the process, vLLM: there at every moment."""
-    width = 4.0 if accelerator.kind == CPU else 2.0
+    width = _frozen_width_bytes(dtype, accelerator)
     states = [
         (role, term)
         for role, breakdown in breakdowns.items()
         for term in breakdown.phases[FULL_STATE]
         if term.part in STATE_PARTS
     ]
-    frozen = [(role.name, _frozen(role, layout, width)) for role in work.roles if not role.trained]
+    frozen = [(role.name, _frozen(role, layout, width, engine)) for role in work.roles if not role.trained]
     context = [("", term) for term in next(iter(breakdowns.values())).terms if term.name in CONTEXT_TERMS]
     servers = [
         (phase.role, server.memory(work.role(phase.role), phase, accelerator))
@@ -271,7 +278,7 @@ def training_job(work: Workload, role: Role, accelerator: Accelerator, dtype: st
         adapter=AdapterUse.of(role.adapter) if role.adapter else None,
         head=_head(role),
         logit_share=phase.logit_share,
-        cross_entropy="tiled" if engine == NATIVE and not work.together else None,
+        cross_entropy=("each" if work.together else "tiled") if engine == NATIVE else None,
         fp8=dtype == FP8,
         fp8_copies=FP8_COPIES_BYTES if dtype == FP8 else 0.0,
         accelerator=accelerator,
@@ -282,21 +289,33 @@ def _comes_and_goes(term: Term) -> bool:
     return term.part not in STATE_PARTS and term.name not in CONTEXT_TERMS
 
 
-def _frozen(role: Role, layout: Layout, width_bytes: float) -> Term:
+def _frozen_width_bytes(dtype: str, accelerator: Accelerator) -> float:
+    """Bytes per weight of a frozen model: the width in which a stage computes."""
+    return training_precision(dtype, accelerator).compute_bytes
+
+
+def _frozen(role: Role, layout: Layout, width_bytes: float, engine: str) -> Term:
     rank = rank_parameters(role.architecture, layout, scalar_head=role.scalar_head)
-    sharded_parameters = float(_frozen_columns(role, Layouts.of(layout)))
+    layouts = Layouts.of(layout)
+    sharded_parameters = float(frozen_parameters(role.architecture, layouts, scalar_head=role.scalar_head))
+    value = float(_frozen_columns(role, layouts, width_bytes, engine))
+    wider = value - width_bytes * sharded_parameters
+    rest = f" + {wider:,.0f} B" if wider else ""
     return Term(
         name="frozen weights",
         part="parameters",
-        value=width_bytes * sharded_parameters,
+        value=value,
         unit="bytes",
-        formula=f"{width_bytes:g} B x {sharded_parameters:,.0f} of {rank.total:,.0f}",
-        source="weights only, sharded like the trained ones under ZeRO-3",
+        formula=f"{width_bytes:g} B x {sharded_parameters:,.0f} of {rank.total:,.0f}{rest}",
+        source="weights only, sharded like the trained ones under ZeRO-3; without ZeRO embedding and norms in fp32",
     )
 
 
-def _frozen_columns(role: Role, layouts: Layouts) -> Array:
-    return frozen_parameters(role.architecture, layouts, scalar_head=role.scalar_head)
+def _frozen_columns(role: Role, layouts: Layouts, width_bytes: float, engine: str) -> Array:
+    """Bytes of a frozen role; Charter's engine narrows all of its weights under ZeRO alone."""
+    sharded = width_bytes * frozen_parameters(role.architecture, layouts, scalar_head=role.scalar_head)
+    stays = (4.0 - width_bytes) * looked_up_parameters(role.architecture, layouts)
+    return array(sharded + np.where(layouts.zero == 0, stays, 0.0) * (engine == NATIVE))
 
 
 def _generation_terms(role: Role, phase: RolePhase, layout: Layout, sequences: int) -> list[tuple[str, Term]]:
@@ -373,8 +392,8 @@ def fit_of(work: Workload, layouts: Layouts, devices: LayoutDevices, *, dtype: s
     """Bytes at the fullest moment of every layout, and how much is decoded at once."""
     tables = {role.name: _fullest_stage(work, role, layouts, devices, dtype, known) for role in work.trained}
     resident = next(iter(tables.values()))["context"] + sum(table["states"] for table in tables.values())
-    width = 4.0 if devices.accelerators[0].kind == CPU else 2.0
-    resident = resident + sum(width * _frozen_columns(role, layouts) for role in work.roles if not role.trained)
+    width, engine = _frozen_width_bytes(dtype, devices.accelerators[0]), known.does.name
+    resident = resident + sum(_frozen_columns(role, layouts, width, engine) for role in work.roles if not role.trained)
     moments = [table["transient"] for table in tables.values()]
     together: dict[str, Array] = {}
     for phase in work.phases:

@@ -17,7 +17,7 @@ from charter.inference.score import score_rows
 from charter.models.adapters import add_adapter, published_weights
 from charter.models.parallel import parallelize
 from charter.models.preference import PreferenceModel, ScalarModel
-from charter.models.runtime import seeded
+from charter.models.runtime import on_device, seeded
 from charter.spec.stage import PreferenceModelStage
 from charter.train.encoded_pairs import EncodedPair, EncodedPairs
 from charter.train.loop import publish_model
@@ -73,7 +73,8 @@ def pair_loss(
     lengths = [count for pair in pairs for count in pair.answer_tokens]
     scores = score_rows(model, rows, lengths, dtype=spec.dtype, call=call, groups=groups)
     chosen, rejected = scores.view(-1, 2).unbind(1)
-    label, margin = torch.tensor([(pair.chosen_probability, pair.margin) for pair in pairs], device=chosen.device).T
+    labels = torch.tensor([(pair.chosen_probability, pair.margin) for pair in pairs])
+    label, margin = on_device(labels, chosen.device).T
     loss = preference_loss(
         chosen,
         rejected,

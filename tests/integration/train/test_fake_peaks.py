@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from charter.catalog import models
+from charter.catalog import accelerators, models
 from charter.models import parallel
 from charter.models.decoder import tie, tied_weights
 from charter.models.engine_layout import StageLayout
@@ -30,6 +30,9 @@ from charter.models.preference import ScalarModel
 from charter.models.ranks import Ranks
 from charter.models.runtime import precision
 from charter.physics.memory import training_memory
+from charter.plan.knowledge import Knowledge
+from charter.plan.phase import Counters, Role, RolePhase, Workload
+from charter.plan.stage_memory import training_peak
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.train.optimizers import make_optimizer
 
@@ -181,6 +184,88 @@ def planned_peak(kind, architecture, layout):
         cross_entropy="tiled" if kind == "sft" else None,
     )
     return max(sum(term.value for term in terms if term.name not in NOT_ALLOCATED) for terms in plan.phases.values())
+
+
+def pass_of_a_token_loss(trained, reference, rows):
+    """Forward and backward of a policy by the log-probability of each token; a reference reads between them."""
+    ids_BT = torch.zeros((rows, TOKENS), dtype=torch.long)
+    at_N = torch.zeros(rows * (TOKENS - 1), dtype=torch.long)
+    asked = {"input_ids": ids_BT, "at_N": at_N, "target_N": at_N}
+    with precision("bf16", CPU):
+        policy_N = trained.call(**asked).log_probability_N
+        with torch.no_grad():
+            reference_N = reference(**asked).log_probability_N
+    (policy_N - reference_N).sum().backward()
+
+
+def measured_policy_peak(live, architecture, layout, rows, monkeypatch):
+    """Bytes at the peak of a step of a policy beside its reference, of micro-batches of so many rows."""
+    policy, reference = fake_model(architecture), fake_model(architecture).requires_grad_(False)
+    if layout.world_size > 1:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.world_size)
+        meshes = parallel.data_mesh(layout, Ranks(device=CPU))
+        monkeypatch.setattr(parallel, "data_mesh", lambda *_: meshes)
+    ties = {module: tied_weights(module) for module in (policy, reference)}
+    parallel.cast_frozen(reference, torch.bfloat16, everything=layout.zero > 0)
+    with FakeTensorMode(allow_non_fake_inputs=True), live:
+        for module, tied in ties.items():
+            with_fake_memory(module)
+            tie(module, tied)
+        reference.requires_grad_(False)
+        is_split = layout.zero >= 3 or layout.tensor > 1
+        reads = spread(reference, layout, monkeypatch).call if is_split else reference
+        trained = spread(policy, layout, monkeypatch)
+        optimizer = make_optimizer([(list(policy.parameters()), 1e-5)], SPEC)
+        live.peak = live.now
+        for number in range(PASSES):
+            with contextlib.nullcontext() if number == PASSES - 1 else trained.accumulating():
+                pass_of_a_token_loss(trained, reads, rows)
+        optimizer.step()
+    return live.peak
+
+
+def planned_policy_peak(architecture, layout, rows):
+    """Bytes of the plan of such a stage at its fullest moment, without what no operation allocates."""
+    roles = (
+        Role(name="policy", architecture=architecture, model="base", trained=True),
+        Role(name="reference", architecture=architecture, model="base"),
+    )
+    update = RolePhase(
+        name="train policy", work="train", role="policy", steps=1, batch=16, prompt_tokens=TOKENS, longest_tokens=TOKENS
+    )
+    peak = training_peak(
+        Workload(roles=roles, phases=(update,), counters=Counters(), together=True),
+        Layout(
+            data=layout.data,
+            tensor=layout.tensor,
+            zero=ZeroStage(layout.zero),
+            recompute=Recompute(layout.recompute),
+            accumulation=PASSES,
+            micro_batch=rows,
+        ),
+        accelerator=accelerators.get("H100"),
+        dtype="bf16",
+        knowledge=Knowledge(),
+    )
+    return sum(term.value for _, term in peak.parts if term.name not in NOT_ALLOCATED)
+
+
+ROWS = {"ppo": 1, "dpo": 2}
+"""Rows of a micro-batch: probabilities of one row are kept for the backward pass, those of two are made again."""
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize(
+    "label", [pytest.param(label, marks=[] if label == "one" else [pytest.mark.thorough]) for label in LAYOUTS]
+)
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_the_peak_of_a_policy_is_the_planned_one(kind, label, live, monkeypatch):
+    architecture, layout = replace(models.get("Qwen3-0.6B").architecture, num_layers=4), LAYOUTS[label]
+    monkeypatch.setattr("charter.models.token_forward._is_plain", lambda head: not isinstance(head.weight, DTensor))
+    measured = measured_policy_peak(live, architecture, layout, ROWS[kind], monkeypatch)
+    ratio = planned_policy_peak(architecture, layout, ROWS[kind]) / measured
+    print(f"RATIO {kind} {label}: {ratio:.3f} of {measured / 2**30:.2f} GiB")
+    assert ratio == pytest.approx(1, abs=OFF)
 
 
 def cases():

@@ -89,7 +89,7 @@ def with_fake_memory(module):
     for part in module.modules():
         for name, item in part._parameters.items():
             if item is not None:
-                part._parameters[name] = torch.nn.Parameter(torch.empty(item.shape))
+                part._parameters[name] = torch.nn.Parameter(torch.empty(item.shape, dtype=item.dtype))
         for name, item in part._buffers.items():
             if item is not None:
                 part._buffers[name] = torch.empty(item.shape, dtype=item.dtype)

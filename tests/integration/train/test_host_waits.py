@@ -9,19 +9,24 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import numpy as np
 import tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from charter.inference import generate as sampling
 from charter.inference.generate import LOOK_TOKENS, SamplingSettings, generate
+from charter.inference.score import score_rows
 from charter.models import token_forward
 from charter.models.chat import Encoded
 from charter.models.language_model import LanguageModel
 from charter.models.parallel import Parallel
-from charter.spec.stage import SftStage
+from charter.models.preference import PreferenceModel, ScalarModel
+from charter.spec.stage import PreferenceModelStage, SftStage
+from charter.train.encoded_pairs import EncodedPair
 from charter.train.optimizers import make_optimizer
 from charter.train.packing import model_inputs, packed_batch
+from charter.train.preference_model import pair_loss
 from charter.train.pretrain import language_loss
 from charter.train.sft import collate
 from charter.train.supervised import SupervisedTask
@@ -130,6 +135,40 @@ def test_a_step_of_supervised_training_waits_once(packing):
     assert losses == 4
     assert seen.waits == ["copy to the host"]
     assert report.counters["tokens"] > 0
+
+
+def preference_model():
+    language_model = tiny.language_model()
+    return PreferenceModel(ScalarModel(language_model), language_model, {"pooling": "last"})
+
+
+def pairs_of(count):
+    rows = [np.arange(5, 5 + length, dtype=np.int32) for length in range(6, 6 + 2 * count)]
+    return [EncodedPair((rows[2 * at], rows[2 * at + 1]), (3, 4), 1.0, 0.0) for at in range(count)]
+
+
+def test_a_step_of_a_preference_model_waits_once():
+    model, data = preference_model(), pairs_of(8)
+    model.scalar.to(META)
+    spec, parallel = PreferenceModelStage(init="a", data=("d",), dtype="fp32", global_batch=8), Parallel(model.scalar)
+
+    def loss_of(rows, step):
+        return pair_loss(model, [data[row] for row in rows], spec, call=parallel.call)
+
+    optimizer = make_optimizer([(parallel.trained_parameters(), 1e-3)], spec)
+    task = SupervisedTask(Setup(), parallel, optimizer, spec, len(data), 4, loss_of)
+    with Waits() as seen:
+        report = task.run_part(type("At", (), {"step": 0})())
+    assert seen.waits == ["copy to the host"]
+    assert report.counters["pairs"] > 0
+
+
+def test_a_score_without_a_look_has_the_same_bits(monkeypatch):
+    model, (pair,) = preference_model(), pairs_of(1)
+    torch.nn.init.normal_(model.scalar.head.weight, generator=torch.Generator().manual_seed(0))
+    plain = score_rows(model, pair.ids, pair.answer_tokens)
+    monkeypatch.setattr(token_forward, "is_queued", lambda device: True)
+    assert torch.equal(plain, score_rows(model, pair.ids, pair.answer_tokens))
 
 
 @pytest.mark.parametrize("lengths", [(9, 9), (9, 5)])

@@ -5,10 +5,11 @@ from planner_case import peak_bytes
 
 from charter.catalog import accelerators
 from charter.physics.flops import kv_cache_bytes
+from charter.physics.memory import job_memory
 from charter.physics.shapes import count_parameters
-from charter.plan.knowledge import shipped
+from charter.plan.knowledge import Knowledge, shipped
 from charter.plan.phase import Counters, Role, RolePhase, Workload
-from charter.plan.stage_memory import answering_peak, decoded_together, training_peak
+from charter.plan.stage_memory import answering_peak, decoded_together, training_job, training_peak
 from charter.spec.layout import Layout, Recompute, ZeroStage
 
 H100 = accelerators.get("H100")
@@ -56,6 +57,38 @@ def test_parts_of_a_peak_sum_to_it_and_name_their_role(ppo):
     assert sum(peak.by_part().values()) == pytest.approx(peak.total_bytes)
     roles = {term.name.partition(":")[0] for term in peak.terms}
     assert {"policy", "value", "reference", "reward"} <= roles
+
+
+@pytest.mark.parametrize(("micro_batch", "is_kept"), [(8, True), (16, False)])
+def test_probabilities_of_a_policy_are_kept_up_to_a_size(ppo, lab, micro_batch, is_kept):
+    work, shape = ppo(), lab.LLAMA_8B
+    job = training_job(work, work.trained[0], H100, "bf16")
+    layout = Layout(data=8, zero=ZeroStage.PARAMETERS, micro_batch=micro_batch)
+    terms = job_memory(job, layout, Knowledge().training_memory).phases["loss"]
+    head, logits = shape.hidden_size * shape.vocab_size, micro_batch * 1024 * shape.vocab_size
+    tile = 2**28 // shape.vocab_size * shape.vocab_size
+    assert (logits <= 2**30) is is_kept
+    planned = next(term.value for term in terms if term.name == "logits and loss")
+    assert planned == pytest.approx(4 * logits * is_kept + 6 * tile + 6 * head)
+
+
+@pytest.mark.parametrize(("zero", "engine"), [(0, "native"), (2, "native"), (0, "trl")])
+def test_a_frozen_role_without_zero_keeps_its_embedding_wide(ppo, lab, zero, engine):
+    peak = training_peak(
+        ppo(), Layout(data=8, zero=ZeroStage(zero)), accelerator=H100, dtype="bf16", knowledge=KNOWN, engine=engine
+    )
+    count = count_parameters(lab.LLAMA_8B)
+    wide = 2 * (count.embedding + count.norms) if (zero, engine) == (0, "native") else 0
+    held = {term.name: term.value for term in peak.terms}
+    assert held["reference: frozen weights"] == pytest.approx(2 * count.total + wide)
+    scalar = count.total - count.head + lab.LLAMA_8B.hidden_size
+    assert held["reward: frozen weights"] == pytest.approx(2 * scalar + wide)
+
+
+def test_a_frozen_role_of_a_stage_in_fp32_is_in_fp32(ppo, lab):
+    peak = training_peak(ppo(), ZERO3, accelerator=H100, dtype="fp32", knowledge=KNOWN)
+    held = {term.name: term.value for term in peak.terms}
+    assert held["reference: frozen weights"] == pytest.approx(4 * count_parameters(lab.LLAMA_8B).total / 8, rel=1e-3)
 
 
 def test_small_rollouts_are_decoded_whole_and_large_ones_in_waves(ppo, lab):
