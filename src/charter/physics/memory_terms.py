@@ -474,7 +474,7 @@ def _gradient_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
             "gradients",
             s.compute_bytes * s.low_gradients * trained,
             "{value:g} B x {trained:,.0f}, beside those to which they are added",
-            "DeepSpeed `bf16_optimizer.py`, nanotron `gradient_accumulator.py`",
+            "DeepSpeed `BF16_Optimizer`, nanotron's gradient accumulator",
             value=s.compute_bytes,
             trained=trained,
         ),

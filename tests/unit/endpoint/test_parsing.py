@@ -304,7 +304,8 @@ def test_errors_say_what_the_server_says_on_one_line():
     policy = b'{"error": {"code": "content_policy_violation", "message": "no"}}'
     assert refusal_in_error(policy) == "content_policy_violation: no"
     assert refusal_in_error(b'{"error": "prompt is too long"}') == "too long for the server: prompt is too long"
-    assert refusal_in_error(b'{"error": {"code": "context_length_exceeded", "message": "m"}}') is None
+    too_long = b'{"error": {"code": "context_length_exceeded", "message": "m"}}'
+    assert refusal_in_error(too_long) == "too long for the server: m"
 
 
 @given(st.binary(max_size=200))

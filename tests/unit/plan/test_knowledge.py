@@ -80,7 +80,11 @@ def test_widths_follow_what_is_known():
 def test_a_plan_says_that_no_accelerator_row_of_native_exists(lab):
     rented = whole_plan(lab, shipped())
     assert NO_NATIVE_ROW in rented.assumptions
-    assert [line.plain for line in notes(rented) if "no accelerator row of it exists" in line.plain]
+    assert [
+        line.plain
+        for line in notes(rented, command="charter plan", then="charter run")
+        if "no accelerator row of it exists" in line.plain
+    ]
     local = lab.one(SFT, Resources(infra="local", accelerators=("cpu",)), architecture=lab.TINY)
     assert NO_NATIVE_ROW not in local.assumptions
 

@@ -30,12 +30,16 @@ def test_a_plan_names_the_assumption_about_a_model(tmp_path):
     plan = plan_project(project_of(tmp_path, "new"), tmp_path)
     (item,) = [item for item in plan.to_json()["assumptions"] if item["name"] == "reading of models.base"]
     assert "'new_moe' is not known: read as one of the Llama family" in item["source"]
-    assert any(item["source"] in line.plain for line in notes(plan))
+    assert any(item["source"] in line.plain for line in notes(plan, command="charter plan", then="charter run"))
 
 
 def test_a_plan_says_what_it_assumes_of_pictures(tmp_path):
     plan = plan_project(project_of(tmp_path, "Qwen/Qwen2.5-VL-7B-Instruct"), tmp_path)
-    told = [line.plain for line in notes(plan) if "models.base.encoder" in line.plain]
+    told = [
+        line.plain
+        for line in notes(plan, command="charter plan", then="charter run")
+        if "models.base.encoder" in line.plain
+    ]
     assert len(told) == 1
     assert "677 M parameters) is planned with one picture or clip a row" in told[0]
 
