@@ -41,7 +41,9 @@ class RecentPace:
         self._apart = 1
 
     def note(self, seconds: float, step: int) -> None:
-        """Remember when a step ended; marks are twice as far apart when there are many."""
+        """Remember when a step ended; marks are twice as far apart when many, and begin anew at a roll-back."""
+        if step < self._last[1]:
+            self._marks, self._apart = [], 1
         self._last = (seconds, step)
         if len(self._marks) >= PACE_MARKS:
             self._marks, self._apart = self._marks[::2], 2 * self._apart

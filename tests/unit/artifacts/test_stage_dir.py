@@ -215,3 +215,10 @@ def test_recent_pace_of_many_steps_follows_the_later_half():
     seconds, steps = pace.recent()
     assert seconds == steps
     assert 480 <= steps <= 560
+
+
+def test_a_roll_back_begins_the_recent_pace_anew():
+    pace = RecentPace()
+    for clock, step in enumerate((22, 23, 24, 18, 19, 20)):
+        pace.note(float(clock), step)
+    assert pace.recent() == (1.0, 1)
