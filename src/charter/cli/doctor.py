@@ -28,7 +28,7 @@ BitsOption = Annotated[
 def doctor(
     directory: DirOption = Path("."), on: OnOption = None, bits: BitsOption = False, json_: JsonOption = False
 ) -> None:
-    """Check this machine and, in a project, its engine, packages, network and credentials; say how to mend faults."""
+    """Check this machine and, in a project, its launcher, packages, network and credentials; say how to mend faults."""
     from charter.errors import UsageError
     from charter.run.cluster_checks import LOOKS
     from charter.run.doctor import examine
@@ -36,12 +36,12 @@ def doctor(
     root = project_root(directory)
     has_project = (root / "charter.yaml").is_file() or directory.is_file()
     if on is not None and on not in (*LOOKS, "local"):
-        raise UsageError(f"--on {on}: no such engine; Charter can look at local, {', '.join(LOOKS)}")
+        raise UsageError(f"--on {on}: no such launcher; Charter can look at local, {', '.join(LOOKS)}")
     if on is not None and not has_project:
         raise UsageError(f"--on {on} needs a project, and there is no charter.yaml in {root}; give one with -C DIR")
     project = open_project(directory)[0] if has_project else None
     infra = project.resources.infra if project else None
-    checks = examine(root, project, engine=on or (infra if infra in LOOKS else None) or "local")
+    checks = examine(root, project, launcher=on or (infra if infra in LOOKS else None) or "local")
     if bits:
         from charter.run.doctor import bit_test
 

@@ -34,10 +34,10 @@ from charter.engines.common.rendered import RenderedRun
 from charter.engines.common.request import Handover, HandoverPaths
 from charter.engines.installed import ENGINE, adapter_of, interpreter_of
 from charter.errors import DataError, InterruptedRunError, StageError
-from charter.hosted.adapter_merge import check_language_model, write_merged
 from charter.hosted.beating import beating
 from charter.hosted.data_files import DATA, DataFiles, write_data
 from charter.hosted.engine_process import EngineProcess, LogPump, end_left, engine_environment
+from charter.hosted.left_weights import check_language_model, write_merged
 from charter.hosted.stage_models import StageModels, stage_models
 from charter.hosted.workplace import LOG, WORK, discard, empty, take_over, take_over_left
 from charter.launch.handing_over import handover_of

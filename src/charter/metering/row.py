@@ -48,12 +48,11 @@ class GpuSample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeterRow:
-    """One sample of one node of a stage: what the job's processes used since the sample before, and the node itself."""
+class HostSample:
+    """One look at a node: what the job's processes used since the look before, and the node itself."""
 
     time: float
     """Unix time at the end of the interval."""
-    node: str
     interval_seconds: float
     processes: int
     """Processes of the job that lived; 0 is "no process", which is a finding and not a gap."""
@@ -72,6 +71,13 @@ class MeterRow:
     node_received_bytes: int
     node_sent_bytes: int
     """Over all interfaces but loopback, by everybody: the kernel does not count it per process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeterRow(HostSample):
+    """One sample of one node of a stage, with its accelerators and its power."""
+
+    node: str
     gpus: tuple[GpuSample, ...] | None = None
     """Those of the job; None where none is metered, and `gpu_note` says why. Never a zero in place of "unknown"."""
     gpu_note: str | None = None

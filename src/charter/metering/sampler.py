@@ -22,7 +22,7 @@ from charter.artifacts.job import JOB_FILE
 from charter.artifacts.lease import LEASE, read_holder
 from charter.errors import DataError, MissingExtraError
 from charter.metering.nvml import NoGpuMeter, NvmlMeter, open_gpu_meter
-from charter.metering.row import MeterRow, append_row
+from charter.metering.row import HostSample, MeterRow, append_row
 
 RAPL = Path("/sys/class/powercap")
 JOULES_PER_MICROJOULE = 1e-6
@@ -35,25 +35,6 @@ class Used:
     cpu_seconds: float
     read_bytes: int
     written_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostSample:
-    """One look at a node; the fields are those of `MeterRow`."""
-
-    time: float
-    interval_seconds: float
-    processes: int
-    cpu_seconds: float
-    resident_bytes: int
-    read_bytes: int
-    written_bytes: int
-    node_cpus: int
-    node_cpu_share: float
-    node_memory_bytes: int
-    node_memory_used_bytes: int
-    node_received_bytes: int
-    node_sent_bytes: int
 
 
 class HostMeter:

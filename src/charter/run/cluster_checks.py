@@ -23,7 +23,7 @@ from charter.spec.project import Project
 from charter.spec.stage import is_hosted
 
 COMMAND_SECONDS = 20.0
-"""Longest wait for a command of an engine; a controller that is down may take this long to say so."""
+"""Longest wait for a command of a launcher; a controller that is down may take this long to say so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Check:
     found: str
     advice: str = ""
     group: str = "machine"
-    """machine, packages, drivers, engine, plan, network, credentials or disk."""
+    """machine, packages, drivers, launcher, plan, network, credentials or disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,21 +69,21 @@ def _answer(command: Sequence[str], seconds: float = COMMAND_SECONDS) -> tuple[b
 
 
 class Look(Protocol):
-    """Looks at one engine."""
+    """Looks at one launcher."""
 
     def __call__(self, project: Project) -> tuple[Check, ...]:
-        """Return the checks of an engine."""
+        """Return the checks of a launcher."""
 
 
-def examine_engine(project: Project, root: Path, engine: str) -> tuple[Check, ...]:
-    """The engine's own checks, and the nodes that the run leaves out."""
-    look = LOOKS.get(engine)
+def examine_launcher(project: Project, root: Path, launcher: str) -> tuple[Check, ...]:
+    """The launcher's own checks, and the nodes that the run leaves out."""
+    look = LOOKS.get(launcher)
     checks = look(project) if look else ()
     left_out = read_bad_nodes(run_dir(root))
     if not left_out:
         return checks
     bad = Check(
-        group="engine",
+        group="launcher",
         name="nodes",
         ok=False,
         found="left out: " + ", ".join(f"{node} ({why})" for node, why in sorted(left_out.items())),
@@ -96,16 +96,16 @@ def _slurm(project: Project) -> tuple[Check, ...]:
     settings = project.launch.slurm
     if shutil.which("sbatch") is None:
         advice = "run charter on a login node of the cluster, or install slurm-client with the cluster's slurm.conf"
-        return (Check(group="engine", name="slurm", ok=False, found="sbatch is not on the path", advice=advice),)
+        return (Check(group="launcher", name="slurm", ok=False, found="sbatch is not on the path", advice=advice),)
     version = ask(["sbatch", "--version"])
     if not version.ok:
         advice = "put the cluster's slurm.conf where this machine looks for it, or name it in SLURM_CONF"
-        return (Check(group="engine", name="slurm", ok=False, found=version.text, advice=advice),)
+        return (Check(group="launcher", name="slurm", ok=False, found=version.text, advice=advice),)
     controller = ask(["scontrol", "ping"])
     up = controller.ok and "DOWN" not in controller.text
     checks = [
-        Check(group="engine", name="slurm", ok=True, found=version.text),
-        Check(group="engine", name="controller", ok=up, found=controller.text, advice="start slurmctld; see its log"),
+        Check(group="launcher", name="slurm", ok=True, found=version.text),
+        Check(group="launcher", name="controller", ok=up, found=controller.text, advice="start slurmctld; see its log"),
     ]
     if not up:
         return tuple(checks)
@@ -116,11 +116,11 @@ def _slurm(project: Project) -> tuple[Check, ...]:
         names = ask(["sinfo", "-h", "-o", "%R"]).text
         advice = f"set launch.slurm.partition; there is {names}"
         checks.append(
-            Check(group="engine", name=f"partition {settings.partition}", ok=exists, found=said, advice=advice)
+            Check(group="launcher", name=f"partition {settings.partition}", ok=exists, found=said, advice=advice)
         )
     accounting = ask(["sacct", "-n", "-X", "--starttime", "now-1minutes"])
     said = "slurmdbd answers" if accounting.ok else f"{accounting.text}; costs then come from Charter's own clock"
-    return (*checks, Check(group="engine", name="accounting", ok=True, found=said))
+    return (*checks, Check(group="launcher", name="accounting", ok=True, found=said))
 
 
 def _ray(project: Project) -> tuple[Check, ...]:
@@ -131,7 +131,7 @@ def _ray(project: Project) -> tuple[Check, ...]:
     answer = ask(["ray", "status", *(["--address", address] if address != "auto" else [])], seconds=60.0)
     said = f"Ray {version}; " + ("the cluster answers" if answer.ok else answer.text or "no cluster answers")
     advice = "start one (ray start --head), or set launch.ray.address or RAY_ADDRESS"
-    return (Check(group="engine", name="ray", ok=answer.ok, found=said, advice=advice),)
+    return (Check(group="launcher", name="ray", ok=answer.ok, found=said, advice=advice),)
 
 
 def _kubernetes(project: Project) -> tuple[Check, ...]:
@@ -142,14 +142,14 @@ def _kubernetes(project: Project) -> tuple[Check, ...]:
     allowed = ask(["kubectl", *context, "-n", settings.namespace, "auth", "can-i", "create", "jobs"])
     may = allowed.ok and allowed.text.startswith("yes")
     advice = f"ask for a role that may create jobs in {settings.namespace}, or set launch.kubernetes.namespace"
-    checks = [Check(group="engine", name="kubernetes", ok=may, found=allowed.text or "no answer", advice=advice)]
+    checks = [Check(group="launcher", name="kubernetes", ok=may, found=allowed.text or "no answer", advice=advice)]
     for name, value, why in (
         ("image", settings.image, "pods need an image with Charter in it"),
         ("volume_claim", settings.volume_claim, "every pod must see the project directory"),
     ):
         said = str(value) if value else f"not set; {why}"
         checks.append(
-            Check(group="engine", name=name, ok=value is not None, found=said, advice=f"set launch.kubernetes.{name}")
+            Check(group="launcher", name=name, ok=value is not None, found=said, advice=f"set launch.kubernetes.{name}")
         )
     return tuple(checks)
 
@@ -157,11 +157,11 @@ def _kubernetes(project: Project) -> tuple[Check, ...]:
 def _skypilot(project: Project) -> tuple[Check, ...]:
     if shutil.which("sky") is None:
         return (_missing("sky", "pip install skypilot, in an environment of its own, and run sky check"),)
-    return (Check(group="engine", name="skypilot", ok=True, found=ask(["sky", "--version"], seconds=60.0).text),)
+    return (Check(group="launcher", name="skypilot", ok=True, found=ask(["sky", "--version"], seconds=60.0).text),)
 
 
 def _missing(what: str, advice: str) -> Check:
-    return Check(group="engine", name=what, ok=False, found="is not installed here", advice=advice)
+    return Check(group="launcher", name=what, ok=False, found="is not installed here", advice=advice)
 
 
 LOOKS: Mapping[str, Look] = MappingProxyType(
@@ -173,31 +173,33 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
 
 GPU_OF_GRES = re.compile(r"\bgpu(?::[^:,()]+)?:(\d+)")
 GPUS_OF_RAY = re.compile(r"[\d.]+/([\d.]+) GPU")
-KUBERNETES_GPUS = '{range .items[*]}{.status.allocatable.nvidia\\.com/gpu}{"\\n"}{end}'
 REPLAN = "plan on what is there (resources.accelerators, num_nodes, max_nodes), or add nodes"
 
 
-def accelerators_of_nodes(project: Project, engine: str) -> list[int] | None:
+def accelerators_of_nodes(project: Project, launcher: str) -> list[int] | None:
     """Return the accelerators of every node of a launcher, or of all of Ray's together; None where it does not say."""
-    if engine == "local":
+    if launcher == "local":
         return [gpus_here()]
-    if engine == "slurm":
+    if launcher == "slurm":
         partition = project.launch.slurm.partition
         ok, lines = _answer(["sinfo", "-h", "-N", *(["-p", partition] if partition else []), "-o", "%N %G"])
         # A node stands there once for each partition that it is in.
         return [sum(map(int, GPU_OF_GRES.findall(line))) for line in sorted(set(lines))] if ok else None
-    if engine == "kubernetes":
-        context = ["--context", project.launch.kubernetes.context] if project.launch.kubernetes.context else []
-        ok, lines = _answer(["kubectl", *context, "get", "nodes", "-o", f"jsonpath={KUBERNETES_GPUS}"])
+    if launcher == "kubernetes":
+        settings = project.launch.kubernetes
+        context = ["--context", settings.context] if settings.context else []
+        resource = settings.accelerator_resource.replace(".", "\\.")
+        each = f'jsonpath={{range .items[*]}}{{.status.allocatable.{resource}}}{{"\\n"}}{{end}}'
+        ok, lines = _answer(["kubectl", *context, "get", "nodes", "-o", each])
         return [int(line) if line.isdecimal() else 0 for line in lines] if ok else None
-    if engine == "ray":
+    if launcher == "ray":
         address = project.launch.ray.address
         ok, lines = _answer(["ray", "status", *(["--address", address] if address != "auto" else [])], 60.0)
         return [int(float(count)) for line in lines for count in GPUS_OF_RAY.findall(line)] if ok else None
     return None
 
 
-def examine_plan(project: Project, root: Path, engine: str) -> tuple[Check, ...]:
+def examine_plan(project: Project, root: Path, launcher: str) -> tuple[Check, ...]:
     """Compare what the plan gives to each stage with the nodes of the launcher and the engines that are installed."""
     try:
         planned = plan_of_run(build_pipeline(project, root))
@@ -205,8 +207,8 @@ def examine_plan(project: Project, root: Path, engine: str) -> tuple[Check, ...]
         return (_no_plan(str(error)),)
     if planned.problem:
         return (_no_plan(planned.problem),)
-    executions = executions_for(planned.executions, project, engine)
-    return (*_nodes(executions, project, engine), *_engines(project, root))
+    executions = executions_for(planned.executions, project, launcher)
+    return (*_nodes(executions, project, launcher), *_engines(project, root))
 
 
 def _no_plan(problem: str) -> Check:
@@ -214,20 +216,20 @@ def _no_plan(problem: str) -> Check:
     return Check(group="plan", name="plan", ok=False, found=said, advice="charter plan says what would fit")
 
 
-def _nodes(executions: Mapping[str, Execution], project: Project, engine: str) -> Iterator[Check]:
+def _nodes(executions: Mapping[str, Execution], project: Project, launcher: str) -> Iterator[Check]:
     """One check for every shape of machines that stages are planned on."""
     shapes: dict[tuple[int, int, str], list[str]] = defaultdict(list)
     for name, execution in executions.items():
         if execution.accelerators:
             shapes[execution.nodes, execution.accelerators_per_node, execution.accelerator].append(name)
-    counts = accelerators_of_nodes(project, engine) if shapes else None
+    counts = accelerators_of_nodes(project, launcher) if shapes else None
     for (nodes, each, accelerator), names in sorted(shapes.items()):
         label = f"{nodes} x {accelerator}:{each}"
         if counts is None:
-            said = f"for {', '.join(names)}; {engine} does not say what its nodes have"
+            said = f"for {', '.join(names)}; {launcher} does not say what its nodes have"
             yield Check(group="plan", name=label, ok=True, found=said)
             continue
-        together = engine == "ray"
+        together = launcher == "ray"
         fitting = sum(counts) // each if together else sum(count >= each for count in counts)
         are = (
             f"{sum(counts)} accelerators in all"

@@ -24,7 +24,7 @@ from charter.launch.machine import cpu_capability, gpus_here, installed_version
 from charter.launch.node_checks.local import accelerators, kernel_log, xid_errors
 from charter.launch.node_checks.report import Finding
 from charter.plan.machine import usable_cores, usable_memory_bytes
-from charter.run.cluster_checks import Check, examine_engine, examine_plan
+from charter.run.cluster_checks import Check, examine_launcher, examine_plan
 from charter.run.paths import earlier_stage_dirs
 from charter.run.preflight import RUN_PACKAGES
 from charter.spec.project import Project
@@ -133,10 +133,10 @@ def torch_cuda(facts_file: Path | None = None) -> str | None:
     return match[1] if match else None
 
 
-def examine_extras(project: Project, root: Path, engine: str) -> tuple[Check, ...]:
+def examine_extras(project: Project, root: Path, launcher: str) -> tuple[Check, ...]:
     """One check for every extra that the project asks for."""
     checks = []
-    for extra, why in sorted(set(needed_extras(project, root, engine))):
+    for extra, why in sorted(set(needed_extras(project, root, launcher))):
         lacking = [name for name in EXTRAS[extra] if find_spec(name) is None]
         checks.append(
             Check(
@@ -150,9 +150,9 @@ def examine_extras(project: Project, root: Path, engine: str) -> tuple[Check, ..
     return tuple(checks)
 
 
-def needed_extras(project: Project, root: Path, engine: str) -> Iterator[tuple[str, str]]:
-    """Extras that a project needs on an engine, each with the reason."""
-    if engine == "ray":
+def needed_extras(project: Project, root: Path, launcher: str) -> Iterator[tuple[str, str]]:
+    """Extras that a project needs on a launcher, each with the reason."""
+    if launcher == "ray":
         yield "ray", "runs on Ray"
     if (project.storage.artifacts or "").startswith("s3://"):
         yield "store", "storage.artifacts is a bucket"
@@ -309,16 +309,16 @@ def _line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
-def examine(directory: Path, project: Project | None = None, *, engine: str = "local") -> tuple[Check, ...]:
-    """Every check; those of packages, engine, network and credentials by what the project asks for."""
+def examine(directory: Path, project: Project | None = None, *, launcher: str = "local") -> tuple[Check, ...]:
+    """Every check; those of packages, launcher, network and credentials by what the project asks for."""
     machine = (*examine_machine(directory), *examine_drivers())
     if project is None:
         return machine
     return (
         *machine,
-        *examine_extras(project, directory, engine),
-        *examine_engine(project, directory, engine),
-        *examine_plan(project, directory, engine),
+        *examine_extras(project, directory, launcher),
+        *examine_launcher(project, directory, launcher),
+        *examine_plan(project, directory, launcher),
         *examine_network(project, directory),
         *examine_credentials(project, directory),
     )

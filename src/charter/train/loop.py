@@ -166,7 +166,7 @@ class TrainingTask(Protocol):
 
     @property
     def ahead(self) -> int:
-        """Steps whose data are read before them."""
+        """Number of steps by which data are read ahead."""
 
     @property
     def frozen(self) -> Sequence[nn.Module]:

@@ -98,8 +98,10 @@ def test_a_long_conversation_is_cut_as_the_native_engine_cuts_it(tmp_path, input
         assert short["assistant_masks"] == [0, *long["assistant_masks"][-9:]]
 
 
-def test_packed_rows_are_written_once(tmp_path, inputs):
-    rows, found, _ = written(tmp_path / "s", inputs, replace(SFT, packing=True))
+@pytest.mark.parametrize("engine", ["trl", "openrlhf"])
+def test_packed_rows_are_written_once(tmp_path, inputs, engine):
+    """As tokens or as messages: the engine makes its batches of them, so no batch of Charter's is in the file."""
+    rows, found, _ = written(tmp_path / "s", inputs, replace(SFT, packing=True, engine=engine))
     assert len(rows) == 8
     assert found.counters == {}
 

@@ -35,7 +35,7 @@ ALLOWED = {
     "artifacts/faults.py": LOG,
     "artifacts/group.py": LOG,
     "artifacts/stage_process.py": LOG,
-    "hosted/adapter_merge.py": FILLS,
+    "hosted/left_weights.py": FILLS,
     "engines/openrlhf/adapter.py": WORK,
     "engines/megatron/adapter.py": WORK,
     "engines/megatron/mapping.py": "the text of a script that Charter renders and does not run",

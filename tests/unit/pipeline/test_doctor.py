@@ -1,4 +1,4 @@
-"""What the doctor says of a project's surroundings: commands of engines are scripts that say what real ones say."""
+"""What the doctor says of a project's surroundings: commands of launchers are scripts that say what real ones say."""
 
 import contextlib
 import dataclasses
@@ -15,7 +15,7 @@ from charter.cli.main import app
 from charter.engines.project import load_project
 from charter.launch.node_checks.report import leave_out
 from charter.run import cluster_checks
-from charter.run.cluster_checks import ask, examine_engine, examine_plan
+from charter.run.cluster_checks import ask, examine_launcher, examine_plan
 from charter.run.doctor import (
     connect,
     examine,
@@ -142,14 +142,14 @@ def test_extras_follow_from_what_the_file_asks(project, root):
 
 
 def test_a_missing_sbatch_says_where_to_go(project, root, commands):
-    (check,) = examine_engine(project, root, "slurm")
+    (check,) = examine_launcher(project, root, "slurm")
     assert not check.ok
     assert "login node" in check.advice
 
 
 def test_a_slurm_client_without_its_configuration_is_told(project, root, commands):
     commands("sbatch", "printf 'sbatch: error: no DNS record\\nsbatch: fatal: no configuration source\\n' >&2; exit 1")
-    (check,) = examine_engine(project, root, "slurm")
+    (check,) = examine_launcher(project, root, "slurm")
     assert not check.ok
     assert check.found == "sbatch: fatal: no configuration source"
     assert "SLURM_CONF" in check.advice
@@ -158,7 +158,7 @@ def test_a_slurm_client_without_its_configuration_is_told(project, root, command
 def test_a_slurm_controller_that_is_down_is_told_and_nothing_more_is_asked(project, root, commands):
     commands("sbatch", "echo slurm-wlm 22.05.8")
     commands("scontrol", 'echo "Slurmctld(primary) at head is DOWN"')
-    found = by_name(examine_engine(project, root, "slurm"))
+    found = by_name(examine_launcher(project, root, "slurm"))
     assert set(found) == {"slurm", "controller"}
     assert not found["controller"].ok
 
@@ -169,7 +169,7 @@ def test_a_partition_that_is_not_there_names_those_that_are(project, root, comma
     commands("sinfo", '[[ "$*" == *%R* ]] && echo gpu; exit 0')
     commands("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
     asked = dataclasses.replace(project, launch=Launch(slurm=SlurmSettings(partition="h100")))
-    found = by_name(examine_engine(asked, root, "slurm"))
+    found = by_name(examine_launcher(asked, root, "slurm"))
     assert not found["partition h100"].ok
     assert found["partition h100"].advice.endswith("there is gpu")
     assert found["accounting"].ok
@@ -178,7 +178,7 @@ def test_a_partition_that_is_not_there_names_those_that_are(project, root, comma
 
 def test_kubernetes_needs_leave_to_create_jobs_an_image_and_a_volume(project, root, commands):
     commands("kubectl", 'echo "no"; exit 1')
-    found = by_name(examine_engine(project, root, "kubernetes"))
+    found = by_name(examine_launcher(project, root, "kubernetes"))
     assert {name: check.ok for name, check in found.items()} == {
         "kubernetes": False,
         "image": False,
@@ -187,13 +187,13 @@ def test_kubernetes_needs_leave_to_create_jobs_an_image_and_a_volume(project, ro
     commands("kubectl", '[[ "$*" == "-n team auth can-i create jobs" ]] && echo yes')
     settings = KubernetesSettings(image="charter:1", volume_claim="work", namespace="team")
     asked = dataclasses.replace(project, launch=Launch(kubernetes=settings))
-    assert all(check.ok for check in examine_engine(asked, root, "kubernetes"))
+    assert all(check.ok for check in examine_launcher(asked, root, "kubernetes"))
 
 
 def test_nodes_that_the_run_leaves_out_are_named(project, tmp_path):
     (tmp_path / "run").mkdir()
     leave_out(tmp_path / "run", {"n3": "2 uncorrected ECC errors"})
-    (check,) = examine_engine(project, tmp_path, "local")
+    (check,) = examine_launcher(project, tmp_path, "local")
     assert not check.ok
     assert "n3 (2 uncorrected ECC errors)" in check.found
 
@@ -230,7 +230,7 @@ def test_the_command_tells_what_is_wrong_and_exits_with_7(root, tmp_path, comman
     assert "export NO_SUCH_HOOK" in shown
 
 
-def test_an_unknown_engine_and_an_engine_without_a_project_are_refused(tmp_path):
+def test_an_unknown_launcher_or_one_without_a_project_is_refused(tmp_path):
     from charter.errors import UsageError
 
     for arguments in (
@@ -265,8 +265,8 @@ def planned(tmp_path, commands):
     return where
 
 
-def plan_checks(where, engine):
-    return by_name(examine_plan(load_project(where), where, engine))
+def plan_checks(where, launcher):
+    return by_name(examine_plan(load_project(where), where, launcher))
 
 
 @pytest.mark.parametrize(("gres", "ok"), [("gpu:h100:8(S:0-1)", True), ("gpu:4", False), ("(null)", False)])
@@ -283,8 +283,13 @@ def test_planned_nodes_are_compared_on_ray_and_kubernetes(planned, commands):
     commands("ray", "printf 'Usage:\\n 0.0/32.0 CPU\\n 0.0/12.0 GPU\\n'")
     assert plan_checks(planned, "ray")["2 x H100-SXM-80GB:8"].found == "for pm; 12 accelerators in all"
     assert not plan_checks(planned, "ray")["2 x H100-SXM-80GB:8"].ok
-    commands("kubectl", "printf '8\\n\\n8\\n'")
+    # It knows one resource; the path is asked as kubectl takes it, with the dots of a name escaped.
+    commands("kubectl", r"""[[ "$*" == *'{.status.allocatable.nvidia\.com/gpu}{"\n"}'* ]] && printf '8\n\n8\n'""")
     assert plan_checks(planned, "kubernetes")["2 x H100-SXM-80GB:8"].ok
+    others = dataclasses.replace(
+        load_project(planned), launch=Launch(kubernetes=KubernetesSettings(accelerator_resource="amd.com/gpu"))
+    )
+    assert cluster_checks.accelerators_of_nodes(others, "kubernetes") is None
     assert "does not say" in plan_checks(planned, "skypilot")["2 x H100-SXM-80GB:8"].found
 
 

@@ -1,8 +1,7 @@
-"""From a low-rank adapter that an engine has left apart to the plain weights that native stages publish.
+"""Weights that an engine has left: checked, and an adapter that lies apart merged into the plain weights it belongs to.
 
-peft names a matrix `base_model.model.MODULE.lora_A.weight`, and what else was trained `base_model.model.MODULE.weight`.
-
-Check of a model that an engine has left: headers that fit, every tensor there, of its shape, and finite.
+Checked are headers that fit, every tensor there, of its shape, and finite. peft names a matrix
+`base_model.model.MODULE.lora_A.weight`, and what else was trained `base_model.model.MODULE.weight`.
 """
 
 import json
