@@ -77,7 +77,8 @@ def test_a_preference_model_scores_the_same_in_transformers(tmp_path, preference
     mask = batch["attention_mask"]
     with torch.no_grad():
         read = pooled_positions(mask.bool(), pooling="last")
-        ours = pool(made.scalar(batch["input_ids"], mask)[read], read)
+        at = read.flatten().nonzero().squeeze(1)
+        ours = pool(made.scalar(batch["input_ids"], mask)[read], at, read)
         theirs = loaded.eval()(input_ids=batch["input_ids"], attention_mask=mask).logits.squeeze(1)
     assert ours.std() > 0.01
     torch.testing.assert_close(theirs + score.bias, ours, rtol=1e-5, atol=1e-6)
