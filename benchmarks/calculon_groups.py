@@ -23,7 +23,7 @@ NO_TIER = {"GiB": 0, "GBps": 32, "MB_efficiency": [[0, 1.0]]}
 
 def groups(llm: Any, search: Any, app: Any, pick: Any) -> list[tuple[Any, ...]]:
     """What calculon's own command runs its search for, one process each."""
-    found = []
+    settings = []
     for tensor in llm.get_all_tensor_parallelisms(GPUS, app.hidden, app.attn_heads):
         for pipeline in llm.get_all_pipeline_parallelisms(GPUS, tensor, app.num_blocks):
             data = llm.get_data_parallelism(GPUS, tensor, pipeline)
@@ -33,8 +33,8 @@ def groups(llm: Any, search: Any, app: Any, pick: Any) -> list[tuple[Any, ...]]:
             chunks = llm.get_valid_pipeline_interleavings(app.num_blocks, pipeline)
             modes, kinds = ("full", "attn_only", "none"), ("ar", "p2p_rs_ag", "rs_ag")
             ways = itertools.product(chunks, modes, pick(data > 1, [True, False], [False]), kinds)
-            found += [(tensor, pipeline, data, way[0], batch, *way[1:]) for way in ways]
-    return found
+            settings += [(tensor, pipeline, data, way[0], batch, *way[1:]) for way in ways]
+    return settings
 
 
 def main() -> None:
@@ -47,18 +47,18 @@ def main() -> None:
     search = importlib.import_module("calculon.llm.optimal_execution").OptimalExecution
     app = llm.Application(io.read_json_file(str(root / "models" / "gpt3-175B.json")))
     machine = system.System({**io.read_json_file(str(root / "systems" / "a100_80g.json")), "mem2": NO_TIER})
-    asked = groups(llm, search, app, util.pick)
-    random.Random(7).shuffle(asked)
+    questions = groups(llm, search, app, util.pick)
+    random.Random(7).shuffle(questions)
     start, ran, feasible, best, done = time.process_time(), 0, 0, 0.0, 0
-    for group in asked:
+    for group in questions:
         if time.process_time() - start > limit:
             break
         setting = (False, 1, False, GPUS, BATCH, "float16", app, machine)
-        found = search.search(*setting, *group, [True], True, True, True)
-        ran, feasible, done = ran + found[1], feasible + found[2], done + 1
-        best = max([best, *(item[0] for item in found[0])])
+        result = search.search(*setting, *group, [True], True, True, True)
+        ran, feasible, done = ran + result[1], feasible + result[2], done + 1
+        best = max([best, *(item[0] for item in result[0])])
     figures = {"executions": ran, "feasible": feasible, "cpu_seconds": time.process_time() - start}
-    figures |= {"groups": done, "of_groups": len(asked), "best_samples_per_second": best}
+    figures |= {"groups": done, "of_groups": len(questions), "best_samples_per_second": best}
     print(json.dumps(figures))
 
 

@@ -39,11 +39,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--directory", type=Path, help="Where to write; the system's temporary directory if left out.")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    with tempfile.TemporaryDirectory(dir=asked.directory) as directory:
-        found = measure(Path(directory), asked.device, int(asked.megabytes * 1e6), asked.rounds)
-    print(json.dumps(found))
+    with tempfile.TemporaryDirectory(dir=options.directory) as directory:
+        result = measure(Path(directory), options.device, int(options.megabytes * 1e6), options.rounds)
+    print(json.dumps(result))
 
 
 def measure(directory: Path, device: str, state_bytes: int, rounds: int) -> dict[str, object]:

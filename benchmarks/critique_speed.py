@@ -135,12 +135,12 @@ def theirs(language_model: Any, prompts: Sequence[str], size: int) -> tuple[int,
             rows = [encode_prompt(tokenizer, chat) for chat in chats[start : start + size]]
             ids, mask = pad_left(rows, padding=language_model.padding_id)
             torch.manual_seed(1000 * number + start)
-            found = language_model.model.generate(
+            generated = language_model.model.generate(
                 ids, attention_mask=mask, do_sample=True, top_k=0, temperature=1.0, max_new_tokens=MOST_NEW_TOKENS,
                 eos_token_id=language_model.end_id, pad_token_id=language_model.padding_id,
             )[:, ids.shape[1] :]  # fmt: skip
-            tokens += int((found != language_model.padding_id).sum())
-            texts += tokenizer.batch_decode(found, skip_special_tokens=True)
+            tokens += int((generated != language_model.padding_id).sum())
+            texts += tokenizer.batch_decode(generated, skip_special_tokens=True)
         return texts
 
     start = time.process_time()
@@ -156,21 +156,21 @@ def measured(name: str, batches: int, pairs: int, batch: int) -> dict[str, Any]:
     parts = [prompts[start : start + batch] for start in range(0, len(prompts), batch)]
 
     def rate(run: Callable[[Sequence[str]], tuple[int, float]]) -> float:
-        found = [run(part) for part in parts]
-        return sum(tokens for tokens, _ in found) / sum(seconds for _, seconds in found)
+        speeds = [run(part) for part in parts]
+        return sum(tokens for tokens, _ in speeds) / sum(seconds for _, seconds in speeds)
 
     peers = {
         size: rate(lambda part, size=size: theirs(language_model, part, size)) for size in (SMALLER_PEER_BATCH, batch)
     }
     best = max(peers, key=lambda size: peers[size])
-    found = [
+    speeds = [
         (rate(lambda part: ours(language_model, part)), rate(lambda part: theirs(language_model, part, best)))
         for _ in range(pairs)
     ]
     return {
-        "ratio": round(statistics.median(own / other for own, other in found), 2),
-        "tokens_per_cpu_second": round(statistics.median(own for own, _ in found)),
-        "peer_tokens_per_cpu_second": round(statistics.median(other for _, other in found)),
+        "ratio": round(statistics.median(own / other for own, other in speeds), 2),
+        "tokens_per_cpu_second": round(statistics.median(own for own, _ in speeds)),
+        "peer_tokens_per_cpu_second": round(statistics.median(other for _, other in speeds)),
         "peer_batch": best,
     }
 

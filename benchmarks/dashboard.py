@@ -156,7 +156,7 @@ def start_server(root: Path) -> tuple[subprocess.Popen[str], int]:
 
 def measure(port: int, paths: dict[str, str]) -> dict[str, list[float]]:
     """Seconds of every request of all clients, by page."""
-    found: dict[str, list[float]] = {name: [] for name in paths}
+    seconds: dict[str, list[float]] = {name: [] for name in paths}
     until = time.monotonic() + SECONDS
 
     def client(number: int) -> None:
@@ -170,7 +170,7 @@ def measure(port: int, paths: dict[str, str]) -> dict[str, list[float]]:
             connection.request("GET", paths[name], headers=headers)
             answer = connection.getresponse()
             content = answer.read()
-            found[name].append(time.perf_counter() - start)
+            seconds[name].append(time.perf_counter() - start)
             if answer.status != 200:
                 raise RuntimeError(f"{paths[name]}: {answer.status} {content[:300]!r}")
 
@@ -179,7 +179,7 @@ def measure(port: int, paths: dict[str, str]) -> dict[str, list[float]]:
         thread.start()
     for thread in threads:
         thread.join()
-    return found
+    return seconds
 
 
 def first_paints(port: int, paths: dict[str, str]) -> dict[str, float]:
@@ -230,8 +230,8 @@ def main() -> None:
             first.request("GET", paths["run"], headers={"Cookie": f"{cookie_name(port)}={session_of(TOKEN)}"})
             first.getresponse().read()
             cold = time.perf_counter() - begun
-            found = measure(port, paths)
-            pages = {name: spread(values) for name, values in found.items()}
+            seconds = measure(port, paths)
+            pages = {name: spread(values) for name, values in seconds.items()}
             for name, figures in pages.items():
                 print(f"{name:<14} p50 {figures['p50']:.3f} s, p95 {figures['p95']:.3f} s", flush=True)
             paints = first_paints(port, paths)
@@ -240,7 +240,7 @@ def main() -> None:
             supervisor.join()
             server.terminate()
             server.wait(20)
-    everything = spread([value for values in found.values() for value in values])
+    everything = spread([value for values in seconds.values() for value in values])
     result = {
         "ledger_rows": rows, "shards": SHARDS, "metric_steps": STEPS, "clients": CLIENTS, "seconds": SECONDS,
         "all_pages": everything, "pages": pages, "first_page_after_start_seconds": round(cold, 3),

@@ -75,12 +75,12 @@ def made_by(kind, path, role):
 
 def placed(setup: Setup, rows, batch, stream="order"):
     """The rows laid out so that step by step the stage reads them in the order given."""
-    found = [None] * len(rows)
+    placed_rows = [None] * len(rows)
     for step in range(len(rows) // batch):
         numbers = batch_rows(step, rows=len(rows), batch=batch, seed=setup.seed(stream))
         for place, number in enumerate(numbers):
-            found[number] = rows[step * batch + place]
-    return found
+            placed_rows[number] = rows[step * batch + place]
+    return placed_rows
 
 
 def watched(task):
@@ -140,7 +140,7 @@ def preference_model(steps, scale, *, same_length):
         init="m", data=("d",), steps=steps, global_batch=work.PAIRS, seq_len=2 * work.PAIR_TOKENS, **SUPERVISED
     )
     setup = set_up(stage_of(spec))
-    found = placed(setup, work.pairs(work.PAIRS * steps, same_length=same_length), work.PAIRS)
+    batch = placed(setup, work.pairs(work.PAIRS * steps, same_length=same_length), work.PAIRS)
     texts = [
         Pair(
             str(number),
@@ -148,7 +148,7 @@ def preference_model(steps, scale, *, same_length):
             work.text(pair.chosen[pair.shared :]),
             work.text(pair.rejected[pair.shared :]),
         )
-        for number, pair in enumerate(found)
+        for number, pair in enumerate(batch)
     ]
     model = preference(scale, spec.seq_len)
     pairs = EncodedPairs(model, texts)
@@ -163,10 +163,10 @@ def preference_model(steps, scale, *, same_length):
 
 def ppo(steps, scale):
     """The stage's own task, its models and prompts read from disk."""
-    made = Path(tempfile.mkdtemp(prefix="engine-peer-made-"))
-    language_model(scale).save(made / "policy" / "model")
-    preference(scale, work.PROMPT_TOKENS + work.ANSWER_TOKENS).save(made / "reward" / "model")
-    (made / "prompts").mkdir()
+    folder = Path(tempfile.mkdtemp(prefix="engine-peer-made-"))
+    language_model(scale).save(folder / "policy" / "model")
+    preference(scale, work.PROMPT_TOKENS + work.ANSWER_TOKENS).save(folder / "reward" / "model")
+    (folder / "prompts").mkdir()
     spec = PpoStage(
         policy="m",
         reward="r",
@@ -189,25 +189,25 @@ def ppo(steps, scale):
         **COMMON,
     )
     inputs = {
-        "policy": made_by("sft", made / "policy", "policy"),
-        "reward": made_by("preference_model", made / "reward", "reward"),
-        "prompts": made_by("critique", made / "prompts", "prompts"),
+        "policy": made_by("sft", folder / "policy", "policy"),
+        "reward": made_by("preference_model", folder / "reward", "reward"),
+        "prompts": made_by("critique", folder / "prompts", "prompts"),
     }
     stage = stage_of(spec, inputs)
     setup = set_up(stage)
     prompts = placed(setup, work.prompts(work.ANSWERS * steps), work.ANSWERS)
     lines = [{"id": str(number), "messages": _asked(ids)} for number, ids in enumerate(prompts)]
-    (made / "prompts" / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "prompts" / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     task, _ = ppo_task(setup)
     return task
 
 
 def grpo(steps, scale):
     """The same with a function as the reward, and without reward model, reference and value model."""
-    made = Path(tempfile.mkdtemp(prefix="engine-peer-made-"))
-    language_model(scale).save(made / "policy" / "model")
-    (made / "prompts").mkdir()
-    (made / "even.py").write_text(inspect.getsource(work.even))
+    folder = Path(tempfile.mkdtemp(prefix="engine-peer-made-"))
+    language_model(scale).save(folder / "policy" / "model")
+    (folder / "prompts").mkdir()
+    (folder / "even.py").write_text(inspect.getsource(work.even))
     spec = PpoStage(
         policy="m",
         prompts=("p",),
@@ -228,17 +228,17 @@ def grpo(steps, scale):
         **COMMON,
     )
     name = f"{REWARD_SOURCES} even.py"
-    source = JobInput(name=name, role=REWARD_SOURCES, source="data", path=str(made / "even.py"), fingerprint="0" * 64)
+    source = JobInput(name=name, role=REWARD_SOURCES, source="data", path=str(folder / "even.py"), fingerprint="0" * 64)
     inputs = {
-        "policy": made_by("sft", made / "policy", "policy"),
-        "prompts": made_by("critique", made / "prompts", "prompts"),
+        "policy": made_by("sft", folder / "policy", "policy"),
+        "prompts": made_by("critique", folder / "prompts", "prompts"),
         REWARD_SOURCES: (source,),
     }
     setup = set_up(stage_of(spec, inputs))
     each = work.ANSWERS // work.ANSWERS_TO_ONE
     prompts = placed(setup, work.prompts(each * steps), each)
     lines = [{"id": str(number), "messages": _asked(ids)} for number, ids in enumerate(prompts)]
-    (made / "prompts" / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "prompts" / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     stack = ExitStack()
     task, _ = ppo_task(setup, stack)
     atexit.register(stack.close)

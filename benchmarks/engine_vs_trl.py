@@ -110,7 +110,7 @@ def compare(stage: str, scale: int, steps: int) -> dict:
     timed = done[min(WARM_UP, len(done) - 1) :]
     ratios = sorted(other["cpu_s"] / own["cpu_s"] for own, other in timed)
     rates = [work.UNITS[stage] / statistics.median(pair[index]["cpu_s"] for pair in timed) for index in (0, 1)]
-    found = {
+    result = {
         "ratio": round(statistics.median(ratios), 3),
         "ratio_quartiles": [round(ratios[len(ratios) // 4], 3), round(ratios[(3 * len(ratios)) // 4], 3)],
         "charter_per_cpu_s": round(rates[0], 2),
@@ -121,17 +121,17 @@ def compare(stage: str, scale: int, steps: int) -> dict:
     }
     if stage == "ppo":
         ends = [(own["metrics"]["end_tokens"], other["metrics"]["val/num_eos_tokens"]) for own, other in done]
-        found |= {"same_lengths": all(pair == (0, 0) for pair in ends)}
+        result |= {"same_lengths": all(pair == (0, 0) for pair in ends)}
     if stage == "grpo":
         lengths = [
             (own["metrics"]["response_tokens"], other["metrics"]["completions/mean_length"]) for own, other in done
         ]
-        found |= {"same_lengths": all(pair == (work.ANSWER_TOKENS,) * 2 for pair in lengths)}
+        result |= {"same_lengths": all(pair == (work.ANSWER_TOKENS,) * 2 for pair in lengths)}
     if stage in SAME:
         mine, other = SAME[stage]
         gaps = [abs(a["metrics"][mine] - b["metrics"][other]) / abs(b["metrics"][other]) for a, b in done[:3]]
-        found |= {"largest_relative_loss_gap": max(gaps), "same_work": max(gaps) <= TOLERANCE}
-    return found
+        result |= {"largest_relative_loss_gap": max(gaps), "same_work": max(gaps) <= TOLERANCE}
+    return result
 
 
 def main() -> None:

@@ -169,8 +169,8 @@ def main() -> None:
     if options.real_server:
         if not options.model:
             parser.error("--real-server needs --model")
-        found = compare_at(options.real_server, options.model, options.requests, options.turns)
-        print(json.dumps({"real_server": found, **about}))
+        compared = compare_at(options.real_server, options.model, options.requests, options.turns)
+        print(json.dumps({"real_server": compared, **about}))
         return
     if options.quick:
         options.requests, options.turns, options.prompts, options.records = 1000, 1, 2000, 2000

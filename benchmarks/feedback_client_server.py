@@ -59,10 +59,10 @@ class Connection(asyncio.Protocol):
             head = self._got[:head_end].lower()
             place = head.find(b"content-length:")
             length = int(head[place + 15 :].split(b"\r\n", 1)[0]) if place >= 0 else 0
-            whole = head_end + len(END) + length
-            if len(self._got) < whole:
+            request_end = head_end + len(END) + length
+            if len(self._got) < request_end:
                 return
-            self._got = self._got[whole:]
+            self._got = self._got[request_end:]
             self._answer()
 
     def _answer(self) -> None:

@@ -108,14 +108,14 @@ def steps(fields: Fields, *, strict: bool, on_gpu: bool) -> dict[str, Any]:
         return seconds
 
     child.timed_steps = ppo_case.timed_steps = hashing  # type: ignore[attr-defined]
-    found = child.measure(case, "cuda" if on_gpu else "cpu", 4, 3 if case.model == BIG else 6, 2, strict=strict)
+    rows = child.measure(case, "cuda" if on_gpu else "cpu", 4, 3 if case.model == BIG else 6, 2, strict=strict)
     if bits:
-        found["bits"] = bits
+        rows["bits"] = bits
     if case.kind in ("sft", "lora", "rm"):
         tokens = case.global_batch * case.seq * (2 if case.kind == "rm" else 1)
-        found["tokens_per_s"] = tokens / found["metrics"]["step_time_s"]
-        found["tflops_6n"] = 6e-12 * found["params_b"] * 1e9 * found["tokens_per_s"]
-    return found
+        rows["tokens_per_s"] = tokens / rows["metrics"]["step_time_s"]
+        rows["tflops_6n"] = 6e-12 * rows["params_b"] * 1e9 * rows["tokens_per_s"]
+    return rows
 
 
 def bits_of(module: Any) -> str:
@@ -274,29 +274,29 @@ def main() -> int:
     parser.add_argument("--budget-seconds", type=float, default=530.0, help="no case is begun that might end after it")
     parser.add_argument("--names", default="", help="only cases whose names begin with one of these, such as sft,ppo")
     parser.add_argument("--case", default="", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     import torch
 
     on_gpu = torch.cuda.is_available()
-    if asked.case:
-        print("RESULT " + json.dumps(measured(json.loads(asked.case), on_gpu=on_gpu)))
+    if options.case:
+        print("RESULT " + json.dumps(measured(json.loads(options.case), on_gpu=on_gpu)))
         return 0
-    end, here = time.monotonic() + asked.budget_seconds, machine()
-    names = tuple(name for name in asked.names.split(",") if name)
+    end, here = time.monotonic() + options.budget_seconds, machine()
+    names = tuple(name for name in options.names.split(",") if name)
     every = [fields for fields in cases(on_gpu=on_gpu) if not names or fields["name"].startswith(names)]
-    todo = left(every, lines_of(asked.output), here)
+    todo = left(every, lines_of(options.output), here)
     print(json.dumps(here), f"{len(todo)} of {len(every)} cases left", flush=True)
     for number, fields in enumerate(todo):
         if end - time.monotonic() < LONGEST_SECONDS:
             print(f"time is up: {len(todo) - number} left; call again", flush=True)
             return 0
         start = time.monotonic()
-        found = {"name": fields["name"], "case": dict(fields), "machine": here, **in_child(fields, LONGEST_SECONDS)}
-        found = with_bits(found, fields["name"], lines_of(asked.output))
-        found["wall_s"] = round(time.monotonic() - start, 1)
-        with asked.output.open("a", encoding="utf-8") as log:
-            log.write(json.dumps(found) + "\n")
-        shown = {name: value for name, value in found.items() if name not in ("case", "machine", "resident_gib")}
+        result = {"name": fields["name"], "case": dict(fields), "machine": here, **in_child(fields, LONGEST_SECONDS)}
+        result = with_bits(result, fields["name"], lines_of(options.output))
+        result["wall_s"] = round(time.monotonic() - start, 1)
+        with options.output.open("a", encoding="utf-8") as log:
+            log.write(json.dumps(result) + "\n")
+        shown = {name: value for name, value in result.items() if name not in ("case", "machine", "resident_gib")}
         print(json.dumps(shown), flush=True)
     print("nothing is left", flush=True)
     return 0

@@ -52,8 +52,8 @@ class AttemptTimes:
         """Return what of the time until then is not lost when it ends where it ended."""
         if self.kept_step >= self.steps[-1][1]:
             return elapsed
-        kept = max((when for when, step in self.steps if step <= self.kept_step), default=0.0)
-        return min(elapsed, kept)
+        saved_seconds = max((when for when, step in self.steps if step <= self.kept_step), default=0.0)
+        return min(elapsed, saved_seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,18 +76,18 @@ class StageHistory:
 
     def so_far(self, elapsed: float) -> StageSoFar:
         """Return the stage as the ledger and its own files tell of it, some seconds after it began."""
-        kept, at, is_done = 0.0, self.plan, elapsed >= self.seconds
+        total, at, is_done = 0.0, self.plan, elapsed >= self.seconds
         for attempt in self.attempts:
             if elapsed <= 0:
                 break
             is_over = elapsed >= attempt.seconds
             step, count, seconds = attempt.at(min(elapsed, attempt.seconds))
             mine = attempt.kept_seconds(attempt.seconds) if is_over else elapsed
-            kept += mine
+            total += mine
             at = replace(at, step=max(at.step, min(step, attempt.kept_step) if is_over else step),
                          paced_steps=count, paced_seconds=seconds)  # fmt: skip
             elapsed -= attempt.seconds
-        return replace(at, kept_seconds=kept, kept_usd=kept * self.usd_per_second, done=is_done)
+        return replace(at, kept_seconds=total, kept_usd=total * self.usd_per_second, done=is_done)
 
 
 def histories(line: Mapping[str, Any]) -> tuple[StageHistory, ...]:
@@ -97,7 +97,7 @@ def histories(line: Mapping[str, Any]) -> tuple[StageHistory, ...]:
 
 def _history(stage: Mapping[str, Any]) -> StageHistory:
     steps = tuple((float(when), int(step)) for step, when in stage["steps"])
-    whole = AttemptTimes(steps=steps, seconds=max(stage["seconds"], steps[-1][0]), kept_step=steps[-1][1])
+    undisturbed = AttemptTimes(steps=steps, seconds=max(stage["seconds"], steps[-1][0]), kept_step=steps[-1][1])
     plan = StageSoFar(
         name=stage["name"],
         kind=stage["kind"],
@@ -106,7 +106,7 @@ def _history(stage: Mapping[str, Any]) -> StageHistory:
         planned_start_seconds=LOCAL_START_SECONDS,
         target_step=stage["target_step"],
     )
-    return StageHistory(plan=plan, attempts=(whole,), usd_per_second=stage["usd"] / whole.seconds)
+    return StageHistory(plan=plan, attempts=(undisturbed,), usd_per_second=stage["usd"] / undisturbed.seconds)
 
 
 def injected(run: Sequence[StageHistory], draws: random.Random) -> tuple[StageHistory, ...]:
@@ -154,11 +154,11 @@ def preempted(stage: StageHistory, at_share: float) -> StageHistory:
     done = [mark for mark in only.steps if mark[1] <= at_share * last]
     if not done or done[-1][1] == last:
         return stage
-    kept = int(0.8 * done[-1][1])
-    first = AttemptTimes(steps=tuple(done), seconds=done[-1][0], kept_step=kept)
-    began = max((when for when, step in only.steps if step <= kept), default=only.steps[0][0])
+    saved_step = int(0.8 * done[-1][1])
+    first = AttemptTimes(steps=tuple(done), seconds=done[-1][0], kept_step=saved_step)
+    began = max((when for when, step in only.steps if step <= saved_step), default=only.steps[0][0])
     start = only.steps[0][0]
-    again = tuple((when - began + start, step) for when, step in only.steps if step > kept)
+    again = tuple((when - began + start, step) for when, step in only.steps if step > saved_step)
     second = AttemptTimes(steps=again, seconds=only.seconds - began + start, kept_step=last)
     return replace(stage, attempts=(first, second))
 

@@ -71,8 +71,8 @@ def main() -> None:
         print(f"pair {number + 1}: usual over kept {ratios[-1]:.3f}", file=sys.stderr, flush=True)
     quartiles = [round(value, 3) for value in statistics.quantiles(ratios, n=4)]
     machine = {"cpus": os.cpu_count(), "architecture": platform.machine()}
-    made = {"command": " ".join(sys.argv), "machine": machine}
-    print(json.dumps({"usual_over_kept": round(statistics.median(ratios), 3), "quartiles": quartiles, **made}))
+    provenance = {"command": " ".join(sys.argv), "machine": machine}
+    print(json.dumps({"usual_over_kept": round(statistics.median(ratios), 3), "quartiles": quartiles, **provenance}))
 
 
 if __name__ == "__main__":

@@ -48,32 +48,34 @@ def agreement(model: Path, judge: tuple[str, float, float, int], halves: tuple, 
     from charter.train.schedule import batch_rows, learning_rate_factor, total_steps
 
     form, epochs, rate, batch = judge
-    taught, asked = halves
+    taught, tested = halves
     spec = JudgeStage(
         init="m", pairs=("p",), format=form, learning_rate=rate, epochs=epochs, global_batch=batch, seq_len=192,
         warmup_steps=3, weight_decay=0.1,
     )  # fmt: skip
-    found = load_language_model(model)
-    optimizer = make_optimizer([(list(found.model.parameters()), rate)], spec)
+    language_model = load_language_model(model)
+    optimizer = make_optimizer([(list(language_model.model.parameters()), rate)], spec)
     steps = total_steps(epochs=epochs, steps=None, rows=len(taught), global_batch=batch)
     for step in range(steps):
         set_learning_rate(optimizer, learning_rate_factor(step, steps, spec))
         rows = batch_rows(step, rows=len(taught), batch=batch, seed=seed)
-        found.model.train()
-        result = judge_loss(found, [(taught[i], constitution.draw(seed, taught[i].id, step)) for i in rows], spec)
+        language_model.model.train()
+        result = judge_loss(
+            language_model, [(taught[i], constitution.draw(seed, taught[i].id, step)) for i in rows], spec
+        )
         (result.loss_sum / result.terms).backward()
-        torch.nn.utils.clip_grad_norm_(found.model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(language_model.model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     items = [
         Comparison(
             id=p.id, turns=p.prompt, first=p.chosen, second=p.rejected, principles=(constitution.draw(99, p.id),)
         )
-        for p in asked
+        for p in tested
     ]
-    found.tokenizer.model_max_length = spec.seq_len
+    language_model.tokenizer.model_max_length = spec.seq_len
     rules = Rules(seed=99, stage="label", format=form)
-    verdicts = answered(comparing(items, rules), LocalModels({"judge": found}))
+    verdicts = answered(comparing(items, rules), LocalModels({"judge": language_model}))
     return sum(verdict.probability_first > 0.5 for verdict in verdicts) / len(verdicts)
 
 
@@ -95,7 +97,7 @@ def main() -> None:
     from charter.spec.project import DataSpec
 
     torch.set_num_threads(1)
-    found: dict[str, list[float]] = {name: [] for name in JUDGES}
+    by_judge: dict[str, list[float]] = {name: [] for name in JUDGES}
     with tempfile.TemporaryDirectory() as directory:
         for number in range(arguments.models):
             project = Path(directory) / str(number)
@@ -108,11 +110,11 @@ def main() -> None:
             for name, judge in JUDGES.items():
                 for seed in (1, 2):
                     for halves in ((one, two), (two, one)):
-                        found[name].append(agreement(model, judge, halves, seed, constitution))
-                print(name, [round(value, 3) for value in found[name]], file=sys.stderr)
+                        by_judge[name].append(agreement(model, judge, halves, seed, constitution))
+                print(name, [round(value, 3) for value in by_judge[name]], file=sys.stderr)
     figures = {
         name: {"mean": round(statistics.mean(v), 4), "least": round(min(v), 4), "most": round(max(v), 4)}
-        for name, v in found.items()
+        for name, v in by_judge.items()
     }
     machine = {"cpus": os.cpu_count(), "architecture": platform.machine(), "torch": torch.__version__}
     print(json.dumps({"agreement": figures, "command": " ".join(sys.argv), "machine": machine}))

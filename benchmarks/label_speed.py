@@ -38,11 +38,11 @@ def questions(tokenizer: Any) -> list[Any]:
 
     contexts = prompts_of(prompt_lengths(PAIRS, seed=1), tokenizer)
     answers = prompts_of(prompt_lengths(2 * PAIRS, seed=2, quantiles=ANSWER_TOKENS), tokenizer)
-    found = []
+    result = []
     for context, first, second in zip(contexts, answers[::2], answers[1::2], strict=True):
         for shown in ((first, second), (second, first)):
-            found.append(multiple_choice_text((Turn("user", context),), *shown, COMPARE))
-    return found
+            result.append(multiple_choice_text((Turn("user", context),), *shown, COMPARE))
+    return result
 
 
 def ours(language_model: Any, asked: list[Any]) -> float:
@@ -64,25 +64,25 @@ def theirs(language_model: Any, asked: list[Any], size: int) -> float:
     for begin in range(0, len(asked), size):
         rows = [language_model.tokenizer(str(text))["input_ids"] for text in asked[begin : begin + size]]
         ids, mask = pad_left(rows, padding=language_model.padding_id)
-        found = language_model.model.generate(
+        generated = language_model.model.generate(
             ids, attention_mask=mask, do_sample=False, max_new_tokens=1,
             eos_token_id=language_model.end_id, pad_token_id=language_model.padding_id,
         )  # fmt: skip
-        language_model.tokenizer.batch_decode(found[:, ids.shape[1] :])
+        language_model.tokenizer.batch_decode(generated[:, ids.shape[1] :])
     return time.process_time() - start
 
 
 def measured(name: str, repetitions: int) -> dict[str, Any]:
     """The median ratios for one model."""
     language_model = make_model(name)
-    asked = questions(language_model.tokenizer)
-    peers = {size: theirs(language_model, asked, size) for size in PEER_BATCHES}
+    pending = questions(language_model.tokenizer)
+    peers = {size: theirs(language_model, pending, size) for size in PEER_BATCHES}
     best = min(peers, key=lambda size: peers[size])
-    found = [(ours(language_model, asked), theirs(language_model, asked, best)) for _ in range(repetitions)]
+    pairs = [(ours(language_model, pending), theirs(language_model, pending, best)) for _ in range(repetitions)]
     return {
-        "ratio": round(statistics.median(letter / own for own, letter in found), 2),
-        "pairs_per_cpu_second": round(PAIRS / statistics.median(own for own, _ in found), 1),
-        "peer_pairs_per_cpu_second": round(PAIRS / statistics.median(letter for _, letter in found), 1),
+        "ratio": round(statistics.median(letter / own for own, letter in pairs), 2),
+        "pairs_per_cpu_second": round(PAIRS / statistics.median(own for own, _ in pairs), 1),
+        "peer_pairs_per_cpu_second": round(PAIRS / statistics.median(letter for _, letter in pairs), 1),
         "peer_batch": best,
     }
 

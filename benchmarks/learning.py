@@ -53,8 +53,8 @@ def run_seed(directory: Path, seed: int) -> None:
 
 def output_of(directory: Path, stage: str) -> Path:
     """Where a stage of a finished run has published."""
-    found = (directory / "run" / "stages").glob(f"{stage}-*/outputs")
-    return max(found, key=lambda path: path.stat().st_mtime)
+    outputs = (directory / "run" / "stages").glob(f"{stage}-*/outputs")
+    return max(outputs, key=lambda path: path.stat().st_mtime)
 
 
 def pair_wins(directory: Path) -> tuple[list[float], list[float]]:
@@ -87,32 +87,34 @@ def measure(directory: Path) -> tuple[dict, list[float]]:
     """The figures of a finished seed, and on each pair the preference model less the shorter-answer rule."""
     results = json.loads((output_of(directory, "eval") / "results.json").read_text())
     by_key = {figure["key"]: figure for figure in results["figures"]}
-    found = {name: {part: by_key[key][part] for part in ("value", "low", "high", "n")} for name, key in FIGURES.items()}
+    figures = {
+        name: {part: by_key[key][part] for part in ("value", "low", "high", "n")} for name, key in FIGURES.items()
+    }
     model, shorter = pair_wins(directory)
-    if abs(sum(model) / len(model) - found["preference_model"]["value"]) > 1 / len(model):
+    if abs(sum(model) / len(model) - figures["preference_model"]["value"]) > 1 / len(model):
         raise SystemExit(f"{directory}: the preference model scores other than in results.json")
     differences = [a - b for a, b in zip(model, shorter, strict=True)]
-    found["over_shorter"] = paired(differences)
-    return found, differences
+    figures["over_shorter"] = paired(differences)
+    return figures, differences
 
 
 def over_seeds(values: list[float]) -> dict[str, float]:
     """Mean over seeds with Student's 95 % interval, which covers the seed; the least and the most."""
     mean = statistics.fmean(values)
-    found = {"mean": mean, "least": min(values), "most": max(values)}
+    summary = {"mean": mean, "least": min(values), "most": max(values)}
     if len(values) in T_95:
         half = T_95[len(values)] * statistics.stdev(values) / len(values) ** 0.5
-        found |= {"low": mean - half, "high": mean + half}
-    return {name: round(value, 6) for name, value in found.items()}
+        summary |= {"low": mean - half, "high": mean + half}
+    return {name: round(value, 6) for name, value in summary.items()}
 
 
 def together(seeds: dict[int, dict], differences: list[list[float]]) -> dict:
     """All seeds: every figure over seeds, and the test against the rule with a pair's mean over seeds as one row."""
     names = [*FIGURES, "over_shorter"]
-    found = {name: over_seeds([item[name]["value"] for item in seeds.values()]) for name in names}
+    summary = {name: over_seeds([item[name]["value"] for item in seeds.values()]) for name in names}
     by_pair = [statistics.fmean(item) for item in zip(*differences, strict=True)]
-    found["over_shorter_by_pair"] = paired(by_pair)
-    return found
+    summary["over_shorter_by_pair"] = paired(by_pair)
+    return summary
 
 
 def shown(figure: dict, *, percent: bool = True) -> str:
@@ -126,23 +128,25 @@ def shown(figure: dict, *, percent: bool = True) -> str:
 
 def print_tables(seeds: dict[int, dict], everything: dict) -> None:
     """What the preference model learnt, then what PPO learnt from it: a row per seed, the mean over seeds last."""
-    rows = {f"seed {seed}": found for seed, found in seeds.items()}
+    rows = {f"seed {seed}": figures for seed, figures in seeds.items()}
     everything = {**everything, "over_shorter": everything["over_shorter_by_pair"]}
     print("| | judge, unseen pairs | preference model | shorter; bag of words | model less shorter, better : worse |")
     print("| --- | --- | --- | --- | --- |")
-    for name, found in {**rows, "mean": everything}.items():
-        test = found["over_shorter"]
+    for name, figures in {**rows, "mean": everything}.items():
+        test = figures["over_shorter"]
         exact = f"{test['better']} : {test['worse']}, p = {test['p_value']:.2g}"
-        baselines = "; ".join(shown({"value": found[key].get("value", found[key].get("mean"))}) for key in BASELINES)
-        cells = [shown(found["judge"]), shown(found["preference_model"]), baselines]
+        baselines = "; ".join(
+            shown({"value": figures[key].get("value", figures[key].get("mean"))}) for key in BASELINES
+        )
+        cells = [shown(figures["judge"]), shown(figures["preference_model"]), baselines]
         print(f"| {name} | {' | '.join(cells)} | {shown(test)}, {exact} |")
     print(
         "\n| | reward gained | KL, nats | control by its own | check: policy | check: control | policy less control |"
     )
     print("| --- | --- | --- | --- | --- | --- | --- |")
-    for name, found in {**rows, "mean": everything}.items():
-        measures = [shown(found[key], percent=False) for key in ("reward_gain", "kl")]
-        shares = [shown(found[key]) for key in CHECKS]
+    for name, figures in {**rows, "mean": everything}.items():
+        measures = [shown(figures[key], percent=False) for key in ("reward_gain", "kl")]
+        shares = [shown(figures[key]) for key in CHECKS]
         print(f"| {name} | {' | '.join(measures + shares)} |")
     print()
 
@@ -168,14 +172,14 @@ def main() -> None:
         for seed in arguments.seeds:
             directory = (arguments.directory or Path(temporary)) / f"seed-{seed}"
             run_seed(directory, seed)
-            seeds[seed], found = measure(directory)
-            differences.append(found)
+            seeds[seed], figures = measure(directory)
+            differences.append(figures)
             print(f"seed {seed}: {json.dumps(seeds[seed])}", file=sys.stderr, flush=True)
     everything = together(seeds, differences)
     print_tables(seeds, everything)
     machine = {"cpus": os.cpu_count(), "architecture": platform.machine(), "torch": torch.__version__}
-    made = {"command": " ".join(sys.argv), "date": datetime.now(tz=UTC).date().isoformat(), "machine": machine}
-    print(json.dumps({"seeds": seeds, "all": everything, **made}))
+    provenance = {"command": " ".join(sys.argv), "date": datetime.now(tz=UTC).date().isoformat(), "machine": machine}
+    print(json.dumps({"seeds": seeds, "all": everything, **provenance}))
 
 
 if __name__ == "__main__":

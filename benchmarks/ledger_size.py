@@ -134,28 +134,28 @@ def drawn(draw: random.Random, run: str, shards: range, attempts: int, number: i
         for index in range(attempts):
             number += 1
             duration, last = draw.randrange(60_000, 900_000), index == attempts - 1
-            made = step + draw.randrange(1, 20)
+            minute = step + draw.randrange(1, 20)
             yield Attempt(
                 attempt_id=number, run=run, stage="label", kind="label", number=number, fingerprint="f" * 64,
                 accelerator=ACCELERATORS[shard % 3], count=1, infra="slurm", market=("spot", "on_demand")[shard % 2],
                 started_at=at, duration_milliseconds=duration, clock="engine", last_heartbeat=at + duration / 1000,
-                first_step=step, last_step=made, outcome="done" if last else "killed", records=made - step,
+                first_step=step, last_step=minute, outcome="done" if last else "killed", records=minute - step,
                 price_micro_usd_per_hour=2_500_000, price_source="benchmark", price_as_of="2026-11-01",
                 host=f"node{shard % 64}", job_id=f"{shard}_{index}", nodes=f"node{shard % 64}", shard=shard,
                 owner=("ann", "ben")[shard % 2], tags='{"team": "alignment"}',
             )  # fmt: skip
-            step, at = made - draw.randrange(0, 2), at + duration / 1000 + 60
+            step, at = minute - draw.randrange(0, 2), at + duration / 1000 + 60
 
 
 def queries(ledger: object, run: str) -> dict[str, Callable[[], object]]:
     """What the cost pages ask for."""
     by = (("stage",), ("day",), ("owner",), ("accelerator",), ("tag:team",), ("stage", "outcome"))
-    asked: dict[str, Callable[[], object]] = {
+    by_name: dict[str, Callable[[], object]] = {
         "by_" + "_".join(names): (lambda names=names: ledger.sums(run=run, by=names))  # type: ignore[attr-defined, misc]
         for names in by
     }
     return {
-        **asked,
+        **by_name,
         "recent": lambda: ledger.recent(run=run, limit=50),  # type: ignore[attr-defined]
         "running": lambda: ledger.running(run=run),  # type: ignore[attr-defined]
         "counts": lambda: ledger.attempt_counts(run=run),  # type: ignore[attr-defined]

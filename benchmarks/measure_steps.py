@@ -51,17 +51,17 @@ def options() -> argparse.Namespace:
 
 def main() -> int:
     """Measure case after case until the grid or the time is used up; 1 when nothing was measured."""
-    asked, started = options(), time.monotonic()
-    found = in_child(None, asked.cpu, timeout=START_SECONDS)
-    if found.pop("status") != "ok":
-        print(f"cannot start: {found['detail']}", file=sys.stderr)
+    given, started = options(), time.monotonic()
+    facts = in_child(None, given.cpu, timeout=START_SECONDS)
+    if facts.pop("status") != "ok":
+        print(f"cannot start: {facts['detail']}", file=sys.stderr)
         return 1
-    machine = Machine(**found)
-    cases = chosen(asked, machine)
-    if asked.list:
+    machine = Machine(**facts)
+    cases = chosen(given, machine)
+    if given.list:
         print("\n".join(case.label for case in cases))
         return 0
-    figures = measure_all(cases, asked, machine, deadline=started + asked.budget_seconds)
+    figures = measure_all(cases, given, machine, deadline=started + given.budget_seconds)
     figures["seconds"] = round(time.monotonic() - started, 1)
     print(
         json.dumps(
@@ -100,25 +100,27 @@ def measure_all(cases: list[Case], asked: argparse.Namespace, machine: Machine, 
             ended["no time"].append(case.label)
             continue
         settings = (machine.device, asked.threads, asked.steps, asked.warmup)
-        found = in_child(case, *settings, timeout=min(left, LONGEST_CASE))
-        if found["status"] == "late" and left < LONGEST_CASE:
-            found["status"] = "no time"
-        print(f"{found['status']:>7}  {case.label}  {shown(found)}", file=sys.stderr, flush=True)
-        ended[found["status"]].append(case.label if "detail" not in found else f"{case.label}: {found['detail']}")
-        if found["status"] == "oom":
+        measured = in_child(case, *settings, timeout=min(left, LONGEST_CASE))
+        if measured["status"] == "late" and left < LONGEST_CASE:
+            measured["status"] = "no time"
+        print(f"{measured['status']:>7}  {case.label}  {shown(measured)}", file=sys.stderr, flush=True)
+        ended[measured["status"]].append(
+            case.label if "detail" not in measured else f"{case.label}: {measured['detail']}"
+        )
+        if measured["status"] == "oom":
             too_large.append(case)
-        if found["status"] in ("ok", "oom"):
-            rows += rows_of(case, found, machine)
+        if measured["status"] in ("ok", "oom"):
+            rows += rows_of(case, measured, machine)
             write_rows(asked.output, rows, asked.prefix)
-        if found["status"] == "ok":
+        if measured["status"] == "ok":
             memory[case.label] = {
-                name: {key: round(value, 3) for key, value in found[name].items()}
+                name: {key: round(value, 3) for key, value in measured[name].items()}
                 for name in ("resident_gib", "phase_peak_gib")
-                if name in found
+                if name in measured
             }
     counts = {status.replace(" ", "_"): len(labels) for status, labels in ended.items()}
-    told = {status.replace(" ", "_"): ended[status] for status in ("failed", "late") if ended[status]}
-    return {"rows": len(rows), "output": str(asked.output), **counts, "told": told, "memory_by_role": memory}
+    problems = {status.replace(" ", "_"): ended[status] for status in ("failed", "late") if ended[status]}
+    return {"rows": len(rows), "output": str(asked.output), **counts, "told": problems, "memory_by_role": memory}
 
 
 def shown(found: dict[str, Any]) -> str:

@@ -95,9 +95,9 @@ def one_run(cluster: Any, root: Path, arguments: argparse.Namespace, draws: rand
         cluster.bring_back(lost)
     if code:
         raise RuntimeError(f"the run ended with {code}\n{(root / 'errors.txt').read_text()[-3000:]}\n{cluster.tails()}")
-    told = lines_of(root / "run" / "events.jsonl")
-    (restart,) = (event for event in told if event["event"] == "stage_restart")
-    starts = [event for event in told if event["event"] == "stage_started"]
+    logged = lines_of(root / "run" / "events.jsonl")
+    (restart,) = (event for event in logged if event["event"] == "stage_restart")
+    starts = [event for event in logged if event["event"] == "stage_started"]
     again = starts[1]
     return {
         "way": way,

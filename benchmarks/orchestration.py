@@ -152,7 +152,7 @@ def main() -> None:
     arguments = parser.parse_args()
     engines = arguments.engines.split(",")
     make_ready(engines)
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     with contextlib.ExitStack() as stack:
         place = arguments.keep or Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="charter-orchestration-"))
@@ -162,14 +162,14 @@ def main() -> None:
             project = place / engine
             command = [str(PYTHON), "-m", "charter.cli.main", "init", "--template", arguments.template, str(project)]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            found[engine] = measured(engine, project, place / f"{engine}.log")
-            shown = {name: round(value, 1) for name, value in found[engine].items() if isinstance(value, float)}
+            results[engine] = measured(engine, project, place / f"{engine}.log")
+            shown = {name: round(value, 1) for name, value in results[engine].items() if isinstance(value, float)}
             print(engine, json.dumps(shown), file=sys.stderr)
-    outputs = [figures.pop("outputs") for figures in found.values()]
+    outputs = [figures.pop("outputs") for figures in results.values()]
     identical = all(outputs[0].values()) and all(other == outputs[0] for other in outputs)
     rounded = {
         engine: {name: round(value, 3) if isinstance(value, float) else value for name, value in figures.items()}
-        for engine, figures in found.items()
+        for engine, figures in results.items()
     }
     result = {
         "identical": identical,

@@ -192,8 +192,8 @@ def main() -> None:
         "runs": outcomes,
     }
     machine = {"cpus": os.cpu_count(), "architecture": platform.machine()}
-    made = {"command": " ".join(sys.argv), "date": datetime.now(tz=UTC).date().isoformat(), "machine": machine}
-    print(json.dumps({**result, **made}))
+    provenance = {"command": " ".join(sys.argv), "date": datetime.now(tz=UTC).date().isoformat(), "machine": machine}
+    print(json.dumps({**result, **provenance}))
 
 
 if __name__ == "__main__":

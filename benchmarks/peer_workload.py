@@ -44,10 +44,10 @@ def words() -> list[int]:
     texts = [pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics)]
     library = Path(os.__file__).parent
     texts += [item.read_text(encoding="utf-8", errors="ignore") for item in sorted(library.glob("*.py"))[:120]]
-    found = re.findall(r"\w+|[^\w\s]", "\n".join(texts))
-    counts = sorted(Counter(found).items(), key=lambda item: (-item[1], item[0]))
+    tokens = re.findall(r"\w+|[^\w\s]", "\n".join(texts))
+    counts = sorted(Counter(tokens).items(), key=lambda item: (-item[1], item[0]))
     number = {word: SPECIAL + index for index, (word, _) in enumerate(counts[: VOCABULARY - SPECIAL])}
-    return [number[word] for word in found if word in number]
+    return [number[word] for word in tokens if word in number]
 
 
 def sft_rows(count: int) -> list[list[int]]:
@@ -59,14 +59,14 @@ def sft_rows(count: int) -> list[list[int]]:
 
 def pairs(count: int, *, same_length: bool) -> list[Pair]:
     """A piece of text and a scrambled one with the same beginning."""
-    stream, draw, found = words(), random.Random(2), []
+    stream, draw, result = words(), random.Random(2), []
     for _ in range(count):
         at = draw.randrange(len(stream) - 2 * PAIR_TOKENS)
         lengths = [PAIR_TOKENS] * 2 if same_length else [draw.randint(SHORTEST, PAIR_TOKENS) for _ in range(2)]
         shared = PAIR_TOKENS // 2 if same_length else SHORTEST // 2
         chosen, tail = stream[at : at + lengths[0]], stream[at + shared : at + lengths[1]]
-        found.append(Pair(chosen, chosen[:shared] + draw.sample(tail, len(tail)), shared))
-    return found
+        result.append(Pair(chosen, chosen[:shared] + draw.sample(tail, len(tail)), shared))
+    return result
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -125,11 +125,11 @@ def tokenizer() -> Any:
     names = {str(number): number for number in range(SPECIAL, VOCABULARY)} | {"<pad>": 0, "<s>": 1, "</s>": 2}
     inner = Tokenizer(models.WordLevel(names, unk_token="<pad>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    found = PreTrainedTokenizerFast(
+    wrapped = PreTrainedTokenizerFast(
         tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>", padding_side="left"
     )
-    found.chat_template = "{% for message in messages %}{{ message['content'] + ' ' }}{% endfor %}"
-    return found
+    wrapped.chat_template = "{% for message in messages %}{{ message['content'] + ' ' }}{% endfor %}"
+    return wrapped
 
 
 def even(answer: str) -> float:

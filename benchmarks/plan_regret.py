@@ -38,11 +38,11 @@ FEWEST = 2
 
 def groups(rows: list[ScoredRow]) -> dict[tuple[object, ...], list[ScoredRow]]:
     """Rows by what they share, where at least two layouts were measured."""
-    found: dict[tuple[object, ...], list[ScoredRow]] = defaultdict(list)
+    members: dict[tuple[object, ...], list[ScoredRow]] = defaultdict(list)
     for item in rows:
         row = item.row
-        found[(row.model, row.hidden, row.layers, row.gpus, row.gbs, row.seq)].append(item)
-    return {key: items for key, items in sorted(found.items(), key=str) if len(items) >= FEWEST}
+        members[(row.model, row.hidden, row.layers, row.gpus, row.gbs, row.seq)].append(item)
+    return {key: items for key, items in sorted(members.items(), key=str) if len(items) >= FEWEST}
 
 
 def regret(items: list[ScoredRow]) -> float:
@@ -109,10 +109,10 @@ def main() -> None:
     cases, refused = cases_of(TRAINING_TIME, rows)
     fit = bundled().quantities[TRAINING_TIME.name]
     items = scored(TRAINING_TIME, cases, fit.without[PREFIX])
-    found = list(groups(items).values())
+    choices = list(groups(items).values())
     nodes = {
-        "single_node": [group for group in found if (group[0].row.gpus or 0) <= (group[0].row.gpus_per_node or 8)],
-        "multi_node": [group for group in found if (group[0].row.gpus or 0) > (group[0].row.gpus_per_node or 8)],
+        "single_node": [group for group in choices if (group[0].row.gpus or 0) <= (group[0].row.gpus_per_node or 8)],
+        "multi_node": [group for group in choices if (group[0].row.gpus or 0) > (group[0].row.gpus_per_node or 8)],
     }
     figures: dict[str, object] = {
         "source": PREFIX,
@@ -120,7 +120,7 @@ def main() -> None:
         "rows": len(items),
         "refused": len(refused),
         **{name: told(part) if part else "no such rows in the file" for name, part in nodes.items()},
-        "errors": ratio_share(found),
+        "errors": ratio_share(choices),
         "command": shlex.join(["python", *sys.argv]),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
     }

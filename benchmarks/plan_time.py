@@ -32,12 +32,12 @@ def once(arguments: tuple[str, ...]) -> dict[str, float]:
     command = [sys.executable, "-c", COMMAND, str(ROOT / "src"), *arguments]
     start = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=ROOT) as process:
-        told = process.stderr.read() if process.stderr else b""
+        errors = process.stderr.read() if process.stderr else b""
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     wall = time.perf_counter() - start
     if process.returncode not in (0, 4):
-        raise SystemExit(f"charter {' '.join(arguments)}: exit {process.returncode}\n{told.decode()}")
+        raise SystemExit(f"charter {' '.join(arguments)}: exit {process.returncode}\n{errors.decode()}")
     return {
         "seconds": round(wall, 3),
         "cpu_seconds": round(used.ru_utime + used.ru_stime, 3),

@@ -46,8 +46,8 @@ def planned(case: Case, machine: Machine) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         write_data(Path(place), case.seq)
         project = case.project(steps)
-        made = plan_project(project, Path(place), machine=machine, knowledge=shipped())
-    stage = made.stage("measured")
+        plan = plan_project(project, Path(place), machine=machine, knowledge=shipped())
+    stage = plan.stage("measured")
     assert stage is not None
     step = planned_step(project.pipeline["measured"], stage)
     assert step is not None
@@ -66,44 +66,44 @@ def measure(case: Case, machine: Machine, measured: Sequence[str]) -> dict[str, 
     row["machine"] = asdict(machine)
     wanted = WORTH_SECONDS / max(row["planned"]["seconds"]["step"], 1e-3)
     for what in measured:
-        found = in_child(case, what, max(5, min(20, round(wanted))))
-        row[what if isinstance(found, dict) else "failed"] = found
+        answer = in_child(case, what, max(5, min(20, round(wanted))))
+        row[what if isinstance(answer, dict) else "failed"] = answer
     return row
 
 
 def with_paces(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """For each configuration the pace of its kind from the others of that kind; those alone in their kind have none."""
     ratios = {row["case"]: (row["kind"], row["seconds"]["step"] / row["planned"]["seconds"]["step"]) for row in rows}
-    found = {}
+    paces = {}
     for label, (kind, _) in ratios.items():
         others = [log(ratio) for other, (same, ratio) in ratios.items() if same == kind and other != label]
         if others:
-            found[label] = exp(statistics.fmean(others))
-    return found
+            paces[label] = exp(statistics.fmean(others))
+    return paces
 
 
 def errors(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Planned over measured, less one: of bytes, and of time before and after the paces."""
     timed, weighed = [row for row in rows if "seconds" in row], [row for row in rows if "bytes" in row]
     paces = with_paces(timed)
-    found: dict[str, list[tuple[float, str]]] = {"bytes": [], "time as shipped": [], "time after calibration": []}
+    figures: dict[str, list[tuple[float, str]]] = {"bytes": [], "time as shipped": [], "time after calibration": []}
     for row in weighed:
-        found["bytes"].append((row["planned"]["bytes"] / row["bytes"]["total"] - 1, row["case"]))
+        figures["bytes"].append((row["planned"]["bytes"] / row["bytes"]["total"] - 1, row["case"]))
         for part, name in PARTS.items():
             if row["bytes"]["most"].get(part):
                 off = row["planned"]["parts"].get(name, 0.0) / row["bytes"]["most"][part] - 1
-                found.setdefault(f"bytes of {part}", []).append((off, row["case"]))
+                figures.setdefault(f"bytes of {part}", []).append((off, row["case"]))
     for row in timed:
         for phase in ("step", *PHASES):
             measured, said = row["seconds"][phase], row["planned"]["seconds"][phase]
             if (phase != "step" and row["kind"] != "ppo") or measured <= 0 or said <= 0:
                 continue
             suffix = "" if phase == "step" else f", ppo {phase}"
-            found.setdefault(f"time as shipped{suffix}", []).append((said / measured - 1, row["case"]))
+            figures.setdefault(f"time as shipped{suffix}", []).append((said / measured - 1, row["case"]))
             if row["case"] in paces:
                 off = said * paces[row["case"]] / measured - 1
-                found.setdefault(f"time after calibration{suffix}", []).append((off, row["case"]))
-    return {name: summary(items) for name, items in found.items() if items}
+                figures.setdefault(f"time after calibration{suffix}", []).append((off, row["case"]))
+    return {name: summary(items) for name, items in figures.items() if items}
 
 
 def summary(items: list[tuple[float, str]]) -> dict[str, Any]:
@@ -144,13 +144,13 @@ def main() -> int:
     parser.add_argument(
         "--again", type=Path, nargs="*", default=[], help="plan anew, but take what was measured from these rows"
     )
-    asked = parser.parse_args()
+    options = parser.parse_args()
     machine = probe_machine()
-    chosen = [case for case in cases() if asked.only in case.label]
+    chosen = [case for case in cases() if options.only in case.label]
     rows = []
-    measured = ("seconds", "bytes") if asked.what == "both" else (asked.what,)
+    measured = ("seconds", "bytes") if options.what == "both" else (options.what,)
     earlier: dict[str, dict[str, Any]] = {}
-    for row in (row for file in asked.again for row in json.loads(file.read_text())):
+    for row in (row for file in options.again for row in json.loads(file.read_text())):
         if "failed" not in row:
             earlier[row["case"]] = earlier.get(row["case"], {}) | row
     for case in chosen:
@@ -160,13 +160,13 @@ def main() -> int:
         else:
             rows.append(measure(case, machine, measured))
         print(shown(rows[-1]), flush=True)
-        if asked.rows:
-            asked.rows.write_text(json.dumps(rows))
+        if options.rows:
+            options.rows.write_text(json.dumps(rows))
     figures = errors(rows)
-    for name, found in figures.items():
-        print(f"{name:40} median {found['median']:.1%}  worst {found['worst']:+.1%}  ({found['worst_case']})")
+    for name, values in figures.items():
+        print(f"{name:40} median {values['median']:.1%}  worst {values['worst']:+.1%}  ({values['worst_case']})")
     failed = [row["case"] for row in rows if "failed" in row]
-    kept = {
+    within = {
         "memory": abs(figures["bytes"]["worst"]) <= MEMORY_ALLOWED if "bytes" in figures else False,
         "time": abs(figures.get("time after calibration", {"worst": 1.0})["worst"]) <= TIME_ALLOWED,
     }
@@ -176,13 +176,13 @@ def main() -> int:
                 "configurations": len(rows),
                 "failed": failed,
                 "errors": figures,
-                "within_required": kept,
+                "within_required": within,
                 "time_unit": "CPU seconds of one thread",
                 "machine": {"name": machine.name, "cores": machine.cores, "load": os.getloadavg()[0]},
             }
         )
     )
-    return 0 if all(kept.values()) and not failed else 1
+    return 0 if all(within.values()) and not failed else 1
 
 
 if __name__ == "__main__":

@@ -103,11 +103,11 @@ def main() -> None:
     if Path(sys.executable).resolve() != PYTHON.resolve() or sys.prefix == sys.base_prefix:
         os.execv(PYTHON, [str(PYTHON), *sys.argv])
     with tempfile.TemporaryDirectory() as temporary:
-        found = prepare(Path(temporary), arguments.rows)
+        measured = prepare(Path(temporary), arguments.rows)
         per_call = {str(group): calls(Path(temporary), arguments.calls, group) for group in (64, 8)}
     machine = {"cpus": os.cpu_count(), "architecture": platform.machine(), "load": os.getloadavg()[0]}
-    made = {"command": " ".join(sys.argv), "machine": machine}
-    print(json.dumps({"prepare": found, "cpu_microseconds_per_call_by_group": per_call, **made}))
+    provenance = {"command": " ".join(sys.argv), "machine": machine}
+    print(json.dumps({"prepare": measured, "cpu_microseconds_per_call_by_group": per_call, **provenance}))
 
 
 if __name__ == "__main__":

@@ -36,10 +36,10 @@ def phases(times: Mapping[str, float]) -> dict[str, float]:
     >>> found["whole"], found["beyond_import_and_load"]
     (4.5, 1.5)
     """
-    found = {name: times[end] - times[begin] for name, (begin, end) in PHASES.items()}
-    found["whole"] = times["first_step_done"] - times["killed"]
-    found["beyond_import_and_load"] = found["whole"] - found["models"] - found["checkpoint"]
-    return found
+    seconds = {name: times[end] - times[begin] for name, (begin, end) in PHASES.items()}
+    seconds["whole"] = times["first_step_done"] - times["killed"]
+    seconds["beyond_import_and_load"] = seconds["whole"] - seconds["models"] - seconds["checkpoint"]
+    return seconds
 
 
 def measured(project: Path, stage: str, log: Path) -> dict[str, float]:
@@ -75,12 +75,12 @@ def main() -> None:
         for command in (["init", "--template", "cai-smoke", str(project)], ["run", "-C", str(project), "--yes"]):
             subprocess.run([sys.executable, "-m", "charter.cli.main", *command], check=True, stdout=sys.stderr)
         directory = stage_directory(project, arguments.stage)
-        found = []
+        results = []
         for _ in range(arguments.repeats):
             shutil.rmtree(directory)
-            found.append(measured(project, arguments.stage, place / "times"))
-    medians = {name: round(statistics.median(run[name] for run in found), 3) for name in found[0]}
-    figures = {"stage": arguments.stage, "repeats": len(found), "seconds": medians, "limit_seconds": LIMIT_SECONDS}
+            results.append(measured(project, arguments.stage, place / "times"))
+    medians = {name: round(statistics.median(run[name] for run in results), 3) for name in results[0]}
+    figures = {"stage": arguments.stage, "repeats": len(results), "seconds": medians, "limit_seconds": LIMIT_SECONDS}
     load = os.getloadavg()[0]
     print(json.dumps({**figures, "within_limit": medians["beyond_import_and_load"] <= LIMIT_SECONDS, "load": load}))
 

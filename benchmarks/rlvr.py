@@ -56,8 +56,8 @@ def write_project(directory: Path, seeds: int, rollouts: int | None) -> None:
 def settings_of(directory: Path, name: str) -> dict[str, dict[str, Any]]:
     """The figure with the reward as it is, and inverted: mean over seeds, its interval, the values."""
     report = json.loads(charter("report", "-C", str(directory), "--sweep", name, "--json"))
-    kept = ("mean", "low", "high", "values", "missing")
-    as_it_is, inverted = ({key: setting[key] for key in kept} for setting in report["settings"])
+    fields = ("mean", "low", "high", "values", "missing")
+    as_it_is, inverted = ({key: setting[key] for key in fields} for setting in report["settings"])
     return {"as_it_is": as_it_is, "inverted": inverted}
 
 
@@ -101,8 +101,8 @@ def main() -> None:
         "minutes": round(minutes, 1),
     }
     machine = {"cpus": os.cpu_count(), "architecture": platform.machine()}
-    made = {"command": " ".join(sys.argv), "date": begin.date().isoformat(), "machine": machine}
-    print(json.dumps({**result, **made}))
+    provenance = {"command": " ".join(sys.argv), "date": begin.date().isoformat(), "machine": machine}
+    print(json.dumps({**result, **provenance}))
 
 
 if __name__ == "__main__":

@@ -182,8 +182,8 @@ def evaluate(table: dict[str, Array], physics: Physics) -> tuple[Array, Array]:
     )
     ways = 2 * (3 * table["tensor_overlap"] + table["tensor_net"]) + gathered
     seconds = factored_seconds(given, beside=[ways])
-    kept = 2 * physics.shape.compute_bytes * physics.shape.hidden * (at.tensor - 1)
-    shape = replace(physics.shape, replicated=physics.shape.replicated + np.where(gathered, kept, 0.0))
+    gathered_bytes = 2 * physics.shape.compute_bytes * physics.shape.hidden * (at.tensor - 1)
+    shape = replace(physics.shape, replicated=physics.shape.replicated + np.where(gathered, gathered_bytes, 0.0))
     constants = memory_of_stack("megatron", "training memory").training
     peaks = factored_memory(shape, at, constants, lambda memory, _: {"peak": memory.total}, beside=[array(gathered)])
     return seconds, peaks["peak"]
@@ -239,11 +239,11 @@ def search() -> dict[str, object]:
     taken = alike[np.lexsort((ranked[alike], order[0], order[1]))[0]]
 
     def told(row: int) -> dict[str, object]:
-        found = {name: int(table[name][rows[row]]) for name in NAMES}
-        named = {"recompute": next(m for m, c in CODES.items() if c == found["recompute"])}
-        named |= {"comm": COMMUNICATION[found["comm"]], "tensor_overlap": list(EXPOSED)[found["tensor_overlap"]]}
+        numbers = {name: int(table[name][rows[row]]) for name in NAMES}
+        named = {"recompute": next(m for m, c in CODES.items() if c == numbers["recompute"])}
+        named |= {"comm": COMMUNICATION[numbers["comm"]], "tensor_overlap": list(EXPOSED)[numbers["tensor_overlap"]]}
         figures = {"samples_per_second": round(1 / per_sample[row], 2), "peak_gib": round(peak[row] / 2**30, 2)}
-        return {**found, **named, **figures}
+        return {**numbers, **named, **figures}
 
     return {
         "layouts": columns.shape[1],
@@ -265,11 +265,13 @@ def peer(folder: Path, seconds: float) -> dict[str, object]:
     python = str(ENVIRONMENT / "bin" / "python")
     if subprocess.run([python, "-c", "import psutil"], capture_output=True, check=False).returncode:
         subprocess.run([python, "-m", "pip", "install", "-q", "psutil"], check=True, stdout=sys.stderr)
-    made = subprocess.run([python, str(PEER), str(folder), str(seconds)], capture_output=True, text=True, check=False)
-    if made.returncode:
-        return {"error": made.stderr.strip().splitlines()[-1] if made.stderr else "no output"}
-    found: dict[str, object] = json.loads(made.stdout.strip().splitlines()[-1])
-    return found | {"executions_per_cpu_second": found["executions"] / found["cpu_seconds"]}  # type: ignore[operator]
+    process = subprocess.run(
+        [python, str(PEER), str(folder), str(seconds)], capture_output=True, text=True, check=False
+    )
+    if process.returncode:
+        return {"error": process.stderr.strip().splitlines()[-1] if process.stderr else "no output"}
+    answer: dict[str, object] = json.loads(process.stdout.strip().splitlines()[-1])
+    return answer | {"executions_per_cpu_second": answer["executions"] / answer["cpu_seconds"]}  # type: ignore[operator]
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ def deviations() -> list[dict[str, float]]:
     from charter.resilience.scenario import Scenario
     from charter.resilience.simulate import simulate
 
-    found = []
+    result = []
     for work, save, restart, mean, wait, persist, unseen, tau in CASES:
         scenario = Scenario(
             useful_seconds=work * HOUR,
@@ -54,7 +54,7 @@ def deviations() -> list[dict[str, float]]:
         outcome = simulate(scenario.job(interval), runs=RUNS, seed=SEED)
         expected = scenario.closed_form(interval).wall_seconds
         error = outcome.mean_wall_seconds - expected
-        found.append(
+        result.append(
             {
                 "wall_hours": round(outcome.mean_wall_seconds / HOUR, 3),
                 "closed_form_hours": round(expected / HOUR, 3),
@@ -63,7 +63,7 @@ def deviations() -> list[dict[str, float]]:
                 "ettr": round(outcome.ettr, 4),
             }
         )
-    return found
+    return result
 
 
 def speeds() -> dict[str, dict[str, float]]:
@@ -94,19 +94,19 @@ def speeds() -> dict[str, dict[str, float]]:
         failures=Exponential(mean_seconds=math.inf),
         spot=heavy_tailed_market(),
     )
-    found = {}
+    result = {}
     for name, job in {**jobs, "spot_8_gpus": spot}.items():
         start = time.process_time()
         outcome = simulate(job, runs=2000, seed=SEED)
         seconds = time.process_time() - start
         hours = float(outcome.wall_seconds.sum()) / HOUR
-        found[name] = {
+        result[name] = {
             "ettr": round(outcome.ettr, 4),
             "hours_between_interruptions": round(hours / float(outcome.interruptions.sum()), 3),
             "cpu_seconds": round(seconds, 3),
             "job_hours_per_cpu_second": round(hours / seconds),
         }
-    return found
+    return result
 
 
 def sweep_minimum() -> float:

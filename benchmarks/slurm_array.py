@@ -118,19 +118,19 @@ def main() -> None:
     parser.add_argument("--undisturbed", action="store_true")
     parser.add_argument("--at-once", type=int, default=64)
     parser.add_argument("--accounting", action="store_true")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="charter-array-") as directory,
-        slurm_cluster(accounting=asked.accounting) as cluster,
+        slurm_cluster(accounting=options.accounting) as cluster,
     ):
         place = Path(directory)
         path, log = counted_path(place)
-        killed = None if asked.undisturbed else asked.shards // 2
-        write_project(place / "project", shards=asked.shards, at_once=asked.at_once, killed=killed)
+        killed = None if options.undisturbed else options.shards // 2
+        write_project(place / "project", shards=options.shards, at_once=options.at_once, killed=killed)
         wall = run(place / "project", {**cluster.environment, "PATH": path})
-        found = {**collected(place / "project", asked.shards), **calls_of(log, wall), "wall_seconds": round(wall, 1)}
+        result = {**collected(place / "project", options.shards), **calls_of(log, wall), "wall_seconds": round(wall, 1)}
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, Slurm 22.05.8"
-    print(json.dumps({**found, "killed_shard": killed, "machine": machine, "command": sys.argv}))
+    print(json.dumps({**result, "killed_shard": killed, "machine": machine, "command": sys.argv}))
 
 
 if __name__ == "__main__":

@@ -42,9 +42,9 @@ def project(directory: Path, template: str, tracker: str | None) -> Path:
     """A new project, with this tracker."""
     charter("init", "--template", template, str(directory))
     path = directory / "charter.yaml"
-    kept = [line for line in path.read_text().splitlines() if not line.startswith("tracking:")]
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("tracking:")]
     entry = [] if tracker is None else [f"tracking: [{{mlflow: {{uri: '{tracker}', experiment: {EXPERIMENT}}}}}]"]
-    path.write_text("\n".join([*kept, *entry]) + "\n")
+    path.write_text("\n".join([*lines, *entry]) + "\n")
     return directory
 
 
@@ -68,13 +68,13 @@ def points(directory: Path, server: Any) -> tuple[int, int]:
     from tracked_runs import mlflow_points, told, written_points
 
     written = written_points(directory)
-    found = mlflow_points(server.client(), EXPERIMENT, told(directory, "mlflow")[""]["id"])
+    stored = mlflow_points(server.client(), EXPERIMENT, told(directory, "mlflow")[""]["id"])
     total = sum(len(series) for metrics in written.values() for series in metrics.values())
     same = sum(
         len(series)
         for stage, metrics in written.items()
         for name, series in metrics.items()
-        if found.get(stage, {}).get(name) == series
+        if stored.get(stage, {}).get(name) == series
     )
     return total, same
 
@@ -88,14 +88,14 @@ def measure(turns: int, template: str, where: Path) -> dict[str, Any]:
     kinds = {"none": None, "away": away.uri, "frozen": frozen.uri}
     frozen.signal(signal.SIGSTOP)
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-    made: dict[str, list[Path]] = {kind: [] for kind in kinds}
+    runs: dict[str, list[Path]] = {kind: [] for kind in kinds}
     hashes = []
     try:
         for turn in range(turns):
             for kind, uri in kinds.items():
                 directory = project(where / f"{kind}-{turn}", template, uri)
                 seconds[kind].append(run(directory))
-                made[kind].append(directory)
+                runs[kind].append(directory)
                 hashes.append(outputs(directory))
                 print(f"{kind} {turn}: {seconds[kind][-1]:.2f} s", file=sys.stderr, flush=True)
         frozen.signal(signal.SIGCONT)
@@ -103,10 +103,10 @@ def measure(turns: int, template: str, where: Path) -> dict[str, Any]:
         arrived = {}
         for kind, server in (("away", away), ("frozen", frozen)):
             started = time.monotonic()
-            for directory in made[kind]:
+            for directory in runs[kind]:
                 charter("track", "sync", "-C", str(directory))
             sync_seconds = time.monotonic() - started
-            counts = [points(directory, server) for directory in made[kind]]
+            counts = [points(directory, server) for directory in runs[kind]]
             total, same = (sum(column) for column in zip(*counts, strict=True))
             arrived[kind] = {"points": total, "arrived_once": same, "sync_seconds": round(sync_seconds, 2)}
     finally:
@@ -114,7 +114,7 @@ def measure(turns: int, template: str, where: Path) -> dict[str, Any]:
             server.kill()
     median = {kind: statistics.median(values) for kind, values in seconds.items()}
     return {
-        "identical": all(found == hashes[0] for found in hashes),
+        "identical": all(digest == hashes[0] for digest in hashes),
         "seconds": {kind: [round(value, 2) for value in values] for kind, values in seconds.items()},
         "added_seconds": {kind: round(median[kind] - median["none"], 2) for kind in ("away", "frozen")},
         "delivered": arrived,
@@ -126,12 +126,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--template", default="cai-smoke")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="charter-tracking-") as directory:
-        found = measure(asked.turns, asked.template, Path(directory))
+        result = measure(options.turns, options.template, Path(directory))
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     print(
-        json.dumps({**found, "turns": asked.turns, "template": asked.template, "machine": machine, "command": sys.argv})
+        json.dumps(
+            {**result, "turns": options.turns, "template": options.template, "machine": machine, "command": sys.argv}
+        )
     )
 
 

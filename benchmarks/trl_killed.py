@@ -30,29 +30,29 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=5)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--adapter-rank", type=int, default=0, help="of an adapter in every stage; 0 for none")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     subprocess.run(["bash", str(ROOT / "tools" / "engine_environment.sh"), ENGINE], check=True, stdout=sys.stderr)
     sys.path[:0] = [str(ROOT / "tests" / "cases"), str(ROOT / "src")]
     import hosted_case as case
 
-    rank = asked.adapter_rank
+    rank = options.adapter_rank
     more = f", adapter: {{rank: {rank}, alpha: {2 * rank}}}" if rank else ""
     python = ROOT / ".engines" / ENGINE / "bin" / "python"
     with tempfile.TemporaryDirectory(prefix="trl-killed-") as folder:
         calm, killed = Path(folder) / "undisturbed", Path(folder) / "killed"
         for root in (calm, killed):
-            case.write_project(root, python=python, steps=asked.steps, every=asked.every, more=more)
+            case.write_project(root, python=python, steps=options.steps, every=options.every, more=more)
         began = time.monotonic()
         ended = case.charter(calm, "run", "--yes", timeout_seconds=1800)
         if ended.returncode != 0:
             sys.exit(ended.stdout + ended.stderr)
         calm_seconds = time.monotonic() - began
-        kills = case.kill_each(killed, every=asked.every, steps=asked.steps, seed=asked.seed)
-        wanted, found = case.outputs_of(calm), case.outputs_of(killed)
+        kills = case.kill_each(killed, every=options.every, steps=options.steps, seed=options.seed)
+        wanted, got = case.outputs_of(calm), case.outputs_of(killed)
         attempts = case.answered(killed, "cost", "report")["attempts"]
         stages = case.answered(killed, "status")["stages"]
         result = {
-            "identical": {stage: found[stage] == wanted[stage] and bool(wanted[stage]) for stage in wanted},
+            "identical": {stage: got[stage] == wanted[stage] and bool(wanted[stage]) for stage in wanted},
             "kills": kills,
             "attempts": [
                 {key: item.get(key) for key in ("stage", "outcome", "first_step", "last_step", "tokens")}

@@ -47,11 +47,13 @@ def main() -> None:
         engine = VllmGenerator(policy, Path(folder), dtype="fp32", options=VllmOptions(max_model_len=512))
         started = time.perf_counter() - start
         engines: dict[str, Generator] = {"native": NativeGenerator(policy), "vllm": engine}
-        found = {name: measure(made, policy, arguments.rows, arguments.tokens) for name, made in engines.items()}
+        results = {
+            name: measure(generator, policy, arguments.rows, arguments.tokens) for name, generator in engines.items()
+        }
         engine.close()
     about = {"rows": arguments.rows, "tokens": arguments.tokens, "threads": torch.get_num_threads()}
     parameters = sum(value.numel() for value in policy.model.parameters())
-    print(json.dumps({**about, "parameters": parameters, "vllm_start_seconds": round(started, 1), **found}))
+    print(json.dumps({**about, "parameters": parameters, "vllm_start_seconds": round(started, 1), **results}))
 
 
 def measure(generator: Generator, policy: LanguageModel, rows: int, tokens: int) -> dict[str, float]:

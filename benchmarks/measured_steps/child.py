@@ -75,12 +75,12 @@ def measure(
     if case.kind == "ppo":
         from .ppo_case import measure_ppo
 
-        found = measure_ppo(case, device, memory, steps=min(steps, 4), warmup=1)
+        result = measure_ppo(case, device, memory, steps=min(steps, 4), warmup=1)
     elif case.kind == "inference":
-        found = _inference(case, device, memory, repeats=min(steps, 3))
+        result = _inference(case, device, memory, repeats=min(steps, 3))
     else:
-        found = _supervised(case, device, memory, steps=steps, warmup=warmup)
-    return found | {"memory_unit": memory.unit, "reserved_gib": memory.reserved_gib()}
+        result = _supervised(case, device, memory, steps=steps, warmup=warmup)
+    return result | {"memory_unit": memory.unit, "reserved_gib": memory.reserved_gib()}
 
 
 def _supervised(case: Case, device: torch.device, memory: PeakMemory, *, steps: int, warmup: int) -> dict[str, Any]:

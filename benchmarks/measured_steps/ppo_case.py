@@ -91,20 +91,20 @@ def measure_ppo(case: Case, device: torch.device, memory: PeakMemory, *, steps: 
     )  # fmt: skip
     meter = PhaseMeter(device, memory)
     task = _task(case, spec, setup_of(spec, device, meter, recompute=case.recompute))
-    whole = timed_steps(task, memory, steps=steps, warmup=warmup)
+    steps_timed = timed_steps(task, memory, steps=steps, warmup=warmup)
     generated, trained = meter.of("generate", warmup), meter.of("train", warmup)
-    rest = [step - one - two for step, one, two in zip(whole, generated, trained, strict=True)]
+    rest = [step - one - two for step, one, two in zip(steps_timed, generated, trained, strict=True)]
     peaks = {phase: meter.peak_of(phase, warmup) for phase in PHASES.values()}
     assert task.models.value is not None
     return {
         "metrics": {
-            "step_time_s": statistics.median(whole),
+            "step_time_s": statistics.median(steps_timed),
             "ppo_generate_time_s": statistics.median(generated),
             "ppo_train_time_s": statistics.median(trained),
             "ppo_other_time_s": statistics.median(rest),
         },
-        "spread": [min(whole), max(whole)],
-        "steps": len(whole),
+        "spread": [min(steps_timed), max(steps_timed)],
+        "steps": len(steps_timed),
         "peak_gib": max(peaks.values()),
         "phase_peak_gib": peaks,
         "resident_gib": _resident(task),
@@ -140,10 +140,10 @@ def _task(case: Case, spec: PpoStage, setup: Setup) -> PpoTask:
 
 def _resident(task: PpoTask) -> dict[str, float]:
     """What each role keeps in memory between steps."""
-    found = {name: gib_of(module.parameters()) for name, module in task.state.modules.items()}
-    found |= {f"{name} optimizer": optimizer_gib(item) for name, item in task.state.optimizers.items()}
+    sizes = {name: gib_of(module.parameters()) for name, module in task.state.modules.items()}
+    sizes |= {f"{name} optimizer": optimizer_gib(item) for name, item in task.state.optimizers.items()}
     reference, reward = task.models.reference.module, task.models.reward.scalar
-    return found | {"reference": gib_of(reference.parameters()), "reward": gib_of(reward.parameters())}
+    return sizes | {"reference": gib_of(reference.parameters()), "reward": gib_of(reward.parameters())}
 
 
 def _billions(module: torch.nn.Module) -> float:

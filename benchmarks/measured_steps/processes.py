@@ -28,28 +28,31 @@ def in_child(task: Case | None, *options: Any, timeout: float) -> dict[str, Any]
     child.start()
     sender.close()
     try:
-        found: dict[str, Any] = (
+        answer: dict[str, Any] = (
             receiver.recv() if receiver.poll(timeout) else {"status": "late", "detail": f"{timeout:.0f} s"}
         )
     except EOFError:
         child.join(10)
-        found = {"status": "failed", "detail": f"the process ended with {child.exitcode} (-9: killed for host memory?)"}
-    child.join(10 if found["status"] != "late" else 0)
+        answer = {
+            "status": "failed",
+            "detail": f"the process ended with {child.exitcode} (-9: killed for host memory?)",
+        }
+    child.join(10 if answer["status"] != "late" else 0)
     if child.is_alive():
         child.kill()
         child.join()
-    return found
+    return answer
 
 
 def _child(sender: Connection, task: Case | None, options: tuple[Any, ...]) -> None:
     try:
         if task is None:
-            found = _machine(*options)
+            answer = _machine(*options)
         else:
             from .child import measure
 
-            found = measure(task, *options)
-        sender.send({"status": "ok", **found})
+            answer = measure(task, *options)
+        sender.send({"status": "ok", **answer})
     except Exception as error:  # the parent goes on with the next case and prints this one
         text = f"{type(error).__name__}: {error}"
         status = "oom" if any(sign in text for sign in OUT_OF_MEMORY) or isinstance(error, MemoryError) else "failed"

@@ -46,13 +46,13 @@ class Machine:
         """
         if self.device == "cpu":
             return "cpu", ""
-        asked = Measurement(id="X", metric="step_time_s", value=1.0, gpu=self.name.removeprefix("Tesla "))
+        question = Measurement(id="X", metric="step_time_s", value=1.0, gpu=self.name.removeprefix("Tesla "))
         try:
-            found = accelerator_of(asked)
+            entry = accelerator_of(question)
         except Refusal:
             return self.name, f"{self.memory_bytes / GB:.0f}"
-        printed = re.search(r"-(\d+)GB$", found.name)
-        return found.name, printed[1] if printed else f"{found.memory_bytes / GB:.0f}"
+        printed = re.search(r"-(\d+)GB$", entry.name)
+        return entry.name, printed[1] if printed else f"{entry.memory_bytes / GB:.0f}"
 
 
 def rows_of(case: Case, found: Mapping[str, Any], machine: Machine) -> list[dict[str, str]]:
@@ -63,12 +63,12 @@ def rows_of(case: Case, found: Mapping[str, Any], machine: Machine) -> list[dict
             shared[column] = f"{found[column]:.6g}"
     if found["status"] == "oom":
         return [shared | {"metric": "oom", "value": "1", "unit": "bool"}]
-    made = [
+    rows = [
         shared | {"metric": metric, "value": f"{value:.6g}", "unit": UNITS.get(metric, "s")}
         for metric, value in found["metrics"].items()
     ]
     return [
-        *made,
+        *rows,
         shared | {"metric": "peak_mem_gib", "value": f"{found['peak_gib']:.6g}", "unit": found["memory_unit"]},
     ]
 

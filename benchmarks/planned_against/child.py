@@ -78,9 +78,9 @@ def seconds(case: Case, place: Path, steps: int) -> dict[str, Any]:
     directory = stage(case, place, steps + WARMUP)
     import_module(f"charter.train.{case.kind}").run(directory)
     lines = [json.loads(line) for line in (directory.path / "metrics.jsonl").read_text().splitlines()][WARMUP:]
-    found = {phase: statistics.median(line[f"seconds_{phase}"] for line in lines) for phase in PHASES}
-    whole = [sum(line[f"seconds_{phase}"] for phase in (*PHASES, "wait", "other")) for line in lines]
-    return {**found, "step": statistics.median(whole), "spread": [min(whole), max(whole)]}
+    medians = {phase: statistics.median(line[f"seconds_{phase}"] for line in lines) for phase in PHASES}
+    totals = [sum(line[f"seconds_{phase}"] for phase in (*PHASES, "wait", "other")) for line in lines]
+    return {**medians, "step": statistics.median(totals), "spread": [min(totals), max(totals)]}
 
 
 def measured_bytes(case: Case, place: Path) -> dict[str, Any]:

@@ -26,12 +26,12 @@ def factors(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     points = [point for row in rows if "seconds" in row and is_fitted(row["case"]) for point in _points(row)]
     names = sorted({name for terms, _ in points for name in terms})
     shares = np.array([[terms.get(name, 0.0) / measured for name in names] for terms, measured in points])
-    found = np.ones(len(names))
+    solution = np.ones(len(names))
     size = 1.0 / (np.linalg.norm(shares, 2) ** 2 + PULL**2)
     for _ in range(STEPS):
-        downhill = shares.T @ (shares @ found - 1) + PULL**2 * (found - 1)
-        found = np.maximum(found - size * downhill, 0.05)
-    return dict(zip(names, found.round(3).tolist(), strict=True))
+        downhill = shares.T @ (shares @ solution - 1) + PULL**2 * (solution - 1)
+        solution = np.maximum(solution - size * downhill, 0.05)
+    return dict(zip(names, solution.round(3).tolist(), strict=True))
 
 
 def _points(row: Mapping[str, Any]) -> Iterable[tuple[dict[str, float], float]]:

@@ -27,15 +27,15 @@ def in_child(case: Case, what: str, steps: int) -> dict[str, Any] | str:
     child.start()
     sender.close()
     try:
-        found = receiver.recv() if receiver.poll(LONGEST_SECONDS) else f"took more than {LONGEST_SECONDS:.0f} s"
+        answer = receiver.recv() if receiver.poll(LONGEST_SECONDS) else f"took more than {LONGEST_SECONDS:.0f} s"
     except EOFError:
         child.join(10)
-        found = f"ended with {child.exitcode}"
+        answer = f"ended with {child.exitcode}"
     child.join(10)
     if child.is_alive():
         child.kill()
         child.join()
-    return found
+    return answer
 
 
 def _child(sender: Connection, case: Case, what: str, steps: int) -> None:
