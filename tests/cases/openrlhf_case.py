@@ -106,7 +106,7 @@ ACCEPTED = {
         )
     ),
     "ppo, split": handover(PPO, POLICY_4, placement=SPLIT),
-    "ppo, async": handover(PPO, POLICY_4, placement=ASYNC),
+    "ppo, async": handover(replace(PPO, asynchrony="one_step_off"), POLICY_4, placement=ASYNC),
     "ppo, offloaded on two nodes": handover(
         PPO,
         replace(LAYOUT, data=16, accumulation=2),

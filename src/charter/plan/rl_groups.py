@@ -357,8 +357,12 @@ def group_sizes(num_accelerators: int, per_node: int) -> tuple[int, ...]:
 
 
 def arrangements_of(work: RlWork, engine: RlEngine) -> tuple[Arrangement, ...]:
-    """Arrangements that an engine can execute; where rollouts are drawn ahead, those that generate beside training."""
-    return tuple(name for name in engine.arrangements if name == "async" or not work.ahead)
+    """Arrangements that an engine can execute and the file asks for.
+
+    A generator that works ahead of training gives answers of an older policy: what is learned from is the file's to
+    say (`asynchrony`), never the search's.
+    """
+    return tuple(name for name in engine.arrangements if (name == "async") == work.ahead)
 
 
 def role_groups(work: RlWork, engine: RlEngine, arrangement: Arrangement) -> tuple[tuple[tuple[str, ...], ...], ...]:

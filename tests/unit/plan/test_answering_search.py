@@ -218,7 +218,7 @@ def test_the_text_of_a_plan_names_who_serves_and_who_waits(lab):
     again = {
         "label": SAMPLED["label"],
         "again": SAMPLED["label"],
-        "ppo": replace(lab.ALL_KINDS["ppo"], engine="openrlhf"),
+        "ppo": replace(lab.ALL_KINDS["ppo"], engine="openrlhf", asynchrony="one_step_off"),
     }
     pipeline = {**again, "ppo": replace(again["ppo"], policy="base", reward="base", resources=FOUR)}
     made = lab.project(models=models, pipeline=pipeline, serving={"judge": DEAR})

@@ -23,7 +23,7 @@ SPOT = Price(market="spot", usd_per_hour=0.5, source="test", as_of="")
 
 @pytest.fixture(scope="module")
 def asked():
-    return case.question(case.workload(), "openrlhf", use_spot="auto")
+    return case.question(replace(case.workload(), ahead=True), "openrlhf", use_spot="auto")
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,8 @@ IDEAL = RlConstants(
 """Links without end and nothing beside the phases."""
 SECONDS = st.floats(0.01, 1e4)
 WORK = case.workload()
+AHEAD = replace(WORK, ahead=True)
+"""Rollouts are drawn one step ahead: only then may a generator work beside training."""
 
 
 def options(engine, accelerator="H100", nodes=2, *, work=WORK, per_node=8):
@@ -131,10 +133,10 @@ def test_twice_the_accelerators_in_the_same_ratio_are_never_slower():
     [
         ("native", {"colocated"}),
         ("verl", {"colocated"}),
-        ("openrlhf", {"colocated", "split", "async"}),
+        ("openrlhf", {"colocated", "split"}),
     ],
 )
-def test_an_engine_is_offered_only_what_it_can_execute(engine, placements):
+def test_an_engine_is_offered_only_what_it_can_execute_and_the_file_wants(engine, placements):
     found, _ = options(engine, nodes=4)
     assert {option.placement for option in found} == placements
     assert {option.engine for option in found} == {engine}
@@ -145,7 +147,7 @@ def test_any_engine_shows_the_placements_of_the_others():
     (chosen,), _ = rl_options(asked, where, 4)
     shown = other_engines(asked, replace(chosen, place=where))
     assert {item.engine for item in shown} == set(rl_engines()) - {"nemo_rl"}  # which trains no value model
-    assert {"async", "split", "colocated"} <= {item.layout.split(":")[0] for item in shown}
+    assert {"split", "colocated"} <= {item.layout.split(":")[0] for item in shown}
     assert [item.seconds for item in shown] == sorted(item.seconds for item in shown)
 
 
@@ -163,15 +165,17 @@ def test_the_terms_of_the_chosen_are_those_of_its_tables(engine):
 
 
 def test_columns_and_terms_of_a_group_agree():
-    asked = case.question(WORK, "openrlhf")
-    setting = Setting(
-        question=asked, engine=rl_engines()["openrlhf"], work=rl_work(WORK), place=case.place("H100", nodes=(4,))
-    )
-    for arrangement in ("colocated", "split", "async"):
+    for arrangement, work in (("colocated", WORK), ("split", WORK), ("async", AHEAD)):
+        setting = Setting(
+            question=case.question(work, "openrlhf"),
+            engine=rl_engines()["openrlhf"],
+            work=rl_work(work),
+            place=case.place("H100", nodes=(4,)),
+        )
         item = next(
             placed(setting.work, setting.engine, arrangement, setting.groups, size=32, capacity=setting.capacity)
         )
-        option = next(option for option in options("openrlhf", nodes=4)[0] if option.placement == arrangement)
+        option = next(option for option in options("openrlhf", nodes=4, work=work)[0] if option.placement == arrangement)
         trainers = [group for group in option.groups if group.name != "generators"]
         best = [
             setting.groups.trainer(group.num_accelerators, group.roles, setting.capacity, mode_of(group.layout))
@@ -235,7 +239,7 @@ def test_stage_resources_hold_for_trainers():
 
 
 def test_two_kinds_of_accelerators_pay_both_prices():
-    asked = case.question(WORK, "openrlhf")
+    asked = case.question(AHEAD, "openrlhf")
     places = (case.place("H100", nodes=(1, 2), usd=4.0), case.place("A100-80GB", nodes=(1, 2), usd=1.5))
     found = across(asked, places)
     assert found
@@ -247,7 +251,7 @@ def test_two_kinds_of_accelerators_pay_both_prices():
         expected = own * prices[option.place.accelerator.name] + other * prices[beside.place.accelerator.name]
         assert option.usd_per_hour == pytest.approx(expected)
         assert option.num_accelerators == own + other == sum(group.num_accelerators for group in option.groups)
-        assert option.placement in ("split", "async")
+        assert option.placement == "async"
         assert 0 < option.idle_share < 1
         assert option.num_nodes + beside.num_nodes <= 2  # as many as may be held at once
         idle = (
@@ -261,11 +265,11 @@ def test_two_kinds_of_accelerators_pay_both_prices():
 
 def test_two_kinds_only_of_one_provider_and_on_demand():
     near, far = case.place("H100", nodes=(1, 2)), case.place("A100-80GB", nodes=(1, 2), infra="gcp")
-    assert across(case.question(WORK, "openrlhf"), (near, far)) == ()
+    assert across(case.question(AHEAD, "openrlhf"), (near, far)) == ()
     both = (near, replace(far, infra="aws"))
-    assert across(case.question(WORK, "openrlhf", use_spot=True), both) == ()
+    assert across(case.question(AHEAD, "openrlhf", use_spot=True), both) == ()
     assert across(case.question(WORK, "native"), both) == ()
-    assert across(case.question(WORK, "openrlhf"), both)
+    assert across(case.question(AHEAD, "openrlhf"), both)
 
 
 def test_a_search_gives_the_same_answer_twice():
@@ -325,9 +329,8 @@ def test_the_seconds_that_a_layout_of_ppo_was_chosen_by_are_the_sum_of_its_terms
 
 
 def test_a_rollout_drawn_ahead_needs_a_place_beside():
-    ahead = replace(WORK, ahead=True)
-    beside, _ = options("openrlhf", work=ahead)
+    beside, _ = options("openrlhf", work=AHEAD)
     assert {item.placement for item in beside} == {"async"}
-    none, missed = options("verl", work=ahead)
+    none, missed = options("verl", work=AHEAD)
     assert none == ()
     assert "verl learns from rollouts of the present policy alone; remove asynchrony" in missed.rejected[0].reason

@@ -223,7 +223,7 @@ def placement_arguments(given: Arguments, stage: PpoStage) -> None:
     placement = given.handover.placement or RlPlacement()
     trainers = [group for group in placement.groups if GENERATE not in group.roles]
     generators = [group for group in placement.groups if GENERATE in group.roles]
-    for message, hint in _impossible(given.handover.layout, placement, trainers, generators):
+    for message, hint in _impossible(given.handover.layout, placement, trainers, generators, ahead=stage.ahead):
         path = f"pipeline.{given.handover.name}.engine"
         given.fields.problems.append(Problem(path=path, message=f"openrlhf cannot {message}", hint=hint))
     if not generators:
@@ -286,8 +286,15 @@ def _generator(given: Arguments, size: int, placement: RlPlacement, *, memory: f
 
 
 def _impossible(
-    layout: Layout, placement: RlPlacement, trainers: list[RolesTogether], generators: list[RolesTogether]
+    layout: Layout,
+    placement: RlPlacement,
+    trainers: list[RolesTogether],
+    generators: list[RolesTogether],
+    *,
+    ahead: int,
 ) -> Iterator[tuple[str, str]]:
+    if placement.arrangement == "async" and not ahead:
+        yield "let a generator work ahead of training unless the file says asynchrony: one_step_off", "plan it again"
     if not generators and (len(trainers) > 1 or placement.arrangement in ("split", "async")):
         yield (
             f"run {placement.arrangement} without accelerators for the generator",
@@ -357,10 +364,11 @@ def ppo_arguments(handover: Handover) -> Arguments:
 
 
 def _asynchrony(given: Arguments, stage: PpoStage) -> None:
-    """A generator beside training is one rollout ahead; any other placement learns from the present policy."""
+    """A generator ahead of training is one rollout ahead; any other placement learns from the present policy."""
+    apart = given.handover.placement is not None and given.handover.placement.arrangement == "async"
     if not stage.ahead:
-        given.fields.same("stage.asynchrony", None, "one rollout ahead where the plan places the generator so")
-    elif given.handover.placement is not None and given.handover.placement.arrangement == "async":
+        given.fields.same("stage.asynchrony", None, "rollouts of the present policy")
+    elif apart:
         note = "the generator has accelerators of its own and is one rollout ahead: a queue of one"
         given.to("stage.asynchrony", "--train.async_queue_size", 1, how="computed", note=note)
     else:

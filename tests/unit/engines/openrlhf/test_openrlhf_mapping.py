@@ -297,10 +297,11 @@ def test_all_roles_together_share_with_a_generator_that_sleeps():
 
 
 def test_async_training_has_all_but_the_generator_together():
-    found = options(handover(PPO, POLICY_4, placement=ASYNC))
+    found = options(handover(replace(PPO, asynchrony="one_step_off"), POLICY_4, placement=ASYNC))
     assert {"--train.colocate_all", "--train.async_enable"} <= set(found)
     assert "--vllm.enable_sleep" not in found
     assert found["--vllm.num_engines"] == "4"
+    assert "one_step_off" in refused(handover(PPO, POLICY_4, placement=ASYNC))["engine"]
 
 
 def _beside(*groups, arrangement="split", tensor=1):

@@ -1,6 +1,6 @@
 #!/bin/bash
 #SBATCH --job-name=x-70b-on-mixed-spot-helpful
-#SBATCH --nodes=8
+#SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=32
 #SBATCH --gres=gpu:h100:8
@@ -12,5 +12,5 @@
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:-.}"
 export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
-srun --ntasks 8 --ntasks-per-node 1 --kill-on-bad-exit=1 \
+srun --ntasks 4 --ntasks-per-node 1 --kill-on-bad-exit=1 \
     bash -c 'export NODE_RANK="$SLURM_NODEID"; exec bash run.sh'
