@@ -175,7 +175,9 @@ def test_columns_and_terms_of_a_group_agree():
         item = next(
             placed(setting.work, setting.engine, arrangement, setting.groups, size=32, capacity=setting.capacity)
         )
-        option = next(option for option in options("openrlhf", nodes=4, work=work)[0] if option.placement == arrangement)
+        option = next(
+            option for option in options("openrlhf", nodes=4, work=work)[0] if option.placement == arrangement
+        )
         trainers = [group for group in option.groups if group.name != "generators"]
         best = [
             setting.groups.trainer(group.num_accelerators, group.roles, setting.capacity, mode_of(group.layout))
