@@ -223,7 +223,7 @@ def placement_arguments(given: Arguments, stage: PpoStage) -> None:
     placement = given.handover.placement or RlPlacement()
     trainers = [group for group in placement.groups if GENERATE not in group.roles]
     generators = [group for group in placement.groups if GENERATE in group.roles]
-    for message, hint in _impossible(given.handover.layout, placement, trainers, generators, ahead=stage.ahead):
+    for message, hint in _impossible(given, stage, placement, trainers):
         path = f"pipeline.{given.handover.name}.engine"
         given.fields.problems.append(Problem(path=path, message=f"openrlhf cannot {message}", hint=hint))
     if not generators:
@@ -286,14 +286,10 @@ def _generator(given: Arguments, size: int, placement: RlPlacement, *, memory: f
 
 
 def _impossible(
-    layout: Layout,
-    placement: RlPlacement,
-    trainers: list[RolesTogether],
-    generators: list[RolesTogether],
-    *,
-    ahead: int,
+    given: Arguments, stage: PpoStage, placement: RlPlacement, trainers: list[RolesTogether]
 ) -> Iterator[tuple[str, str]]:
-    if placement.arrangement == "async" and not ahead:
+    layout, generators = given.handover.layout, [group for group in placement.groups if GENERATE in group.roles]
+    if placement.arrangement == "async" and not stage.ahead:
         yield "let a generator work ahead of training unless the file says asynchrony: one_step_off", "plan it again"
     if not generators and (len(trainers) > 1 or placement.arrangement in ("split", "async")):
         yield (
