@@ -173,7 +173,7 @@ def leaks(attention, layout, dtype):
 
 
 @pytest.mark.usefixtures("flash", "flex")
-def test_no_token_sees_a_later_one_or_another_conversation_or_padding():
+def test_no_token_sees_what_it_must_not():
     """Whatever is changed, logits before it and in other conversations keep every bit."""
     seen = {case: what for case in cases(LAYOUTS) if (what := sorted({*leaks(*case)}))}
     assert seen == {}
@@ -219,7 +219,7 @@ def test_answers_do_not_hang_on_what_neighbours_are_asked():
         assert by_second == by_third, attention
 
 
-def test_layers_that_no_mask_keeps_apart_are_not_packed():
+def test_layers_without_masks_of_their_own_are_not_packed():
     """A mask of ours takes the place of a sliding window; a recurrent state or a convolution passes from one to the
     next. A window that no row exceeds is as good as none."""
     from transformers import Gemma3TextConfig, Lfm2Config, LlamaConfig, MistralConfig, Qwen3NextConfig
