@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from charter.errors import StageError
 from charter.models.chat import Encoded
 from charter.models.runtime import EAGER, FLASH, FLEX, on_device
 
@@ -50,6 +52,24 @@ def pack(lengths: Sequence[int], seq_len: int) -> tuple[tuple[int, ...], ...]:
                 insort(free_lengths, room)
             with_room[room].append(row)
     return tuple(tuple(row) for row in rows)
+
+
+def check_packable(config: Any, seq_len: int) -> None:
+    """Refuse to let conversations share a row in a model with layers that no mask of ours keeps them apart in.
+
+    The mask takes the place of a layer's own, a sliding window with it; a recurrent state or a convolution passes from
+    one conversation to the next whatever the mask.
+    """
+    for layer in DynamicCache(config=config).layers:
+        if type(layer) is DynamicLayer:
+            continue
+        if not isinstance(layer, DynamicSlidingWindowLayer):
+            reason = "layers that carry a state from one conversation of a row to the next"
+        elif layer.sliding_window < seq_len:
+            reason = f"layers that attend to the last {layer.sliding_window} tokens only, fewer than seq_len {seq_len}"
+        else:
+            continue
+        raise StageError(f"{config.model_type} has {reason}; conversations cannot share rows: use packing: false")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from charter.models.chat import Encoded
 from charter.models.runtime import FLASH
 from charter.spec.stage import SftStage
 from charter.train.models import TrainedModel, stage_model, trained_model
-from charter.train.packing import model_inputs, pack, packed_batch
+from charter.train.packing import check_packable, model_inputs, pack, packed_batch
 from charter.train.pretrain import language_loss
 from charter.train.setup import Setup, set_up
 from charter.train.supervised import BatchLoss, train_and_publish
@@ -60,6 +60,7 @@ def _single(setup: Setup, spec: SftStage, trained: TrainedModel, data: TokenRows
 
 def _packed(setup: Setup, spec: SftStage, trained: TrainedModel, data: TokenRows) -> tuple[int, Rows]:
     """Conversations share rows by a precomputed index."""
+    check_packable(trained.model.model.config, spec.seq_len)
     index = pack(data.lengths(), spec.seq_len)
     attention = setup.layout.attention
 
