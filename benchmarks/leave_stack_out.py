@@ -1,6 +1,6 @@
 """Errors on stacks that were left out of the fit, printed as the column of the accuracy issue's table.
 
-    nice .venv/bin/python benchmarks/leave_stack_out.py FILE.csv [--draws 20]
+    nice .venv/bin/python benchmarks/leave_stack_out.py FILE.csv [--draws 20] [--processes 2]
 
 Nested: the constants that predict a stack are fitted without its rows, and so are the widths of its intervals, which
 come from errors of the other stacks, each predicted without itself and without the first. One stack has one vote (the
@@ -17,10 +17,14 @@ import json
 import math
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, median
+from textwrap import wrap
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
@@ -35,7 +39,7 @@ from charter.validation.quantity import (  # noqa: E402
     quantity_of,
 )
 from charter.validation.rows.measurement import Measurement, Refusal, read_measurements  # noqa: E402
-from charter.validation.score import Case, ScoredRow, calibrated, fitted_to, predict  # noqa: E402
+from charter.validation.score import Case, ScoredRow, calibrated, fitted_to, predict, prepared_once  # noqa: E402
 from charter.validation.validate import safe_cases  # noqa: E402
 
 FEWEST = 8
@@ -47,6 +51,8 @@ MISS = 10.0
 (2007)."""
 LADDERS = ("FND", "IEV", "BSC", "TTN", "NTR")
 """Sources that measured one job on several numbers of accelerators; from the issue."""
+WIDTH = 120
+"""Of printed text, which docs/concepts/accuracy.md holds as it is."""
 WHOLE_STEPS = ("step_time_s", "ppo_step_time_s")
 
 
@@ -103,11 +109,11 @@ class Stacks:
     """The cases of one quantity, with a cache of constants fitted without some stacks."""
 
     def __init__(self, quantity: Quantity, rows: Sequence[Measurement]) -> None:
-        self.quantity = quantity
         mine = [row for row in rows if quantity_of(row) is quantity and row.metric != "oom"]
         sound = [row for row in mine if not alarms_of(row)]
         self.flagged = len(mine) - len(sound)
         self.cases, self.refused = safe_cases(quantity, sound)
+        self.quantity = prepared_once(quantity, self.cases)
         self.names = sorted({stack_of(case.row) for case in self.cases})
         self._fits: dict[frozenset[str], Fitted] = {}
 
@@ -259,12 +265,14 @@ def interval_line(items: Sequence[tuple[str, ScoredRow, float]]) -> dict[str, ob
     }
 
 
-def fits(rows: Sequence[Measurement], stacks: Mapping[str, Stacks]) -> dict[str, object]:
+def fits(rows: Sequence[Measurement]) -> dict[str, object]:
     """Brier score of P(fits), runs that ran out of memory and runs that ran weighing the same.
 
-    `stacks` are those of the memory quantities: a row is judged with constants fitted without its stack.
+    A row is judged with constants of memory that were fitted without its stack.
     """
+    stacks = {quantity.name: Stacks(quantity, rows) for quantity in QUANTITIES if quantity.name in MEMORY_NAMES}
     found: dict[bool, list[float]] = {True: [], False: []}
+    above: list[str] = []
     for row in rows:
         if row.metric != "oom" and not (row.metric.startswith("peak_mem") and row.kind != "inference"):
             continue
@@ -276,79 +284,104 @@ def fits(rows: Sequence[Measurement], stacks: Mapping[str, Stacks]) -> dict[str,
             found[ran].append(out_of_memory(row, constants).fits_probability)
         except Refusal:
             continue
+        if not ran and found[ran][-1] > 0.5:
+            above.append(row.id)
     brier = {ran: mean((value - ran) ** 2 for value in values) for ran, values in found.items() if values}
     return {
         "oom_rows": len(found[False]),
         "ran_rows": len(found[True]),
         "brier": mean(brier.values()) if brier else None,
-        "oom_above_half": sum(value > 0.5 for value in found[False]),
+        "oom_above_half": above,
         "ran_below_fifth": mean(value < 0.2 for value in found[True]) if found[True] else None,
     }
 
 
-def column(rows: Sequence[Measurement], draws: int) -> dict[str, object]:
+@dataclass(kw_only=True)
+class Scores:
+    """Scored rows of one quantity."""
+
+    zero: list[tuple[str, ScoredRow, float]] = field(default_factory=list)
+    """Stack, row before any calibration, half-width of its interval."""
+    drawn: list[list[tuple[str, ScoredRow]]] = field(default_factory=list)
+    """Of each draw: stack and row after a calibration."""
+    moved: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Errors of sources before and after."""
+    ladders: dict[str, dict[str, float]] = field(default_factory=dict)
+    refused: int = 0
+    flagged: int = 0
+    worse: int = 0
+    compared: int = 0
+
+
+def scores_of(name: str, rows: Sequence[Measurement], draws: int) -> Scores:
+    """Everything that is predicted of one quantity."""
+    print(name, file=sys.stderr)
+    quantity = next(quantity for quantity in QUANTITIES if quantity.name == name)
+    stacks = Stacks(quantity, rows)
+    scores = Scores(refused=len(stacks.refused), flagged=stacks.flagged, drawn=[[] for _ in range(draws)])
+    for stack in stacks.names:
+        own, fitted = stacks.own(stack), stacks.without(stack)
+        items = stacks.scored(own, fitted)
+        width = stacks.widths(stack)
+        scores.zero += [(stack, item, width(group_of(item.row))) for item in items]
+        trials = draws_of(stacks, stack, own, fitted, draws)
+        for trial, drawn in zip(trials, scores.drawn, strict=False):
+            drawn += [(stack, item) for item in trial]
+        if trials:
+            before, later = before_and_after(items, trials)
+            scores.compared += 1
+            scores.worse += later > before
+    scores.moved = sources_moved(stacks, draws)
+    if quantity.name == "training step time":
+        scores.ladders = anchors(stacks)
+    return scores
+
+
+def by_kind(items: Iterable[tuple[str, ScoredRow]]) -> dict[str, list[tuple[str, ScoredRow]]]:
+    """Scored rows by the line of the table."""
+    kinds: dict[str, list[tuple[str, ScoredRow]]] = {}
+    for stack, item in items:
+        kinds.setdefault(kind_of(item.row), []).append((stack, item))
+    return kinds
+
+
+def column(rows: Sequence[Measurement], draws: int, processes: int) -> dict[str, object]:
     """Every figure of the table."""
-    zero: dict[str, list[tuple[str, ScoredRow]]] = {}
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        jobs = [pool.submit(scores_of, quantity.name, rows, draws) for quantity in QUANTITIES]
+        judged = pool.submit(fits, rows)
+        quantities = [job.result() for job in jobs]
+    zero = by_kind((stack, item) for scores in quantities for stack, item, _ in scores.zero)
     after: dict[str, list[float]] = {}
+    for number in range(draws):
+        for kind, items in by_kind(pair for scores in quantities for pair in scores.drawn[number]).items():
+            error = over_stacks(items)[0]
+            if error is not None:
+                after.setdefault(kind, []).append(error)
     widths: dict[str, list[tuple[str, ScoredRow, float]]] = {}
-    moved: dict[str, tuple[float, float]] = {}
-    ladders: dict[str, dict[str, float]] = {}
-    memory: dict[str, Stacks] = {}
-    shares: list[ScoredRow] = []
-    refused, flagged, worse, compared = 0, 0, 0, 0
-    for quantity in QUANTITIES:
-        print(quantity.name, file=sys.stderr)
-        stacks = Stacks(quantity, rows)
-        if quantity.name in MEMORY_NAMES:
-            memory[quantity.name] = stacks
-        refused += len(stacks.refused)
-        flagged += stacks.flagged
-        drawn: list[dict[str, list[tuple[str, ScoredRow]]]] = [{} for _ in range(draws)]
-        for stack in stacks.names:
-            own, fitted = stacks.own(stack), stacks.without(stack)
-            items = stacks.scored(own, fitted)
-            width = stacks.widths(stack)
-            shares += items
-            for item in items:
-                zero.setdefault(kind_of(item.row), []).append((stack, item))
-                widths.setdefault(group_of(item.row), []).append((stack, item, width(group_of(item.row))))
-            trials = draws_of(stacks, stack, own, fitted, draws)
-            for trial, table in zip(trials, drawn, strict=False):
-                for item in trial:
-                    table.setdefault(kind_of(item.row), []).append((stack, item))
-            if trials:
-                compared += 1
-                before, later = before_and_after(items, trials)
-                worse += later > before
-        moved |= sources_moved(stacks, draws)
-        if quantity.name == "training step time":
-            ladders = anchors(stacks)
-        for table in drawn:
-            for kind, found in table.items():
-                error = over_stacks(found)[0]
-                if error is not None:
-                    after.setdefault(kind, []).append(error)
+    for scores in quantities:
+        for stack, item, width in scores.zero:
+            widths.setdefault(group_of(item.row), []).append((stack, item, width))
     lines = {}
     for kind in sorted(zero):
         error, voting, configurations = over_stacks(zero[kind])
-        under = mean(item.predicted < 0.95 * item.row.value for _, item in zero[kind])
         lines[kind] = {
             "stacks": voting,
             "configurations": configurations,
             "zero_shot": error,
             "after_5": mean(after[kind]) if kind in after else None,
-            "under_by_5_percent": under,
+            "under_by_5_percent": mean(item.predicted < 0.95 * item.row.value for _, item in zero[kind]),
         }
     return {
         "lines": lines,
         "intervals": {group: interval_line(items) for group, items in sorted(widths.items())},
-        "fits": fits(rows, memory),
-        "refused": refused / len(rows),
-        "flagged": flagged,
-        "made_worse_by_5": [worse, compared],
-        "sources_by_5": {name: [before, later] for name, (before, later) in moved.items()},
-        "anchors": ladders,
-        "shares": share_errors(shares),
+        "fits": judged.result(),
+        "refused": sum(scores.refused for scores in quantities) / len(rows),
+        "flagged": sum(scores.flagged for scores in quantities),
+        "made_worse_by_5": [sum(scores.worse for scores in quantities), sum(each.compared for each in quantities)],
+        "sources_by_5": {name: pair for scores in quantities for name, pair in scores.moved.items()},
+        "anchors": {name: figures for scores in quantities for name, figures in scores.ladders.items()},
+        "shares": share_errors([item for scores in quantities for _, item, _ in scores.zero]),
         "rows": len(rows),
         "draws": draws,
     }
@@ -373,21 +406,26 @@ def table(figures: dict[str, object]) -> str:
         score, best = item["score"], item["best_constant"]
         cells = f"{percent(item['coverage'])} | {score:.2f} | {best:.2f} | {score / best:.2f}"
         lines.append(f"| {name} | {cells} | {item['best_of_each_stack']:.2f} |")
-    judged = figures["fits"]
+    judged: Mapping[str, Any] = figures["fits"]  # type: ignore[assignment]
+    above = ", ".join(judged["oom_above_half"]) or "none"
     worse, compared = figures["made_worse_by_5"]  # type: ignore[misc]
-    brier = "-" if judged["brier"] is None else f"{judged['brier']:.3f}"  # type: ignore[index]
-    lines += [
-        "",
-        f"fits_probability: Brier {brier} ({judged['oom_rows']} rows out of memory, {judged['ran_rows']} that ran); "  # type: ignore[index]
-        f"out of memory above 0.5: {judged['oom_above_half']}; ran below 0.2: {percent(judged['ran_below_fifth'])}",  # type: ignore[index]
+    brier = "-" if judged["brier"] is None else f"{judged['brier']:.3f}"
+    text = [
+        f"fits_probability: Brier {brier} ({judged['oom_rows']} rows out of memory, {judged['ran_rows']} that ran); "
+        f"out of memory above 0.5: {above}; ran below 0.2: {percent(judged['ran_below_fifth'])}",
         f"refused: {percent(figures['refused'])} of {figures['rows']} rows, {figures['flagged']} flagged; "
         f"made worse by 5 rows: {worse} of {compared} stacks and quantities",
         sources_line(figures["sources_by_5"], int(figures["draws"])),  # type: ignore[arg-type, call-overload]
         shares_line(figures["shares"]),  # type: ignore[arg-type]
-        "",
-        *anchor_lines(figures["anchors"]),  # type: ignore[arg-type]
     ]
-    return "\n".join(line.replace("%", " %").replace("  %", " %") for line in lines)
+    lines += [folded for line in text for folded in ("", *wrap(spaced(line), WIDTH, break_on_hyphens=False))]
+    lines += ["", *anchor_lines(figures["anchors"])]  # type: ignore[arg-type]
+    return "\n".join(map(spaced, lines))
+
+
+def spaced(text: str) -> str:
+    """Text with a space before each percent sign."""
+    return text.replace("%", " %").replace("  %", " %")
 
 
 def sources_line(moved: Mapping[str, tuple[float, float]], draws: int) -> str:
@@ -424,8 +462,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--draws", type=int, default=20)
+    parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
-    figures = column(read_measurements(options.file), options.draws)
+    figures = column(read_measurements(options.file), options.draws, options.processes)
     assert all(math.isfinite(item["zero_shot"]) for item in figures["lines"].values())  # type: ignore[attr-defined]
     print(table(figures))
     print(json.dumps(figures))

@@ -10,7 +10,7 @@ differences. A stack's few rows say by cross-validation how far its constants ma
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,13 @@ from charter.physics.columns import Array, array
 from charter.physics.constants import describe, moved
 from charter.physics.fitted import Fitted
 
+Predict: TypeAlias = Callable[[Any, NDArray[np.intp]], Array]
+"""Predictions of rows named by number, one value of every constant for each; a row may be named many times, so that
+all slopes come from one call."""
 STEP = 1e-3
 """Of a logarithm, for finite differences."""
+MOST_AT_ONCE = 8192
+"""Predictions of one call: what stays in a processor's caches."""
 DEGREES_OF_FREEDOM = 4.0
 """Of Student's t: a residual of 3 noise widths weighs 0.38 of a small one."""
 
@@ -33,7 +38,7 @@ MOST_FOLDS = 20
 
 
 def calibrate(
-    predict: Callable[[Any], Array],
+    predict: Predict,
     kind: type,
     measured: Array,
     stacks: Sequence[str],
@@ -72,7 +77,7 @@ def calibrate(
 
 
 def fit(
-    predict: Callable[[Any], Array],
+    predict: Predict,
     kind: type,
     measured: Array,
     weights: Array,
@@ -84,7 +89,7 @@ def fit(
     shared: bool = True,
     iterations: int = 12,
 ) -> Fitted:
-    """Shifts that bring `predict(constants)` near `measured`.
+    """Shifts that bring `predict(constants, rows)` near `measured`.
 
     `stack_share` is the spread between stacks relative to a constant's own. With `shared=False` only the stacks' shifts
     move, and the prior is centred on where they start (calibration on a few rows of one stack, on top of `start`).
@@ -111,7 +116,7 @@ def fit(
 class _Problem:
     """Rows to fit, and how a vector of unknowns is laid out: a block of shared shifts, then one block per stack."""
 
-    predict: Callable[[Any], Array]
+    predict: Predict
     kind: type
     target: Array
     """Logarithms of what was measured."""
@@ -154,9 +159,10 @@ class _Problem:
         return array(np.array([self.start.shared.get(name, 0.0) for name in self.names]) + table[self.member])
 
     def logs(self, offsets: Array) -> Array:
-        """Logarithms of what is predicted."""
+        """Logarithms of what is predicted: of every row once, or again for each of several tables of shifts."""
+        rows = np.arange(len(offsets)) % len(self.target)
         constants = moved(self.kind(), {name: offsets[:, index] for index, name in enumerate(self.names)})
-        return np.log(np.maximum(self.predict(constants), 1e-30))
+        return np.log(np.maximum(self.predict(constants, rows), 1e-30))
 
     def solved(self, noise: float, iterations: int) -> Array:
         """The unknowns that fit the rows best."""
@@ -173,9 +179,9 @@ class _Problem:
 
         A weight below a hundredth is zero: it would cost a fit and move nothing.
         """
-        offsets = self.offsets(self.begin)
-        current = self.logs(offsets)
-        slopes, residual = self._jacobian(offsets, current), self.target - current
+        current, of_stack = self.slopes(self.offsets(self.begin))
+        residual = self.target - current
+        slopes = np.hstack([np.where((self.member == at)[:, None], of_stack, 0.0) for at in range(len(self.groups))])
         folds = np.arange(len(residual)) % min(len(residual), MOST_FOLDS)
         logs = []
         for share in shares:
@@ -191,26 +197,46 @@ class _Problem:
         return list(map(float, weights / weights.sum()))
 
     def gauss_newton_step(self, theta: Array, noise: float) -> Array:
-        """The next move of the unknowns, rows far off weighing less."""
-        offsets = self.offsets(theta)
-        current = self.logs(offsets)
-        residual = self.target - current
-        far = (residual / noise) ** 2
-        scale = self.weights * (DEGREES_OF_FREEDOM + 1) / (DEGREES_OF_FREEDOM + far) / noise**2
-        jacobian = self._jacobian(offsets, current)
-        weighted = jacobian * scale[:, None]
-        normal = jacobian.T @ weighted + np.diag(1 / self.prior**2)
-        return array(np.linalg.solve(normal, weighted.T @ residual - (theta - self.centre) / self.prior**2))
+        """The next move of the unknowns, rows far off weighing less.
 
-    def _jacobian(self, offsets: Array, current: Array) -> Array:
-        width = len(self.names)
-        slopes = np.empty((len(current), width))
-        for index in range(width):
-            bumped = offsets.copy()
-            bumped[:, index] += STEP
-            slopes[:, index] = (self.logs(bumped) - current) / STEP
-        blocks = [np.full(len(current), True)] * self.shared + [self.member == at for at in range(len(self.groups))]
-        return np.hstack([np.where(rows[:, None], slopes, 0.0) for rows in blocks])
+        No row has two stacks, so that the normal matrix is a block of each stack and their borders with what is shared:
+        the stacks are eliminated one by one (Schur complement).
+        """
+        current, slopes = self.slopes(self.offsets(theta))
+        residual = self.target - current
+        scale = self.weights * (DEGREES_OF_FREEDOM + 1) / (DEGREES_OF_FREEDOM + (residual / noise) ** 2) / noise**2
+        pull = ((self.centre - theta) / self.prior**2).reshape(-1, len(self.names))
+        tight = np.diag(1 / (self.stack_share * self.sigma) ** 2)
+        borders, sides = [], []
+        for number in range(len(self.groups)):
+            own = self.member == number
+            weighted = slopes[own] * scale[own, None]
+            borders.append(slopes[own].T @ weighted)
+            sides.append(weighted.T @ residual[own])
+        stacks = list(zip(borders, sides, pull[int(self.shared) :], strict=True))
+        if not self.shared:
+            return np.concatenate([np.linalg.solve(border + tight, side + own) for border, side, own in stacks])
+        normal, right = np.diag(1 / self.sigma**2), pull[0]
+        for border, side, own in stacks:
+            normal = normal + border - border @ np.linalg.solve(border + tight, border)
+            right = right + side - border @ np.linalg.solve(border + tight, side + own)
+        first = np.linalg.solve(normal, right)
+        rest = [np.linalg.solve(border + tight, side + own - border @ first) for border, side, own in stacks]
+        return np.concatenate([first, *rest])
+
+    def slopes(self, offsets: Array) -> tuple[Array, Array]:
+        """Logarithms of what is predicted, and how they move with each constant."""
+        count, width = offsets.shape
+        each = max(1, MOST_AT_ONCE // count)
+        logs = []
+        for first in range(0, width + 1, each):
+            chosen = np.arange(first, min(first + each, width + 1))
+            bumped = np.repeat(offsets[None], len(chosen), axis=0)
+            moved_ones = chosen[chosen < width]
+            bumped[moved_ones - first, :, moved_ones] += STEP
+            logs.append(self.logs(bumped.reshape(-1, width)).reshape(len(chosen), -1))
+        table = np.vstack(logs)
+        return table[-1], array(((table[:-1] - table[-1]) / STEP).T)
 
     def fitted(self, theta: Array, noise: float) -> Fitted:
         """The unknowns by name."""

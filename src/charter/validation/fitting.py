@@ -8,7 +8,17 @@ from charter.validation.bundled import fingerprint
 from charter.validation.intervals import spreads, typical_errors
 from charter.validation.quantity import Quantity
 from charter.validation.rows.measurement import Measurement
-from charter.validation.score import Case, ScoredRow, by, calibrated, cases_of, fitted_to, scored, summary
+from charter.validation.score import (
+    Case,
+    ScoredRow,
+    by,
+    calibrated,
+    cases_of,
+    fitted_to,
+    prepared_once,
+    scored,
+    summary,
+)
 
 FEW_ROWS = 5
 FEWEST_SOURCES = 2
@@ -64,6 +74,7 @@ def _errors(quantity: Quantity, cases: Sequence[Case], fitted: Fitted) -> dict[s
 def fit_quantity(quantity: Quantity, rows: Iterable[Measurement]) -> QuantityFit:
     """Constants with all rows and without each source, and the widths that leaving out shows."""
     cases, _ = cases_of(quantity, rows)
+    quantity = prepared_once(quantity, cases)
     prefixes = sorted({case.row.prefix for case in cases})
     stacks: dict[str, set[str]] = {}
     for case in cases:

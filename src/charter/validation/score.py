@@ -3,13 +3,15 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from charter.physics.columns import Array, array
 from charter.physics.fitted import Fitted
-from charter.validation.fit import calibrate, fit
+from charter.physics.step_time import rows_of
+from charter.validation.fit import Predict, calibrate, fit
 from charter.validation.quantity import Quantity
 from charter.validation.rows.measurement import Measurement, Refusal
 
@@ -65,9 +67,8 @@ def fitted_to(quantity: Quantity, cases: Sequence[Case]) -> Fitted:
     """Constants fitted to all cases (none: the priors); a source weighs as the square root of its independent rows."""
     if not cases:
         return Fitted()
-    prepared, taught = quantity.prepare([case.case for case in cases]), _taught(quantity)
     return fit(
-        lambda constants: taught(prepared, constants),
+        _taught(quantity, cases),
         quantity.constants,
         array([case.row.value for case in cases]),
         balanced_weights(cases),
@@ -75,9 +76,39 @@ def fitted_to(quantity: Quantity, cases: Sequence[Case]) -> Fitted:
     )
 
 
-def _taught(quantity: Quantity) -> Callable[[Any, Any], Array]:
-    """Return the function whose values a fit compares with the rows: `predict`, unless rows are censored (`taught`)."""
-    return getattr(quantity, "taught", quantity.predict)
+def _taught(quantity: Quantity, cases: Sequence[Case]) -> Predict:
+    """Return what a fit compares with the rows: `predict`, unless rows are censored (`taught`)."""
+    prepared = quantity.prepare([case.case for case in cases])
+    taught = getattr(quantity, "taught", quantity.predict)
+    chosen: dict[bytes, Any] = {}
+
+    def values(constants: Any, rows: NDArray[np.intp]) -> Array:
+        key = rows.tobytes()
+        if key not in chosen:
+            chosen[key] = rows_of(prepared, rows)
+        return array(taught(chosen[key], constants))
+
+    return values
+
+
+def prepared_once(quantity: Quantity, cases: Sequence[Case]) -> Quantity:
+    """The quantity of cases that become columns once, however often some of them are fitted and predicted."""
+    return cast(Quantity, _PreparedOnce(quantity, cases))
+
+
+class _PreparedOnce:
+    def __init__(self, quantity: Quantity, cases: Sequence[Case]) -> None:
+        self._quantity = quantity
+        self._rows = {id(case.case): number for number, case in enumerate(cases)}
+        self._cases = tuple(cases)  # holds them, so that no number is given twice
+        self._columns = quantity.prepare([case.case for case in cases]) if cases else None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._quantity, name)
+
+    def prepare(self, cases: Sequence[Any]) -> Any:
+        """Rows of the columns that are there."""
+        return rows_of(self._columns, np.array([self._rows[id(case)] for case in cases]))
 
 
 def balanced_weights(cases: Sequence[Case]) -> Array:
@@ -103,9 +134,8 @@ five rows (docs/concepts/accuracy.md)."""
 
 def calibrated(quantity: Quantity, cases: Sequence[Case], start: Fitted) -> Fitted:
     """Constants of the stacks in a few rows of one source, as far from `start` as the rows themselves bear out."""
-    prepared, taught = quantity.prepare([case.case for case in cases]), _taught(quantity)
     return calibrate(
-        lambda constants: taught(prepared, constants),
+        _taught(quantity, cases),
         quantity.constants,
         array([case.row.value for case in cases]),
         [case.stack for case in cases],

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from charter.physics.columns import Array, array
 from charter.physics.constants import constant, describe, moved
 from charter.physics.fitted import Fitted
-from charter.validation.fit import calibrate, fit
+from charter.validation.fit import Predict, calibrate, fit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +25,17 @@ OPS = RNG.uniform(1e3, 1e6, 200)
 STACKS = ["a" if index % 2 else "b" for index in range(200)]
 
 
-def seconds(constants: Machine) -> Array:
-    return array(WORK / constants.share + OPS * constants.launch_seconds + 0.0 * constants.fixed)
+def seconds(constants: Machine, rows: NDArray[np.intp]) -> Array:
+    return array(WORK[rows] / constants.share + OPS[rows] * constants.launch_seconds + 0.0 * constants.fixed)
+
+
+def of_rows(first: slice) -> Predict:
+    """The same of some rows."""
+    return lambda constants, rows: seconds(constants, np.arange(len(WORK))[first][rows])
 
 
 def truth(shifts: dict[str, dict[str, float]]) -> Array:
-    return seconds(Fitted(stacks=shifts).apply(Machine(), STACKS))
+    return seconds(Fitted(stacks=shifts).apply(Machine(), STACKS), np.arange(len(WORK)))
 
 
 def test_finds_the_constants_of_each_stack_through_noise_and_outliers() -> None:
@@ -44,7 +50,7 @@ def test_finds_the_constants_of_each_stack_through_noise_and_outliers() -> None:
 
 
 def test_a_fit_to_its_own_predictions_moves_nothing() -> None:
-    found = fit(seconds, Machine, seconds(Machine()), np.ones(200), STACKS)
+    found = fit(seconds, Machine, truth({}), np.ones(200), STACKS)
     assert max(abs(shift) for shift in found.shift("a").values()) < 1e-6
     assert "fixed" not in found.shift("a")
 
@@ -60,11 +66,7 @@ def test_a_few_rows_move_a_stack_from_where_it_was_and_nothing_else() -> None:
     start = Fitted(shared={"share": 0.1}, stacks={"a": {"share": 0.2}})
     rows = slice(1, 10, 2)
     measured = truth({"a": {"share": 0.6}, "b": {}})[rows]
-
-    def few(constants: Machine) -> Array:
-        return array(WORK[rows] / constants.share + OPS[rows] * constants.launch_seconds)
-
-    found = fit(few, Machine, measured, np.ones(5), ["a"] * 5, start=start, shared=False, noise=0.03)
+    found = fit(of_rows(rows), Machine, measured, np.ones(5), ["a"] * 5, start=start, shared=False, noise=0.03)
     assert found.shared == start.shared
     assert found.shift("a")["share"] == pytest.approx(0.6, abs=0.1)
 
@@ -81,11 +83,7 @@ def few(shift: float, scatter: list[float]) -> Fitted:
     """Five rows of a stack that differs by a shift of its share, each off by its scatter."""
     rows = slice(1, 2 * len(scatter), 2)
     measured = truth({"a": {"share": shift}, "b": {}})[rows] * np.exp(scatter)
-
-    def of_rows(constants: Machine) -> Array:
-        return array(WORK[rows] / constants.share + OPS[rows] * constants.launch_seconds)
-
-    return calibrate(of_rows, Machine, measured, ["a"] * len(scatter), start=Fitted(), noise=0.08)
+    return calibrate(of_rows(rows), Machine, measured, ["a"] * len(scatter), start=Fitted(), noise=0.08)
 
 
 def test_few_rows_that_agree_move_their_stack() -> None:
@@ -105,10 +103,6 @@ def test_calibration_never_touches_other_stacks() -> None:
     start = Fitted(shared={"share": 0.1}, stacks={"b": {"share": 0.2}})
     rows = slice(1, 11, 2)
     measured = truth({"a": {"share": 0.6}, "b": {}})[rows]
-
-    def of_rows(constants: Machine) -> Array:
-        return array(WORK[rows] / constants.share + OPS[rows] * constants.launch_seconds)
-
-    found = calibrate(of_rows, Machine, measured, ["a"] * 5, start=start, noise=0.08)
+    found = calibrate(of_rows(rows), Machine, measured, ["a"] * 5, start=start, noise=0.08)
     assert found.shared == start.shared
     assert found.stacks["b"] == start.stacks["b"]
