@@ -88,10 +88,10 @@ def check_layout(project: Project, name: str, stage: Stage, *, facts: NodeFacts 
 
 
 def _attention(project: Project, stage: Stage, where: str, gpus: int) -> Iterator[Problem]:
-    asked = stage.resources or StageResources()
-    kernel = asked.attention
+    resources = stage.resources or StageResources()
+    kernel = resources.attention
     for field, reason in refused_kernels(
-        stage, attention=kernel, compiled=bool(asked.compile), recompute=asked.recompute
+        stage, attention=kernel, compiled=bool(resources.compile), recompute=resources.recompute
     ):
         yield Problem(path=f"{where}.{field}", message=reason, hint="see docs/concepts/training.md")
     if kernel == "flash_attention_2" and stage_device(project, stage, gpus=gpus) == "cpu":
