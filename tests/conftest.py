@@ -6,6 +6,8 @@ from functools import cache
 import typer.testing
 from hypothesis import settings
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Before numpy is loaded: two threads of small problems wait for each other where two workers have the cores.
 os.environ.pop("COLUMNS", None)
 # Workers of pytest-xdist are given 80; a test that wants a width says so.
 settings.register_profile("everyday", max_examples=25, deadline=None, derandomize=True)

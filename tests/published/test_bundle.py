@@ -5,9 +5,11 @@ Seen failing under mutations of production lines (tests that fail):
 """
 
 import pytest
+from left_out import fitted_without
 
 from charter.physics.fitted import bundled
 from charter.validation.bundled import bundled_measurements, fingerprint
+from charter.validation.quantities.memory import TRAINING_MEMORY
 from charter.validation.quantity import QUANTITIES
 from charter.validation.score import cases_of, fitted_to
 from charter.validation.validate import grouped, score, validate
@@ -29,6 +31,12 @@ def test_a_fit_of_todays_formulas_gives_the_shipped_constants(quantity):
     assert fresh.shared == pytest.approx(shipped.shared, abs=2e-3), REFIT
     for stack, shift in fresh.stacks.items():
         assert shift == pytest.approx(shipped.stacks[stack], abs=2e-3), REFIT
+
+
+def test_a_fit_without_a_source_gives_the_shipped_constants():
+    cases, _ = cases_of(TRAINING_MEMORY, bundled_measurements())
+    fresh = fitted_to(TRAINING_MEMORY, [case for case in cases if case.row.prefix != "QFT"])
+    assert fresh.shared == pytest.approx(fitted_without(TRAINING_MEMORY, "QFT").shared, abs=2e-3), REFIT
 
 
 @pytest.fixture(scope="module")

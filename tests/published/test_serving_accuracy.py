@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from left_out import cases, left_out
 
 from charter.catalog import accelerators
-from charter.validation.bundled import bundled_measurements
 from charter.validation.quantities.generation import GENERATION
 from charter.validation.quantities.rl_step import RL_STEP
 from charter.validation.quantities.run_total import RUN_TOTAL, amount, tokens_of, usd_per_accelerator_hour
 from charter.validation.rows.measurement import Measurement, Refusal
-from charter.validation.score import by, cases_of, leave_source_out, summary
+from charter.validation.score import by, summary
 
 SERVED = Measurement(
     id="NEW-1",
@@ -60,9 +60,9 @@ def predicted(quantity, row):
 @pytest.mark.parametrize(("quantity", "most"), [(GENERATION, 0.22), (RL_STEP, 0.30), (RUN_TOTAL, 0.25)])
 def test_predictions_without_the_source_are_as_near_as_promised(quantity, most):
     """Bars: generation throughput <= 22 %, a PPO or GRPO step <= 30 %, hours of a run <= 25 %; one vote each."""
-    cases, refused = cases_of(quantity, bundled_measurements())
-    assert len(refused) <= 0.1 * len(cases)
-    scored = leave_source_out(quantity, cases)
+    read, refused = cases(quantity)
+    assert len(refused) <= 0.1 * len(read)
+    scored = left_out(quantity)
     if quantity is RUN_TOTAL:
         scored = [item for item in scored if item.row.kind in ("ppo", "run_total")]
     medians = [summary(items).median_error for items in by(scored, lambda item: item.row.prefix).values()]
@@ -172,8 +172,8 @@ def test_prices_come_from_the_named_cloud():
 
 def test_predictions_are_quick():
     """A fit calls `predict` once per constant and iteration; rows must not be looped over."""
-    cases, _ = cases_of(GENERATION, bundled_measurements())
-    prepared = GENERATION.prepare([case.case for case in cases])
+    read, _ = cases(GENERATION)
+    prepared = GENERATION.prepare([case.case for case in read])
     found = GENERATION.predict(prepared, GENERATION.constants())
-    assert found.shape == (len(cases),)
+    assert found.shape == (len(read),)
     assert np.all(found > 0)

@@ -6,8 +6,10 @@ A bare family name means the variant that SkyPilot rents under it.
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from functools import lru_cache
 
 
+@lru_cache(maxsize=4096)
 def plain(name: str) -> str:
     """A name without case, vendor and separators.
 
@@ -133,6 +135,12 @@ def closest(name: str, names: Iterable[str], *, limit: int = 3) -> str:
     >>> closest("H10O", ["H100", "A100"])
     '; did you mean H100?'
     """
+    near = _closest(name, tuple(names), limit)
+    return f"; did you mean {', '.join(near)}?" if near else ""
+
+
+@lru_cache(maxsize=1024)
+def _closest(name: str, names: tuple[str, ...], limit: int) -> tuple[str, ...]:
     spelled = {item.casefold(): item for item in names}
     near = get_close_matches(name.casefold(), list(spelled), n=limit, cutoff=0.6)
-    return f"; did you mean {', '.join(spelled[item] for item in near)}?" if near else ""
+    return tuple(spelled[item] for item in near)

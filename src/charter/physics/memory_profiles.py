@@ -68,6 +68,9 @@ class MemoryProfile:
     ends_apart: bool = False
     """FSDP2 as Charter's engine has it: embedding and output projection are units of their own where they are two
     tensors, and 16-bit gradients are copied to fp32 when their unit is reduced. Alone, it casts weights by autocast."""
+    keeps_products: bool = False
+    """Selective recomputation keeps what products and fused attention make of a layer, and computes the rest again;
+    else it computes the scores of unfused attention again and keeps the rest."""
     gathers_stay_frozen: bool = False
     """FSDP of 2023 reshards a layer when its gradient arrives: frozen layers stay gathered in the backward pass."""
     ddp_buckets: bool = False
@@ -229,6 +232,7 @@ COMPOSER = MemoryProfile(
 )
 NATIVE = MemoryProfile(
     name="native",
+    keeps_products=True,
     second_stage_shards_weights=True,
     ends_apart=True,
     source="Charter's own engine: transformers classes under FSDP2, torch's loss",

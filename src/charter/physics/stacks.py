@@ -68,6 +68,8 @@ class StackProfile:
     data_hidden: float = 1.0
     """Multiple of the constant; 0 where nothing of the data-parallel traffic hides."""
     unmodelled: float = 1.0
+    selective_traffic: float = 0.0
+    """1 where selective recomputation repeats what lies between products (`MemoryProfile.keeps_products`)."""
     host: float = 1.0
     """Multiple of the host time per operation; 0 where the whole step is one compiled program."""
 
@@ -197,6 +199,7 @@ PROFILES = {
             logit_bytes=36.0,
             update_bytes=44.0,
             attention="flash2",
+            selective_traffic=1.0,
         ),
         StackProfile(
             name="unsloth",
@@ -319,6 +322,7 @@ class StackColumns:
     send_exposed: Array
     data_hidden: Array
     unmodelled: Array
+    selective_traffic: Array
     host: Array
 
     @classmethod

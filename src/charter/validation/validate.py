@@ -7,6 +7,7 @@ from statistics import median
 import numpy as np
 
 from charter.errors import CharterError
+from charter.physics.columns import Array
 from charter.physics.fitted import Bundle, Fitted, Knowledge, QuantityFit, bundled
 from charter.validation.alarms import alarms_of
 from charter.validation.bundled import bundled_measurements
@@ -140,12 +141,26 @@ def _chance(row: Measurement, constants: _MemoryConstants) -> float | None:
         return None
     try:
         return out_of_memory(row, constants.of(row)).fits_probability
-    except (Refusal, CharterError, ArithmeticError, LookupError, TypeError, ValueError):
+    except (Refusal, *_UNREADABLE):
         return None
+
+
+_UNREADABLE = (CharterError, ArithmeticError, LookupError, TypeError, ValueError)
+"""What a reader raises at a configuration that nobody foresaw."""
+
+
+def _are_finite(values: Array) -> bool:
+    return bool(np.all(np.isfinite(values) & (values > 0)))
 
 
 def safe_cases(quantity: Quantity, rows: Sequence[Measurement]) -> tuple[list[Case], list[tuple[Measurement, str]]]:
     """Cases of rows; a row that breaks the reader of its configuration is refused, not the file."""
+    try:
+        cases, reasons = cases_of(quantity, rows)
+        if all(row.value > 0 for row in rows) and _are_finite(predict(quantity, cases, Fitted())):
+            return cases, reasons
+    except (Refusal, *_UNREADABLE):
+        pass  # one of the rows cannot be read: each by itself tells which
     sound: list[Case] = []
     refused: list[tuple[Measurement, str]] = []
     for row in rows:
@@ -154,11 +169,11 @@ def safe_cases(quantity: Quantity, rows: Sequence[Measurement]) -> tuple[list[Ca
             if row.value <= 0:
                 raise Refusal(f"measured value {row.value:g} is not positive")
             values = predict(quantity, cases, Fitted()) if cases else np.ones(1)
-            if not np.all(np.isfinite(values) & (values > 0)):
+            if not _are_finite(values):
                 raise Refusal("the configuration has no finite prediction")
         except Refusal as refusal:
             refused.append((row, refusal.reason))
-        except (CharterError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        except _UNREADABLE as error:
             refused.append((row, f"the configuration cannot be read: {error}"))
         else:
             sound += cases

@@ -187,7 +187,7 @@ def test_the_flat_step_of_internevo_stays_cached():
     assert (units.job.profile.flat_step, units.job.profile.step_bytes) == (1.0, 12.0)
 
 
-def test_logits_stay_in_16_bits_where_neither_the_class_nor_autocast_makes_them_wide():
+def test_logits_of_deepspeed_stay_in_16_bits():
     typed = {"gradient_dtype": "fp16", "master_dtype": "fp32", "logits_kernel": "full", "adapter": "qlora"}
     narrow = training_case(row(framework="hf-trainer", model="Qwen-7B", **typed))
     assert (narrow.job.profile.name, narrow.job.cross_entropy) == ("deepspeed", "shifted")
