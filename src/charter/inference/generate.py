@@ -240,7 +240,7 @@ class FusedDecoder:
         column: int,
         bias_LHGT: Tensor | None,
     ) -> Tensor:
-        """What every head sees, side by side; queries that share a head of keys are read as queries of one head."""
+        """Attention of every head, side by side; queries that share a head of keys are read as queries of one head."""
         rows, rotated = len(inputs_LH), self.heads + self.kv_heads
         if layer.qkv_bias_N is None:
             joint_LN = torch.mm(inputs_LH, layer.qkv_NH.t())
