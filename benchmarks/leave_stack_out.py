@@ -4,12 +4,12 @@
 
 Nested: the constants that predict a stack are fitted without its rows, and so are the widths of its intervals, which
 come from errors of the other stacks, each predicted without itself and without the first. One stack has one vote (the
-median over its configurations); stacks with fewer than 8 configurations are pooled into one. A source is made worse
-where the median error of its rows, after 5 of them calibrated and averaged over the draws, is above that of the same
-rows before. Anchor: the smallest job of a ladder (one model, batch and recipe on several numbers of accelerators) was
-measured, the larger ones are predicted: by its pace, as `charter plan --probe` does, and by constants calibrated on
-that row. Rows that cannot be true (`charter validate` raises an alarm) are fitted and counted nowhere. The last line is
-JSON.
+median over its configurations); stacks with fewer than 8 configurations are pooled into one. Five rows calibrate stacks
+that have more, and what is left of them is counted before and after. A source is made worse where the median error of
+its rows, after 5 of them calibrated and averaged over the draws, is above that of the same rows before. Anchor: the
+smallest job of a ladder (one model, batch and recipe on several numbers of accelerators) was measured, the larger ones
+are predicted: by its pace, as `charter plan --probe` does, and by constants calibrated on that row. Rows that cannot be
+true (`charter validate` raises an alarm) are fitted and counted nowhere. The last line is JSON.
 """
 
 import argparse
@@ -304,6 +304,8 @@ class Scores:
     """Stack, row before any calibration, half-width of its interval."""
     drawn: list[list[tuple[str, ScoredRow]]] = field(default_factory=list)
     """Of each draw: stack and row after a calibration."""
+    undrawn: list[list[tuple[str, ScoredRow]]] = field(default_factory=list)
+    """The same rows before it."""
     moved: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Errors of sources before and after."""
     ladders: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -318,15 +320,17 @@ def scores_of(name: str, rows: Sequence[Measurement], draws: int) -> Scores:
     print(name, file=sys.stderr)
     quantity = next(quantity for quantity in QUANTITIES if quantity.name == name)
     stacks = Stacks(quantity, rows)
-    scores = Scores(refused=len(stacks.refused), flagged=stacks.flagged, drawn=[[] for _ in range(draws)])
+    scores = Scores(refused=len(stacks.refused), flagged=stacks.flagged)
+    scores.drawn, scores.undrawn = [[] for _ in range(draws)], [[] for _ in range(draws)]
     for stack in stacks.names:
         own, fitted = stacks.own(stack), stacks.without(stack)
         items = stacks.scored(own, fitted)
         width = stacks.widths(stack)
         scores.zero += [(stack, item, width(group_of(item.row))) for item in items]
         trials = draws_of(stacks, stack, own, fitted, draws)
-        for trial, drawn in zip(trials, scores.drawn, strict=False):
+        for trial, drawn, undrawn in zip(trials, scores.drawn, scores.undrawn, strict=False):
             drawn += [(stack, item) for item in trial]
+            undrawn += [(stack, replace(item, used=later.used)) for item, later in zip(items, trial, strict=True)]
         if trials:
             before, later = before_and_after(items, trials)
             scores.compared += 1
@@ -345,6 +349,17 @@ def by_kind(items: Iterable[tuple[str, ScoredRow]]) -> dict[str, list[tuple[str,
     return kinds
 
 
+def over_draws(draws: Sequence[Sequence[tuple[str, ScoredRow]]]) -> dict[str, float]:
+    """By line of the table: the mean over draws of the error of rows that did not calibrate."""
+    errors: dict[str, list[float]] = {}
+    for items in draws:
+        for kind, members in by_kind(items).items():
+            error = over_stacks(members)[0]
+            if error is not None:
+                errors.setdefault(kind, []).append(error)
+    return {kind: mean(found) for kind, found in errors.items()}
+
+
 def column(rows: Sequence[Measurement], draws: int, processes: int) -> dict[str, object]:
     """Every figure of the table."""
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
@@ -352,12 +367,8 @@ def column(rows: Sequence[Measurement], draws: int, processes: int) -> dict[str,
         judged = pool.submit(fits, rows)
         quantities = [job.result() for job in jobs]
     zero = by_kind((stack, item) for scores in quantities for stack, item, _ in scores.zero)
-    after: dict[str, list[float]] = {}
-    for number in range(draws):
-        for kind, items in by_kind(pair for scores in quantities for pair in scores.drawn[number]).items():
-            error = over_stacks(items)[0]
-            if error is not None:
-                after.setdefault(kind, []).append(error)
+    after = over_draws([[pair for scores in quantities for pair in scores.drawn[draw]] for draw in range(draws)])
+    before = over_draws([[pair for scores in quantities for pair in scores.undrawn[draw]] for draw in range(draws)])
     widths: dict[str, list[tuple[str, ScoredRow, float]]] = {}
     for scores in quantities:
         for stack, item, width in scores.zero:
@@ -369,7 +380,8 @@ def column(rows: Sequence[Measurement], draws: int, processes: int) -> dict[str,
             "stacks": voting,
             "configurations": configurations,
             "zero_shot": error,
-            "after_5": mean(after[kind]) if kind in after else None,
+            "before_5": before.get(kind),
+            "after_5": after.get(kind),
             "under_by_5_percent": mean(item.predicted < 0.95 * item.row.value for _, item in zero[kind]),
         }
     return {
@@ -394,11 +406,10 @@ def percent(value: object) -> str:
 
 def table(figures: dict[str, object]) -> str:
     """The column as Markdown."""
-    lines = ["| quantity | stacks, configurations | zero-shot | after 5 rows (DRAWS draws) | under by > 5 % |"]
-    lines[0] = lines[0].replace("DRAWS", str(figures["draws"]))
-    lines.append("| --- " * 5 + "|")
+    drawn = f"stacks of more than 5, before | after 5 rows ({figures['draws']} draws)"
+    lines = [f"| quantity | stacks, configurations | zero-shot | {drawn} | under by > 5 % |", "| --- " * 6 + "|"]
     for name, item in figures["lines"].items():  # type: ignore[attr-defined]
-        cells = [percent(item[key]) for key in ("zero_shot", "after_5", "under_by_5_percent")]
+        cells = [percent(item[key]) for key in ("zero_shot", "before_5", "after_5", "under_by_5_percent")]
         lines.append(f"| {name} | {item['stacks']}, {item['configurations']} | {' | '.join(cells)} |")
     head = "| 80 % interval, zero-shot | inside | score | best constant | ratio | best width of each stack |"
     lines += ["", head, "| --- " * 6 + "|"]
@@ -418,9 +429,10 @@ def table(figures: dict[str, object]) -> str:
         sources_line(figures["sources_by_5"], int(figures["draws"])),  # type: ignore[arg-type, call-overload]
         shares_line(figures["shares"]),  # type: ignore[arg-type]
     ]
-    lines += [folded for line in text for folded in ("", *wrap(spaced(line), WIDTH, break_on_hyphens=False))]
+    glued = [spaced(line).replace(" %", "\N{NO-BREAK SPACE}%") for line in text]
+    lines += [folded for line in glued for folded in ("", *wrap(line, WIDTH, break_on_hyphens=False))]
     lines += ["", *anchor_lines(figures["anchors"])]  # type: ignore[arg-type]
-    return "\n".join(map(spaced, lines))
+    return "\n".join(map(spaced, lines)).replace("\N{NO-BREAK SPACE}", "")
 
 
 def spaced(text: str) -> str:

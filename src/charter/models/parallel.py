@@ -28,7 +28,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from charter.errors import StageError
 from charter.models.adapters import check_layout, has_adapter
@@ -37,6 +37,7 @@ from charter.models.engine_layout import StageLayout
 from charter.models.ranks import Ranks
 from charter.models.sharded_load import fill_weights, is_empty
 from charter.models.token_forward import AskedHead, give_asked_head
+from charter.spec.layout import Recompute
 
 # -------- A module as one of a stage's processes trains it: alone, or with its gradients averaged (DDP).
 
@@ -269,46 +270,47 @@ def _check_ties(module: nn.Module, ties: list[list[str]], prefix: str) -> None:
             )
 
 
-UNFUSED, UNFUSED_AGAIN = "eager", "charter_eager_again"
+KEPT_OPERATIONS = frozenset(
+    {
+        torch.ops.aten.mm.default,
+        torch.ops.aten.addmm.default,
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+        torch.ops.aten._scaled_dot_product_efficient_attention.default,
+        torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    }
+)
+"""What selective recomputation keeps of a layer: products with weights, and fused attention. The rest takes little time
+and much memory: norms, rotations, activation functions, casts, and the scores of attention that is not fused."""
 
 
 def recompute_layers(module: nn.Module, how: str) -> None:
     """Recompute in every pass with gradients, in evaluation mode too; dropout draws the same numbers again."""
-    if how == "full":
-        for layer in decoder_layers(module):
-            layer.forward = _again(layer.forward)
-    elif how == "selective":
-        for model in hugging_face_models(module).values():
-            if model.config._attn_implementation == UNFUSED:
-                _register_unfused()
-                model.set_attn_implementation(UNFUSED_AGAIN)
-    elif how != "none":
+    if how not in tuple(Recompute):
         raise StageError(f"recompute {how!r} is unknown; use none, selective or full")
+    if how != Recompute.NONE:
+        for layer in decoder_layers(module):
+            layer.forward = _again(layer.forward, keeps_products=how == Recompute.SELECTIVE)
 
 
-def _again(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _again(forward: Callable[..., Any], *, keeps_products: bool) -> Callable[..., Any]:
+    contexts: dict[str, Any] = {"context_fn": _keeping_products} if keeps_products else {}
+
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=True, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=True, **contexts, **kwargs)
 
     return run
 
 
-def _unfused_again(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """The model's own eager attention, recomputed."""
-    import sys
-
-    eager = sys.modules[type(module).__module__].eager_attention_forward
-    return _again(eager)(module, *args, **kwargs)
+def _keeping_products() -> tuple[Any, Any]:
+    contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+    return contexts
 
 
-def _register_unfused() -> None:
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, eager_mask
-
-    AttentionInterface.register(UNFUSED_AGAIN, _unfused_again)
-    AttentionMaskInterface.register(UNFUSED_AGAIN, eager_mask)
+def _policy(_context: Any, operation: Any, *args: Any, **_: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation in KEPT_OPERATIONS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 log = logging.getLogger(__name__)

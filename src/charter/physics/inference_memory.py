@@ -14,9 +14,9 @@ from charter.physics.constants import InferenceMemoryConstants, context_factor, 
 from charter.physics.flops import kv_cache_bytes
 from charter.physics.memory_profiles import Head
 from charter.physics.memory_shape import ModelColumns, rank_columns
-from charter.physics.memory_terms import CPU_PROCESS_BYTES, ExplainedColumn, column
+from charter.physics.memory_terms import CPU_PROCESS_BYTES, column
 from charter.physics.precision import STORED_FORMATS, StoredFormat
-from charter.physics.terms import MemoryBreakdown, TermTable
+from charter.physics.terms import ExplainedColumn, MemoryBreakdown, TermTable
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout
 

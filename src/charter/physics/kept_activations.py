@@ -267,6 +267,10 @@ class LayerActivations:
     selective recomputation."""
     layer_input: float
     """All that full recomputation keeps."""
+    products_replicated: float = 0.0
+    """What products of a layer give to the residual stream; divided by sequence parallelism only."""
+    products_sharded: float = 0.0
+    """What its other products and fused attention give, divided by the tensor-parallel degree."""
 
     def bytes_per_token(self, layout: Layout, *, fused_attention: bool) -> float:
         """Return the bytes that one rank keeps per token under a layout, before full recomputation."""
@@ -316,7 +320,30 @@ def kept_by_layer(architecture: Architecture, kind: LayerKind, trained: Matrices
         sharded=_sum(tensors, "tensor"),
         scores=_sum(tensors, "scores"),
         layer_input=kind.value_bytes * architecture.hidden_size,
+        products_replicated=_residual_products(architecture, kind),
+        products_sharded=_inner_products(architecture, kind),
     )
+
+
+LOG_SUM_BYTES = 4.0
+"""Logarithm of the sum of exponentials, per head and token, in fp32."""
+
+
+def _residual_products(a: Architecture, kind: LayerKind) -> float:
+    """Output projection of the mixer and of the MLP, or of every expert that a token goes to."""
+    mixture = a.mixture if kind.mlp == "experts" else None
+    mlps = mixture.experts_per_token + bool(mixture.shared_width) if mixture else kind.mlp == "dense"
+    return kind.value_bytes * a.hidden_size * ((kind.mixer != "none") + mlps)
+
+
+def _inner_products(a: Architecture, kind: LayerKind) -> float:
+    """Queries, keys, values, what fused attention makes of them, and the products before an activation."""
+    mixers = {"attention": _attention, "state_space": _state_space, "none": _nothing}
+    mlps = {"dense": _mlp, "experts": _experts, "none": _nothing}
+    names = ("compressed projections", "queries, keys, values", "attention output", "MLP before activation")
+    tensors = (*mixers[kind.mixer](a, kind), *mlps[kind.mlp](a, kind))
+    log_sums = LOG_SUM_BYTES * a.num_heads * (kind.mixer == "attention")
+    return sum((item.bytes_per_token for item in tensors if item.name in names), start=log_sums)
 
 
 def _sum(tensors: list[KeptTensor], divided: Divided) -> float:

@@ -17,7 +17,6 @@ from charter.physics.memory_shape import MemoryShape, Stage, rank_columns, stage
 from charter.physics.memory_terms import (
     ASSUMED,
     CPU_PROCESS_BYTES,
-    ExplainedColumn,
     Rank,
     activation_columns,
     buffer_columns,
@@ -28,7 +27,7 @@ from charter.physics.memory_terms import (
 )
 from charter.physics.precision import FSDP_MIXED, TrainingPrecision
 from charter.physics.step_time import distinct, rows_of
-from charter.physics.terms import MemoryBreakdown, Term, TermTable
+from charter.physics.terms import ExplainedColumn, MemoryBreakdown, Term, TermTable
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 

@@ -13,9 +13,10 @@ from charter.spec.layout import Adapter
 
 # -------- Memory profile of a training stack besides layout and precision: a few named traits of its code.
 
-CrossEntropy = Literal["eager", "fused", "chunked", "native", "inplace", "tiled", "each"]
+CrossEntropy = Literal["eager", "shifted", "fused", "chunked", "native", "inplace", "tiled", "each"]
 LOSS_BYTES: dict[str, float] = {
     "eager": 12.0,
+    "shifted": 6.0,
     "fused": 6.0,
     "chunked": 12.0,
     "native": 4.0,
@@ -25,6 +26,8 @@ LOSS_BYTES: dict[str, float] = {
 }
 """Bytes per logit at the peak, besides the logit itself. eager: log-probabilities and the gradients of both in fp32,
 4 + 4 + 4 (torch cross_entropy on upcast logits: what its autograd nodes hold at the start of the backward pass);
+shifted: a copy of the logits shifted by a position, log-probabilities and gradients in 16 bits, 2 + 2 + 2 (classes of
+transformers that do not upcast, without autocast);
 fused: the fp32 softmax, 4, and the 16-bit gradient, 2 (Megatron's fused vocabulary-parallel cross-entropy); chunked:
 as eager, of `LOSS_CHUNK` positions at a time; native: log-probabilities and gradients in 16 bits, 2 + 2
 (litgpt); inplace: the gradient overwrites the logits (flash-attn's fused loss, as llm-foundry uses it); tiled:
@@ -65,6 +68,9 @@ class MemoryProfile:
     ends_apart: bool = False
     """FSDP2 as Charter's engine has it: embedding and output projection are units of their own where they are two
     tensors, and 16-bit gradients are copied to fp32 when their unit is reduced. Alone, it casts weights by autocast."""
+    keeps_products: bool = False
+    """Selective recomputation keeps what products and fused attention make of a layer, and computes the rest again;
+    else it computes the scores of unfused attention again and keeps the rest."""
     gathers_stay_frozen: bool = False
     """FSDP of 2023 reshards a layer when its gradient arrives: frozen layers stay gathered in the backward pass."""
     ddp_buckets: bool = False
@@ -161,6 +167,13 @@ INTERNEVO = MemoryProfile(
     "Adam over one flat array (`sqrt` and the quotient, 4 + 4 B); the allocator also keeps the 32-bit copies of the "
     "norm (4 B, `reduce_grads`) and the flat 16-bit gradient (2 B); buckets of `reduce_bucket_size` 512 Mi elements",
 )
+INTERNEVO_FSDP = replace(
+    INTERNEVO,
+    bucket_elements=0.0,
+    flat_step=1.0,
+    source="InternEvo's `FSDPadaptOptimizer.step`: fp32 copies of gradients (4 B), which take the place of those of "
+    "the norm, and torch's Adam over the list of them (4 + 4 B); gradients are in one piece per layer, none is flat",
+)
 FSDP = MemoryProfile(
     name="fsdp",
     step_bytes=4.0,
@@ -219,6 +232,7 @@ COMPOSER = MemoryProfile(
 )
 NATIVE = MemoryProfile(
     name="native",
+    keeps_products=True,
     second_stage_shards_weights=True,
     ends_apart=True,
     source="Charter's own engine: transformers classes under FSDP2, torch's loss",

@@ -284,6 +284,9 @@ class MemoryShape:
     sharded_ring: Array
     """The same where context parallelism passes keys and values around."""
     scores: Array
+    products_replicated: Array
+    products_sharded: Array
+    """0, both, where selective recomputation is that of attention's scores."""
     live_replicated: Array
     live_sharded: Array
     live_scores: Array
@@ -375,6 +378,8 @@ def _layer_numbers(job: MemoryJob) -> dict[str, float]:
         "sharded": _mean(layers, "sharded") + extra.sharded,
         "sharded_ring": _mean(rings, "sharded") + extra.sharded,
         "scores": _mean(layers, "scores"),
+        "products_replicated": job.profile.keeps_products * _mean(layers, "products_replicated"),
+        "products_sharded": job.profile.keeps_products * (_mean(layers, "products_sharded") + extra.products_sharded),
         "live_replicated": _largest(layers).replicated + extra.replicated,
         "live_sharded": _largest(layers).sharded + extra.sharded,
         "live_scores": max(activations.scores for activations, _ in layers),
@@ -543,7 +548,13 @@ def _adapter_activations(job: MemoryJob) -> LayerActivations:
     dropped = (value + 1) * adapter.dropout * sum(inputs[name] for name in chosen)
     scaled = value * adapter.scaled_outputs * sum(outputs.values())
     narrow = value * adapter.rank * len(chosen) * 1.5
-    return LayerActivations(replicated=dropped + narrow, sharded=scaled, scores=0.0, layer_input=0.0)
+    return LayerActivations(
+        replicated=dropped + narrow,
+        sharded=scaled,
+        scores=0.0,
+        layer_input=0.0,
+        products_sharded=value * sum(outputs[name] + adapter.rank for name in chosen),
+    )
 
 
 def _backward(a: Architecture, kind: LayerKind) -> float:

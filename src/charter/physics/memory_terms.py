@@ -1,7 +1,6 @@
 """Terms of a training step's memory, over columns of layouts: states, activations, logits, buffers, overheads."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +10,7 @@ from charter.physics.constants import TrainingMemoryConstants
 from charter.physics.kept_activations import SOURCE as ACTIVATION_SOURCE
 from charter.physics.kept_activations import in_flight
 from charter.physics.memory_shape import Ends, MemoryShape, RankColumns, Stage, zero_sharded
-from charter.physics.terms import Term, TermColumn
+from charter.physics.terms import ExplainedColumn
 from charter.spec.layout import Recompute
 from charter.units import GIB
 
@@ -21,25 +20,6 @@ CPU_PROCESS_BYTES = 0.6 * GIB
 """Resident size of a process that imported torch and transformers: assumption."""
 ZERO_SOURCE = "Rajbhandari et al. 2020, figure 1"
 ASSUMED = "assumption (physics/constants.py), moved by calibration"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExplainedColumn(TermColumn):
-    """A column whose formula can be filled with the numbers of one configuration."""
-
-    numbers: Mapping[str, Array] = field(default_factory=dict)
-
-    def at(self, index: int | tuple[int, ...] = ()) -> Term:
-        """The addend of one configuration, its formula with numbers."""
-        if index == () and not self.values.shape:
-            value = float(self.values)
-            filled = {name: float(number) for name, number in self.numbers.items()}
-        else:
-            shape = self.values.shape
-            value = float(self.values[index])
-            filled = {name: float(np.broadcast_to(number, shape)[index]) for name, number in self.numbers.items()}
-        formula = self.formula.format(**filled)
-        return Term(name=self.name, part=self.part, value=value, unit=self.unit, formula=formula, source=self.source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,8 +195,17 @@ def activation_columns(rank: Rank) -> dict[str, ExplainedColumn]:
 
 
 def _again(rank: Rank) -> Array:
-    """Share of the layers that the backward pass computes once more."""
-    return array(rank.layouts.recomputes(Recompute.FULL) * rank.shape.recompute_share)
+    """Share of the layers that the backward pass computes once more, all of each or all but its products."""
+    full = rank.layouts.recomputes(Recompute.FULL) * rank.shape.recompute_share
+    return array(full + rank.layouts.recomputes(Recompute.SELECTIVE) * (rank.shape.products_sharded > 0))
+
+
+def _products(rank: Rank) -> Array:
+    """Bytes of a layer's products per token that selective recomputation keeps beside the layer's input."""
+    s, is_selective = rank.shape, rank.layouts.recomputes(Recompute.SELECTIVE)
+    return array(
+        is_selective * (s.products_replicated / _sequence_group(rank) + s.products_sharded / rank.layouts.tensor)
+    )
 
 
 def _sequence_group(rank: Rank) -> Array:
@@ -237,7 +226,7 @@ def _kept_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     eager = s.keeps_scores * (lay.recompute == 0)
     sharded = np.where(lay.context > 1, s.sharded_ring, s.sharded)
     saved_bytes = (s.replicated + _cast_bytes(rank)) / sequence + (sharded + eager * s.scores) / lay.tensor
-    inputs = np.where(rank.is_autocast > 0, s.parameter_bytes, s.compute_bytes) * s.hidden / sequence
+    inputs = np.where(rank.is_autocast > 0, s.parameter_bytes, s.compute_bytes) * s.hidden / sequence + _products(rank)
     on_device = rank.constants.activations * rank.tokens * layers * rank.held * (1 - s.offload_activations)
     shape = "{tokens:,.0f} tokens x {layers:.0f} layers x {held:.4g} micro-batches in flight"
     numbers = {"tokens": rank.tokens, "layers": layers, "held": rank.held}
@@ -257,7 +246,7 @@ def _kept_columns(rank: Rank) -> dict[str, ExplainedColumn]:
             "activations",
             inputs * on_device * again,
             "{inputs:,.0f} B per token and layer x " + shape,
-            "Korthikanti et al. 2022, table 2 (2 s b h per layer)",
+            "Korthikanti et al. 2022, table 2 (2 s b h per layer); selective: what products give, too",
             inputs=array(inputs),
             **numbers,
         ),
@@ -302,10 +291,10 @@ def _live_columns(rank: Rank) -> dict[str, ExplainedColumn]:
         "live": column(
             "one live layer",
             "activations",
-            live * one * rank.tokens * rank.constants.activations,
+            live * (one - _products(rank)) * rank.tokens * rank.constants.activations,
             "{one:,.0f} B per token x {tokens:,.0f} tokens",
             ACTIVATION_SOURCE,
-            one=array(one),
+            one=array(one - _products(rank)),
             tokens=rank.tokens,
         ),
         "backward": column(

@@ -245,7 +245,7 @@ def micro_batch(given: StepInputs) -> MicroBatch:
         casts=array(3.0 * casts + 2.0 * unpack),
         attention=array(attention + backward_attention),
         traffic=array(3.0 * traffic),
-        recompute=_recomputed(given, forward, attention),
+        recompute=_recomputed(given, forward, attention, traffic),
         head=_head(given),
         host=_host(given),
         forward_attention=array(attention),
@@ -282,11 +282,11 @@ def _attention_rate(given: StepInputs) -> Array:
     return array(np.where(kernel > 0, fused * c.attention_share, unfused))
 
 
-def _recomputed(given: StepInputs, forward: Array, attention: Array) -> Array:
+def _recomputed(given: StepInputs, forward: Array, attention: Array, traffic: Array) -> Array:
     """Full: the forward pass of the layers again; selective: unfused attention and what else the policy names."""
     at, job = given.job.layouts, given.job
     core = np.where(given.stack.attention > 0, 0.0, attention)
-    selected = core + job.module_recompute * forward
+    selected = core + job.module_recompute * forward + given.stack.selective_traffic * traffic
     full = np.where(at.recompute == RECOMPUTE_FULL, forward * job.recompute_share, 0.0)
     return array(full + np.where(at.recompute == RECOMPUTE_SELECTIVE, selected, 0.0))
 
@@ -312,7 +312,8 @@ def _host(given: StepInputs) -> Array:
     backward = stack.backward_ops + BACKWARD_ADAPTER * (adapter + unpack) + collective
     backward = backward + routed * (stack.expert_ops + BACKWARD_EXPERT * local)
     gathered = np.where(at.zero >= 3, 3.0 * stack.gather_ops, 0.0)
-    again = np.where(at.recompute == RECOMPUTE_FULL, forward, 0.0)
+    between_products = (at.recompute == RECOMPUTE_SELECTIVE) & (stack.selective_traffic > 0)
+    again = np.where((at.recompute == RECOMPUTE_FULL) | between_products, forward, 0.0)
     issued = m.layers * (forward + backward + again + gathered)
     return array(issued * given.constants.host_op_seconds * stack.host)
 

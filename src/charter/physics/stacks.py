@@ -20,7 +20,8 @@ from charter.spec.layout import Recompute
 # `fused_experts` and `local_expert_ops` (MBR). Leaving such a source out of a fit does not test what was set on it.
 # They multiply the fitted constants (`physics/constants.py`), which the stacks of one family share. `yafsdp`: two
 # preallocated buffers and few stream events instead of a hook per parameter, and 16-bit gradients on the wire, as its
-# authors claim; the figures are judgement.
+# authors claim; the figures are judgement. `nanotron`: bytes per logit and per accumulated gradient are counted in its
+# source (fp32 logits, the difference to their maximum and its exponential, each read and written; 2 + 4 + 4).
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,8 @@ class StackProfile:
     data_hidden: float = 1.0
     """Multiple of the constant; 0 where nothing of the data-parallel traffic hides."""
     unmodelled: float = 1.0
+    selective_traffic: float = 0.0
+    """1 where selective recomputation repeats what lies between products (`MemoryProfile.keeps_products`)."""
     host: float = 1.0
     """Multiple of the host time per operation; 0 where the whole step is one compiled program."""
 
@@ -147,6 +150,18 @@ PROFILES = {
             attention="flash2",
         ),
         _TORCHTITAN,
+        StackProfile(
+            name="nanotron",
+            family="fsdp",
+            forward_ops=36.0,
+            backward_ops=60.0,
+            elementwise=1.5,
+            logit_bytes=58.0,
+            accumulate_bytes=10.0,
+            update_bytes=36.0,
+            gradient_bytes=4.0,
+            attention="flash2",
+        ),
         replace(_TORCHTITAN, name="yafsdp", gather_ops=2.0, gradient_bytes=2.0, elementwise=1.5),
         StackProfile(
             name="deepspeed-zero",
@@ -184,6 +199,7 @@ PROFILES = {
             logit_bytes=36.0,
             update_bytes=44.0,
             attention="flash2",
+            selective_traffic=1.0,
         ),
         StackProfile(
             name="unsloth",
@@ -306,6 +322,7 @@ class StackColumns:
     send_exposed: Array
     data_hidden: Array
     unmodelled: Array
+    selective_traffic: Array
     host: Array
 
     @classmethod

@@ -116,6 +116,25 @@ class TermColumn:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExplainedColumn(TermColumn):
+    """A column whose formula can be filled with the numbers of one configuration."""
+
+    numbers: Mapping[str, Array] = field(default_factory=dict)
+
+    def at(self, index: int | tuple[int, ...] = ()) -> Term:
+        """The addend of one configuration, its formula with numbers."""
+        if index == () and not self.values.shape:
+            value = float(self.values)
+            filled = {name: float(number) for name, number in self.numbers.items()}
+        else:
+            shape = self.values.shape
+            value = float(self.values[index])
+            filled = {name: float(np.broadcast_to(number, shape)[index]) for name, number in self.numbers.items()}
+        formula = self.formula.format(**filled)
+        return Term(name=self.name, part=self.part, value=value, unit=self.unit, formula=formula, source=self.source)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TermTable:
     """Addends of many estimates; their sum is the estimate of each."""
 

@@ -22,7 +22,7 @@ EMBEDDING_AND_OUTPUT = 2
 SMALL_SHARE = 64
 """Up to so many sequences per replica, all of them in one micro-batch is tried too, beside the powers of two."""
 SEARCHED_RECOMPUTE = (Recompute.NONE, Recompute.FULL)
-"""Selective recomputation is left out: where attention is fused and keeps no scores it would change nothing."""
+"""Selective recomputation is tried where it is asked for: beside fused attention most engines have none."""
 OFFLOADS = {"none": (False, False), "optimizer": (True, False), "all": (True, True)}
 
 
@@ -288,5 +288,5 @@ def _offloads(request: SpaceRequest, zero: ZeroStage) -> tuple[str, ...]:
 
 
 def _recomputations(request: SpaceRequest) -> tuple[Recompute, ...]:
-    fixed = request.fixes("recompute")
-    return SEARCHED_RECOMPUTE if fixed is None else (Recompute(str(fixed)),)
+    fixed, modes = request.fixes("recompute"), request.engine.recompute
+    return SEARCHED_RECOMPUTE if fixed is None else tuple(mode for mode in modes if mode == fixed)

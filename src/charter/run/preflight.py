@@ -32,7 +32,7 @@ from charter.spec.execution import shared_rows
 from charter.spec.graph import inputs_of
 from charter.spec.layout import WHOLE_BITS
 from charter.spec.project import Project
-from charter.spec.stage import NATIVE, TRAINS, EvalStage, PpoStage, PrepareStage, Stage, is_hosted
+from charter.spec.stage import NATIVE, TRAINS, EvalStage, PpoStage, PrepareStage, Stage, StageResources, is_hosted
 from charter.spec.stage_checks import check_runnable
 
 INSTEAD = {
@@ -88,9 +88,11 @@ def check_layout(project: Project, name: str, stage: Stage, *, facts: NodeFacts 
 
 
 def _attention(project: Project, stage: Stage, where: str, gpus: int) -> Iterator[Problem]:
-    kernel = stage.resources.attention if stage.resources else None
-    compiled = bool(stage.resources and stage.resources.compile)
-    for field, reason in refused_kernels(stage, attention=kernel, compiled=compiled):
+    resources = stage.resources or StageResources()
+    kernel = resources.attention
+    for field, reason in refused_kernels(
+        stage, attention=kernel, compiled=bool(resources.compile), recompute=resources.recompute
+    ):
         yield Problem(path=f"{where}.{field}", message=reason, hint="see docs/concepts/training.md")
     if kernel == "flash_attention_2" and stage_device(project, stage, gpus=gpus) == "cpu":
         message = "flash_attention_2 runs on CUDA devices only; this stage runs on processors"

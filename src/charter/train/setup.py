@@ -66,7 +66,9 @@ class Setup:
 
 def check_engine(layout: StageLayout, spec: Stage) -> None:
     """Refuse what the engine would compute wrongly; checks before the start read the same table."""
-    for _, reason in refused_kernels(spec, attention=layout.attention, compiled=layout.compile):
+    for _, reason in refused_kernels(
+        spec, attention=layout.attention, compiled=layout.compile, recompute=layout.recompute
+    ):
         raise StageError(reason)
 
 

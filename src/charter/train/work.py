@@ -4,6 +4,7 @@ from typing import Any
 
 from charter.catalog.huggingface import architecture_from_mapping
 from charter.errors import DataError
+from charter.models.engine_layout import DEFAULT_ATTENTION
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Recompute
 from charter.spec.stage import PpoStage
@@ -52,8 +53,15 @@ def _trained(
         architecture=architecture,
         scalar_head=scalar_head,
         frozen_base=has_adapter,
-        recompute=Recompute(setup.layout.recompute),
+        recompute=_repeated(setup),
     )
+
+
+def _repeated(setup: Setup) -> Recompute:
+    """Return the recomputation that repeats operations: selective keeps products and, with sdpa, attention too."""
+    mode = Recompute(setup.layout.recompute)
+    is_free = mode is Recompute.SELECTIVE and setup.layout.attention == DEFAULT_ATTENTION
+    return Recompute.NONE if is_free else mode
 
 
 def _architecture(config: Any) -> Architecture | None:

@@ -68,11 +68,22 @@ class Effect:
         on the safe side where priors hold them.
         """
         k = len(clusters)
-        if k < FEWEST_CLUSTERS:
-            return None
+        return cls._of(clusters, growth=1 - 1 / k**2, freedom=k - 1) if k >= FEWEST_CLUSTERS else None
+
+    @classmethod
+    def alone(cls, clusters: Mapping[str, Sequence[float]]) -> "Effect | None":
+        """From the errors of one cluster that the priors predicted, since there is no other to learn from.
+
+        Its distance from the priors is one draw of the effect, about a mean that is known: one degree of freedom. The
+        next cluster may be predicted by constants that follow this one, which doubles the variance.
+        """
+        return cls._of(clusters, growth=2.0, freedom=1) if len(clusters) == 1 else None
+
+    @classmethod
+    def _of(cls, clusters: Mapping[str, Sequence[float]], *, growth: float, freedom: float) -> "Effect":
         squares = [float(np.mean(errors)) ** 2 for errors in clusters.values()]
         share = float(np.mean([1 / len(errors) for errors in clusters.values()]))
-        return cls(variance=(1 - 1 / k**2) * float(np.mean(squares)), freedom=k - 1, residual_share=share)
+        return cls(variance=growth * float(np.mean(squares)), freedom=freedom, residual_share=share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +129,7 @@ def spreads(situations: Mapping[Knowledge, "Iterable[ScoredRow]"]) -> Spread:
     """Half-widths from scored rows of each situation.
 
     A group of rows that only one cluster has takes the effect between clusters of all groups, and keeps its residual.
+    Where a single stack is all there is, its own distance from the priors stands for the effect.
     """
     widths: dict[str, dict[str, float]] = {}
     for knowledge, rows in situations.items():
@@ -127,6 +139,8 @@ def spreads(situations: Mapping[Knowledge, "Iterable[ScoredRow]"]) -> Spread:
             groups.setdefault(group_of(item.row), []).append(item)
         everything = _clusters(voters, knowledge)
         common, shared = Effect.of(everything), Residual.of(everything)
+        if common is None and knowledge == "unseen":
+            common = Effect.alone(everything)
         if common is None:
             continue
         widths.setdefault("*", {})[knowledge] = round(half_width(common, shared), 4)

@@ -42,6 +42,8 @@ NOT_ALLOCATED = ("device context", "communicators", "process", "workspaces", "al
 LAYOUTS = {
     "one": StageLayout(),
     "one, recompute": StageLayout(recompute="full"),
+    "one, selective": StageLayout(recompute="selective"),
+    "zero 3, selective": StageLayout(world_size=8, zero=3, recompute="selective"),
     "zero 2": StageLayout(world_size=8, zero=2),
     "zero 3": StageLayout(world_size=8, zero=3),
     "zero 3, recompute": StageLayout(world_size=8, zero=3, recompute="full"),
@@ -55,6 +57,8 @@ SAMPLE = {
     ("Llama-3.1-8B", "sft", "tensor 2"),
     ("Qwen3-0.6B", "preference_model", "zero 3, recompute"),
     ("Llama-3.1-8B", "preference_model", "one, recompute"),
+    ("Llama-3.1-8B", "sft", "one, selective"),
+    ("Qwen3-0.6B", "sft", "zero 3, selective"),
 }
 """Run by `make test`, with few layers; the others have all."""
 OFF = 0.05

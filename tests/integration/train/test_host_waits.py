@@ -172,9 +172,10 @@ def test_a_score_without_a_look_has_the_same_bits(monkeypatch):
 
 
 @pytest.mark.parametrize("lengths", [(9, 9), (9, 5)])
-@pytest.mark.parametrize("tokens", [32, 64])
-def test_the_host_waits_for_one_token_in_sixteen(lengths, tokens):
+@pytest.mark.parametrize(("tokens", "dtype"), [(32, torch.float32), (64, torch.float32), (64, torch.bfloat16)])
+def test_the_host_waits_for_one_token_in_sixteen(lengths, tokens, dtype):
     model: LanguageModel = model_on_meta()
+    model.model.to(dtype)  # in 16 bits by joint products
     prompts = [list(range(5, 5 + length)) for length in lengths]
     with Waits() as seen:
         generate(model, prompts, seeds=[1, 2], settings=SamplingSettings(max_new_tokens=tokens))

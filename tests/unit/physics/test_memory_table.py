@@ -93,7 +93,8 @@ def test_recomputation_never_raises_memory_beyond_one_live_layer(layout, name):
         for mode in Recompute
     )
     live = sum(term.value for terms in full.phases.values() for term in terms if term.name == "one live layer")
-    assert selective.total_bytes <= none.total_bytes * (1 + 1e-12)
+    beside = live if PROFILES[name].keeps_products else 0.0
+    assert selective.total_bytes <= none.total_bytes * (1 + 1e-12) + beside
     assert full.total_bytes <= selective.total_bytes + 1.1 * live
 
 

@@ -65,7 +65,7 @@ def test_rows_of_a_new_stack_eight_in_ten_are_inside(stacks: int, effect: float,
     assert coverage_of(stacks, effect, residual, centred=True) == pytest.approx(NOMINAL, abs=0.04)
 
 
-@pytest.mark.parametrize("stacks", [2, 3, 14])
+@pytest.mark.parametrize("stacks", [1, 2, 3, 14])
 def test_constants_held_by_priors_cover_no_less(stacks: int) -> None:
     assert NOMINAL - 0.03 <= coverage_of(stacks, 0.10, 0.02, centred=False) <= 0.92
 
@@ -97,8 +97,9 @@ def test_rows_that_calibrated_do_not_vote() -> None:
     assert spreads({"seen": [*rows, scored("AAA", 99, 1.0, used=True)]}) == spreads({"seen": rows})
 
 
-def test_one_stack_alone_says_nothing_of_the_next() -> None:
-    assert width_of([[0.01] * 50]) == WIDEST / 2
+def test_one_stack_alone_says_how_far_priors_may_be_off() -> None:
+    assert width_of([[0.01] * 50]) == pytest.approx(0.01 * 2**0.5 * t_quantile(COVERAGE, 1), rel=0.01)
+    assert width_of([[0.01] * 50], "seen") == WIDEST / 2
 
 
 def test_a_group_of_one_stack_takes_the_effect_of_all_groups() -> None:

@@ -183,6 +183,17 @@ def test_the_flat_step_of_internevo_stays_cached():
     terms, _ = held(training_case(row(**cells)))
     assert terms["cached by the allocator"] == pytest.approx(1.5 * terms["optimizer"])
     assert "cached by the allocator" not in held(training_case(row(**cells)), reserved=False)[0]
+    units = training_case(row(**{**cells, "tp": 1, "dp": 4, "shard": "fsdp"}))
+    assert (units.job.profile.flat_step, units.job.profile.step_bytes) == (1.0, 12.0)
+
+
+def test_logits_of_deepspeed_stay_in_16_bits():
+    typed = {"gradient_dtype": "fp16", "master_dtype": "fp32", "logits_kernel": "full", "adapter": "qlora"}
+    narrow = training_case(row(framework="hf-trainer", model="Qwen-7B", **typed))
+    assert (narrow.job.profile.name, narrow.job.cross_entropy) == ("deepspeed", "shifted")
+    assert training_case(row(framework="hf-trainer", **typed)).job.cross_entropy is None
+    autocast = training_case(row(framework="hf-trainer", model="Qwen-7B", logits_kernel="full"))
+    assert (autocast.job.profile.name, autocast.job.cross_entropy) == ("huggingface", None)
 
 
 def test_verdicts_take_the_constants_they_are_given():

@@ -36,6 +36,7 @@ def row(**columns) -> Measurement:
         ("Composer/PyTorch FSDP", "composer"),
         ("PyTorch FSDP", "fsdp"),
         ("torchtitan", "torchtitan"),
+        ("nanotron", "nanotron"),
         ("YaFSDP", "yafsdp"),
         ("MaxText", "maxtext"),
         ("HF Trainer + DeepSpeed", "huggingface"),
@@ -184,3 +185,11 @@ def test_an_unseen_stack_on_an_unseen_device_is_never_absurd():
                 rate = float(predict(TRAINING_TIME, cases, Fitted())[0])
                 share = 6 * 8e9 * rate / cases[0].case.accelerator.peak_flops_per_second("bf16")
                 assert 0.03 < share < 0.75, (gpu, framework, gpus, share)
+
+
+def test_nanotron_hides_no_reduction_under_zero_1():
+    hidden = {
+        shard: training_case(row(framework="nanotron", dp=8, shard=shard)).profile.data_hidden
+        for shard in ("none", "zero1")
+    }
+    assert hidden == {"none": 1.0, "zero1": 0.0}

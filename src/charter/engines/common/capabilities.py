@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from charter.physics.precision import TrainingPrecision
 from charter.spec.execution import ExecutableLayout
-from charter.spec.layout import ZeroStage
+from charter.spec.layout import Recompute, ZeroStage
 from charter.spec.stage import Stage, StageResources
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class Capabilities:
     offload_optimizer: tuple[ZeroStage, ...] = ()
     """ZeRO stages with which the optimizer may be kept in host memory."""
     offload_parameters: tuple[ZeroStage, ...] = ()
+    recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.FULL)
     exact_batch: bool = True
     """Every rank takes the same number of micro-batches of one size, so that both divide the batch."""
     packs: bool = False
@@ -163,6 +164,9 @@ def unsupported(
     elif (layout.pipeline or 1) > 1 and layout.zero is not None and layout.zero not in engine.zero_beside_pipeline:
         stages = one_of([int(stage) for stage in engine.zero if stage in engine.zero_beside_pipeline])
         yield "zero", f"beside a pipeline the {engine.name} engine runs zero: {stages}; found {int(layout.zero)}"
+    if layout.recompute is not None and Recompute(layout.recompute) not in engine.recompute:
+        modes = one_of([mode.value for mode in engine.recompute])
+        yield "recompute", f"the {engine.name} engine runs recompute: {modes}; found {layout.recompute}"
     if (layout.replicas or 1) > 1 and not engine.hybrid:
         yield "replicas", f"the {engine.name} engine has no hybrid sharding (replicas: 1 only); found {layout.replicas}"
     if on_accelerator and layout.offload not in (None, "none"):
@@ -178,7 +182,9 @@ def _offload(what: str, zero: int | None, engine: Capabilities) -> Iterator[tupl
         yield "offload", f"offload: {what} goes with zero: {needed} in the {engine.name} engine; found {int(zero)}"
 
 
-def refused_kernels(stage: Stage, *, attention: str | None, compiled: bool) -> Iterator[tuple[str, str]]:
+def refused_kernels(
+    stage: Stage, *, attention: str | None, compiled: bool, recompute: str | None = None
+) -> Iterator[tuple[str, str]]:
     """Yield each field of kernels with which the native engine would compute a stage wrongly, with the reason.
 
     >>> from charter.spec.stage import SftStage
@@ -191,6 +197,9 @@ def refused_kernels(stage: Stage, *, attention: str | None, compiled: bool) -> I
         yield "attention", f"{attention} computes in 16 bits only, dtype is {dtype}; use bf16, or attention sdpa"
     if attention == "flex_attention" and dropout:
         yield "attention", f"{attention} has no dropout of attention weights; use dropout 0, or attention sdpa"
+    if recompute == Recompute.SELECTIVE and (compiled or attention == "flex_attention"):
+        beside = "compile" if compiled else f"attention {attention}"
+        yield "recompute", f"selective recomputation beside {beside} has never run; use recompute full, or none"
     if compiled and stage.kind == "ppo":
         yield (
             "compile",

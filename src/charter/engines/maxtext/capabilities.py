@@ -8,6 +8,7 @@ Charter writes no files for it.
 
 from charter.engines.common.capabilities import GOOGLE, NONE, PARAMETERS, Capabilities
 from charter.physics.precision import FSDP_MIXED
+from charter.spec.layout import Recompute
 
 COMMIT, DATE = "e591f30cbbf217ed67ef71263ec0538239f9c3b8", "2026-08-22"
 VERSION = f"0.2.4 ({COMMIT[:7]})"
@@ -19,6 +20,7 @@ CAPABILITIES = Capabilities(
     memory="torchtitan",
     precision=FSDP_MIXED,
     zero=(NONE, PARAMETERS),
+    recompute=tuple(Recompute),
     expert=True,
     hybrid=True,
     fills_rows=True,

@@ -2,6 +2,7 @@
 
 from charter.engines.common.capabilities import NONE, OPTIMIZER, Capabilities
 from charter.physics.precision import MEGATRON
+from charter.spec.layout import Recompute
 
 COMMIT = "d98e8a64ddf34856e74b24714e3bedb2f5a39553"
 VERSION = f"0.20.0 ({COMMIT[:7]})"
@@ -13,6 +14,7 @@ CAPABILITIES = Capabilities(
     memory="megatron",
     precision=MEGATRON,
     zero=(NONE, OPTIMIZER),
+    recompute=tuple(Recompute),
     tensor=True,
     sequence_parallel=True,
     pipeline=True,

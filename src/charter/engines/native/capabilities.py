@@ -2,6 +2,7 @@
 
 from charter.engines.common.capabilities import AMD, GRADIENTS, NONE, NVIDIA, PARAMETERS, Capabilities
 from charter.physics.precision import FSDP_MIXED
+from charter.spec.layout import Recompute
 from charter.spec.stage import NATIVE
 
 CAPABILITIES = Capabilities(
@@ -11,6 +12,7 @@ CAPABILITIES = Capabilities(
     memory="native",
     precision=FSDP_MIXED,
     zero=(NONE, GRADIENTS, PARAMETERS),
+    recompute=tuple(Recompute),
     # ZeRO-2 keeps every parameter gathered, which costs the memory of DDP's weights and saves no time against it
     # that the model of a step knows: it is for those who have measured that it helps.
     zero_searched=(NONE, PARAMETERS),

@@ -12,6 +12,7 @@ from charter.physics.memory_profiles import (
     FSDP,
     HUGGINGFACE,
     INTERNEVO,
+    INTERNEVO_FSDP,
     LINEAR,
     LITGPT,
     MEGATRON_DEEPSPEED,
@@ -80,6 +81,8 @@ def profile_of(row: Measurement) -> MemoryProfile:
         return MEGATRON_DEEPSPEED_BF16
     if named is HUGGINGFACE and (shard.startswith("zero") or _has_master(row)):
         return DEEPSPEED
+    if named is INTERNEVO and "fsdp" in shard:
+        return INTERNEVO_FSDP
     if named is HUGGINGFACE and "fsdp" in shard:
         return FSDP
     if named is DEEPSPEED and parallel:
@@ -96,9 +99,11 @@ def profile_of(row: Measurement) -> MemoryProfile:
 
 
 def _has_master(row: Measurement) -> bool:
-    """Return True if 16-bit weights have a 32-bit master: DeepSpeed keeps one, the Trainer's own optimizer none."""
+    """Return True if 16-bit weights, or adapters with 16-bit gradients, have a 32-bit master: DeepSpeed keeps one, the
+    Trainer's own optimizer none."""
     full = row.adapter in ("", "full") and row.kind != "lora"
-    return full and row.parameter_dtype in ("bf16", "fp16") and row.master_dtype == "fp32"
+    trained = row.parameter_dtype if full else row.gradient_dtype
+    return trained in ("bf16", "fp16") and row.master_dtype == "fp32"
 
 
 def precision_of(row: Measurement, profile: MemoryProfile) -> TrainingPrecision:
@@ -266,7 +271,7 @@ def training_case(row: Measurement) -> MemoryCase:
         context=context,
         offload_activations=offloads_activations(row, profile),
         recompute_share=recompute_share(row, architecture),
-        cross_entropy=loss_kernel(row, profile),
+        cross_entropy=loss_kernel(row, profile, architecture),
         end_layers=end_layers(row, profile, architecture),
         loads_all_kernels=re.match(r"20(1\d|2[0-2])", row.stack_version) is not None,
     )
@@ -340,13 +345,21 @@ def with_kernels(row: Measurement, profile: MemoryProfile) -> MemoryProfile:
     return replace(profile, implementation="triton") if fused else profile
 
 
-def loss_kernel(row: Measurement, profile: MemoryProfile) -> CrossEntropy | None:
+KEEP_SIXTEEN = ("opt", "gpt2", "gpt_neox", "bloom", "falcon", "mpt", "qwen")
+"""Model types whose classes hand 16-bit logits to the loss (modeling files of transformers before 4.45, and Qwen's of
+2023); those of the Llama family upcast them. Autocast upcasts in any case, DeepSpeed's 16-bit training does not."""
+
+
+def loss_kernel(row: Measurement, profile: MemoryProfile, architecture: Architecture) -> CrossEntropy | None:
     """The loss by `logits_kernel`, in the stack's own form where that is of this kind; None: the stack's habit."""
     own: dict[str, tuple[CrossEntropy, ...]] = {
         "full": ("eager", "native"),
         "fused": ("fused", "inplace"),
         "chunked": ("chunked",),
     }
+    sixteen = profile is DEEPSPEED and _has_master(row) and architecture.model_type in KEEP_SIXTEEN
+    if sixteen and row.logits_kernel == "full":
+        return "shifted"
     kinds = own.get(row.logits_kernel)
     return None if kinds is None or profile.cross_entropy in kinds else kinds[0]
 

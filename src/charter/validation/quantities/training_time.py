@@ -368,7 +368,7 @@ def training_case(row: Measurement) -> TrainingCase:
     return TrainingCase(
         architecture=architecture,
         accelerator=accelerator,
-        profile=_profile(job),
+        profile=_profile(job, layout),
         layout=replace(layout, micro_batch=layout.micro_batch * pairs),
         seq=computed,
         metric=_metric(row),
@@ -443,9 +443,15 @@ def _document(row: Measurement) -> float:
     return (row.mean_len or USUAL_SAMPLE) if masks else EVERYWHERE
 
 
-def _profile(job: Job) -> StackProfile:
-    """The stack's profile with what the row says of kernels and of gradients on the wire."""
+def _profile(job: Job, layout: Layout) -> StackProfile:
+    """The stack's profile with what the row says of kernels and of gradients on the wire.
+
+    nanotron with ZeRO-1 reduces its fp32 gradients when the last backward pass is over (`sync_gradients_across_dp`; no
+    DDP is made around the model).
+    """
     profile, dtype = job.profile, job.row.dtype.casefold()
+    if profile.name == "nanotron" and layout.zero == ZeroStage.OPTIMIZER:
+        profile = replace(profile, data_hidden=0.0)
     if kernel := KERNELS.get(job.row.attention_kernel):
         profile = replace(profile, attention=kernel)
     elif job.row.flash == 0:
