@@ -13,9 +13,10 @@ from charter.spec.layout import Adapter
 
 # -------- Memory profile of a training stack besides layout and precision: a few named traits of its code.
 
-CrossEntropy = Literal["eager", "shifted", "fused", "chunked", "native", "inplace", "tiled", "each"]
+CrossEntropy = Literal["eager", "released", "shifted", "fused", "chunked", "native", "inplace", "tiled", "each"]
 LOSS_BYTES: dict[str, float] = {
     "eager": 12.0,
+    "released": 10.0,
     "shifted": 6.0,
     "fused": 6.0,
     "chunked": 12.0,
@@ -26,6 +27,7 @@ LOSS_BYTES: dict[str, float] = {
 }
 """Bytes per logit at the peak, besides the logit itself. eager: log-probabilities and the gradients of both in fp32,
 4 + 4 + 4 (torch cross_entropy on upcast logits: what its autograd nodes hold at the start of the backward pass);
+released: the same, the logits themselves gone before the backward pass (torchtitan: `del pred`);
 shifted: a copy of the logits shifted by a position, log-probabilities and gradients in 16 bits, 2 + 2 + 2 (classes of
 transformers that do not upcast, without autocast);
 fused: the fp32 softmax, 4, and the 16-bit gradient, 2 (Megatron's fused vocabulary-parallel cross-entropy); chunked:
@@ -53,6 +55,8 @@ class MemoryProfile:
     name: str
     implementation: Implementation = "huggingface"
     cross_entropy: CrossEntropy = "eager"
+    loss_parts: float = 1.0
+    """Parts of a micro-batch whose logits exist one after the other."""
     persistent_gradients: bool = False
     """Gradient buffers that exist through the whole step (Megatron, DeepSpeed), not only from the first backward."""
     step_bytes: float = 0.0
@@ -195,6 +199,7 @@ TORCHTUNE = MemoryProfile(
     name="torchtune",
     implementation="litgpt",
     cross_entropy="chunked",
+    loss_parts=8.0,
     source="torchtune: own decoder, loss over 8 chunks of the sequence, fused AdamW",
 )
 LITGPT = MemoryProfile(
@@ -210,8 +215,15 @@ LITGPT = MemoryProfile(
 TORCHTITAN = MemoryProfile(
     name="torchtitan",
     implementation="lean",
+    cross_entropy="released",
     step_bytes=0.0,
-    source="torchtitan, MaxText: compiled layers keep little, fused AdamW, FSDP2",
+    source="torchtitan: compiled layers keep little, fused AdamW, FSDP2; `del pred` before the backward pass",
+)
+MAXTEXT = replace(
+    TORCHTITAN,
+    name="maxtext",
+    cross_entropy="eager",
+    source="MaxText: compiled layers keep little; what XLA does with logits was not counted",
 )
 NANOTRON = MemoryProfile(
     name="nanotron",
@@ -250,6 +262,7 @@ PROFILES = {
         TORCHTUNE,
         LITGPT,
         TORCHTITAN,
+        MAXTEXT,
         NANOTRON,
         COMPOSER,
         NATIVE,

@@ -297,6 +297,7 @@ class MemoryShape:
     loss_bytes: Array
     loss_share: Array
     loss_rows: Array
+    loss_parts: Array
     loss_head: Array
     """Parameters of an output projection whose gradient the loss makes itself, in fp32."""
     loss_kept: Array
@@ -406,6 +407,7 @@ def _loss_numbers(job: MemoryJob) -> dict[str, float]:
         "loss_bytes": (job.precision.compute_bytes + LOSS_BYTES[kind]) * (job.head == "lm"),
         "loss_share": job.logit_share,
         "loss_rows": _loss_rows(job, kind),
+        "loss_parts": job.profile.loss_parts if kind == "chunked" else 1.0,
         "loss_head": a.hidden_size * a.vocab_size * (kind in OWN_LOSSES and trains_head),
         "loss_kept": (CPU_KEPT_LOGITS if _on_cpu(job) else KEPT_LOGITS) * (kind == "each" and job.head == "lm"),
     }

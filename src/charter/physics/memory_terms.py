@@ -315,7 +315,7 @@ def logit_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     # A tile is cut by the part of the vocabulary that a rank has, so that tensor parallelism makes it longer.
     rows = s.loss_rows * np.where(s.loss_head > 0, lay.tensor, 1.0)
     counted, has_head = rank.tokens * s.loss_share, (lay.pipeline == 1) | (rank.stage == "last")
-    positions, all_logits = np.minimum(counted, rows), counted * s.vocabulary
+    positions, all_logits = np.minimum(counted / s.loss_parts, rows), counted * s.vocabulary
     logits, head = positions * s.vocabulary, s.loss_head
     stays = np.where(all_logits / lay.tensor <= s.loss_kept, 4 * all_logits, 0.0)
     # Probabilities that stay are not beside the tile; a softmax over ranks has one more of its size.

@@ -19,6 +19,7 @@ from charter.models.language_model import LanguageModel
 from charter.models.parallel import Parallel
 from charter.models.preference import PreferenceModel
 from charter.models.ranks import Ranks
+from charter.models.runtime import on_device
 from charter.spec.rewards import KlEstimator
 from charter.spec.stage import PpoStage
 from charter.train.judge_reward import JudgeReward
@@ -460,15 +461,14 @@ class Sampler:
         temperature, dtype = self.spec.temperature, self.spec.dtype
         for index in (item for minibatch in minibatches for item in minibatch):
             self.setup.stage.alive()
-            part = sequences.rows(index)
+            part, at_B = sequences.rows(index), on_device(index, device)
             for reader, its_BR in zip(readers, own_BR, strict=True):
                 if reader is not None and its_BR is not None:
                     figures = answer_log_probabilities(reader.module, part, temperature=temperature, dtype=dtype)
-                    its_BR[index] = figures[0]
+                    its_BR[at_B] = figures[0]
             if value_BS is not None and self.models.value is not None:
-                value_BS[index] = answer_values(self.models.value.module, part, dtype=dtype)
-        mask = sequences.answer_mask_BR
-        old_BR, *read_BR = (None if item is None else item * mask for item in own_BR)
+                value_BS[at_B] = answer_values(self.models.value.module, part, dtype=dtype)
+        old_BR, *read_BR = (None if item is None else item * sequences.answer_mask_BR for item in own_BR)
         assert old_BR is not None
         return old_BR, read_BR, value_BS
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -9,8 +10,21 @@ from torch import Tensor
 
 from charter.errors import DataError
 from charter.inference.generate import Answers
-from charter.models.runtime import precision
+from charter.models.runtime import on_device, precision
 from charter.models.token_forward import TokenFigures
+
+
+@dataclass(frozen=True)
+class HostMasks:
+    """Lengths and masks of sequences on the host, so that no micro-batch has to wait for them."""
+
+    tokens_B: Tensor
+    prompt_tokens_B: Tensor
+    answer_mask_BR: Tensor
+
+    def rows(self, index: Tensor) -> "HostMasks":
+        """Return those of some of the sequences."""
+        return HostMasks(self.tokens_B[index], self.prompt_tokens_B[index], self.answer_mask_BR[index])
 
 
 @dataclass(frozen=True)
@@ -25,13 +39,23 @@ class Sequences:
     prompt_tokens_B: Tensor
     answer_mask_BR: Tensor
 
+    @cached_property
+    def masks(self) -> HostMasks:
+        """Lengths and masks, read from the device once."""
+        return HostMasks(self.mask_BT.sum(1).cpu(), self.prompt_tokens_B.cpu(), self.answer_mask_BR.cpu())
+
     def rows(self, index: Tensor) -> "Sequences":
-        """Some of the sequences, without the columns that are padding in all of them."""
-        mask_BT = self.mask_BT[index]
-        width = int(mask_BT.sum(1).max())
-        return Sequences(
-            self.ids_BT[index, :width], mask_BT[:, :width], self.prompt_tokens_B[index], self.answer_mask_BR[index]
+        """Some of the sequences, by numbers on the host, without the columns that are padding in all of them."""
+        masks, at_B = self.masks.rows(index), on_device(index, self.ids_BT.device)
+        width = int(masks.tokens_B.max())
+        part = Sequences(
+            self.ids_BT[at_B, :width],
+            self.mask_BT[at_B, :width],
+            self.prompt_tokens_B[at_B],
+            self.answer_mask_BR[at_B],
         )
+        part.__dict__["masks"] = masks
+        return part
 
     @property
     def answer_tokens(self) -> int:
@@ -82,23 +106,24 @@ def answer_log_probabilities(
 
     `call` runs the model or what wraps it. Differentiable; the entropy only when asked.
     """
-    mask_BR, read_BT = sequences.answer_mask_BR, sequences.ids_BT[:, :-1]
-    if bool((sequences.prompt_tokens_B < 1).any()):
+    mask_BR, read_BT, masks = sequences.answer_mask_BR, sequences.ids_BT[:, :-1], sequences.masks
+    if bool((masks.prompt_tokens_B < 1).any()):
         raise DataError(
             "an answer without a prompt: nothing comes before its first token, so it has no probability; give every "
             "prompt at least one token (a chat template that begins with one, or a longer max_prompt_tokens)"
         )
-    row_N, token_N = mask_BR.nonzero().unbind(1)
-    column_N = sequences.prompt_tokens_B[row_N] + token_N
-    with precision(dtype, read_BT.device):
+    row_N, token_N = masks.answer_mask_BR.nonzero().unbind(1)
+    column_N, device = masks.prompt_tokens_B[row_N] + token_N, read_BT.device
+    target_N = on_device(row_N * sequences.ids_BT.shape[1] + column_N, device)
+    with precision(dtype, device):
         figures: TokenFigures = call(
             input_ids=read_BT,
-            at_N=row_N * read_BT.shape[1] + column_N - 1,
-            target_N=sequences.ids_BT[row_N, column_N],
+            at_N=on_device(row_N * read_BT.shape[1] + column_N - 1, device),
+            target_N=sequences.ids_BT.flatten().index_select(0, target_N),
             temperature=temperature or 1.0,
         )
     entropy_N = figures.entropy_N if entropy_gradient else figures.entropy_N.detach()
-    place_N = row_N * mask_BR.shape[1] + token_N
+    place_N = on_device(row_N * mask_BR.shape[1] + token_N, device)
     return _spread(figures.log_probability_N, place_N, mask_BR), _spread(entropy_N, place_N, mask_BR)
 
 
@@ -112,12 +137,12 @@ def answer_values(call: Callable[..., Tensor], sequences: Sequences, *, dtype: s
 
     `call` runs the value model or what wraps it. 0 where an answer is padding.
     """
-    ids_BT, prompt_B1 = sequences.ids_BT, sequences.prompt_tokens_B[:, None]
-    states_S = torch.arange(sequences.answer_tokens + 1, device=ids_BT.device)
-    is_state_BS = states_S <= answer_lengths(sequences.answer_mask_BR)[:, None]
-    column_BS = prompt_B1 - 1 + states_S
-    row_B1 = torch.arange(len(ids_BT), device=ids_BT.device)[:, None]
-    at_N = (row_B1 * ids_BT.shape[1] + column_BS)[is_state_BS]
-    with precision(dtype, ids_BT.device):
+    ids_BT, masks, device = sequences.ids_BT, sequences.masks, sequences.ids_BT.device
+    states_S = torch.arange(sequences.answer_tokens + 1)
+    is_state_BS = states_S <= answer_lengths(masks.answer_mask_BR)[:, None]
+    column_BS = masks.prompt_tokens_B[:, None] - 1 + states_S
+    row_B1 = torch.arange(len(ids_BT))[:, None]
+    at_N = on_device((row_B1 * ids_BT.shape[1] + column_BS)[is_state_BS], device)
+    with precision(dtype, device):
         value_N = call(ids_BT, at_N=at_N)
-    return _spread(value_N, is_state_BS.flatten().nonzero().squeeze(1), is_state_BS)
+    return _spread(value_N, on_device(is_state_BS.flatten().nonzero().squeeze(1), device), is_state_BS)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from charter.errors import StageError
 from charter.models.parallel import Parallel
+from charter.models.runtime import on_device
 from charter.spec.stage import PpoStage
 from charter.train.loop import DivergenceGuard
 from charter.train.losses import Summed
@@ -25,7 +26,7 @@ from charter.train.ppo_math import (
     update_kl,
 )
 from charter.train.ppo_rollout import Rollout
-from charter.train.ppo_sequences import answer_log_probabilities, answer_values
+from charter.train.ppo_sequences import Sequences, answer_log_probabilities, answer_values
 from charter.train.pretraining_mix import PretrainingMix, counted_tokens
 from charter.train.setup import Setup
 
@@ -33,6 +34,8 @@ COUNT = " count"
 """Ends the name of the number of terms of a sum."""
 RATIO, RATIO_SQUARE = "ratio less 1", "its square"
 """Sums over tokens of which the mean and the variance of the ratio are made."""
+FIRST = "first ratios that are not 1"
+"""Tokens whose log-probability is not that of the rollout, while the policy is still the one that sampled."""
 
 
 @dataclass
@@ -62,19 +65,23 @@ class Update:
     ) -> dict[str, float]:
         """Accumulate over the micro-batches, then update; what was measured, the same in every process.
 
+        What is measured is added up on the device and read twice: before gradients are divided, and after they are.
         `kl_coefficient` counts where the KL penalty is part of the loss (grpo).
         """
         self._clear()
         learns = at.step >= self.spec.value_warmup_rollouts
-        sums: dict[str, float] = {}
-        for index, rows in enumerate(parts):
+        sums: dict[str, Tensor] = {}
+        for index, host_rows in enumerate(parts):
             waits = index < len(parts) - 1
             self.setup.stage.alive()
-            measured = self._policy_part(rollout, rows, at, kl_coefficient, learns=learns, waits=waits)
+            part, rows = rollout.sequences.rows(host_rows), on_device(host_rows, rollout.score_B.device)
+            measured = self._policy_part(rollout, part, rows, at, kl_coefficient, learns=learns, waits=waits)
             if self.value is not None:
-                measured |= self._value_part(self.value, rollout, rows, waits=waits)
-            _add(sums, _numbers(measured))
-        totals = self.setup.ranks.total(sums)
+                measured |= self._value_part(self.value, rollout, part, rows, waits=waits)
+            _add(sums, measured)
+        totals = self.setup.ranks.total(_numbers(sums))
+        if totals.pop(FIRST, 0.0):
+            raise StageError("the first minibatch's ratio is not 1: the policy changed between rollout and update")
         counted = [name for name in totals if name + COUNT in totals]
         means = _with_ratio({name: totals[name] / max(totals[name + COUNT], 1.0) for name in counted})
         norms, ptx = self._gradients(totals, at, learns=learns)
@@ -92,6 +99,7 @@ class Update:
     def _policy_part(
         self,
         rollout: Rollout,
+        part: Sequences,
         rows: Tensor,
         at: "MinibatchPosition",
         kl_coefficient: float,
@@ -106,15 +114,16 @@ class Update:
         with torch.set_grad_enabled(learns), self.policy.accumulating() if waits else contextlib.nullcontext():
             log_probability, entropy = answer_log_probabilities(
                 self.policy.call,
-                rollout.sequences.rows(rows),
+                part,
                 temperature=spec.temperature,
                 dtype=spec.dtype,
                 entropy_gradient=spec.entropy_weight > 0,
             )
-            drew = spec.version_of(at.step) == at.step  # a rollout drawn ahead is an older policy's
-            if drew and at.is_first and not torch.equal(log_probability.detach() * rollout.mask_BR[rows], old):
-                raise StageError("the first minibatch's ratio is not 1: the policy changed between rollout and update")
             measured = self._policy_loss(log_probability, rollout, rows, divisor)
+            # A rollout drawn ahead is an older policy's.
+            if spec.version_of(at.step) == at.step and at.is_first:
+                differs_BR = log_probability.detach() * rollout.mask_BR[rows] != old
+                measured[FIRST] = Summed(differs_BR.sum(), mask.sum())
             total = measured["policy_loss"].total
             if spec.entropy_weight:
                 bonus = entropy_bonus(entropy, mask, aggregation=spec.loss_aggregation, divisor_B=divisor)
@@ -174,7 +183,9 @@ class Update:
         )
         return {"policy_loss": loss, "clip_fraction": clipped}
 
-    def _value_part(self, value: Parallel, rollout: Rollout, rows: Tensor, *, waits: bool) -> dict[str, Summed]:
+    def _value_part(
+        self, value: Parallel, rollout: Rollout, part: Sequences, rows: Tensor, *, waits: bool
+    ) -> dict[str, Summed]:
         """Loss and gradient of the value model on some answers, and how many of its values are clipped."""
         spec = self.spec
         assert rollout.value_BR is not None
@@ -182,7 +193,7 @@ class Update:
         old, returns, mask = rollout.value_BR[rows], rollout.return_BR[rows], rollout.loss_mask_BR[rows]
         clip = spec.value_clip
         with value.accumulating() if waits else contextlib.nullcontext():
-            values = answer_values(value.call, rollout.sequences.rows(rows), dtype=spec.dtype)[:, :-1]
+            values = answer_values(value.call, part, dtype=spec.dtype)[:, :-1]
             loss = clipped_value_loss(
                 values,
                 old,
@@ -199,17 +210,17 @@ class Update:
         self, totals: dict[str, float], at: "MinibatchPosition", *, learns: bool
     ) -> tuple[dict[str, float], dict[str, float]]:
         """Turn sums into means, add the pretraining mix, clip; the norms before clipping."""
-        size, norms, ptx = self.setup.ranks.data_size, {}, {}
+        size, norms, ptx = self.setup.ranks.data_size, dict[str, Tensor](), dict[str, float]()
         if learns:
             self.policy.scale_gradients(size / max(totals["policy_loss" + COUNT], 1.0))
             ptx = self._pretraining_mix(at)
             self.policy.scale_gradients(1 / self.scaler.factor)
-            norms["gradient_norm"] = self.policy.clip(self.spec.gradient_clip).item()
+            norms["gradient_norm"] = self.policy.clip(self.spec.gradient_clip)
         if self.value is not None:
             count = max(totals["value_loss" + COUNT], 1.0)
             self.value.scale_gradients(self.spec.value_loss_weight * size / (count * self.scaler.factor))
-            norms["value_gradient_norm"] = self.value.clip(self.spec.gradient_clip).item()
-        return norms, ptx
+            norms["value_gradient_norm"] = self.value.clip(self.spec.gradient_clip)
+        return _numbers(norms), ptx
 
     def _pretraining_mix(self, at: "MinibatchPosition") -> dict[str, float]:
         """PPO-ptx: the gradient of the mean language-modelling loss, weighted (Ouyang et al. 2022, eq. 2)."""
@@ -217,14 +228,15 @@ class Update:
             return {}
         parts, ranks = self.mix.parts(at.number_of(self.spec)), self.setup.ranks
         terms = max(ranks.total({"terms": float(sum(map(counted_tokens, parts)))})["terms"], 1.0)
-        weight, loss = self.spec.ptx_weight * ranks.data_size / terms, 0.0
+        weight = self.spec.ptx_weight * ranks.data_size / terms
+        loss = torch.zeros((), dtype=torch.float64, device=self.setup.device)
         for index, rows in enumerate(parts):
             self.setup.stage.alive()
             with self.policy.accumulating() if index < len(parts) - 1 else contextlib.nullcontext():
                 mix_loss = self.mix.loss(rows).loss_sum
                 self.scaler.scale(weight * mix_loss).backward()  # type: ignore[no-untyped-call]
-            loss += mix_loss.item()
-        return {"ptx_loss": ranks.total({"loss": loss})["loss"] / terms}
+            loss += mix_loss.detach()
+        return {"ptx_loss": ranks.total({"loss": loss.item()})["loss"] / terms}
 
     def _clear(self) -> None:
         for optimizer in (self.policy_optimizer, self.value_optimizer):
@@ -256,12 +268,12 @@ class MinibatchPosition:
         return (self.step * spec.ppo_epochs + self.epoch) * each + self.minibatch
 
 
-def _numbers(measured: Mapping[str, Summed]) -> dict[str, float]:
-    """Totals and counts as plain numbers, fetched from the device at once."""
-    flat = [item for summed in measured.values() for item in (summed.total, summed.count)]
-    values = torch.stack([item.detach().double() for item in flat]).tolist()
-    names = [name for key in measured for name in (key, key + COUNT)]
-    return dict(zip(names, values, strict=True))
+def _numbers(values: Mapping[str, Tensor]) -> dict[str, float]:
+    """Values as plain numbers, fetched from the device at once."""
+    if not values:
+        return {}
+    numbers = torch.stack([item.detach().double() for item in values.values()]).tolist()
+    return dict(zip(values, numbers, strict=True))
 
 
 def _with_ratio(means: Mapping[str, float]) -> dict[str, float]:
@@ -271,6 +283,9 @@ def _with_ratio(means: Mapping[str, float]) -> dict[str, float]:
     return {**reported, "ratio_mean": 1 + beyond, "ratio_variance": squared - beyond**2}
 
 
-def _add(sums: dict[str, float], more: Mapping[str, float]) -> None:
-    for name, value in more.items():
-        sums[name] = sums.get(name, 0.0) + value
+def _add(sums: dict[str, Tensor], more: Mapping[str, Summed]) -> None:
+    """Add totals and counts in double precision, where they are."""
+    for name, summed in more.items():
+        for key, value in ((name, summed.total), (name + COUNT, summed.count)):
+            exact = value.detach().double()
+            sums[key] = sums[key] + exact if key in sums else exact

@@ -4,6 +4,8 @@ Whatever reads a value of a meta tensor fails, so every wait is caught here; a c
 counted. Copies from the host count too, unless they are asked for without a wait.
 """
 
+from dataclasses import fields
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -22,10 +24,13 @@ from charter.models.chat import Encoded
 from charter.models.language_model import LanguageModel
 from charter.models.parallel import Parallel
 from charter.models.preference import PreferenceModel, ScalarModel
-from charter.spec.stage import PreferenceModelStage, SftStage
+from charter.spec.stage import PpoStage, PreferenceModelStage, SftStage
 from charter.train.encoded_pairs import EncodedPair
 from charter.train.optimizers import make_optimizer
 from charter.train.packing import model_inputs, packed_batch
+from charter.train.ppo_rollout import Rollout
+from charter.train.ppo_sequences import Sequences
+from charter.train.ppo_step import MinibatchPosition, Update
 from charter.train.preference_model import pair_loss
 from charter.train.pretrain import language_loss
 from charter.train.sft import collate
@@ -33,6 +38,7 @@ from charter.train.supervised import SupervisedTask
 
 pytestmark = pytest.mark.torch
 META = torch.device("meta")
+SFT = SftStage(init="a", data=("d",), dtype="fp32")
 READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select", "aten::is_nonzero")
 
 
@@ -85,7 +91,7 @@ class Setup:
     class ranks:
         data_size = 1
         share = staticmethod(list)
-        sum = staticmethod(lambda values: values)
+        sum = total = staticmethod(lambda values: values)
         gather = staticmethod(lambda value: [value])
 
     class stage:
@@ -161,6 +167,31 @@ def test_a_step_of_a_preference_model_waits_once():
         report = task.run_part(type("At", (), {"step": 0})())
     assert seen.waits == ["copy to the host"]
     assert report.counters["pairs"] > 0
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_a_minibatch_of_ppo_waits_twice(parts):
+    """For what was measured, and for the norms: however many micro-batches it has."""
+    policy, value, rows = model_on_meta(), preference_model(), 8
+    value.scalar.to(META)
+    answer_BR = torch.ones(rows, 4, dtype=torch.bool)
+    known = Sequences(torch.zeros(rows, 9).long(), torch.ones(rows, 9).long(), torch.full((rows,), 5), answer_BR)
+    sequences = Sequences(*(getattr(known, item.name).to(META) for item in fields(Sequences)))
+    sequences.__dict__["masks"] = known.masks
+    of_answers, of_states = (torch.zeros(rows, width, device=META) for width in (4, 4))
+    rollout = Rollout(
+        sequences=sequences, log_probability_BR=of_answers, advantage_BR=of_answers, score_B=of_answers[:, 0],
+        ended_B=of_answers[:, 0] > 0, reference_BR=of_answers, value_BR=of_states, return_BR=of_states,
+    )  # fmt: skip
+    spec = PpoStage(policy="p", reward="r", prompts=("q",), episodes=16, rollout_batch=8, minibatch=8, dtype="fp32")
+    trained, critic = Parallel(policy.model), Parallel(value.scalar)
+    optimizers = [make_optimizer([(item.trained_parameters(), 1e-3)], SFT) for item in (trained, critic)]
+    update = Update(Setup(), spec, trained, optimizers[0], critic, optimizers[1])
+    guard = type("Guard", (), {"allows": staticmethod(lambda *_: True)})
+    micro_batches = torch.arange(rows).chunk(parts)
+    with Waits() as seen:
+        update.minibatch(rollout, micro_batches, MinibatchPosition(0, 1, 0), guard, kl_coefficient=0.1)
+    assert seen.waits == ["copy to the host"] * 2
 
 
 def test_a_score_without_a_look_has_the_same_bits(monkeypatch):

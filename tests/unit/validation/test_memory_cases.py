@@ -39,6 +39,7 @@ def row(**cells):
         ({"framework": "Unsloth"}, "unsloth"),
         ({"framework": "torchtune"}, "torchtune"),
         ({"framework": "torchtitan"}, "torchtitan"),
+        ({"framework": "MaxText"}, "maxtext"),
         ({"framework": "nanotron"}, "nanotron"),
         ({"framework": "InternEvo", "pp": 4}, "internevo"),
         ({"framework": "YaFSDP"}, "fsdp"),
@@ -194,6 +195,15 @@ def test_logits_of_deepspeed_stay_in_16_bits():
     assert training_case(row(framework="hf-trainer", **typed)).job.cross_entropy is None
     autocast = training_case(row(framework="hf-trainer", model="Qwen-7B", logits_kernel="full"))
     assert (autocast.job.profile.name, autocast.job.cross_entropy) == ("huggingface", None)
+
+
+def test_logits_of_torchtune_and_torchtitan():
+    cells = {"kind": "sft", "adapter": "full", "seq": 4096, "mbs": 1, "recompute": "full", "shard": "none"}
+    each = {"torchtune": 14 * 512, "torchtitan": 12 * 4096}
+    for framework, bytes_per_token in each.items():
+        case = training_case(row(framework=framework, **cells))
+        loss = {term.name: term.value for term in job_memory(case.job, case.layout).phases["loss"]}
+        assert loss["logits and loss"] == pytest.approx(bytes_per_token * 32000)
 
 
 def test_verdicts_take_the_constants_they_are_given():

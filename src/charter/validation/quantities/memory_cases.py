@@ -15,6 +15,7 @@ from charter.physics.memory_profiles import (
     INTERNEVO_FSDP,
     LINEAR,
     LITGPT,
+    MAXTEXT,
     MEGATRON_DEEPSPEED,
     MEGATRON_DEEPSPEED_BF16,
     MEGATRON_STACK,
@@ -54,7 +55,8 @@ _BY_WORD: tuple[tuple[str, MemoryProfile], ...] = (
     (r"torchtune", TORCHTUNE),
     (r"nanotron", NANOTRON),
     (r"internevo|internlm", INTERNEVO),
-    (r"torchtitan|maxtext|levanter", TORCHTITAN),
+    (r"maxtext|levanter", MAXTEXT),
+    (r"torchtitan", TORCHTITAN),
     (r"megatron[- ]?deepspeed|gpt-neox", MEGATRON_DEEPSPEED),
     (r"megatron|nemo(?![- ]?rl)|simumax", MEGATRON_STACK),
     (r"nemo[- ]?rl|verl|areal|roll\b", FSDP),
@@ -212,7 +214,7 @@ def probe_of(row: Measurement, profile_name: str) -> tuple[bool, bool]:
     probe = row.memory_probe or probe_in(row.unit, row.notes)
     if probe != "unknown":
         return probe in ("nvidia_smi", "reserved"), probe == "nvidia_smi"
-    if profile_name in ("litgpt", "torchtune", "torchtitan"):
+    if profile_name in ("litgpt", "torchtune", "torchtitan", "maxtext"):
         return False, False
     if profile_name == "unsloth":
         return True, False
@@ -353,7 +355,7 @@ KEEP_SIXTEEN = ("opt", "gpt2", "gpt_neox", "bloom", "falcon", "mpt", "qwen")
 def loss_kernel(row: Measurement, profile: MemoryProfile, architecture: Architecture) -> CrossEntropy | None:
     """The loss by `logits_kernel`, in the stack's own form where that is of this kind; None: the stack's habit."""
     own: dict[str, tuple[CrossEntropy, ...]] = {
-        "full": ("eager", "native"),
+        "full": ("eager", "released", "native"),
         "fused": ("fused", "inplace"),
         "chunked": ("chunked",),
     }
@@ -372,7 +374,7 @@ def adapter_of(row: Measurement, profile: MemoryProfile) -> AdapterUse | None:
     printed = re.search(r"trainable params:? ([\d,]+)", text)
     second = re.search(r"adapter_?v2|ia3", text) is not None
     first = row.adapter == "adapter" and not second
-    lean = profile.name in ("unsloth", "torchtune", "megatron", "torchtitan")
+    lean = profile.name in ("unsloth", "torchtune", "megatron", "torchtitan", "maxtext")
     narrow = profile.name == "litgpt" or re.search(r"q_proj[^a-z]+v_proj|\bq,? ?v\b|attention only", text)
     targets = frozenset(("norms",)) if second else frozenset(("q", "v")) if narrow else LINEAR
     return AdapterUse(
@@ -459,7 +461,7 @@ def zero_of(row: Measurement, profile: MemoryProfile, size: float, adapter: bool
         return ZeroStage.OPTIMIZER
     if re.search(r"none|ddp|replic", shard):
         return ZeroStage.NONE
-    if profile.name in ("fsdp", "composer", "torchtitan", "torchtune"):
+    if profile.name in ("fsdp", "composer", "torchtitan", "maxtext", "torchtune"):
         return ZeroStage.PARAMETERS
     if profile.name == "deepspeed":
         return ZeroStage.PARAMETERS if not adapter and size > SMALL_MODEL else ZeroStage.GRADIENTS
@@ -477,7 +479,7 @@ def recompute_of(row: Measurement, profile: MemoryProfile, size: float, adapter:
     if re.search(r"full|partial|block|uniform|layer|checkpoint|^yes|true|unsloth|^1$", mode):
         return Recompute.FULL
     if "selective" in mode or "attn" in mode:
-        return Recompute.FULL if profile.name == "torchtitan" else Recompute.SELECTIVE
+        return Recompute.FULL if profile.name in ("torchtitan", "maxtext") else Recompute.SELECTIVE
     if mode:
         return Recompute.NONE
     if profile.name == "megatron":
