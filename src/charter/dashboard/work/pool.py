@@ -80,7 +80,6 @@ def _close(stream: Any) -> None:
         stream.close()
 
 
-Json = Mapping[str, Any]
 LANES: Mapping[str, tuple[str, ...]] = {"plans": ("plan",), "files": ("count", "find", "compare", "accuracy", "sweeps")}
 """Which jobs share processes: a plan never waits for a large file."""
 PER_LANE = 2
