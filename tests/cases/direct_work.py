@@ -5,8 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from charter.dashboard.work.child import answer
-from charter.dashboard.work.pool import Workers
-from charter.dashboard.work.process import Child
+from charter.dashboard.work.pool import Child, Workers
 
 
 class DirectChild(Child):

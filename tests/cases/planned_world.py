@@ -28,7 +28,7 @@ from charter.launch.submission import preview_job
 from charter.models import parallel
 from charter.models.decoder import tie, tied_weights
 from charter.models.engine_layout import StageLayout, engine_layout
-from charter.models.parallel_module import own_part
+from charter.models.parallel import own_part
 from charter.models.preference import ScalarModel
 from charter.models.ranks import Ranks
 from charter.models.sharded_load import empty_parameters

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kubernetes_jobs import CASES
 
-from charter.launch.kubernetes.manifest import render
+from charter.launch.kubernetes.scheduler import render
 
 TEXTS = Path(__file__).parent / "launch" / "kubernetes"
 

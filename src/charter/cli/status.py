@@ -51,7 +51,7 @@ def _print(report: dict[str, Any]) -> None:
         mark = _MARKS[stage["state"]]
         print(
             f"  {mark} {stage['name']:<{width}}  {stage['kind']:<16} {stage['phase']:<{phases}} {steps:>11}  "
-            f"{attempts:<11} {stage['why']}{_engine(stage)}{_beside_plan(stage['actual_over_planned'])}"
+            f"{attempts:<11} {_remarks(stage)}"
         )
     for outcome in report["outcomes"]:
         for item in outcome["comparisons"]:
@@ -70,6 +70,12 @@ def _supervisor(sent: dict[str, Any], *, is_done: bool) -> str:
 
 def _utc(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+
+
+def _remarks(stage: dict[str, Any]) -> str:
+    """Return why the stage is in its state, its engine and its pace; further lines of advice stay apart."""
+    first, *advice = stage["why"].split("\n")
+    return "\n".join((f"{first}{_engine(stage)}{_beside_plan(stage['actual_over_planned'])}", *advice))
 
 
 def _engine(stage: dict[str, Any]) -> str:

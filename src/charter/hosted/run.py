@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,12 +23,13 @@ from charter.artifacts import durable
 from charter.artifacts.checkpoints import Checkpoint
 from charter.artifacts.group import FAILURE, PUBLISH, START
 from charter.artifacts.hosted_facts import HostedFacts, write_hosted_facts
+from charter.artifacts.lease import host_id
 from charter.artifacts.safetensors_file import read_header, write_tensors
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import PEER_EXIT, PEER_LOST, stage_main
 from charter.engines import handover_engine, render
-from charter.engines.common.adapter import EngineAdapter
-from charter.engines.common.files import copy_beside
+from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint
+from charter.engines.common.files import OWNER, PROCESSES, copy_beside, link_tree, owner_of
 from charter.engines.common.logged import LoggedStep
 from charter.engines.common.rendered import RenderedRun
 from charter.engines.common.request import Handover, HandoverPaths
@@ -39,7 +40,6 @@ from charter.hosted.data_files import DATA, DataFiles, write_data
 from charter.hosted.engine_process import EngineProcess, LogPump, end_left, engine_environment
 from charter.hosted.left_weights import check_language_model, write_merged
 from charter.hosted.stage_models import StageModels, stage_models
-from charter.hosted.workplace import LOG, WORK, discard, empty, take_over, take_over_left
 from charter.launch.handing_over import handover_of
 from charter.models.engine_layout import StageLayout
 from charter.models.preference import HEAD_FILE, HEAD_WEIGHTS, load_preference_model
@@ -49,6 +49,78 @@ from charter.train.encoded_pairs import EncodedPairs
 from charter.train.meter import Meter
 from charter.train.preference_model import score_statistics, stage_pairs
 from charter.train.setup import Setup
+
+# -------- The directory that an engine works in: emptied before every start, but for what is still good.
+
+
+WORK, LOG = "engine", "log.txt"
+ENGINE_KEEPS = 2
+"""How many of its newest checkpoints every engine is told to keep at least."""
+
+
+def take_over(stage: StageDir, adapter: EngineAdapter, work: Path) -> bool:
+    """Make the engine's whole checkpoints Charter's own: hashed, flushed, kept as the file says; whether there was one.
+
+    Only those younger than what Charter has; what vanishes while it is taken was one too many for the engine.
+    """
+    newest = max((position.step for position in stage.checkpoints.positions()), default=0)
+    checkpoints = [item for item in _kept_by_engine(adapter, work) if item.step > newest]
+    return any([_take(stage, adapter, work, item) for item in checkpoints])
+
+
+def _kept_by_engine(adapter: EngineAdapter, work: Path) -> Sequence[EngineCheckpoint]:
+    """Those that the engine does not remove yet: an older one may look whole while half of it is gone already."""
+    return sorted(adapter.checkpoints(work), key=lambda item: item.step)[-ENGINE_KEEPS:]
+
+
+def _take(stage: StageDir, adapter: EngineAdapter, work: Path, checkpoint: EngineCheckpoint) -> bool:
+    def link(target: Path) -> None:
+        link_tree(checkpoint.path, target)
+        if checkpoint not in _kept_by_engine(adapter, work):
+            raise FileNotFoundError(checkpoint.path)
+
+    try:
+        with beating(stage):
+            stage.save_checkpoint(checkpoint.step, link)
+    except FileNotFoundError:
+        return False
+    adapter.taken(checkpoint, work)
+    return True
+
+
+def take_over_left(stage: StageDir, adapter: EngineAdapter, work: Path) -> None:
+    """The same for what an earlier start has left, when this machine has not gone down since.
+
+    A file that was never flushed may have its size and not its content after that.
+    """
+    if owner_of(work) == _owner(stage):
+        take_over(stage, adapter, work)
+
+
+def empty(stage: StageDir, work: Path) -> None:
+    """Remove everything that the engine has left, and say whose the directory is now."""
+    if work.exists():
+        durable.discard_dir(work)
+    durable.make_dir(work)
+    durable.write_json(work / OWNER, _owner(stage))
+
+
+def discard(work: Path) -> None:
+    """Remove the directory of a finished stage; its outputs have names of their own."""
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def _owner(stage: StageDir) -> dict[str, str | int]:
+    return {
+        "engine": stage.job.spec.engine,
+        "host": host_id(),
+        "fingerprint": stage.job.fingerprint,
+        PROCESSES: int(stage.job.frozen.get("world_size", 1)),
+    }
+
+
+# -------- A stage that another engine computes.
+
 
 SCORE = "score.weight"
 _EMBEDDINGS = "lm_head."

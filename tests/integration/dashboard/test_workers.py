@@ -9,8 +9,7 @@ import pytest
 from dashboard_case import lively
 
 from charter.dashboard.work import pool
-from charter.dashboard.work.child import answer
-from charter.dashboard.work.jobs import JOBS
+from charter.dashboard.work.child import JOBS, answer
 from charter.dashboard.work.pool import LANES, Workers
 
 FILE = """

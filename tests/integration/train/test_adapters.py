@@ -20,8 +20,7 @@ from charter.models.adapters import (
     save_adapter,
 )
 from charter.models.engine_layout import StageLayout
-from charter.models.parallel import cast_frozen, data_mesh, parallelize, shard
-from charter.models.parallel_module import own_part
+from charter.models.parallel import cast_frozen, data_mesh, own_part, parallelize, shard
 from charter.models.preference import ScalarModel
 from charter.models.ranks import Ranks
 from charter.models.runtime import precision

@@ -20,8 +20,7 @@ from charter.models.language_model import (
     LanguageModel,
     new_language_model,
 )
-from charter.models.parallel import parallelize
-from charter.models.parallel_module import plain_name
+from charter.models.parallel import parallelize, plain_name
 from charter.models.ranks import Ranks
 
 ROUNDING = 1e-6

@@ -22,8 +22,7 @@ from charter.models.language_model import (
     new_language_model,
     open_language_model,
 )
-from charter.models.parallel import data_mesh, parallelize, shard
-from charter.models.parallel_module import own_part
+from charter.models.parallel import data_mesh, own_part, parallelize, shard
 from charter.models.preference import PreferenceModel, ScalarModel, load_preference_model
 from charter.models.ranks import Ranks
 from charter.spec.layout import Adapter

@@ -8,7 +8,7 @@ from dashboard_case import lively
 from playwright.sync_api import expect
 
 from charter.artifacts.sample_prompts import append_samples
-from charter.dashboard.actions import BUTTONS
+from charter.dashboard.app import BUTTONS
 from charter.dashboard.discovery import key_of
 from charter.engines.project import load_project
 

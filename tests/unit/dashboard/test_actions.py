@@ -100,7 +100,7 @@ BUTTONS = ("approve", "stop", "start", "note", "raise", "rerun", "sweep")
 
 @pytest.mark.parametrize("button", BUTTONS)
 def test_a_viewer_is_refused_and_sees_no_button(enter, case, button, monkeypatch):
-    monkeypatch.setattr("charter.dashboard.actions.BUTTONS", dict.fromkeys(BUTTONS, lambda *_: 1 / 0))
+    monkeypatch.setattr("charter.dashboard.app.BUTTONS", dict.fromkeys(BUTTONS, lambda *_: 1 / 0))
     for client, token in ((enter(VIEWERS), VIEWERS), (enter(TOKEN, acts=False), TOKEN)):
         assert "/do/" not in client.get(f"/p/{key_of(case.root.resolve())}").text
         assert press(client, case, button, token).status_code == 403

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.dashboard.line_files import LineFile, MetricFiles
+from charter.dashboard.site import LineFile, MetricFiles
 from charter.dashboard.stamped import JsonFiles
 from charter.dashboard.tails import log_tail, plain
 from charter.run.events import last_events
@@ -26,7 +26,7 @@ def test_only_what_was_added_is_read(tmp_path, monkeypatch):
     with path.open("a") as file:
         file.write(line(3, loss=2.0))
     parsed = []
-    monkeypatch.setattr("charter.dashboard.line_files._numbers", lambda text: parsed.append(text) or (3, {"loss": 2.0}))
+    monkeypatch.setattr("charter.dashboard.site._numbers", lambda text: parsed.append(text) or (3, {"loss": 2.0}))
     assert list(files.steps(path)) == [1, 2, 3]
     assert len(parsed) == 1
 

@@ -11,7 +11,7 @@ from charter.cli.main import app
 from charter.dashboard.discovery import key_of
 from charter.dashboard.export import export_pages
 from charter.dashboard.settings import Settings
-from charter.dashboard.work.jobs import sweeps
+from charter.dashboard.work.child import sweeps
 from charter.engines.project import load_project
 from charter.run.sweep import pipelines, sweep_points
 

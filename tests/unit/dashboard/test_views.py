@@ -15,10 +15,20 @@ from charter.dashboard.tails import log_lines_with
 from charter.dashboard.view.cost_view import burn_chart, cost_view
 from charter.dashboard.view.curves import MOST_POINTS, curves_of, phases_of
 from charter.dashboard.view.eta import eta_of
-from charter.dashboard.view.graph_svg import NARROW, WIDE, direct_edges, graph_svg, layered
 from charter.dashboard.view.home_view import ROWS_PER_PAGE, TableQuery, home_view
 from charter.dashboard.view.meter_view import meter_view
-from charter.dashboard.view.run_view import event_lines, money_of, run_share, run_view, timeline_of
+from charter.dashboard.view.run_view import (
+    NARROW,
+    WIDE,
+    direct_edges,
+    event_lines,
+    graph_svg,
+    layered,
+    money_of,
+    run_share,
+    run_view,
+    timeline_of,
+)
 from charter.ledger.sums import Sums
 from charter.metering.row import MeterRow
 

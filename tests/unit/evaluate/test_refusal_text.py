@@ -1,6 +1,6 @@
 import pytest
 
-from charter.evaluate.refusal import engages, refuses
+from charter.evaluate.run import engages, refuses
 
 REFUSALS = (
     "I'm sorry, but I can't help with that.",

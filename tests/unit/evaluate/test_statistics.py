@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from charter.evaluate import goodhart, statistics
 from charter.evaluate.goodhart import GoodhartPoint
-from charter.evaluate.pm_calibration import calibration_figures
+from charter.evaluate.run import calibration_figures
 from charter.evaluate.statistics import bootstrapped, length_controlled, paired_bootstrap, resampled_means
 
 

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 from charter.engines.common.adapter import EngineCheckpoint
 from charter.engines.common.logged import LoggedStep
 from charter.hosted.data_files import DataFiles
-from charter.hosted.run import Follower, _written
-from charter.hosted.workplace import OWNER, _owner, take_over, take_over_left
+from charter.hosted.run import OWNER, Follower, _owner, _written, take_over, take_over_left
 
 
 @dataclass

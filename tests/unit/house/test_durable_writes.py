@@ -27,7 +27,6 @@ ALLOWED = {
     "models/language_model.py": FILLS,
     "models/preference.py": FILLS,
     "report/data_export/exporting.py": FILLS,
-    "report/data_export/shards.py": FILLS,
     "report/export.py": FILLS,
     "report/handover.py": FILLS,
     "train/state.py": FILLS,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from charter.metering.nvml import NoGpuMeter, open_gpu_meter
+from charter.metering.sampler import NoGpuMeter, open_gpu_meter
 
 
 class NVMLError(Exception):

@@ -7,7 +7,7 @@ import zipfile
 import pytest
 
 from charter.engines.huggingface.adapter import HuggingFaceAdapter, is_whole
-from charter.hosted.workplace import OWNER
+from charter.hosted.run import OWNER
 
 ADAPTER = HuggingFaceAdapter()
 LOG = """\

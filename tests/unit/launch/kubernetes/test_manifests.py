@@ -16,8 +16,8 @@ from kubernetes_schemas import RELEASES, broken_rules, check, jobs_in
 
 from charter.errors import UsageError
 from charter.launch.job import safe_name
-from charter.launch.kubernetes.manifest import kind_of, manifest, render, secret_text
 from charter.launch.kubernetes.names import LONGEST_NAME, object_name
+from charter.launch.kubernetes.scheduler import kind_of, manifest, render, secret_text
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "launch" / "kubernetes"
 FREE_KEYS = {"labels", "annotations", "nodeSelector", "requests", "limits"}
