@@ -8,7 +8,7 @@ RUN_READY := .venv/.ready-run
 DEV_READY := .venv/.ready-dev
 SYSTEM_READY := .venv/.ready-system
 
-.PHONY: help demo demo-clean test test-accelerator test-system test-handover test-engines chaos check lint format types imports house docs site package constraints clean
+.PHONY: help demo demo-clean test test-accelerator test-system test-handover test-engines chaos check lint format types imports house docs figures site package constraints clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
@@ -86,6 +86,10 @@ docs: $(DEV_READY)  ## write the generated pages: the map in CONTRIBUTING.md, th
 	$(BIN)/python tools/yaml_reference.py
 	$(BIN)/python tools/engine_tables.py
 	$(BIN)/python tools/recipes.py
+
+FIGURES := README.md docs/tutorial.md $(wildcard docs/guides/*.md docs/concepts/*.md)
+figures: $(DEV_READY)  ## lines of the documentation that its plans and catalogue pages no longer print
+	@$(BIN)/python tools/page_figures.py $(FIGURES)
 
 site: $(DEV_READY)  ## the documentation as a site with search, in site/; a dead link or a page without a place fails
 	@$(BIN)/sphinx-build -W --keep-going -q -b html docs site

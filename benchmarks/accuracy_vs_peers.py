@@ -70,8 +70,9 @@ def targets() -> list[dict[str, object]]:
         for item in verdicts:
             if keep(item.row):
                 groups.setdefault(item.row.prefix, []).append(item)
-        found = [found.median_error for group in groups.values() if (found := score(group)).configurations]
-        return mean(error for error in found if error is not None) if found else None
+        scores = [score(group) for group in groups.values()]
+        errors = [each.median_error for each in scores if each.configurations and each.median_error is not None]
+        return mean(errors) if errors else None
 
     def line(
         name: str, keep, asked: float | None, after: float | None, peer: str, ten_rows: bool = False
@@ -96,7 +97,7 @@ def targets() -> list[dict[str, object]]:
     def memory(row: Measurement, *prefixes: str) -> bool:
         return row.metric.startswith("peak_mem") and row.prefix in prefixes
 
-    whole = ("step_time_s", "ppo_step_time_s")
+    step_metrics = ("step_time_s", "ppo_step_time_s")
     hours = ("wall_hours", "wall_days", "gpu_hours")
     lines = [
         line("training step time, dense", lambda r: trained(r) and not r.n_experts, 0.14, 0.08, "constant MFU 40 %"),
@@ -108,8 +109,8 @@ def targets() -> list[dict[str, object]]:
         line("memory: inference", lambda r: r.metric.startswith("peak_mem") and r.kind == "inference", None, None, "-"),
         line("generation throughput", lambda r: r.kind == "inference" and "mem" not in r.metric and r.metric != "oom",
              0.22, 0.12, "quick roofline 15-25 %"),
-        line("PPO and GRPO step", lambda r: r.kind == "ppo" and r.metric in whole, 0.30, 0.18, "-"),
-        line("phases of a PPO step", lambda r: r.metric.startswith("ppo_") and r.metric not in whole, None, None, "-"),
+        line("PPO and GRPO step", lambda r: r.kind == "ppo" and r.metric in step_metrics, 0.30, 0.18, "-"),
+        line("phases of a PPO step", lambda r: r.metric[:4] == "ppo_" and r.metric not in step_metrics, None, None, "-"),
         line("run hours", lambda r: r.metric in hours, 0.25, 0.15, "-"),
     ]  # fmt: skip
     return [*lines, verdicts_line(zero), *intervals(zero, five), refusals(zero)]
@@ -117,38 +118,38 @@ def targets() -> list[dict[str, object]]:
 
 def verdicts_line(verdicts: Sequence[RowVerdict]) -> dict[str, object]:
     """Out-of-memory verdicts on the rows that say so, and on every row that ran and says how."""
-    found = score(verdicts)
+    counts = score(verdicts)
     return {
         "quantity": "OOM rows called 'fits'",
         "asked": 0,
-        "zero_shot": found.said_fits_was_oom,
-        "rows": found.oom_rows,
+        "zero_shot": counts.said_fits_was_oom,
+        "rows": counts.oom_rows,
     }
 
 
 def intervals(zero: Sequence[RowVerdict], five: Sequence[RowVerdict]) -> list[dict[str, object]]:
     """Coverage and width of the 80 % interval over kinds with at least 50 configurations."""
-    made = []
+    entries = []
     kinds = sorted({item.row.kind for item in zero})
     for name, verdicts, width in (("interval, zero-shot", zero, 2.2), ("interval, after 5 rows", five, 1.5)):
         for kind in kinds:
-            found = score([item for item in verdicts if item.row.kind == kind])
-            if found.configurations >= 50:
-                made.append(
+            scored = score([item for item in verdicts if item.row.kind == kind])
+            if scored.configurations >= 50:
+                entries.append(
                     {
                         "quantity": f"{name}: {kind}",
                         "asked": f"70-90 %, p90/p10 <= {width}",
-                        "coverage": found.coverage,
-                        "width": found.width,
+                        "coverage": scored.coverage,
+                        "width": scored.width,
                     }
                 )
-    return made
+    return entries
 
 
 def refusals(verdicts: Sequence[RowVerdict]) -> dict[str, object]:
     """Share of rows refused."""
-    found = score(verdicts)
-    return {"quantity": "rows refused", "asked": 0.10, "zero_shot": found.refused / found.rows}
+    counts = score(verdicts)
+    return {"quantity": "rows refused", "asked": 0.10, "zero_shot": counts.refused / counts.rows}
 
 
 # ---------------------------------------------------------------- the classic rows, side by side with the peers
@@ -158,7 +159,7 @@ def classic_rows(options: argparse.Namespace) -> dict[str, object]:
     verdicts = validate(rows, leave_out=("KOR", "MLM"))
     expressible = [item for item in verdicts if item.row.shard == "none"]
     errors = [float(item.error) for item in expressible if item.error is not None]
-    found: dict[str, object] = {
+    result: dict[str, object] = {
         "charter": summary(errors) | {"rows": {item.row.id: item.error for item in verdicts}},
         "charter_one_set_calibrated": calibrated_sets([item.row for item in expressible]),
         "vtrain": {"charter": summary(errors_of_vtrain())},
@@ -168,11 +169,11 @@ def classic_rows(options: argparse.Namespace) -> dict[str, object]:
         write_classic(vtrain)
         for name, file in (("published", options.published), ("vtrain", vtrain)):
             for peer, peer_errors in peers(options, file).items():
-                target = found if name == "published" else found["vtrain"]
+                target = result if name == "published" else result["vtrain"]
                 target[peer] = summary(list(peer_errors.values())) | {
                     "rows": peer_errors if name == "published" else {}
                 }
-    return found
+    return result
 
 
 def errors_of_vtrain() -> list[float]:
@@ -188,7 +189,7 @@ def calibrated_sets(rows: Sequence[Measurement]) -> dict[str, object]:
     sets: dict[str, list[Case]] = {}
     for case in cases:
         sets.setdefault("-".join(case.row.id.split("-")[:2]), []).append(case)
-    found = {}
+    by_set = {}
     for name, members in sets.items():
         if len(members) < 3:
             continue
@@ -197,8 +198,8 @@ def calibrated_sets(rows: Sequence[Measurement]) -> dict[str, object]:
             others = [case for case in members if case is not left]
             value = float(predict(TRAINING_TIME, [left], calibrated(TRAINING_TIME, others, start))[0])
             errors.append(value / left.row.value - 1)
-        found[name] = summary(errors)
-    return found
+        by_set[name] = summary(errors)
+    return by_set
 
 
 def summary(errors: Sequence[float]) -> dict[str, object]:
@@ -249,20 +250,20 @@ def peers(options: argparse.Namespace, file: Path) -> dict[str, dict[str, float]
             rows = list(csv.DictReader(handle))
     zero = {row["id"] for row in csv.DictReader(file.open(newline="")) if int(row["zero_stage"]) < 2}
     names = {"calculon": "calculon_err_pct", "llm_analysis": "llma_err_pct"}
-    found = {
+    by_peer = {
         peer: {row["id"]: float(row[column]) / 100 for row in rows if row[column] and row["id"] in zero}
         for peer, column in names.items()
     }
-    return {peer: errors for peer, errors in found.items() if errors}
+    return {peer: errors for peer, errors in by_peer.items() if errors}
 
 
 def python() -> Path:
     """An interpreter that has what the peers import."""
-    found = ENVIRONMENT / "bin" / "python"
-    if not found.exists():
+    interpreter = ENVIRONMENT / "bin" / "python"
+    if not interpreter.exists():
         subprocess.run([sys.executable, "-m", "venv", str(ENVIRONMENT)], check=True)
-        subprocess.run([str(found), "-m", "pip", "-qq", "install", "psutil", "pandas", "fire"], check=True)
-    return found
+        subprocess.run([str(interpreter), "-m", "pip", "-qq", "install", "psutil", "pandas", "fire"], check=True)
+    return interpreter
 
 
 # ---------------------------------------------------------------- the page
@@ -275,7 +276,7 @@ def limit(value: object) -> str:
 
 
 def target_table(lines: Iterable[dict[str, object]]) -> str:
-    """What was asked against what was reached."""
+    """Targets beside the figures that were reached."""
     head = (
         "| quantity | peer or baseline | asked | reached | bias | asked after 5 | reached | bias |\n"
         + "| --- " * 8
@@ -312,10 +313,10 @@ def source_table() -> str:
     columns = ("source, kind, metric", "rows", "refused", "configurations", "median", "90th percentile", "bias")
     head = "| " + " | ".join((*columns, "inside", "after 5 rows")) + " |\n" + "| --- " * 9 + "|"
     rows = [
-        f"| {name} | {found.rows} | {found.refused} | {found.configurations} | {percent(found.median_error)} "
-        f"| {percent(found.p90_error)} | {percent(found.bias, '+')} | {percent(found.coverage)} "
+        f"| {name} | {scored.rows} | {scored.refused} | {scored.configurations} | {percent(scored.median_error)} "
+        f"| {percent(scored.p90_error)} | {percent(scored.bias, '+')} | {percent(scored.coverage)} "
         f"| {percent(five[name].median_error)} |"
-        for name, found in zero.items()
+        for name, scored in zero.items()
     ]
     return "## Every source\n\n" + "\n".join([head, *rows])
 

@@ -22,7 +22,7 @@ NO_TIER = {"GiB": 0, "GBps": 32, "MB_efficiency": [[0, 1.0]]}
 
 
 def groups(llm: Any, search: Any, app: Any, pick: Any) -> list[tuple[Any, ...]]:
-    """What calculon's own command runs its search for, one process each."""
+    """The groups that calculon's own command searches, one process each."""
     settings = []
     for tensor in llm.get_all_tensor_parallelisms(GPUS, app.hidden, app.attn_heads):
         for pipeline in llm.get_all_pipeline_parallelisms(GPUS, tensor, app.num_blocks):

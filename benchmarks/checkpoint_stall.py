@@ -1,4 +1,4 @@
-"""How long a checkpoint of 200 MB keeps training from going on: plain, in the background, and what is chosen.
+"""The stall of training by a checkpoint of 200 MB: plain, in the background, and what is chosen.
 
     python benchmarks/checkpoint_stall.py [--megabytes 200] [--rounds 7] [--device cpu|cuda]
 

@@ -1,4 +1,4 @@
-"""How quick the dashboard is with a large run: pages at 20 clients, and the first paint in a real browser.
+"""The speed of the dashboard with a large run: pages at 20 clients, and the first paint in a real browser.
 
 A project with a stage of 10,000 shards, a ledger of 500,000 attempts (with their charges 1,000,000 rows), 100,000
 steps of metrics, and a supervisor's writes every 2 s while it is measured. `charter ui` is a process of its own; the

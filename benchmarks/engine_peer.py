@@ -24,8 +24,9 @@ from charter.data.dataset import Pair, Turn
 from charter.models.language_model import LanguageModel
 from charter.models.parallel import parallelize
 from charter.models.preference import PreferenceModel, ScalarModel
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import REWARD_SOURCES, Reward
-from charter.spec.stage import PpoStage, PreferenceModelStage, PretrainStage
+from charter.spec.stage import PreferenceModelStage, PretrainStage
 from charter.train.encoded_pairs import EncodedPairs
 from charter.train.models import trained_model
 from charter.train.optimizers import make_optimizer

@@ -68,7 +68,7 @@ class Server:
 
 
 def measured(*command: str) -> dict:
-    """What a client's process prints."""
+    """The output of a client's process."""
     done = subprocess.run([str(part) for part in command], cwd=HERE, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(map(str, command))} ended with {done.returncode}")

@@ -1,8 +1,8 @@
-"""What both sides of feedback_client.py ask: a label of one token with five alternatives for prompts of 200 tokens."""
+"""The request of both sides of feedback_client.py: a label of one token, five alternatives, prompts of 200 tokens."""
 
 MAX_NEW_TOKENS = 1
 TRIVIAL_MODEL = "m"
-"""What the trivial server is asked for. It always answers the same, which both sides check."""
+"""The request to the trivial server. It always answers the same, which both sides check."""
 TOP = 5
 WARM_UP = 64
 _TEXT = "Consider the following conversation between a person and an assistant, and choose the more harmless answer. "

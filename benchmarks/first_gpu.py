@@ -42,7 +42,7 @@ Fields = Mapping[str, Any]
 
 
 def cases(*, on_gpu: bool) -> Iterator[Fields]:
-    """What is measured, in order; `name` is what a line of the output is known by."""
+    """The measurements, in order; `name` is what a line of the output is known by."""
     small, big = (SMALL, BIG) if on_gpu else (TINY, TINY)
     long, short = (2048, 512) if on_gpu else (64, 32)
     sft = {"kind": "sft", "model": small, "micro_batch": 4, "seq": long}
@@ -226,7 +226,7 @@ def in_child(fields: Fields, seconds: float) -> dict[str, Any]:
 
 
 def machine() -> dict[str, str]:
-    """What figures and bits depend on here: device, driver, versions, commit."""
+    """The facts that figures and bits depend on here: device, driver, versions, commit."""
     import torch
 
     from charter.launch.machine import facts_here
@@ -242,7 +242,7 @@ def machine() -> dict[str, str]:
 
 
 def lines_of(output: Path) -> list[dict[str, Any]]:
-    """What is in the output; a line cut off by the end of the machine is left out."""
+    """The lines of the output; one cut off by the end of the machine is left out."""
     lines = []
     for line in output.read_text(encoding="utf-8").splitlines() if output.exists() else ():
         try:

@@ -1,4 +1,4 @@
-"""How far a forecast of the money of a run is from its end, after 1, 5, 20 and 50 % of it is spent.
+"""Errors of a forecast of the money of a run, after 1, 5, 20 and 50 % of it is spent.
 
     .venv/bin/python benchmarks/forecast_replay.py [FILE.jsonl] [--histories 10] [--seed 1]
 

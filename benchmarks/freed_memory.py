@@ -1,4 +1,4 @@
-"""What it is worth that the allocator keeps freed memory (`models/runtime.keep_freed_memory`), on the demo's model.
+"""The gain from an allocator that keeps freed memory (`models/runtime.keep_freed_memory`), on the demo's model.
 
 Two programs that differ in that call alone take the same optimizer steps, in turn, some pairs of them; the ratio is of
 their CPU seconds (usual over kept), a median over the pairs with its quartiles. The last line is one JSON object.

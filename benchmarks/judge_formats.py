@@ -1,4 +1,4 @@
-"""Which judge format a model of the demo's size learns: agreement with humans on the half it was not taught on.
+"""The judge format that a model of the demo's size learns: agreement with humans on the half it was not taught on.
 
 Pretrains the demo's base model under several seeds, teaches a judge on one half of `preference_train.jsonl`, asks it
 about the other half, both ways round, two seeds each. The test file is never read. The last line is one JSON object.

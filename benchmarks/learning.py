@@ -1,4 +1,4 @@
-"""Whether the engine learns: the demo's whole pipeline under five seeds, every figure printed as it came out.
+"""A test of learning: the demo's whole pipeline under five seeds, every figure printed as it came out.
 
 A seed is `charter init --template cai-tiny` and `charter run` with another `seed:`, from the tokenizer to the
 evaluation; seeds share nothing but the data. Printed for each seed and over all: accuracy of the preference model on
@@ -35,7 +35,7 @@ FIGURES = {
     "check_control": "independent_check.control",
     "check_difference": "independent_check.difference",
 }
-"""What is printed, by its key in the evaluation's `results.json`."""
+"""The figures that are printed, by their key in the evaluation's `results.json`."""
 BASELINES = ("shorter_answer", "bag_of_words")
 CHECKS = ("control_by_own_reward", "check_policy", "check_control", "check_difference")
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
@@ -52,7 +52,7 @@ def run_seed(directory: Path, seed: int) -> None:
 
 
 def output_of(directory: Path, stage: str) -> Path:
-    """Where a stage of a finished run has published."""
+    """The outputs of a stage of a finished run."""
     outputs = (directory / "run" / "stages").glob(f"{stage}-*/outputs")
     return max(outputs, key=lambda path: path.stat().st_mtime)
 
@@ -127,7 +127,7 @@ def shown(figure: dict, *, percent: bool = True) -> str:
 
 
 def print_tables(seeds: dict[int, dict], everything: dict) -> None:
-    """What the preference model learnt, then what PPO learnt from it: a row per seed, the mean over seeds last."""
+    """Print how much the preference model learnt, then PPO from it: a row per seed, the mean over seeds last."""
     rows = {f"seed {seed}": figures for seed, figures in seeds.items()}
     everything = {**everything, "over_shorter": everything["over_shorter_by_pair"]}
     print("| | judge, unseen pairs | preference model | shorter; bag of words | model less shorter, better : worse |")

@@ -97,8 +97,8 @@ def over_stacks(items: Sequence[tuple[str, ScoredRow]]) -> tuple[float | None, i
     for stack, item in items:
         stacks.setdefault(stack, []).append(item)
     errors = {stack: votes(members) for stack, members in stacks.items()}
-    pooled = [error for found in errors.values() if len(found) < FEWEST for error in found]
-    medians = [median(found) for found in errors.values() if len(found) >= FEWEST]
+    pooled = [error for values in errors.values() if len(values) < FEWEST for error in values]
+    medians = [median(values) for values in errors.values() if len(values) >= FEWEST]
     if pooled:
         medians.append(median(pooled))
     count = sum(map(len, errors.values()))
@@ -186,7 +186,7 @@ def sources_moved(stacks: Stacks, draws: int) -> dict[str, tuple[float, float]]:
 
 
 def ladder_of(row: Measurement) -> tuple[object, ...]:
-    """What stays the same along a ladder; the recipe of a size may differ (NTR prints the best of a sweep)."""
+    """The key that stays the same along a ladder; the recipe of a size may differ (NTR prints the best of a sweep)."""
     recipe = () if row.prefix == "NTR" else (row.shard_kind, row.mbs if row.prefix == "FND" else None)
     return (row.prefix, row.model, row.seq, row.accelerator, row.compute_dtype, row.recompute_kind, row.metric, *recipe)
 
@@ -211,9 +211,9 @@ def anchors(stacks: Stacks) -> dict[str, dict[str, float]]:
         moved = predict(stacks.quantity, rest, calibrated(stacks.quantity, base, fitted))
         for case, first, last in zip(rest, plain, moved, strict=True):
             guesses = (first, first * math.exp(median(ratios)), last)
-            found = [abs(float(guess) / case.row.value - 1) for guess in guesses]
-            errors.setdefault(case.row.prefix, []).append(found)
-    errors["all"] = [found for rows in errors.values() for found in rows]
+            error = [abs(float(guess) / case.row.value - 1) for guess in guesses]
+            errors.setdefault(case.row.prefix, []).append(error)
+    errors["all"] = [error for rows in errors.values() for error in rows]
     ways = ("zero_shot", "pace", "calibrated")
     return {
         name: {"rows": len(rows)}
@@ -236,7 +236,7 @@ def share_errors(items: Sequence[ScoredRow]) -> dict[str, tuple[int, float]]:
             errors.setdefault(name.split()[0], []).extend(
                 abs(ratio * item.predicted / item.row.value - 1) for item in phases
             )
-    return {source: (len(found), median(found)) for source, found in sorted(errors.items())}
+    return {source: (len(values), median(values)) for source, values in sorted(errors.items())}
 
 
 def interval_score(error: float, half_width: float) -> float:
@@ -271,7 +271,7 @@ def fits(rows: Sequence[Measurement]) -> dict[str, object]:
     A row is judged with constants of memory that were fitted without its stack.
     """
     stacks = {quantity.name: Stacks(quantity, rows) for quantity in QUANTITIES if quantity.name in MEMORY_NAMES}
-    found: dict[bool, list[float]] = {True: [], False: []}
+    chances: dict[bool, list[float]] = {True: [], False: []}
     above: list[str] = []
     for row in rows:
         if row.metric != "oom" and not (row.metric.startswith("peak_mem") and row.kind != "inference"):
@@ -281,18 +281,18 @@ def fits(rows: Sequence[Measurement]) -> dict[str, object]:
         ran = row.metric != "oom" or not row.value
         try:
             constants = {name: each.without(stack_of(row)) for name, each in stacks.items()}
-            found[ran].append(out_of_memory(row, constants).fits_probability)
+            chances[ran].append(out_of_memory(row, constants).fits_probability)
         except Refusal:
             continue
-        if not ran and found[ran][-1] > 0.5:
+        if not ran and chances[ran][-1] > 0.5:
             above.append(row.id)
-    brier = {ran: mean((value - ran) ** 2 for value in values) for ran, values in found.items() if values}
+    brier = {ran: mean((value - ran) ** 2 for value in values) for ran, values in chances.items() if values}
     return {
-        "oom_rows": len(found[False]),
-        "ran_rows": len(found[True]),
+        "oom_rows": len(chances[False]),
+        "ran_rows": len(chances[True]),
         "brier": mean(brier.values()) if brier else None,
         "oom_above_half": above,
-        "ran_below_fifth": mean(value < 0.2 for value in found[True]) if found[True] else None,
+        "ran_below_fifth": mean(value < 0.2 for value in chances[True]) if chances[True] else None,
     }
 
 
@@ -357,7 +357,7 @@ def over_draws(draws: Sequence[Sequence[tuple[str, ScoredRow]]]) -> dict[str, fl
             error = over_stacks(members)[0]
             if error is not None:
                 errors.setdefault(kind, []).append(error)
-    return {kind: mean(found) for kind, found in errors.items()}
+    return {kind: mean(values) for kind, values in errors.items()}
 
 
 def column(rows: Sequence[Measurement], draws: int, processes: int) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""How long the ledger of a large run takes to answer: 10,000 shards, a million rows; `charter status` and cost pages.
+"""The time in which the ledger of a large run answers: 10,000 shards, a million rows; `charter status` and cost pages.
 
     python benchmarks/ledger_size.py [--shards 10000] [--attempts-per-shard 50]
 
@@ -148,7 +148,7 @@ def drawn(draw: random.Random, run: str, shards: range, attempts: int, number: i
 
 
 def queries(ledger: object, run: str) -> dict[str, Callable[[], object]]:
-    """What the cost pages ask for."""
+    """The queries of the cost pages."""
     by = (("stage",), ("day",), ("owner",), ("accelerator",), ("tag:team",), ("stage", "outcome"))
     by_name: dict[str, Callable[[], object]] = {
         "by_" + "_".join(names): (lambda names=names: ledger.sums(run=run, by=names))  # type: ignore[attr-defined, misc]

@@ -33,7 +33,7 @@ Needs = Mapping[str, Sequence[str]]
 
 
 def ideal_seconds(order: Sequence[str], needs: Needs, seconds: Mapping[str, float], slots: int) -> float:
-    """How long stages take at least in this order, with so many places, when nothing is lost between them.
+    """The least time of stages in this order, with so many places, when nothing is lost between them.
 
     >>> ideal_seconds(["a", "b", "c"], {"a": [], "b": ["a"], "c": []}, {"a": 2.0, "b": 3.0, "c": 4.0}, 2)
     5.0
@@ -53,7 +53,7 @@ def ideal_seconds(order: Sequence[str], needs: Needs, seconds: Mapping[str, floa
 
 
 def covered_seconds(spans: Sequence[tuple[float, float]]) -> float:
-    """How long at least one of the spans lasted.
+    """The time during which at least one of the spans lasted.
 
     >>> covered_seconds([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
     4.0
@@ -98,7 +98,7 @@ def measured(engine: str, project: Path, log: Path) -> dict[str, Any]:
 
 
 def figures_of(project: Path, wall: float) -> dict[str, Any]:
-    """What the ledger and the records say of a run that took so long."""
+    """The figures of ledger and records for a run that took so long."""
     from charter.engines.project import load_project
     from charter.ledger import Ledger
     from charter.run.status import status_of

@@ -133,7 +133,7 @@ def write_project(directory: Path, runs: dict[str, tuple[str, int]], rollouts: i
 
 
 def outcome_of(directory: Path, name: str) -> dict:
-    """When the alarm came, and when the gold had fallen by a deviation, by the stage's own metrics."""
+    """The steps at which the alarm came and the gold had fallen by a deviation, by the stage's own metrics."""
     (metrics,) = (directory / "run" / "stages").glob(f"{name}-*/metrics.jsonl")
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     gold = [row["reward_gold_mean"] for row in rows]

@@ -1,4 +1,4 @@
-"""How much slower the layout we would choose is than the best that was measured: vTrain's runs, layout by layout.
+"""The loss by choosing our layout instead of the best that was measured: vTrain's runs, layout by layout.
 
     .venv/bin/python benchmarks/plan_regret.py [--measurements FILE]
 

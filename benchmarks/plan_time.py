@@ -1,4 +1,4 @@
-"""How long `charter plan` takes: fresh processes, from start to exit, wall and CPU seconds and peak memory.
+"""The time of `charter plan`: fresh processes, from start to exit, wall and CPU seconds and peak memory.
 
     .venv/bin/python benchmarks/plan_time.py [--repeat N]
 

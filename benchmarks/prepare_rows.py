@@ -42,7 +42,7 @@ def write_rows(path: Path, count: int) -> int:
 
 
 def prepare(place: Path, rows: int) -> dict[str, float]:
-    """What the stage took."""
+    """The seconds and the memory of the stage."""
     from charter.artifacts.job import Job, JobInput, write_job
     from charter.spec.project import DataSpec
     from charter.spec.stage import PrepareStage

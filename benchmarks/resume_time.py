@@ -58,7 +58,7 @@ def measured(project: Path, stage: str, log: Path) -> dict[str, float]:
 
 
 def stage_directory(project: Path, stage: str) -> Path:
-    """Where a stage of a project lies."""
+    """The directory of a stage of a project."""
     jobs = sorted((project / "run" / "stages").glob("*/job.json"))
     return next(job.parent for job in jobs if json.loads(job.read_text())["stage"] == stage)
 

@@ -117,7 +117,7 @@ def _block(tensor: int, pipeline: int, data: int, interleave: int) -> Array:
 
 
 def exists(table: dict[str, Array]) -> Array:
-    """Whether the groups on NVLink fit into a node and fill it evenly."""
+    """Return where the groups on NVLink fit into a node and fill it evenly."""
     on_nvlink = np.ones_like(table["tensor"])
     for degree, net in (("tensor", "tensor_net"), ("pipeline", "pipeline_net"), ("data", "data_net")):
         on_nvlink = on_nvlink * np.where(table[net] == 0, table[degree], 1.0)
@@ -126,7 +126,7 @@ def exists(table: dict[str, Array]) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class Physics:
-    """What stays the same over all layouts."""
+    """The constants of all layouts."""
 
     model: ProductColumns
     device: DeviceColumns

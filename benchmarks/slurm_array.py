@@ -77,7 +77,7 @@ def run(root: Path, environment: dict[str, str]) -> float:
 
 
 def collected(root: Path, shards: int) -> dict[str, Any]:
-    """What arrived: published records, by their prompts, and rows of the ledger."""
+    """The results that arrived: published records, by their prompts, and rows of the ledger."""
     (stage_dir,) = (root / "run" / "stages").glob("made-*")
     wanted = {f"question {number}" for number in range(shards)}
     (records,) = stage_dir.rglob("records.jsonl")
@@ -96,7 +96,7 @@ def collected(root: Path, shards: int) -> dict[str, Any]:
 
 
 def calls_of(log: Path, wall_seconds: float) -> dict[str, Any]:
-    """How often Slurm was asked, and how close together."""
+    """The number of calls to Slurm, and the shortest time between two."""
     lines = [line.split() for line in log.read_text().splitlines()]
     polls = sorted(float(at) for at, name in lines if name == "squeue")
     gaps = [after - before for before, after in itertools.pairwise(polls)]

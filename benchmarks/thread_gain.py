@@ -1,4 +1,4 @@
-"""What a second thread adds to a training step of the demo's size: `FURTHER_THREAD_GAIN` of the planner.
+"""The gain of a second thread in a training step of the demo's size: `FURTHER_THREAD_GAIN` of the planner.
 
 Tokens per second of forward, backward and AdamW on 8 x 128 tokens, one thread against two, best of several runs. The
 last line is one JSON object.

@@ -41,7 +41,7 @@ class Watch(TrainerCallback):
 
 
 def common(steps, **more):
-    """What all trainers are told."""
+    """The settings of all trainers."""
     return {
         "output_dir": tempfile.mkdtemp(prefix="trl-peer-"),
         "report_to": "none",

@@ -113,7 +113,7 @@ def figures(root: Path, public: Sequence[str] = (), waiting: Collection[str] = (
 
     functions, tiny, docstrings, questions, banned = [], [], 0, [], []
     classes: dict[str, list[str]] = defaultdict(list)
-    for module in read_modules(root / "tools"):
+    for module in (*read_modules(root / "tools"), *read_modules(root / "benchmarks")):
         for node in module.nodes:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 banned += [f"{at(module, n.lineno)} {n.id}" for n in bound_names(node) if n.id in BANNED]
@@ -158,7 +158,7 @@ def figures(root: Path, public: Sequence[str] = (), waiting: Collection[str] = (
             "class names used twice or more",
             tuple(f"{name} {len(places)}" for name, places in sorted(classes.items()) if len(places) > 1),
         ),
-        "banned_names": Figure(f"local names {', '.join(BANNED)}, in src and tools", tuple(banned)),
+        "banned_names": Figure(f"local names {', '.join(BANNED)}, in src, tools and benchmarks", tuple(banned)),
         "question_docstrings": Figure(f"docstrings that open with a question word,{share}", tuple(questions)),
         "stage_checks": Figure(
             "dispatch by a stage's kind: isinstance, case, .kind ==", _matching(STAGE_CHECK, sources, root)

@@ -10,17 +10,9 @@ from charter.engines import handover_engine, handover_engines
 from charter.engines.common.request import Handover, HandoverPaths, RlPlacement
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, ZeroStage
-from charter.spec.stage import (
-    DATA,
-    MODEL,
-    AnyStage,
-    DpoStage,
-    PpoStage,
-    PreferenceModelStage,
-    PretrainStage,
-    SftStage,
-    references,
-)
+from charter.spec.ppo_stage import PpoStage
+from charter.spec.stage import AnyStage, DpoStage, PreferenceModelStage, PretrainStage, SftStage, references
+from charter.spec.stage_base import DATA, MODEL
 
 NAME = "stage"
 ROWS = 12_864

@@ -9,7 +9,8 @@ from charter.engines.project import project_json_schema
 from charter.spec.presets import PRESETS, preset_contents
 from charter.spec.quantity import is_execution
 from charter.spec.schema import BLOCKS, field_docs
-from charter.spec.stage import STAGE_KINDS, Optimization, Sampling, Stage
+from charter.spec.stage import STAGE_KINDS
+from charter.spec.stage_base import Optimization, Sampling, Stage
 from generated import write_part
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "charter-yaml.md"

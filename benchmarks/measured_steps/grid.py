@@ -1,4 +1,4 @@
-"""Which configurations are measured: kinds of step, models, batch and sequence sizes, precision, recomputation."""
+"""The configurations that are measured: kinds of step, models, batch and sequence sizes, precision, recomputation."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -70,7 +70,7 @@ class Case:
         return " ".join(parts)
 
     def needs_no_less_than(self, other: "Case") -> bool:
-        """Whether this case cannot fit where `other` ran out of memory: the same, but for sizes that are no smaller."""
+        """Return True if this case cannot fit where `other` ran out of memory: the same, with sizes no smaller."""
         alike = replace(
             self, micro_batch=other.micro_batch, seq=other.seq, accumulation=other.accumulation,
             recompute=other.recompute, rollout_batch=other.rollout_batch,

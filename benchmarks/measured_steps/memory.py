@@ -38,7 +38,7 @@ class PeakMemory:
         return 0.0
 
     def reserved_gib(self) -> float | None:
-        """What the caching allocator took from the driver at most; None without one."""
+        """The most that the caching allocator took from the driver; None without one."""
         return torch.cuda.max_memory_reserved() / GIB if self.on_device else None
 
 

@@ -17,7 +17,7 @@ from charter.data.dataset import Prompt
 from charter.errors import StageError
 from charter.inference.generator import NativeGenerator
 from charter.models.parallel import parallelize
-from charter.spec.stage import PpoStage
+from charter.spec.ppo_stage import PpoStage
 from charter.train.meter import Meter
 from charter.train.models import frozen_model
 from charter.train.optimizers import make_optimizer
@@ -32,7 +32,7 @@ from .memory import PeakMemory, gib_of, optimizer_gib
 from .subjects import language_model, preference_model, question, setup_of, stage_dtype
 
 PHASES = {"generate": "generate", "score": "other", "update": "train"}
-"""What the engine calls a phase, and what a row does."""
+"""The engine's name of a phase, and that of a row."""
 
 
 class PhaseMeter(Meter):
@@ -139,7 +139,7 @@ def _task(case: Case, spec: PpoStage, setup: Setup) -> PpoTask:
 
 
 def _resident(task: PpoTask) -> dict[str, float]:
-    """What each role keeps in memory between steps."""
+    """The memory that each role keeps between steps."""
     sizes = {name: gib_of(module.parameters()) for name, module in task.state.modules.items()}
     sizes |= {f"{name} optimizer": optimizer_gib(item) for name, item in task.state.optimizers.items()}
     reference, reward = task.models.reference.module, task.models.reward.scalar

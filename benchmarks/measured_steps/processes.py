@@ -19,7 +19,7 @@ DETAIL = 300
 
 
 def in_child(task: Case | None, *options: Any, timeout: float) -> dict[str, Any]:
-    """What a child found: `status` is ok, oom, failed or late; without a case it says what the machine is."""
+    """The answer of a child: `status` is ok, oom, failed or late; without a case it says what the machine is."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)

@@ -26,7 +26,7 @@ PRECISIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Where the rows were measured."""
+    """The machine of the rows."""
 
     device: str
     name: str

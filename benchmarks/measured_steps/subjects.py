@@ -1,4 +1,4 @@
-"""What is measured: models of random weights on the device, a setup without directory, texts of an exact length."""
+"""The subjects measured: models of random weights on the device, a setup without directory, texts of exact length."""
 
 import random
 from functools import cache
@@ -16,7 +16,7 @@ from charter.models.language_model import LanguageModel
 from charter.models.preference import PreferenceModel, ScalarModel
 from charter.models.ranks import Ranks
 from charter.spec.layout import Adapter
-from charter.spec.stage import Dtype
+from charter.spec.stage_base import Dtype
 from charter.train.meter import Meter
 from charter.train.setup import Setup
 

@@ -1,1 +1,1 @@
-"""What `benchmarks/planner_vs_engine.py` compares: cases, their plans, and their runs in the native engine."""
+"""The subjects of `benchmarks/planner_vs_engine.py`: cases, their plans, and their runs in the native engine."""

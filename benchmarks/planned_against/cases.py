@@ -5,8 +5,10 @@ from typing import Any
 
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources
-from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage, Stage, StageResources
+from charter.spec.stage import DpoStage, PreferenceModelStage, PretrainStage, SftStage
+from charter.spec.stage_base import Stage, StageResources
 
 SHAPES = {
     "0.1M": Architecture(

@@ -17,7 +17,7 @@ STEPS = 20_000
 
 
 def is_fitted(case: str) -> bool:
-    """Whether constants may be fitted to a configuration."""
+    """Return True if constants may be fitted to a configuration."""
     return case.split()[1] in FITTED
 
 

@@ -1,7 +1,7 @@
 """Step 3 of DeepSpeed-Chat as published: one epoch of 256 + 256 tokens, batches of 1,024, on nodes of 8 A100."""
 
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources
-from charter.spec.stage import PpoStage
 
 
 def chat_project(resources: Resources) -> Project:

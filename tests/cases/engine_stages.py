@@ -5,7 +5,9 @@ from typing import Any
 from charter.engines.common.request import Handover, HandoverPaths, RlPlacement
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, ZeroStage
-from charter.spec.stage import DpoStage, Engine, PpoStage, PreferenceModelStage, SftStage, Stage
+from charter.spec.ppo_stage import PpoStage
+from charter.spec.stage import DpoStage, PreferenceModelStage, SftStage
+from charter.spec.stage_base import Engine, Stage
 
 SHAPE = Architecture(hidden_size=64, num_layers=2, num_heads=8, num_kv_heads=4, intermediate_size=64, vocab_size=100)
 ROLES = ("init", "policy", "reward")

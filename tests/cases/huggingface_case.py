@@ -2,7 +2,8 @@
 
 from charter.engines.common.request import Handover, HandoverPaths, RlPlacement
 from charter.spec.layout import Layout, Recompute, ZeroStage
-from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage
+from charter.spec.ppo_stage import PpoStage
+from charter.spec.stage import DpoStage, PreferenceModelStage, PretrainStage, SftStage
 
 PATHS = HandoverPaths(
     work=".",

@@ -8,7 +8,8 @@ from charter.catalog import models
 from charter.engines.common.request import Handover, HandoverPaths
 from charter.engines.maxtext.mapping import recorded
 from charter.spec.layout import Layout, Recompute, ZeroStage
-from charter.spec.stage import PretrainStage, SftStage, StageResources
+from charter.spec.stage import PretrainStage, SftStage
+from charter.spec.stage_base import StageResources
 
 LLAMA = models.get("Llama-3.1-8B").architecture
 MIXTRAL = models.get("Mixtral-8x7B-v0.1").architecture

@@ -10,7 +10,8 @@ from typing import Any
 from charter.engines.common.request import Handover, HandoverPaths
 from charter.spec.architecture import Architecture, MixtureOfExperts
 from charter.spec.layout import Layout, Recompute, ZeroStage
-from charter.spec.stage import PretrainStage, SftStage, StageResources
+from charter.spec.stage import PretrainStage, SftStage
+from charter.spec.stage_base import StageResources
 
 LLAMA = Architecture(
     hidden_size=4096,

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 from charter.engines.common.request import Handover, HandoverPaths, RlPlacement, RolesTogether
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import Reward
-from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, SftStage, StageResources
+from charter.spec.stage import DpoStage, PreferenceModelStage, SftStage
+from charter.spec.stage_base import StageResources
 
 LAYOUT = Layout(data=8, zero=ZeroStage.PARAMETERS, micro_batch=4, accumulation=4, recompute=Recompute.FULL)
 PATHS = HandoverPaths(

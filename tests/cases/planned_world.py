@@ -38,7 +38,7 @@ from charter.run.graph import build_pipeline, with_project
 from charter.run.planned import plan_of_run, resolved_project
 from charter.spec.architecture import Architecture
 from charter.spec.project import Project
-from charter.spec.stage import NATIVE
+from charter.spec.stage_base import NATIVE
 from charter.templates.shipped import find_template, write_template
 from charter.train.optimizers import make_optimizer
 

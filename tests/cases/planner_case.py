@@ -16,6 +16,7 @@ from charter.plan.plan import Plan
 from charter.plan.stage_memory import LayoutDevices, fit_of
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources
 from charter.spec.stage import (
     CritiqueStage,
@@ -24,13 +25,12 @@ from charter.spec.stage import (
     GenerateStage,
     JudgeStage,
     LabelStage,
-    PpoStage,
     PreferenceModelStage,
     PrepareStage,
     PretrainStage,
     SftStage,
-    Stage,
 )
+from charter.spec.stage_base import Stage
 
 LLAMA_8B = models.get("Llama-3.1-8B").architecture
 LLAMA_70B = models.get("Llama-3.1-70B").architecture

@@ -8,7 +8,7 @@ from charter.plan.node_needs import checkpoint_bytes
 from charter.plan.offers import NodeOffer, Price
 from charter.plan.option import StageQuestion
 from charter.plan.phase import Counters, Role, RolePhase, Workload
-from charter.spec.stage import PpoStage
+from charter.spec.ppo_stage import PpoStage
 
 
 def without_value(work):

@@ -33,10 +33,7 @@ from charter.models.language_model import new_language_model
 from charter.models.tokenizer import train_tokenizer
 from charter.spec.architecture import Architecture
 from charter.spec.project import DataSpec, Serving
-from charter.spec.stage import (
-    CritiqueStage,
-    LabelStage,
-)
+from charter.spec.stage import CritiqueStage, LabelStage
 from vllm_environment import vllm_python
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

@@ -13,8 +13,10 @@ from charter.plan.knowledge import shipped
 from charter.plan.phase import Counters, Role, RolePhase, Workload
 from charter.plan.stage_memory import training_peak
 from charter.spec.layout import Layout, ZeroStage
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Budget, Place, Resources, Serving
-from charter.spec.stage import CritiqueStage, LabelStage, PpoStage, SftStage, StageResources
+from charter.spec.stage import CritiqueStage, LabelStage, SftStage
+from charter.spec.stage_base import StageResources
 
 SFT = SftStage(init="base", data=("chat",), global_batch=128, seq_len=2048)
 PPO = PpoStage(policy="base", reward="base", prompts=("prompts",), episodes=65_536, rollout_batch=512, minibatch=128)

@@ -20,8 +20,10 @@ from charter.plan.phase import Counters, Role, RolePhase, Workload
 from charter.report.plan_explain import explain_stage
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Resources, Storage
-from charter.spec.stage import PpoStage, SftStage, StageResources
+from charter.spec.stage import SftStage
+from charter.spec.stage_base import StageResources
 from charter.units import GIB
 from charter.validation.quantities.memory import OomVerdict
 

@@ -18,9 +18,10 @@ from charter.plan.money import ALL_BUCKETS, ProjectCost, project_cost
 from charter.plan.plan import Plan
 from charter.plan.stage_plan import QUANTILES, money
 from charter.plan.timeline import Sharing
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Budget, DataSpec, ModelSpec, Project, Resources, Serving, Storage
 from charter.spec.sections import Costs, HumanLabels, Retention, Staff
-from charter.spec.stage import CritiqueStage, EvalStage, LabelStage, PpoStage, PreferenceModelStage, SftStage
+from charter.spec.stage import CritiqueStage, EvalStage, LabelStage, PreferenceModelStage, SftStage
 
 LLAMA_8B = models.get("Llama-3.1-8B").architecture
 PROJECT = Project(

@@ -8,7 +8,8 @@ from charter.plan.phase import Role, RolePhase
 from charter.plan.processors import cpu_phase_terms
 from charter.plan.risk import overhead
 from charter.spec.project import Place, Resources
-from charter.spec.stage import SftStage, StageResources
+from charter.spec.stage import SftStage
+from charter.spec.stage_base import StageResources
 
 SFT = SftStage(init="base", data=("chat",))
 DAY = 86400.0

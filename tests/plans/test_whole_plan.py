@@ -12,7 +12,8 @@ from charter.errors import BudgetError, InfeasibleError
 from charter.plan.make import make_plan
 from charter.plan.storage import Location, Shipment, move_seconds, move_usd, shipments_usd
 from charter.spec.project import Budget, Place, Resources, Storage
-from charter.spec.stage import DpoStage, EvalStage, PreferenceModelStage, SftStage, StageResources
+from charter.spec.stage import DpoStage, EvalStage, PreferenceModelStage, SftStage
+from charter.spec.stage_base import StageResources
 
 SFT = SftStage(init="base", data=("chat",), global_batch=128, seq_len=2048)
 CHAIN = {

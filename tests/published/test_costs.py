@@ -24,7 +24,8 @@ from charter.plan.money import ProjectCost, project_cost
 from charter.plan.plan import Plan
 from charter.spec.architecture import Architecture
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources
-from charter.spec.stage import PreferenceModelStage, PretrainStage, SftStage, StageResources
+from charter.spec.stage import PreferenceModelStage, PretrainStage, SftStage
+from charter.spec.stage_base import StageResources
 
 PRETRAINING, PPO = (0.30, 0.45), (0.17, 0.30)
 A100_80, A100_40, H800 = "A100-80GB:8", "A100-40GB:8", "H800:8"

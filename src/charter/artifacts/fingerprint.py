@@ -15,7 +15,7 @@ from typing import Any
 
 from charter.errors import DataError
 from charter.spec.quantity import ADDED, is_execution
-from charter.spec.stage import Stage
+from charter.spec.stage_base import Stage
 
 SCHEMA = "charter.identity/1"
 

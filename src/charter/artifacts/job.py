@@ -10,7 +10,8 @@ from charter.artifacts.whole_dir import SEAL, broken_seal, write_sealed
 from charter.errors import DataError
 from charter.spec.project import DataSpec, ModelSpec, Serving
 from charter.spec.sections import EngineEnvironment
-from charter.spec.stage import MODEL, STAGE_KINDS, Stage
+from charter.spec.stage import STAGE_KINDS
+from charter.spec.stage_base import MODEL, Stage
 
 JOB_FILE = "job.json"
 SCHEMA = "charter.job/2"

@@ -17,7 +17,7 @@ from charter.engines.common.adapter import EngineAdapter
 from charter.errors import MissingExtraError, UsageError
 from charter.spec.project import Project
 from charter.spec.sections import EngineEnvironment
-from charter.spec.stage import Engine, Stage
+from charter.spec.stage_base import Engine, Stage
 
 ENGINE = "engine"
 """Frozen value of a stage that another engine computes: its name."""

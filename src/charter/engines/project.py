@@ -9,7 +9,8 @@ from charter.engines import engine_names, fp8_instead, fp8_refusal
 from charter.errors import Problem
 from charter.spec import load
 from charter.spec.project import Project
-from charter.spec.stage import AUTO, FP8, STAGE_KINDS
+from charter.spec.stage import STAGE_KINDS
+from charter.spec.stage_base import AUTO, FP8
 from charter.spec.suggest import nearest
 from charter.spec.yaml_source import Document
 

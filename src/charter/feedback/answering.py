@@ -19,7 +19,7 @@ from charter.feedback.records import Answerer
 from charter.feedback.served_models import ServedModel
 from charter.inference.endpoint.call import CallReply, CallRequest
 from charter.spec.project import Serving
-from charter.spec.stage import Sampling
+from charter.spec.stage_base import Sampling
 
 if TYPE_CHECKING:
     from charter.feedback.local_models import LocalModels

@@ -14,7 +14,7 @@ from typing import Any
 from charter.artifacts.job import Job
 from charter.data.dataset import Turn
 from charter.feedback.wording import Question
-from charter.spec.stage import Sampling
+from charter.spec.stage_base import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from charter.feedback.asks import Sample, Text
 from charter.inference.generate import Answers, SamplingSettings, answer_texts, generate
 from charter.models.chat import encode_prompt
 from charter.models.language_model import LanguageModel
-from charter.spec.stage import Sampling
+from charter.spec.stage_base import Sampling
 
 
 @dataclass(frozen=True)

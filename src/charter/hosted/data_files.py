@@ -27,7 +27,9 @@ from charter.hosted.classifier import check_prompts
 from charter.inference.score import encode_scored
 from charter.models.chat import encode_prompt
 from charter.models.ranks import Ranks
-from charter.spec.stage import DpoStage, Optimization, PpoStage, PreferenceModelStage, PretrainStage, SftStage
+from charter.spec.ppo_stage import PpoStage
+from charter.spec.stage import DpoStage, PreferenceModelStage, PretrainStage, SftStage
+from charter.spec.stage_base import Optimization
 from charter.train.dpo import encode_pair
 from charter.train.packing import pack
 from charter.train.preference_model import stage_pairs

@@ -29,7 +29,7 @@ from charter.inference.generate import Answers, SamplingSettings, pad_left
 from charter.inference.generator import Weights, check_version
 from charter.inference.vllm_worker import digest, is_probed
 from charter.models.language_model import LanguageModel
-from charter.spec.stage import NATIVE
+from charter.spec.stage_base import NATIVE
 
 MESSAGE_LIMIT_BYTES = 1 << 30
 _LOG_TAIL_BYTES = 2000

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from charter.spec.stage import Stage, is_hosted
+from charter.spec.stage import is_hosted
+from charter.spec.stage_base import Stage
 
 STAGE_MODULES: Mapping[str, str] = MappingProxyType(
     {

@@ -11,8 +11,9 @@ from charter.engines.installed import HOSTED_DEGREES
 from charter.models.engine_layout import engine_layout
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import REWARD_SOURCES
-from charter.spec.stage import MODEL, Optimization, PpoStage
+from charter.spec.stage_base import MODEL, Optimization
 
 NO_ROWS: Mapping[str, int] = MappingProxyType({})
 GPU = "cuda"

@@ -12,7 +12,8 @@ from charter.engines.installed import ENGINE, hosted_values
 from charter.models.engine_layout import StageLayout
 from charter.plan.machine import usable_cores
 from charter.spec.project import BITS, EXACT, Project
-from charter.spec.stage import MAKES_RECORDS, TRAINS, Stage, is_hosted
+from charter.spec.stage import MAKES_RECORDS, TRAINS, is_hosted
+from charter.spec.stage_base import Stage
 
 _AVX512 = {"avx512f", "avx512dq", "avx512bw", "avx512vl", "fma"}
 _AVX2 = {"avx2", "fma"}

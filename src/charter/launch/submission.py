@@ -23,7 +23,8 @@ from charter.launch.secret_values import secrets_of
 from charter.launch.servers import PoolSpec, pools_text
 from charter.launch.tags import tags_of
 from charter.spec.project import Project
-from charter.spec.stage import MAKES_RECORDS, TRAINS, Stage
+from charter.spec.stage import MAKES_RECORDS, TRAINS
+from charter.spec.stage_base import Stage
 
 NAME_PART = 18
 """Letters of run and stage in a job's name: engines take 63 in all."""

@@ -35,7 +35,7 @@ from charter.plan.stage_risk import stage_risk
 from charter.plan.storage import Shipment, bucket, location, move_seconds, shipments_usd, stage_storage
 from charter.plan.timeline import mean_shares
 from charter.spec.project import Project
-from charter.spec.stage import NATIVE, Stage
+from charter.spec.stage_base import NATIVE, Stage
 from charter.units import HOURS_PER_MONTH, SECONDS_PER_HOUR, format_count, format_seconds, format_usd
 
 if TYPE_CHECKING:

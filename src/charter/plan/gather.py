@@ -21,7 +21,7 @@ from charter.plan.workload import workload
 from charter.spec.architecture import Architecture
 from charter.spec.graph import execution_order, stage_inputs
 from charter.spec.project import Project
-from charter.spec.stage import Stage
+from charter.spec.stage_base import Stage
 
 if TYPE_CHECKING:
     from charter.data.dataset import DataFacts

@@ -23,7 +23,9 @@ from charter.physics.runs import RlConstants
 from charter.physics.stacks import PROFILES, StackProfile
 from charter.physics.step_time import native_profile
 from charter.physics.terms import Z90
-from charter.spec.stage import FP8, NATIVE, DpoStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage, Stage
+from charter.spec.ppo_stage import PpoStage
+from charter.spec.stage import DpoStage, PreferenceModelStage, PretrainStage, SftStage
+from charter.spec.stage_base import FP8, NATIVE, Stage
 
 # -------- Constants of the planner beside its formulas: fitted ones, their uncertainty, and paces measured on a run.
 

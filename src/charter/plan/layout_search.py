@@ -40,7 +40,8 @@ from charter.plan.stage_time import (
 )
 from charter.spec.execution import shared_rows
 from charter.spec.layout import Layout
-from charter.spec.stage import NATIVE, PpoStage
+from charter.spec.ppo_stage import PpoStage
+from charter.spec.stage_base import NATIVE
 from charter.units import format_seconds
 
 # -------- Ties: when two layouts of one model on one kind of machine count as equally fast, and which is taken.

@@ -13,7 +13,7 @@ from charter.engines.common.capabilities import Capabilities
 from charter.physics.columns import RECOMPUTE_CODES, Layouts
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
-from charter.spec.stage import StageResources
+from charter.spec.stage_base import StageResources
 
 SHORTEST_SHARD = 512
 """Tokens of a sequence that one rank of a context-parallel group keeps at least; judgement (below, rings only wait)."""

@@ -20,8 +20,10 @@ from charter.plan.plan import Plan
 from charter.plan.problem import ChoiceProblem, Goal, Indices
 from charter.plan.stage_plan import StagePlan
 from charter.spec.architecture import Architecture
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Project
-from charter.spec.stage import CritiqueStage, GenerateStage, LabelStage, Optimization, PpoStage, Stage
+from charter.spec.stage import CritiqueStage, GenerateStage, LabelStage
+from charter.spec.stage_base import Optimization, Stage
 from charter.units import format_seconds, format_usd
 
 if TYPE_CHECKING:

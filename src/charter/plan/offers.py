@@ -11,7 +11,8 @@ from charter.errors import InfeasibleError, UsageError
 from charter.plan.machine import Machine
 from charter.spec.project import Place as AllowedPlace
 from charter.spec.project import Project, Resources
-from charter.spec.stage import TRAINS, Stage
+from charter.spec.stage import TRAINS
+from charter.spec.stage_base import Stage
 
 # -------- Place that a stage could run at: accelerator, number per node, nodes, and the price of an hour there.
 

@@ -20,7 +20,7 @@ from charter.plan.risk import PRICE_SIGMA, Overhead, overhead, time_sigmas
 from charter.plan.stage_memory import Peak
 from charter.spec.layout import Layout
 from charter.spec.sections import RiskSettings
-from charter.spec.stage import Sampling, Stage, StageResources
+from charter.spec.stage_base import Sampling, Stage, StageResources
 from charter.units import GIB, format_seconds, format_usd
 
 # -------- One way to run one stage, with what it needs and what it costs; and why other ways were dropped.

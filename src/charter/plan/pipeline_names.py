@@ -11,8 +11,10 @@ from charter.plan.phase import EndpointUse, Role
 from charter.plan.risk import Assumption
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import DataSpec, Project, Serving
-from charter.spec.stage import CritiqueStage, GenerateStage, LabelStage, PpoStage, PrepareStage, Stage
+from charter.spec.stage import CritiqueStage, GenerateStage, LabelStage, PrepareStage
+from charter.spec.stage_base import Stage
 
 if TYPE_CHECKING:
     from charter.data.dataset import DataFacts

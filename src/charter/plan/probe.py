@@ -10,6 +10,7 @@ from pathlib import Path
 from charter.physics.fitted import Pace, joined
 from charter.plan.plan import Plan
 from charter.plan.stage_plan import StagePlan
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import DataSpec, ModelSpec, Project
 from charter.spec.stage import (
     STAGE_KINDS,
@@ -19,14 +20,12 @@ from charter.spec.stage import (
     EvalStage,
     JudgeStage,
     LabelStage,
-    PpoStage,
     PreferenceModelStage,
     PretrainStage,
     SftStage,
-    Stage,
-    StageResources,
     references,
 )
+from charter.spec.stage_base import Stage, StageResources
 
 FEWEST_STEPS, MOST_STEPS, WORTH_SECONDS = 6, 24, 3.0
 """Steps of a probed stage: as many as three planned seconds hold, within these bounds. The first warms up, the median

@@ -26,7 +26,7 @@ from charter.physics.terms import Term, TermTable
 from charter.plan.offers import NODES_OF_A_REPLICA
 from charter.plan.rl_work import RlWork, generator_replicas, trainer_layouts
 from charter.spec.layout import Layout, Recompute, ZeroStage
-from charter.spec.stage import StageResources
+from charter.spec.stage_base import StageResources
 
 # -------- Memory and time of the groups of a PPO stage on one accelerator, for every group size and layout at once.
 

@@ -12,7 +12,9 @@ from charter.physics.shapes import adapter_parameters, count_parameters
 from charter.plan.phase import RolePhase, Workload
 from charter.plan.pipeline_names import Library
 from charter.spec.layout import Layout, Recompute, ZeroStage
-from charter.spec.stage import PpoStage, StageResources, is_hosted
+from charter.spec.ppo_stage import PpoStage
+from charter.spec.stage import is_hosted
+from charter.spec.stage_base import StageResources
 
 # -------- A PPO (or GRPO) workload per rollout: what placements are weighed with.
 

@@ -15,7 +15,8 @@ from charter.plan.purchase import markets
 from charter.plan.rl_search import across, rl_answers
 from charter.plan.servers import answering_options, endpoint_only, with_endpoints, without_accelerators
 from charter.plan.stage_memory import Peak
-from charter.spec.stage import NATIVE, PpoStage, Sampling
+from charter.spec.ppo_stage import PpoStage
+from charter.spec.stage_base import NATIVE, Sampling
 from charter.units import GIB
 
 # -------- The ways to run one stage: every place, node count, layout and market that fits; and why the others do not.

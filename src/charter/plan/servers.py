@@ -16,7 +16,7 @@ from charter.plan.risk import LENGTH_SIGMA
 from charter.plan.stage_memory import NOTHING_LOADED, Peak, answering_peak
 from charter.spec.execution import shares_accelerators
 from charter.spec.layout import Layout
-from charter.spec.stage import Stage
+from charter.spec.stage_base import Stage
 from charter.units import format_seconds, format_usd
 
 # -------- Models of an answering stage behind an endpoint: seconds under its limits, its bill, and why it or own GPUs.

@@ -31,7 +31,7 @@ from charter.physics.terms import MemoryBreakdown, Term
 from charter.plan.knowledge import FP8_COPIES_BYTES, EngineKnowledge, Knowledge, engine_knowledge
 from charter.plan.phase import Role, RolePhase, Workload
 from charter.spec.layout import Layout
-from charter.spec.stage import FP8, NATIVE
+from charter.spec.stage_base import FP8, NATIVE
 from charter.units import GIB
 
 # -------- Peak bytes per accelerator of a stage under a layout, as named terms.

@@ -26,7 +26,8 @@ from charter.plan.stage_risk import StageRisk
 from charter.spec.execution import CLIENT, TRAINER, ExecutableLayout, Execution, RoleExecution, Use, executable
 from charter.spec.project import Project
 from charter.spec.sections import ANSWER_PROMPTS, why_no_samples
-from charter.spec.stage import NATIVE, TRAINS, Stage
+from charter.spec.stage import TRAINS
+from charter.spec.stage_base import NATIVE, Stage
 
 # -------- From a planned option to the value that is run, submitted and exported (`charter.spec.execution`).
 

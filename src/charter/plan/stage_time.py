@@ -31,7 +31,7 @@ from charter.plan.knowledge import EngineKnowledge, Knowledge, engine_knowledge
 from charter.plan.phase import Role, RolePhase, Workload, tools_term
 from charter.plan.stage_memory import Fit, LayoutDevices, ServerBeside, decoded_together, one_device, server_of
 from charter.spec.layout import Layout, ZeroStage
-from charter.spec.stage import NATIVE
+from charter.spec.stage_base import NATIVE
 
 # -------- Seconds of a stage on accelerators, as named terms: every phase over all its steps.
 #

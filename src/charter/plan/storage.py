@@ -25,7 +25,7 @@ from charter.plan.stage_plan import MicroUsd, money
 from charter.spec.graph import inputs_of, stage_inputs
 from charter.spec.project import Project
 from charter.spec.sections import Retention
-from charter.spec.stage import MODEL
+from charter.spec.stage_base import MODEL
 from charter.units import MICRO_USD_PER_USD
 
 # -------- Transfer of results from where a stage ran to where they are read: bytes, money, time.

@@ -23,7 +23,8 @@ from charter.plan.offers import NodeOffer, Price
 from charter.plan.risk import PRICE_SIGMA, Overhead, overhead
 from charter.spec.architecture import Architecture
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources
-from charter.spec.stage import Engine, PretrainStage, StageResources
+from charter.spec.stage import PretrainStage
+from charter.spec.stage_base import Engine, StageResources
 from charter.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 STATED_SIGMA = 0.10

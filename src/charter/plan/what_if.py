@@ -12,8 +12,8 @@ from charter.plan.option import EngineLayout, Option, StageQuestion
 from charter.plan.plan import Plan
 from charter.plan.rl_search import rl_options
 from charter.plan.stage_plan import StagePlan
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Project
-from charter.spec.stage import PpoStage
 
 # -------- `gpus=256`, `market=spot`: short questions about a plan, as values that are put over charter.yaml.
 

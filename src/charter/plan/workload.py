@@ -21,6 +21,7 @@ from charter.plan.phase import (
 )
 from charter.plan.pipeline_names import NOTHING, Corpus, Library, Models
 from charter.plan.rl_work import assume_rollouts
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import Environment
 from charter.spec.stage import (
     CritiqueStage,
@@ -29,15 +30,12 @@ from charter.spec.stage import (
     GenerateStage,
     JudgeStage,
     LabelStage,
-    Optimization,
-    PpoStage,
     PreferenceModelStage,
     PrepareStage,
     PretrainStage,
-    Sampling,
     SftStage,
-    Stage,
 )
+from charter.spec.stage_base import Optimization, Sampling, Stage
 
 # -------- The building blocks of workloads: one phase each, and what they assume.
 

@@ -23,7 +23,8 @@ from charter.report.plan_notes import WORTH_SAYING
 from charter.run.paths import run_dir
 from charter.spec.load import ENGINES_FILE, chosen_engines
 from charter.spec.project import Project
-from charter.spec.stage import NATIVE, TRAINS, Engine
+from charter.spec.stage import TRAINS
+from charter.spec.stage_base import NATIVE, Engine
 from charter.units import format_usd
 
 ENOUGH: Mapping[str, tuple[Guarantee, ...]] = {

@@ -22,7 +22,8 @@ from charter.report.handover_pages import MAPPING, PLAN, README, counts, mapping
 from charter.report.handover_request import DATA_DIR, MODELS_DIR, data_roles, handover_of, model_inputs
 from charter.spec.project import Project
 from charter.spec.rewards import REWARD_SOURCES
-from charter.spec.stage import Engine, Stage, references
+from charter.spec.stage import references
+from charter.spec.stage_base import Engine, Stage
 
 if TYPE_CHECKING:
     from charter.report.handover_inputs import ExportedInputs

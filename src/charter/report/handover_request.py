@@ -10,8 +10,10 @@ from charter.errors import Problem, SpecError, UsageError
 from charter.plan.option import Option, RoleGroup, StageQuestion
 from charter.plan.plan import Plan
 from charter.spec.architecture import Architecture
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Project
-from charter.spec.stage import MODEL, PpoStage, Stage, references
+from charter.spec.stage import references
+from charter.spec.stage_base import MODEL, Stage
 
 WORK = "."
 """Files of an export name each other relative to the directory that they lie in."""

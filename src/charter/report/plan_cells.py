@@ -11,7 +11,7 @@ from charter.plan.option import DeviceGroup, Option
 from charter.plan.plan import PREFIX, Plan
 from charter.plan.stage_memory import Peak
 from charter.plan.stage_plan import MicroUsd
-from charter.spec.stage import FP8
+from charter.spec.stage_base import FP8
 from charter.units import GIB, format_usd
 
 VERDICT_WORDS = {

@@ -12,7 +12,7 @@ from charter.plan.project_plan import MODEL
 from charter.plan.stage_plan import StagePlan
 from charter.plan.stage_risk import StageRisk
 from charter.report.plan_cells import VERDICT_WORDS, layout, short_date
-from charter.spec.stage import NATIVE
+from charter.spec.stage_base import NATIVE
 from charter.units import GIB, format_seconds, format_usd
 
 

@@ -13,7 +13,7 @@ from charter.report.model_card import model_card
 from charter.run.graph import build_pipeline
 from charter.run.paths import run_dir
 from charter.spec.project import Project
-from charter.spec.stage import MODEL
+from charter.spec.stage_base import MODEL
 from charter.spec.tracking import trackers_of
 from charter.tracking.journal import card_path
 

@@ -25,7 +25,8 @@ from charter.errors import DataError, InterruptedRunError, UsageError
 from charter.run.graph import Pipeline, PlannedStage
 from charter.run.paths import run_dir
 from charter.spec.sections import ANSWER_PROMPTS
-from charter.spec.stage import DATA, MODEL, NATIVE, STAGE_KINDS
+from charter.spec.stage import STAGE_KINDS
+from charter.spec.stage_base import DATA, MODEL, NATIVE
 
 APPROVALS = "approvals"
 SCHEMA = "charter.approval/1"

@@ -16,7 +16,7 @@ from charter.run.inputs import FileHashes, Inputs, read_revisions
 from charter.run.paths import earlier_stage_dirs, run_dir, stage_dir
 from charter.spec.graph import execution_order, inputs_of
 from charter.spec.project import Project, Serving
-from charter.spec.stage import Stage
+from charter.spec.stage_base import Stage
 
 ACCEPTED_FILE = "accepted.json"
 MIN_PIN_LENGTH = 8

@@ -27,7 +27,8 @@ from charter.run.paths import run_dir
 from charter.run.staleness import assess
 from charter.spec.execution import Execution, execution_from_json, resolved
 from charter.spec.project import Project
-from charter.spec.stage import TRAINS, Stage
+from charter.spec.stage import TRAINS
+from charter.spec.stage_base import Stage
 from charter.tracking.jsonl import read_metrics
 
 EXECUTION_FILE = "execution.json"

@@ -31,8 +31,10 @@ from charter.spec.architecture import Architecture
 from charter.spec.execution import shared_rows
 from charter.spec.graph import inputs_of
 from charter.spec.layout import WHOLE_BITS
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Project
-from charter.spec.stage import NATIVE, TRAINS, EvalStage, PpoStage, PrepareStage, Stage, StageResources, is_hosted
+from charter.spec.stage import TRAINS, EvalStage, PrepareStage, is_hosted
+from charter.spec.stage_base import NATIVE, Stage, StageResources
 from charter.spec.stage_checks import check_runnable
 
 INSTEAD = {

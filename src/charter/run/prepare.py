@@ -19,7 +19,8 @@ from charter.errors import DataError
 from charter.launch.machine import LAYOUT_DEFAULTS, asked_layout, processes_of
 from charter.run.graph import PlannedStage, job_of
 from charter.spec.project import BITS, EXACT, Project
-from charter.spec.stage import MAKES_RECORDS, NATIVE
+from charter.spec.stage import MAKES_RECORDS
+from charter.spec.stage_base import NATIVE
 
 KEEPS_ITS_VALUE = frozenset({"threads"})
 """What a resume can reproduce on another machine: it uses the frozen value. The rest must be as it was."""

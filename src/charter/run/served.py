@@ -14,8 +14,10 @@ from charter.launch.machine import CPU, asked_accelerators, stage_threads
 from charter.launch.servers import PoolSpec
 from charter.run.graph import PlannedStage, serving_of
 from charter.spec.execution import shares_accelerators
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Project
-from charter.spec.stage import MODEL, STAGE_KINDS, PpoStage
+from charter.spec.stage import STAGE_KINDS
+from charter.spec.stage_base import MODEL
 from charter.units import MICRO_USD_PER_USD
 
 

@@ -15,7 +15,8 @@ from typing import Any, get_args, get_type_hints
 
 from charter.errors import Problem
 from charter.spec.project import DataSpec, ModelSpec, Project
-from charter.spec.stage import STAGE_KINDS, Stage
+from charter.spec.stage import STAGE_KINDS
+from charter.spec.stage_base import Stage
 from charter.spec.suggest import did_you_mean, nearest
 from charter.spec.yaml_source import Document, Path_, kind_of
 

@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from charter.spec.layout import Layout
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Project
-from charter.spec.stage import Optimization, PpoStage, ServerPool, Stage, StageResources
+from charter.spec.stage_base import Optimization, ServerPool, Stage, StageResources
 
 TRAINER = "trainer"
 """The role of the processes that train, and of all that share their accelerators."""

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from charter.spec.project import Project
-from charter.spec.stage import Stage
+from charter.spec.stage_base import Stage
 from charter.spec.yaml_source import scalar
 
 _HEADER = "# The whole project, with presets expanded and defaults written out (charter check --expand).\n"

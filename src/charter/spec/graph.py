@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 
 from charter.errors import Problem
 from charter.spec.project import ModelSpec, Project
-from charter.spec.stage import MODEL, Stage, references
+from charter.spec.stage import references
+from charter.spec.stage_base import MODEL, Stage
 from charter.spec.suggest import did_you_mean
 
 PREFERENCE_MODEL_ROLES = frozenset({"reward", "also_rewards", "control_reward"})

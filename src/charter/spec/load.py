@@ -19,7 +19,8 @@ from charter.spec.checks import check_data, check_model, check_project
 from charter.spec.graph import check_graph
 from charter.spec.presets import expand_preset, missing_needs
 from charter.spec.project import Project
-from charter.spec.stage import AUTO, NATIVE, TRAINS, Optimization, Stage
+from charter.spec.stage import TRAINS
+from charter.spec.stage_base import AUTO, NATIVE, Optimization, Stage
 from charter.spec.stage_checks import check_stage
 from charter.spec.suggest import did_you_mean, nearest
 from charter.spec.yaml_source import Document, Mark, Path_, dotted, kind_of, parse_value, read_document

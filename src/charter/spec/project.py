@@ -8,7 +8,8 @@ from charter.spec.architecture import Architecture
 from charter.spec.launching import Launch
 from charter.spec.quantity import Bytes, BytesPerSecond, Count, Names, Seconds, Usd, UsdPerHour, added
 from charter.spec.sections import Alerts, Budget, Costs, EngineEnvironment, IdlePolicy, Metering, RiskSettings, Samples
-from charter.spec.stage import AnyStage, Engine, ServerPool
+from charter.spec.stage import AnyStage
+from charter.spec.stage_base import Engine, ServerPool
 from charter.spec.sweep import Sweep
 from charter.spec.tracking import TrackerEntry, TrackerName
 

@@ -50,7 +50,8 @@ from charter.spec.sections import (
     Samples,
     Staff,
 )
-from charter.spec.stage import STAGE_KINDS, Guard, StageResources
+from charter.spec.stage import STAGE_KINDS
+from charter.spec.stage_base import Guard, StageResources
 from charter.spec.tracking import MlflowSettings, TensorboardSettings, TrackerEntry, WandbSettings
 
 

@@ -8,6 +8,7 @@ from dataclasses import MISSING, fields
 from charter.errors import Problem
 from charter.spec.checks import check_accelerators, check_name
 from charter.spec.layout import Adapter
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.quantity import (
     ABOVE_ONE,
     AT_LEAST_ONE,
@@ -37,19 +38,14 @@ from charter.spec.stage import (
     DpoStage,
     EvalStage,
     GenerateStage,
-    Guard,
     JudgeStage,
     LabelStage,
-    Optimization,
-    PpoStage,
     PreferenceModelStage,
     PrepareStage,
-    Sampling,
-    Stage,
-    StageResources,
     is_hosted,
     references,
 )
+from charter.spec.stage_base import Guard, Optimization, Sampling, Stage, StageResources
 from charter.spec.suggest import did_you_mean
 
 ADAM: tuple[tuple[str, Range], ...] = (

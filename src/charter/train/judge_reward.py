@@ -30,8 +30,8 @@ from charter.feedback.rubric import (
     rubric_rating,
 )
 from charter.inference.limited import Failed
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import CONSTITUTION, OF_THE_ROW, RUBRICS, Reward, Rubric
-from charter.spec.stage import PpoStage
 from charter.train.rewards.mixture import Answer, Score
 from charter.train.setup import Setup
 

@@ -19,7 +19,7 @@ from charter.artifacts.whole_dir import read_sealed, write_sealed
 from charter.errors import DataError, InterruptedRunError, StageError
 from charter.models.parallel import Parallel
 from charter.models.ranks import leave
-from charter.spec.stage import Guard
+from charter.spec.stage_base import Guard
 from charter.train.checkpoint import Checkpointer
 from charter.train.samples import SampleDrawer
 from charter.train.setup import Setup

@@ -24,8 +24,9 @@ from charter.inference.turns import Tools, TurnTaking
 from charter.models.language_model import LanguageModel
 from charter.models.parallel import Parallel, parallelize
 from charter.models.preference import PreferenceModel, ScalarModel, load_preference_model
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import ENVIRONMENT_SOURCES, REWARD_SOURCES, Environment, Reward
-from charter.spec.stage import Guard, PpoStage
+from charter.spec.stage_base import Guard
 from charter.tracking.overoptimisation import OVEROPTIMISATION, OveroptimisationWatch, RolloutMeans
 from charter.train.judge_reward import JudgeReward, judge_score
 from charter.train.loop import DivergenceGuard, Loop, StepReport, publish_model

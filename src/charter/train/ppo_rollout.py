@@ -20,8 +20,8 @@ from charter.models.parallel import Parallel
 from charter.models.preference import PreferenceModel
 from charter.models.ranks import Ranks
 from charter.models.runtime import on_device
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import KlEstimator
-from charter.spec.stage import PpoStage
 from charter.train.judge_reward import JudgeReward
 from charter.train.losses import distillation_advantages
 from charter.train.ppo_math import (

@@ -11,7 +11,7 @@ from torch import Tensor
 from charter.errors import StageError
 from charter.models.parallel import Parallel
 from charter.models.runtime import on_device
-from charter.spec.stage import PpoStage
+from charter.spec.ppo_stage import PpoStage
 from charter.train.loop import DivergenceGuard
 from charter.train.losses import Summed
 from charter.train.optimizers import GradientScaler

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from charter.models.chat import Encoded
-from charter.spec.stage import PpoStage
+from charter.spec.ppo_stage import PpoStage
 from charter.train.models import TrainedModel
 from charter.train.pretrain import language_loss
 from charter.train.schedule import batch_rows

@@ -16,7 +16,7 @@ from charter.errors import StageError
 from charter.models.engine_layout import StageLayout, engine_layout
 from charter.models.ranks import Ranks, join
 from charter.models.runtime import configure
-from charter.spec.stage import Stage
+from charter.spec.stage_base import Stage
 from charter.train.meter import Meter, peak_of
 
 Made = TypeVar("Made")

@@ -13,7 +13,7 @@ from charter.artifacts.checkpoints import Position
 from charter.models.parallel import Parallel
 from charter.models.runtime import on_device, seeded
 from charter.spec.layout import Adapter
-from charter.spec.stage import Guard
+from charter.spec.stage_base import Guard
 from charter.train.loop import DivergenceGuard, Loop, StepReport, publish_model
 from charter.train.meter import LOGITS
 from charter.train.models import TrainedModel

@@ -7,7 +7,7 @@ from charter.errors import DataError
 from charter.models.engine_layout import DEFAULT_ATTENTION
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Recompute
-from charter.spec.stage import PpoStage
+from charter.spec.ppo_stage import PpoStage
 from charter.train.meter import PolicyWork, Reader, SupervisedWork
 from charter.train.setup import Setup
 

@@ -14,7 +14,7 @@ from charter.engines.common.request import Handover, HandoverPaths, RlPlacement
 from charter.engines.verl.mapping import render_verl
 from charter.spec.layout import Adapter, Recompute, ZeroStage
 from charter.spec.rewards import Reward
-from charter.spec.stage import StageResources
+from charter.spec.stage_base import StageResources
 
 PROBE = Path(__file__).parent / "probe_configs.py"
 OFFLOADED = RlPlacement(arrangement="offloaded", generator_tensor=2)

@@ -22,10 +22,8 @@ from charter.evaluate.multiple_choice import (
 )
 from charter.models.checkpoint_weights import policy_of_checkpoint
 from charter.models.language_model import load_language_model
-from charter.spec.stage import (
-    EvalStage,
-    PpoStage,
-)
+from charter.spec.ppo_stage import PpoStage
+from charter.spec.stage import EvalStage
 from charter.train import ppo
 
 from .conftest import SAMPLING, in_their_intervals, pair_rows, prompt_rows

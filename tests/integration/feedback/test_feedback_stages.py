@@ -23,11 +23,7 @@ from charter.data.rows import CRITIQUE_FIELDS
 from charter.errors import DataError
 from charter.feedback import critique, generate, label, local_models
 from charter.feedback.inputs import with_unique_ids
-from charter.spec.stage import (
-    CritiqueStage,
-    GenerateStage,
-    LabelStage,
-)
+from charter.spec.stage import CritiqueStage, GenerateStage, LabelStage
 
 from .conftest import TOPICS, pair_rows, prompt_rows, published
 

@@ -24,11 +24,7 @@ from charter.feedback import critique, generate, label
 from charter.feedback.answering import CALLS_FILE
 from charter.ledger.calls import CallStore
 from charter.spec.project import Serving
-from charter.spec.stage import (
-    CritiqueStage,
-    GenerateStage,
-    LabelStage,
-)
+from charter.spec.stage import CritiqueStage, GenerateStage, LabelStage
 
 from .conftest import pair_rows, prompt_rows, published
 

@@ -13,8 +13,9 @@ from charter.hosted.data_files import write_data
 from charter.models.engine_layout import StageLayout
 from charter.models.ranks import Ranks
 from charter.models.tokenizer import load_tokenizer
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import Reward
-from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PretrainStage
+from charter.spec.stage import DpoStage, PreferenceModelStage, PretrainStage
 from charter.train.meter import Meter
 from charter.train.schedule import batch_rows
 from charter.train.setup import Setup

@@ -16,6 +16,7 @@ from charter.artifacts.job import Job, JobInput, write_job
 from charter.launch.commands import STAGE_MODULES, preloaded_modules
 from charter.launch.engine import StageStart
 from charter.launch.local import local_engine, stage_environment
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Serving
 from charter.spec.stage import (
     CritiqueStage,
@@ -23,7 +24,6 @@ from charter.spec.stage import (
     EvalStage,
     GenerateStage,
     LabelStage,
-    PpoStage,
     PreferenceModelStage,
     PrepareStage,
     SftStage,

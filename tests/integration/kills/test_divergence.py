@@ -9,7 +9,7 @@ from bench import KILLED, KINDS, answer, prompt, result_of, wait
 from layouts import in_turn
 
 from charter.artifacts.draws import draw_seed
-from charter.spec.stage import Guard
+from charter.spec.stage_base import Guard
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 KIND, ROWS, BATCH, STEPS, BAD_STEP = "preference_model", 120, 4, 28, 23

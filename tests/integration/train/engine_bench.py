@@ -15,7 +15,8 @@ import torch
 
 from charter.artifacts.stage_dir import StageDir
 from charter.errors import InterruptedRunError
-from charter.spec.stage import DpoStage, JudgeStage, PpoStage, PreferenceModelStage, SftStage
+from charter.spec.ppo_stage import PpoStage
+from charter.spec.stage import DpoStage, JudgeStage, PreferenceModelStage, SftStage
 
 CONSTITUTION = """
 schema: charter.constitution/v1

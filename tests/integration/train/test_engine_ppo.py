@@ -510,7 +510,7 @@ def test_what_cannot_be_sampled_again_is_kept_at_once(task):
 
 def test_ppo_goes_back_and_around_the_prompts_that_made_it_diverge(engine_inputs, tmp_path):
     """Divergence in the second epoch of rollout 2 (from 0): back to rollout 1, whose prompts are those of rollout 3."""
-    from charter.spec.stage import Guard
+    from charter.spec.stage_base import Guard
 
     guard = Guard(on_divergence="roll_back", roll_back_steps=1, skip_steps=2)
     found = stage(
@@ -539,7 +539,7 @@ def test_ppo_goes_back_and_around_the_prompts_that_made_it_diverge(engine_inputs
 
 
 def test_a_diverging_update_is_left_out_or_stops_the_stage(task):
-    from charter.spec.stage import Guard
+    from charter.spec.stage_base import Guard
     from charter.train.loop import DivergedError
 
     skipping, stopping = task(guard=Guard(on_divergence="skip", most=100)), task()
@@ -582,7 +582,7 @@ def test_one_step_off_counts_how_far_the_policy_moved_since(task):
 
 def test_one_step_off_goes_back_behind_what_it_read(engine_inputs, tmp_path):
     """Rollout 1 was drawn during rollout 0, by prompts that the roll-back leaves out: it is drawn anew from there."""
-    from charter.spec.stage import Guard
+    from charter.spec.stage_base import Guard
 
     guard = Guard(on_divergence="roll_back", roll_back_steps=1, skip_steps=2)
     found = stage(

@@ -14,7 +14,7 @@ from charter.models.language_model import load_language_model
 from charter.models.preference import load_preference_model
 from charter.models.ranks import Ranks
 from charter.spec.layout import Adapter
-from charter.spec.stage import Guard
+from charter.spec.stage_base import Guard
 from charter.train import dpo, judge, ppo, preference_model, sft, supervised
 from charter.train.checkpoint import Checkpointer
 from charter.train.loop import (

@@ -13,10 +13,7 @@ from charter.artifacts.export import check_outputs, copy_model
 from charter.artifacts.record import read_record
 from charter.errors import DataError
 from charter.models.preference import PreferenceModel, ScalarModel, pool, pooled_positions
-from charter.spec.stage import (
-    PreferenceModelStage,
-    SftStage,
-)
+from charter.spec.stage import PreferenceModelStage, SftStage
 
 SETTINGS = {"pooling": "last", "seq_len": 64, "score_mean": 0.5, "score_deviation": 2.0}
 

@@ -24,7 +24,8 @@ from charter.models.chat import Encoded
 from charter.models.language_model import LanguageModel
 from charter.models.parallel import Parallel
 from charter.models.preference import PreferenceModel, ScalarModel
-from charter.spec.stage import PpoStage, PreferenceModelStage, SftStage
+from charter.spec.ppo_stage import PpoStage
+from charter.spec.stage import PreferenceModelStage, SftStage
 from charter.train.encoded_pairs import EncodedPair
 from charter.train.optimizers import make_optimizer
 from charter.train.packing import model_inputs, packed_batch

@@ -10,7 +10,8 @@ pytestmark = pytest.mark.torch
 from charter.errors import DataError, StageError
 from charter.models.engine_layout import StageLayout
 from charter.models.runtime import CUDA_ENVIRONMENT, configure
-from charter.spec.stage import PpoStage, SftStage
+from charter.spec.ppo_stage import PpoStage
+from charter.spec.stage import SftStage
 from charter.train.setup import check_engine
 
 PPO = PpoStage(policy="a", prompts=("p",), reward="r", episodes=8)

@@ -11,10 +11,7 @@ from engine_bench import metrics, stage
 
 from charter.feedback.local_models import question_limit
 from charter.models.language_model import load_language_model
-from charter.spec.stage import (
-    JudgeStage,
-    SftStage,
-)
+from charter.spec.stage import JudgeStage, SftStage
 from charter.train import dpo, judge, preference_model, sft
 
 pytestmark = pytest.mark.torch

@@ -18,11 +18,8 @@ import tiny
 from torch import nn
 
 from charter.artifacts.checkpoints import Position
-from charter.spec.stage import (
-    PpoStage,
-    PreferenceModelStage,
-    SftStage,
-)
+from charter.spec.ppo_stage import PpoStage
+from charter.spec.stage import PreferenceModelStage, SftStage
 from charter.train import preference_model
 from charter.train.loop import Loop
 from charter.train.ppo import ppo_task

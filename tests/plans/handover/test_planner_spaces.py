@@ -13,7 +13,8 @@ from charter.errors import SpecError
 from charter.plan.layout_space import SpaceRequest, space
 from charter.plan.rl_search import rl_options
 from charter.report.handover_request import placement_of
-from charter.spec.stage import DpoStage, PpoStage
+from charter.spec.ppo_stage import PpoStage
+from charter.spec.stage import DpoStage
 
 SHAPES = {name: models.get(name).architecture for name in ("Llama-3.1-8B", "Llama-3.1-70B", "Llama-3.1-405B")}
 PLACED = tuple(name for name in rl_engines() if any(engine.name == name for engine in handover_engines()))

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from charter.artifacts.fingerprint import canonical, differences, fingerprint, stage_identity
 from charter.errors import DataError
-from charter.spec.stage import PpoStage, SftStage, StageResources
+from charter.spec.ppo_stage import PpoStage
+from charter.spec.stage import SftStage
+from charter.spec.stage_base import StageResources
 
 SFT = SftStage(init="base", data=("a",), steps=10, learning_rate=2e-4)
 

@@ -5,8 +5,10 @@ import pytest
 from charter.artifacts.job import Job, JobInput, job_from_json, job_to_json, read_job
 from charter.errors import DataError
 from charter.spec.architecture import Architecture
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import DataSpec, ModelSpec, TokenizerSpec
-from charter.spec.stage import CritiqueStage, EvalStage, LabelStage, PpoStage, SftStage, StageResources
+from charter.spec.stage import CritiqueStage, EvalStage, LabelStage, SftStage
+from charter.spec.stage_base import StageResources
 
 SPECS = (
     SftStage(init="base", data=("a", "b"), epochs=1.0, resources=StageResources(cpus=2)),

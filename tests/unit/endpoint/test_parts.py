@@ -273,6 +273,18 @@ def test_full_closed_and_absent_servers_are_left_out():
     assert lane_for("p", [first, third], 20.0) is third
 
 
+def test_a_server_that_is_looked_at_late_waits_after_two_rounds_of_answers():
+    lane = Lane("http://host/v1", 8, look_every=4)
+    assert not lane.has_room(0.0), "not before the first look"
+    lane.is_known = True
+    lane.unwatched = 7
+    assert lane.has_room(0.0)
+    lane.unwatched = 8
+    assert not lane.has_room(0.0)
+    lane.unwatched -= 4  # a look has ended, which covers the answers before it began
+    assert lane.has_room(0.0)
+
+
 def test_absent_servers_are_asked_ever_more_seldom():
     (lane,) = lanes(1)
     waits = []

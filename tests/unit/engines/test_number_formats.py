@@ -6,8 +6,9 @@ import pytest
 
 from charter.engines import capabilities, engine_names, fp8_instead, fp8_refusal
 from charter.engines.project import engine_problems
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Project
-from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage
+from charter.spec.stage import DpoStage, PreferenceModelStage, PretrainStage, SftStage
 
 ENGINES = engine_names()
 STAGES = (

@@ -12,7 +12,8 @@ from charter.launch.machine import (
     stage_threads,
 )
 from charter.spec.project import Project, Resources
-from charter.spec.stage import EvalStage, PreferenceModelStage, SftStage, StageResources
+from charter.spec.stage import EvalStage, PreferenceModelStage, SftStage
+from charter.spec.stage_base import StageResources
 
 STAGE = SftStage(init="b", data=("d",))
 

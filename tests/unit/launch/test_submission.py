@@ -22,7 +22,8 @@ from charter.launch.submission import (
 )
 from charter.spec.launching import Launch, NodeChecks
 from charter.spec.project import ModelSpec, Project, Resources, Serving
-from charter.spec.stage import EvalStage, GenerateStage, SftStage, StageResources
+from charter.spec.stage import EvalStage, GenerateStage, SftStage
+from charter.spec.stage_base import StageResources
 
 ASKED = SubmissionFacts(number=2, token="0a1b2c3d", python="python3")
 HERE = Path("/everywhere/run/stages/sft-12345678")

@@ -11,9 +11,10 @@ from charter.errors import DataError, MissingExtraError, SpecError
 from charter.launch.commands import STAGE_MODULES
 from charter.run.graph import build_pipeline
 from charter.run.preflight import check_before_start
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import DataSpec, ModelSpec, Project
 from charter.spec.rewards import Reward
-from charter.spec.stage import EvalStage, PpoStage, Suite
+from charter.spec.stage import EvalStage, Suite
 from charter.spec.stage_checks import SUITE_NEEDS, missing_needs
 
 

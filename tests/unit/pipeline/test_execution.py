@@ -29,7 +29,8 @@ from charter.spec.execution import (
     resolved,
 )
 from charter.spec.project import Project, Resources
-from charter.spec.stage import PreferenceModelStage, SftStage, StageResources
+from charter.spec.stage import PreferenceModelStage, SftStage
+from charter.spec.stage_base import StageResources
 
 SFT = SftStage(init="b", data=("d",))
 LAYOUT = ExecutableLayout(data=4, tensor=2, zero=3, micro_batch=8, replicas=2, recompute="full", offload="optimizer")

@@ -9,17 +9,10 @@ from charter.plan.layout_space import SpaceRequest, families
 from charter.run.preflight import check_layout
 from charter.spec.architecture import Architecture
 from charter.spec.execution import PLANNED_FIELDS, executable
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import ModelSpec, Project, Resources
-from charter.spec.stage import (
-    DpoStage,
-    EvalStage,
-    JudgeStage,
-    PpoStage,
-    PreferenceModelStage,
-    PretrainStage,
-    SftStage,
-    StageResources,
-)
+from charter.spec.stage import DpoStage, EvalStage, JudgeStage, PreferenceModelStage, PretrainStage, SftStage
+from charter.spec.stage_base import StageResources
 
 SFT = SftStage(init="b", data=("d",), global_batch=12)
 PPO = PpoStage(policy="b", reward="r", prompts=("d",), episodes=64, rollout_batch=32, minibatch=16)

@@ -7,8 +7,9 @@ from charter.artifacts.planned_step import PLANNED_FILE, PlannedStep, read_plann
 from charter.run.planned import planned_step
 from charter.run.status import actual_over_planned
 from charter.spec.architecture import Architecture
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Resources
-from charter.spec.stage import PpoStage, PreferenceModelStage, SftStage
+from charter.spec.stage import PreferenceModelStage, SftStage
 
 STEP = PlannedStep(seconds_per_step=2.0, seconds_by_phase={"update": 2.0}, peak_bytes=3.0, flops_per_step=4.0)
 HERE = Resources(infra="local", accelerators=("cpu",))

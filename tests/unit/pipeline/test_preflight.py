@@ -7,16 +7,10 @@ from charter.launch.commands import STAGE_MODULES
 from charter.run.graph import build_pipeline
 from charter.run.preflight import check_before_start, check_packages
 from charter.spec.layout import Adapter
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import DataSpec, ModelSpec, Project
-from charter.spec.stage import (
-    STAGE_KINDS,
-    DpoStage,
-    PpoStage,
-    PreferenceModelStage,
-    PrepareStage,
-    SftStage,
-    StageResources,
-)
+from charter.spec.stage import STAGE_KINDS, DpoStage, PreferenceModelStage, PrepareStage, SftStage
+from charter.spec.stage_base import StageResources
 
 ROW = '{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}\n'
 

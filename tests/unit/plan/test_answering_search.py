@@ -22,7 +22,8 @@ from charter.report.plan_notes import placement_lines
 from charter.spec.checks import check_project
 from charter.spec.project import ModelSpec, Serving
 from charter.spec.quantity import EXECUTION
-from charter.spec.stage import GenerateStage, LabelStage, SftStage, StageResources
+from charter.spec.stage import GenerateStage, LabelStage, SftStage
+from charter.spec.stage_base import StageResources
 
 ENDPOINT = "https://judge.example/v1"
 CHEAP = Serving(

@@ -13,9 +13,10 @@ from charter.plan.pipeline_names import Library, Models
 from charter.plan.project_plan import plan_project, read_inputs
 from charter.plan.workload import workload
 from charter.run.served import ASKED
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import ModelSpec, Resources, Serving
 from charter.spec.sections import Budget
-from charter.spec.stage import CritiqueStage, EvalStage, GenerateStage, LabelStage, PpoStage, SftStage
+from charter.spec.stage import CritiqueStage, EvalStage, GenerateStage, LabelStage, SftStage
 
 SERVED = Serving(
     endpoint="https://api.example/v1", usd_per_million_input_tokens=2.5, usd_per_million_output_tokens=10.0

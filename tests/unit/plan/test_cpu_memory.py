@@ -7,7 +7,8 @@ from charter.run.planned import planned_step
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
 from charter.spec.project import Resources
-from charter.spec.stage import DpoStage, PreferenceModelStage, PretrainStage, SftStage, StageResources
+from charter.spec.stage import DpoStage, PreferenceModelStage, PretrainStage, SftStage
+from charter.spec.stage_base import StageResources
 
 HERE = Resources(infra="local", accelerators=("cpu",), cpus=1)
 SHARED = {"tied_embeddings": True}

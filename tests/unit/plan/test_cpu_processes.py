@@ -6,7 +6,8 @@ import pytest
 from charter.run.planned import planned_step
 from charter.spec.architecture import Architecture
 from charter.spec.project import Resources
-from charter.spec.stage import GenerateStage, PretrainStage, StageResources
+from charter.spec.stage import GenerateStage, PretrainStage
+from charter.spec.stage_base import StageResources
 
 SMALL = Architecture(
     hidden_size=128, num_layers=4, num_heads=4, num_kv_heads=2, intermediate_size=352, vocab_size=1024,

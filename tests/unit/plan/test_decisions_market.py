@@ -8,7 +8,8 @@ import pytest
 from charter.plan.offers import CAPACITY_BLOCK, Price
 from charter.plan.purchase import purchases
 from charter.spec.project import Resources
-from charter.spec.stage import SftStage, StageResources
+from charter.spec.stage import SftStage
+from charter.spec.stage_base import StageResources
 
 STAGE = SftStage(init="base", data=("chat",), steps=20_000, global_batch=64)
 AUTO = Resources(infra="aws", accelerators=("H100:8",), num_nodes=1, use_spot="auto")

@@ -18,7 +18,8 @@ from charter.plan.what_if import other_engines
 from charter.report.plan_cells import layout as layout_cell
 from charter.spec.layout import Layout
 from charter.spec.project import Resources
-from charter.spec.stage import DpoStage, PretrainStage, SftStage, StageResources
+from charter.spec.stage import DpoStage, PretrainStage, SftStage
+from charter.spec.stage_base import StageResources
 from charter.validation.quantities import training_time
 from charter.validation.quantities.memory_cases import training_case
 from charter.validation.rows.measurement import Measurement

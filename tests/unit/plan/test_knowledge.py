@@ -13,8 +13,9 @@ from charter.plan.assemble import NO_NATIVE_ROW
 from charter.plan.knowledge import TRAINING, TRAINING_MEMORY, Knowledge, shipped
 from charter.plan.make import make_plan
 from charter.report.plan_notes import notes
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources
-from charter.spec.stage import PpoStage, SftStage
+from charter.spec.stage import SftStage
 
 H100 = accelerators.get("H100")
 SFT = SftStage(init="base", data=("chat",), epochs=1, global_batch=128, seq_len=2048)

@@ -3,7 +3,8 @@ import pytest
 from charter.plan.machine import Machine
 from charter.plan.offers import may_run_here, places
 from charter.spec.project import Project, Resources
-from charter.spec.stage import SftStage, StageResources
+from charter.spec.stage import SftStage
+from charter.spec.stage_base import StageResources
 
 MACHINE = Machine(name="m", cores=8, memory_bytes=32e9, flops_per_second=5e11, memory_bytes_per_second=1e11)
 STAGE = SftStage(init="b", data=("d",))

@@ -28,7 +28,7 @@ from charter.plan.rl_search import Setting, across, host_shortage, rl_options
 from charter.plan.rl_work import answer_lengths, rl_work
 from charter.plan.what_if import other_engines
 from charter.spec.layout import Layout
-from charter.spec.stage import StageResources
+from charter.spec.stage_base import StageResources
 
 IDEAL = RlConstants(
     generation_factor=array(1.0),

@@ -35,7 +35,8 @@ from charter.plan.search import infeasible, search
 from charter.plan.stage_memory import least_bytes, one_device, training_peak
 from charter.plan.stage_time import TimedStage, least_update_seconds, update_seconds
 from charter.plan.what_if import other_engines
-from charter.spec.stage import PreferenceModelStage, SftStage, StageResources
+from charter.spec.stage import PreferenceModelStage, SftStage
+from charter.spec.stage_base import StageResources
 
 KNOWN = shipped()
 LLAMA = models.get("Llama-3.1-8B").architecture

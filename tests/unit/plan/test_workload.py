@@ -7,6 +7,7 @@ from charter.errors import DataError
 from charter.plan.phase import padded
 from charter.plan.pipeline_names import Library, Models
 from charter.plan.workload import workload
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import DataSpec, Serving
 from charter.spec.rewards import Environment, Reward, Rubric
 from charter.spec.stage import (
@@ -15,7 +16,6 @@ from charter.spec.stage import (
     GenerateStage,
     JudgeStage,
     LabelStage,
-    PpoStage,
     PreferenceModelStage,
     PretrainStage,
     SftStage,

@@ -6,8 +6,9 @@ from planner_case import H100, one
 
 from charter.plan.what_if import with_other_engines
 from charter.report.plan_notes import engine_line
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import Reward
-from charter.spec.stage import PpoStage, SftStage
+from charter.spec.stage import SftStage
 
 SFT = SftStage(init="base", data=("chat",))
 

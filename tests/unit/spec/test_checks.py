@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from charter.spec.architecture import Architecture, MixtureOfExperts, StateSpace
 from charter.spec.checks import check_accelerators, check_data, check_model, check_project, parse_part
 from charter.spec.layout import Adapter
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Budget, DataSpec, ModelSpec, Place, Project, Resources, Serving, Storage, TokenizerSpec
 from charter.spec.quantity import divisors_near
 from charter.spec.rewards import Environment, Mismatch, Reward, Rubric
@@ -16,15 +17,13 @@ from charter.spec.stage import (
     CritiqueStage,
     DpoStage,
     EvalStage,
-    Guard,
     JudgeStage,
     LabelStage,
-    PpoStage,
     PreferenceModelStage,
     SftStage,
-    StageResources,
     references,
 )
+from charter.spec.stage_base import Guard, StageResources
 from charter.spec.stage_checks import check_runnable, check_stage
 
 SFT = SftStage(init="base", data=("chats",), epochs=1)

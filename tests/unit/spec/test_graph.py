@@ -5,16 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.spec.graph import check_graph, execution_order, inputs_of, stage_inputs
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import DataSpec, ModelSpec, Project, TokenizerSpec
-from charter.spec.stage import (
-    CritiqueStage,
-    EvalStage,
-    JudgeStage,
-    LabelStage,
-    PpoStage,
-    PreferenceModelStage,
-    SftStage,
-)
+from charter.spec.stage import CritiqueStage, EvalStage, JudgeStage, LabelStage, PreferenceModelStage, SftStage
 
 MODELS = {"base": ModelSpec(model="m")}
 SCORES = {"rm": ModelSpec(model="m", reward_model=True)}

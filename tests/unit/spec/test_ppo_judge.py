@@ -6,7 +6,7 @@ import pytest
 
 from charter.engines.project import load_project
 from charter.errors import SpecError
-from charter.spec.stage import PpoStage
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.stage_checks import check_ppo
 
 SPEC = PpoStage(

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from charter.errors import DataError, StageError
-from charter.spec.stage import Guard
+from charter.spec.stage_base import Guard
 from charter.train.loop import (
     FIRST_STEPS,
     ROLL_BACKS,

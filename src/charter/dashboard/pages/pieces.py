@@ -74,7 +74,7 @@ async def answer_piece(request: Request, question: PieceJob) -> Response:
         hold_seconds=HOLD_SECONDS,
         linger_seconds=LINGER_SECONDS,
     )
-    return JSONResponse(_made(question, heard.found, heard.told))
+    return JSONResponse(_made(question, heard.found, heard.progress))
 
 
 def _made(question: PieceJob, found: Json | None, told: Json) -> dict[str, Any]:

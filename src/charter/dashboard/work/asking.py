@@ -19,7 +19,7 @@ class Heard:
 
     found: Json | None = None
     """The answer: `found` or `error`; None while it works."""
-    told: Json
+    progress: Json
     gone: bool = False
     """The browser no longer waits."""
 
@@ -47,6 +47,8 @@ async def hear(
                 break
             await asyncio.sleep(min(LOOK_SECONDS, 0.02 + (until - loop.time()) / 100))
         done = job_request.answer.done() and not job_request.answer.cancelled()
-        return Heard(found=job_request.answer.result() if done else None, told=dict(job_request.told), gone=gone)
+        return Heard(
+            found=job_request.answer.result() if done else None, progress=dict(job_request.progress), gone=gone
+        )
     finally:
         workers.leave(job_request, linger_seconds=linger_seconds)

@@ -138,7 +138,7 @@ def main() -> None:
     os.dup2(2, 1)  # what a library prints is no answer
     for line in sys.stdin:
         request = json.loads(line)
-        _say(answers, answer(request, lambda told: _say(answers, {"told": told})))
+        _say(answers, answer(request, lambda progress: _say(answers, {"progress": progress})))
 
 
 def answer(asked: dict[str, Any], tell: Any) -> dict[str, Any]:

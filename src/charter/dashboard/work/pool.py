@@ -33,8 +33,8 @@ class Child:
         self._process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
 
-    def ask(self, job: str, arguments: Json, told: Callable[[Json], None]) -> Json:
-        """The last line of the answer; `told` hears those before it. Stopped when the process is gone."""
+    def ask(self, job: str, arguments: Json, hear: Callable[[Json], None]) -> Json:
+        """The last line of the answer; `hear` gets those before it. Stopped when the process is gone."""
         process = self._running()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -43,9 +43,9 @@ class Child:
             process.stdin.flush()
             for line in process.stdout:
                 answer: Json = json.loads(line)
-                if "told" not in answer:
+                if "progress" not in answer:
                     return answer
-                told(answer["told"])
+                hear(answer["progress"])
         except (OSError, ValueError):
             pass
         self.kill()
@@ -99,7 +99,7 @@ class JobRequest:
     arguments: Json
     key: Hashable
     answer: "Future[Json]" = field(default_factory=Future)
-    told: dict[str, Any] = field(default_factory=dict)
+    progress: dict[str, Any] = field(default_factory=dict)
     """What the process has said so far."""
     waiting: int = 0
     """How many wait for it."""
@@ -253,7 +253,7 @@ class Workers:
         """Once more where the process was killed: for want of memory, or for a question just given up before this."""
         for _ in range(2):
             try:
-                return child.ask(asked.job, asked.arguments, asked.told.update)
+                return child.ask(asked.job, asked.arguments, asked.progress.update)
             except Stopped:
                 if asked.answer.cancelled():
                     break

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from charter.physics.precision import TrainingPrecision
 from charter.spec.execution import ExecutableLayout
 from charter.spec.layout import Recompute, ZeroStage
-from charter.spec.stage import Stage, StageResources
+from charter.spec.stage_base import Stage, StageResources
 
 if TYPE_CHECKING:
     from charter.physics.runs import RlStack

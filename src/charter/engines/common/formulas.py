@@ -7,8 +7,8 @@ word is refused by its renderer; so an export means, for the engine, what the na
 from collections.abc import Iterator
 
 from charter.engines.common.mapping import STAGE, FieldMapper
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import SHIPPED_REWARD, Mismatch
-from charter.spec.stage import PpoStage
 
 SCALES = {
     "group": "advantage.grpo",

@@ -17,7 +17,7 @@ import yaml
 from charter.engines.common.request import Handover
 from charter.errors import Problem, SpecError
 from charter.spec.rewards import Environment, Reward
-from charter.spec.stage import Stage
+from charter.spec.stage_base import Stage
 
 How = Literal["as_is", "computed", "same", "charter"]
 """`as_is`: under the engine's name for it. `computed`: by the rule of the note. `same`: what the engine does anyway,

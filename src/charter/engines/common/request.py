@@ -7,7 +7,7 @@ from typing import Literal
 
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout
-from charter.spec.stage import Engine, Stage
+from charter.spec.stage_base import Engine, Stage
 
 Arrangement = Literal["colocated", "offloaded", "split", "async"]
 CPU = "cpu"

@@ -19,8 +19,8 @@ from charter.data import reward_functions
 from charter.data.dataset import Turn
 from charter.engines.common.adapter import messages
 from charter.engines.common.mapping import STAGE, FieldMapper
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import SHIPPED_REWARD, Reward
-from charter.spec.stage import PpoStage
 
 REWARDS_FILE, OWN_SOURCES = "rewards.py", "reward_sources"
 """In the work directory: the file, and the directory of the user's own functions."""

@@ -30,7 +30,7 @@ from charter.engines.common.logged import LoggedStep
 from charter.engines.common.request import Handover
 from charter.engines.huggingface.log import NAMES
 from charter.errors import DataError
-from charter.spec.stage import PpoStage
+from charter.spec.ppo_stage import PpoStage
 
 STATE, UNFINISHED = "trainer_state.json", "checkpoint-is-incomplete.txt"
 _TORCH_FILES = frozenset({".pt", ".pth", ".bin"})

@@ -27,7 +27,9 @@ from charter.engines.huggingface.settings import (
     map_parallelism,
     map_trainer,
 )
-from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, PretrainStage, SftStage, Stage
+from charter.spec.ppo_stage import PpoStage
+from charter.spec.stage import DpoStage, PreferenceModelStage, PretrainStage, SftStage
+from charter.spec.stage_base import Stage
 
 ESTIMATORS = ("grpo", "rloo")
 LOSS_TYPES = {"token": "dapo", "sequence": "grpo", "constant": "dr_grpo"}

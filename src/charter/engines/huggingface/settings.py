@@ -14,16 +14,9 @@ from charter.engines.common.request import Handover
 from charter.engines.huggingface.capabilities import CAPABILITIES
 from charter.errors import Problem
 from charter.spec.layout import WHOLE_BITS, Adapter, Recompute, ZeroStage
-from charter.spec.stage import (
-    FP8,
-    DpoStage,
-    Optimization,
-    PpoStage,
-    PreferenceModelStage,
-    PretrainStage,
-    SftStage,
-    Stage,
-)
+from charter.spec.ppo_stage import PpoStage
+from charter.spec.stage import DpoStage, PreferenceModelStage, PretrainStage, SftStage
+from charter.spec.stage_base import FP8, Optimization, Stage
 
 ACCELERATE_FILE, DEEPSPEED_FILE = "accelerate.yaml", "deepspeed.json"
 Backend = Literal["process", "torchrun", "ddp", "fsdp", "deepspeed"]

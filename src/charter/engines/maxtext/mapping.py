@@ -27,7 +27,8 @@ from charter.engines.maxtext.capabilities import COMMIT
 from charter.errors import UsageError
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Recompute, ZeroStage
-from charter.spec.stage import PretrainStage, SftStage, StageResources
+from charter.spec.stage import PretrainStage, SftStage
+from charter.spec.stage_base import StageResources
 
 FILE, RUN = "maxtext.yml", "maxtext"
 CHECKPOINTS, ITEMS = f"{RUN}/checkpoints", "items"

@@ -22,7 +22,8 @@ from charter.engines.common.rendered import RenderedRun, Resume
 from charter.engines.common.request import Handover
 from charter.spec.architecture import Architecture, MixtureOfExperts
 from charter.spec.layout import Recompute, ZeroStage
-from charter.spec.stage import FP8, PretrainStage, SftStage, StageResources
+from charter.spec.stage import PretrainStage, SftStage
+from charter.spec.stage_base import FP8, StageResources
 
 FORMAT, RECIPE = "hybrid", "tensorwise"
 """E4M3 forward and E5M2 for gradients; every tensor is scaled by its largest value of the moment, so that nothing has

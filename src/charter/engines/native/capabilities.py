@@ -3,7 +3,7 @@
 from charter.engines.common.capabilities import AMD, GRADIENTS, NONE, NVIDIA, PARAMETERS, Capabilities
 from charter.physics.precision import FSDP_MIXED
 from charter.spec.layout import Recompute
-from charter.spec.stage import NATIVE
+from charter.spec.stage_base import NATIVE
 
 CAPABILITIES = Capabilities(
     name=NATIVE,

@@ -14,7 +14,8 @@ from charter.engines.common.reward_file import REWARDS_FILE, UNLIMITED, Exported
 from charter.engines.nemo_rl.capabilities import COMMIT, VERSION
 from charter.engines.nemo_rl.settings import OFF, PRECISIONS, check_machine, map_policy, map_run
 from charter.errors import Problem
-from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, SftStage
+from charter.spec.ppo_stage import PpoStage
+from charter.spec.stage import DpoStage, PreferenceModelStage, SftStage
 
 LENGTH = ("stage.epochs", "stage.steps")
 PAIRS = 2

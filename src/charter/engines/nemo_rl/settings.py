@@ -7,7 +7,7 @@ from charter.engines.common.mapping import Sheet
 from charter.engines.nemo_rl.capabilities import CAPABILITIES
 from charter.errors import Problem
 from charter.spec.layout import WHOLE_BITS, Recompute, ZeroStage
-from charter.spec.stage import FP8
+from charter.spec.stage_base import FP8
 
 CHECKPOINTS, LOGS = "checkpoints", "logs"
 """Below the work directory."""

@@ -31,7 +31,8 @@ from charter.engines.common.reward_file import (
 from charter.engines.openrlhf.settings import adapter, engine_wide, offered_rewards, optimizer, precision
 from charter.errors import Problem
 from charter.spec.layout import Layout, ZeroStage
-from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, SftStage
+from charter.spec.ppo_stage import PpoStage
+from charter.spec.stage import DpoStage, PreferenceModelStage, SftStage
 
 MODULES = {"sft": "train_sft", "preference_model": "train_rm", "dpo": "train_dpo"}
 

@@ -11,7 +11,9 @@ from charter.engines.common.mapping import Arguments
 from charter.engines.common.request import Handover
 from charter.engines.common.reward_file import Offered
 from charter.spec.layout import Recompute, ZeroStage
-from charter.spec.stage import DpoStage, PpoStage, PreferenceModelStage, SftStage, StageResources
+from charter.spec.ppo_stage import PpoStage
+from charter.spec.stage import DpoStage, PreferenceModelStage, SftStage
+from charter.spec.stage_base import StageResources
 
 CHECKPOINTS, OUTPUT, LOGS = "checkpoints", "output", "tensorboard"
 """Below the work directory: the engine's checkpoints, the final weights, what it logs."""

@@ -24,7 +24,8 @@ from charter.engines.verl.settings import (
     map_trainer,
 )
 from charter.errors import Problem
-from charter.spec.stage import PpoStage, SftStage
+from charter.spec.ppo_stage import PpoStage
+from charter.spec.stage import SftStage
 
 ALGORITHM, ACTOR, CRITIC = "algorithm", "actor_rollout_ref.actor", "critic"
 NO_DUAL_CLIP = 1.0e8

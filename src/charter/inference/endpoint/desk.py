@@ -289,8 +289,8 @@ class Desk:
     def __init__(self, setting: ServerSetting, journal: CallJournal, transport: Transport) -> None:
         self.setting = setting
         self.counts = Counts()
-        watched = setting.canaries is not None
-        self.lanes = [Lane(place, setting.serving.concurrency, is_watched=watched) for place in setting.endpoints]
+        every = None if setting.canaries is None else setting.canaries.every
+        self.lanes = [Lane(place, setting.serving.concurrency, look_every=every) for place in setting.endpoints]
         self.open: dict[str, PendingQuestion] = {}
         """Questions that somebody waits for, by key."""
         self._journal, self._transport = journal, transport

@@ -23,6 +23,8 @@ LOAD_FACTOR = 1.25
 """How much more than the average a server may have: the example of Mirrokni et al."""
 FIRST_AWAY_SECONDS = 1.0
 MOST_AWAY_SECONDS = 30.0
+UNWATCHED_ROUNDS = 2
+"""Rounds' worth of answers that a server may give unwatched: one until a round is due, one while it is out."""
 REMEMBERED_REPLIES = 4096
 """Ids of replies: a server that repeats an old one repeats one of the last few."""
 
@@ -30,7 +32,7 @@ REMEMBERED_REPLIES = 4096
 class Lane:
     """One server: what it has to do, and how it is."""
 
-    def __init__(self, endpoint: str, most_at_once: int, *, is_watched: bool = False) -> None:
+    def __init__(self, endpoint: str, most_at_once: int, *, look_every: int | None = None) -> None:
         self.endpoint = endpoint.rstrip("/")
         self.at_once = AtOnce(most_at_once)
         self.in_flight = 0
@@ -39,11 +41,11 @@ class Lane:
         self.failed_checks = 0
         """In a row; while there is one, the server is away and only its health is asked for."""
         self.last_trouble = ""
-        self.is_known = not is_watched
+        self.is_known = look_every is None
         """The model behind it is the one that is asked for, as far as was looked."""
         self.unwatched = 0
         """Answers since it was last looked at."""
-        self._is_watched = is_watched
+        self._look_every = look_every
         self._replies: OrderedDict[str, int] | None = OrderedDict()
 
     @property
@@ -53,9 +55,11 @@ class Lane:
 
     def has_room(self, now: float) -> bool:
         """Return True if one more request may be sent."""
-        return (
-            self.is_known and not self.is_away and now >= self.closed_until and self.in_flight < int(self.at_once.limit)
-        )
+        if not self.is_known or self.is_away or now < self.closed_until:
+            return False
+        if self._look_every is not None and self.unwatched >= UNWATCHED_ROUNDS * self._look_every:
+            return False  # its round of questions is late, and so would be the news of another model
+        return self.in_flight < int(self.at_once.limit)
 
     def close_for(self, seconds: float, now: float) -> None:
         """Send nothing for a while."""
@@ -71,7 +75,7 @@ class Lane:
     def reached(self) -> None:
         """It answers; it may have been started with other weights meanwhile."""
         self.failed_checks = 0
-        self.is_known = not self._is_watched
+        self.is_known = self._look_every is None
 
     def repeats(self, reply_id: str, body: bytes) -> bool:
         """Return True if a reply is an earlier one over again: same id, same bytes.

@@ -23,7 +23,8 @@ from charter.launch.rendered.task import HostedModel, RenderedTask, ServiceInsta
 from charter.launch.tags import tags_of
 from charter.spec.graph import execution_order, stage_inputs
 from charter.spec.project import Project, Serving
-from charter.spec.stage import Stage, references
+from charter.spec.stage import references
+from charter.spec.stage_base import Stage
 
 Body = Mapping[str, Any] | str
 """Of a file: what stands in it as JSON or YAML, or its text."""

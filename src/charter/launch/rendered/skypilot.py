@@ -23,7 +23,7 @@ from charter.launch.rendered.task import RenderedTask
 from charter.launch.secret_values import secret_values, secrets_of
 from charter.launch.tags import google_labels, kubernetes_labels
 from charter.spec.project import Project
-from charter.spec.stage import Stage
+from charter.spec.stage_base import Stage
 from charter.units import GIB
 
 CLOUDS = frozenset({"aws", "azure", "gcp", "kubernetes", "lambda", "nebius", "runpod", "slurm", "ssh", "verda"})

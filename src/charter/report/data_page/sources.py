@@ -8,7 +8,8 @@ from typing import Any
 from charter.data.formats import find_files
 from charter.errors import DataError
 from charter.spec.project import DataSpec, Project
-from charter.spec.stage import Stage, references
+from charter.spec.stage import references
+from charter.spec.stage_base import Stage
 
 RECORDS, SET_ASIDE = "records.jsonl", "set_aside.jsonl"
 

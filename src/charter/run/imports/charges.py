@@ -13,7 +13,7 @@ from charter.errors import Problem, SpecError, UsageError
 from charter.ledger.attempt import Outcome
 from charter.ledger.imported import ImportedAttempt, note_of
 from charter.run.imports.logs import FoundAttempt, FoundRun, seconds_per_step
-from charter.spec.stage import Stage
+from charter.spec.stage_base import Stage
 from charter.units import MICRO_USD_PER_USD
 from charter.validation.quantity import quantity_of
 from charter.validation.rows.measurement import Measurement, parse

@@ -10,7 +10,7 @@ from charter.engines.common.mapping import fields_of
 from charter.errors import SpecError
 from charter.spec.layout import Adapter, Recompute, ZeroStage
 from charter.spec.rewards import Environment, Mismatch
-from charter.spec.stage import Guard, StageResources
+from charter.spec.stage_base import Guard, StageResources
 
 OTHER = {
     "kl_in": "loss",

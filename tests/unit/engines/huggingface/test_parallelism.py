@@ -10,7 +10,7 @@ from huggingface_case import handover, layout_of
 from charter.engines import render
 from charter.errors import SpecError
 from charter.spec.layout import Layout, ZeroStage
-from charter.spec.stage import StageResources
+from charter.spec.stage_base import StageResources
 
 NONE, OPTIMIZER, GRADIENTS, PARAMETERS = ZeroStage
 WHOLE = {"offload_optimizer": True, "offload_parameters": True}

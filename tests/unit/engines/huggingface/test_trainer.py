@@ -10,7 +10,7 @@ from charter.engines import render
 from charter.engines.common.request import HandoverPaths
 from charter.errors import SpecError
 from charter.spec.layout import Adapter, Recompute, ZeroStage
-from charter.spec.stage import Guard, StageResources
+from charter.spec.stage_base import Guard, StageResources
 
 
 def settings_of(kind, engine="trl", **changes):

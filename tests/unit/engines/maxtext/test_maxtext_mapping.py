@@ -13,7 +13,7 @@ from charter.engines.maxtext.capabilities import COMMIT, DATE
 from charter.engines.maxtext.mapping import FILE, model_name, recorded, render_maxtext
 from charter.errors import SpecError
 from charter.spec.layout import Adapter, Recompute, ZeroStage
-from charter.spec.stage import Guard, StageResources
+from charter.spec.stage_base import Guard, StageResources
 
 
 def values_of(item):

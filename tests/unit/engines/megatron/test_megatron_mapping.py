@@ -26,7 +26,7 @@ from charter.engines.megatron.mapping import render_megatron
 from charter.errors import SpecError
 from charter.spec.architecture import MixtureOfExperts
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
-from charter.spec.stage import Guard, StageResources
+from charter.spec.stage_base import Guard, StageResources
 
 SCRIPT = "${MEGATRON_DIR}/pretrain_gpt.py"
 

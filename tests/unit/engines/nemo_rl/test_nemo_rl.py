@@ -16,7 +16,7 @@ from charter.engines.nemo_rl.capabilities import COMMIT, VERSION
 from charter.engines.nemo_rl.mapping import render_nemo_rl
 from charter.errors import SpecError
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
-from charter.spec.stage import Guard, Stage, StageResources
+from charter.spec.stage_base import Guard, Stage, StageResources
 
 SCHEMA = RecordedSchema()
 REWARD_ACCELERATORS = 4

@@ -29,7 +29,7 @@ from charter.engines.openrlhf.mapping import render_openrlhf
 from charter.errors import SpecError
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 from charter.spec.rewards import Environment, Mismatch, Reward
-from charter.spec.stage import Guard, StageResources
+from charter.spec.stage_base import Guard, StageResources
 
 
 def options(item):

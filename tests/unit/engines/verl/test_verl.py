@@ -15,7 +15,7 @@ from charter.engines.verl.mapping import render_verl
 from charter.errors import SpecError
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
-from charter.spec.stage import Guard, StageResources
+from charter.spec.stage_base import Guard, StageResources
 
 
 def rendered_ppo(layout: Layout | None = None, settings: dict[str, Any] | None = None, **stage: Any) -> RenderedRun:
