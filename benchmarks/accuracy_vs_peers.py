@@ -110,7 +110,8 @@ def targets() -> list[dict[str, object]]:
         line("generation throughput", lambda r: r.kind == "inference" and "mem" not in r.metric and r.metric != "oom",
              0.22, 0.12, "quick roofline 15-25 %"),
         line("PPO and GRPO step", lambda r: r.kind == "ppo" and r.metric in step_metrics, 0.30, 0.18, "-"),
-        line("phases of a PPO step", lambda r: r.metric[:4] == "ppo_" and r.metric not in step_metrics, None, None, "-"),
+        line("phases of a PPO step", lambda r: r.metric.startswith("ppo_") and r.metric not in step_metrics,
+             None, None, "-"),
         line("run hours", lambda r: r.metric in hours, 0.25, 0.15, "-"),
     ]  # fmt: skip
     return [*lines, verdicts_line(zero), *intervals(zero, five), refusals(zero)]

@@ -203,8 +203,10 @@ def test_a_score_without_a_look_has_the_same_bits(monkeypatch):
     assert torch.equal(plain, score_rows(model, pair.ids, pair.answer_tokens))
 
 
-@pytest.mark.parametrize("lengths", [(9, 9), (9, 5)])
-@pytest.mark.parametrize(("tokens", "dtype"), [(32, torch.float32), (64, torch.float32), (64, torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("lengths", "tokens", "dtype"),
+    [((9, 9), 32, torch.float32), ((9, 5), 64, torch.float32), ((9, 5), 64, torch.bfloat16)],
+)
 def test_the_host_waits_for_one_token_in_sixteen(lengths, tokens, dtype):
     model: LanguageModel = model_on_meta()
     model.model.to(dtype)  # in 16 bits by joint products

@@ -273,7 +273,7 @@ def test_full_closed_and_absent_servers_are_left_out():
     assert lane_for("p", [first, third], 20.0) is third
 
 
-def test_a_server_that_is_looked_at_late_waits_after_two_rounds_of_answers():
+def test_a_late_look_holds_the_server_after_two_rounds():
     lane = Lane("http://host/v1", 8, look_every=4)
     assert not lane.has_room(0.0), "not before the first look"
     lane.is_known = True
