@@ -18,6 +18,7 @@ def page(scratch, dashboard_of, visit):
     lines = [json.loads(line) | {"tokens": 128} for line in metrics.read_text().splitlines()]
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     (case.directory("sft") / "log.txt").write_text("loading\nstep 1\nstep 2\n")
+    lively(scratch / "second", pid=os.getpid())
     opened = visit(dashboard_of(scratch))
     opened.goto(f"/p/{key_of(case.root.resolve())}/stage/sft")
     opened.wait_for_selector("#curves canvas")
@@ -64,4 +65,23 @@ def test_a_log_is_searched(page):
     assert "2: step 1" in page.locator("#log pre").inner_text()
     page.click("text=The end of the log")
     assert "loading" in page.locator("#log pre").inner_text()
+    assert page.complaints == []
+
+
+def test_a_link_shows_other_runs_as_they_were_chosen(page):
+    page.select_option("#curve-smoothing", "0.9")
+    page.select_option("#curve-range", "0.5 1")
+    page.click("text=Other runs over these curves")
+    page.check("#beside input >> nth=0")
+    page.click("#beside button")
+    page.wait_for_selector("#curves .legend")
+    assert page.evaluate("location.search").count("with=") == 1
+    page.goto(page.url)
+    page.wait_for_selector("#curves canvas")
+    labels = (
+        "() => Chart.getChart(document.querySelector('#curves canvas')).data.datasets.map((set) => set.label ?? '')"
+    )
+    assert [label for label in page.evaluate(labels) if label] == ["this run", "second"]
+    chosen = "document.getElementById('curve-{}').value"
+    assert (page.evaluate(chosen.format("smoothing")), page.evaluate(chosen.format("range"))) == ("0.9", "0.5 1")
     assert page.complaints == []

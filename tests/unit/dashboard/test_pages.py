@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from dashboard_case import ProjectCase
 from typer.testing import CliRunner
 
 from charter.artifacts.sample_prompts import SamplePrompts, append_samples, write_sample_prompts
@@ -252,3 +253,22 @@ def test_the_log_of_a_stage_is_searched(client, case, at):
     assert "three" not in found.partition('id="log"')[2]
     assert "three" in client.get(at("stage/judged")).text
     assert "No line with “absent”" in client.get(at("stage/judged") + "?log=absent").text
+
+
+def test_other_runs_lie_over_the_curves_of_a_stage(client, case, settings, at):
+    other, gone = (ProjectCase(settings.roots[0] / name, tag="mild") for name in ("other", "gone"))
+    other.metrics("sft", 8)
+    page = client.get(at("stage/sft")).text
+    assert "Other runs over these curves" in page
+    assert 'name="with"' not in page, "nobody asked for the other runs, which cost a look at each"
+    choice = client.get(at("stage/sft"), params={"beside": "1"}).text
+    keys = [key_of(item.root.resolve()) for item in (other, gone)]
+    assert f'name="with" value="{keys[0]}"' in choice
+    assert keys[1] not in choice, "its stage has not started"
+    both = client.get(at("stage/sft"), params={"with": keys[0]}).text
+    drawn = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', both, re.DOTALL)[1])
+    loss = next(curve for curve in drawn["curves"] if curve["metric"] == "loss")
+    assert [(line["label"], len(line["points"])) for line in loss["others"]] == [("other", 8)]
+    assert "demo (this run)" in both
+    assert "checked><span>other" in both
+    assert client.get(at("stage/sft"), params={"with": "nobody"}).status_code == 200

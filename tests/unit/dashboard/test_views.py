@@ -29,6 +29,7 @@ from charter.dashboard.view.run_view import (
     run_view,
     timeline_of,
 )
+from charter.dashboard.view.stage_view import CurvesBeside, RunBeside
 from charter.ledger.sums import Sums
 from charter.metering.row import MeterRow
 
@@ -202,6 +203,17 @@ def test_curves_know_time_and_tokens_of_their_points():
     assert (bare.seconds, bare.tokens) == ((), ()), "a line without a time says nothing of the others"
     (back,) = curves_of({1: {"loss": 1.0, "time": 9.0}, 2: {"loss": 2.0, "time": 5.0}})
     assert back.seconds == ()
+
+
+def test_a_metric_of_other_runs_lies_beside_its_curve():
+    lines = {step: {"loss": 1.0 / step, "time": 10.0 * step} for step in (1, 2, 3)}
+    (mine,) = curves_of(lines)
+    (its,) = curves_of({step: {"loss": 2.0 / step} for step in (1, 2)})
+    beside = CurvesBeside(runs=(RunBeside(key="b", label="other", curves=(its,)),), asked=True)
+    assert beside.of("kl") == ()
+    drawn = mine.to_json(beside.of("loss"))
+    assert drawn["seconds"] == [0.0, 10.0, 20.0]
+    assert drawn["others"] == [{"label": "other", "points": [[1, 2.0], [2, 1.0]], "seconds": [], "tokens": []}]
 
 
 def test_a_log_is_searched_from_its_end(tmp_path):
