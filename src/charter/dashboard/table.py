@@ -8,6 +8,7 @@ from charter.dashboard.pages import accuracy, approve, compare, cost, data, home
 PAGES: tuple[Page, ...] = (
     home.PAGE,
     run.PAGE,
+    run.ACTIONS,
     stage.PAGE,
     cost.PAGE,
     plan.PAGE,

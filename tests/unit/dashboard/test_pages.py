@@ -243,7 +243,7 @@ def test_the_interface_describes_itself(client):
         for name, value in names.items():
             path = path.replace(name, value)
         assert client.get(path).status_code in (200, 404), path
-    assert len(document["paths"]) == 8
+    assert len(document["paths"]) == 10
 
 
 def test_the_log_of_a_stage_is_searched(client, case, at):

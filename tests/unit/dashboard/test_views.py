@@ -295,6 +295,27 @@ def test_the_table_is_searched_filtered_and_sorted(snapshot):
     assert table(snapshot, q="nothing like it").rows == ()
 
 
+def test_the_table_stands_in_groups(snapshot):
+    view = table(snapshot, group="owner", sort="name")
+    assert [(group.name, group.all) for group in view.groups] == [("team blue", 30), ("team green", 30)]
+    assert sum(len(group.rows) for group in view.groups) == ROWS_PER_PAGE
+    names = [row.name for row in view.groups[0].rows]
+    assert names == sorted(names), "within a group the order stays"
+    assert view.groups[0].spent_usd == pytest.approx(30 * 1.4)
+    assert view.groupings == ("name", "owner", "state", "goal", "team")
+    assert table(snapshot, group="password").query.group == ""
+    assert [group.name for group in table(snapshot).groups] == [""]
+
+
+def test_the_table_has_the_runs_of_one_tag(snapshot):
+    red, plain = ({"team": "red"}, {"teamed": "red", "keep": ""})
+    runs = [replace(item, tags=red if number % 2 else plain) for number, item in enumerate(projects(snapshot, 6))]
+    of = {tag: home_view(runs, TableQuery(tag=tag)).matching for tag in ("team: red", "keep", "team")}
+    assert of == {"team: red": 3, "keep": 3, "team": 0}
+    last = home_view(runs, TableQuery(group="team")).groups[-1]
+    assert (last.name, last.all) == ("", 3), "what has no such tag comes last"
+
+
 def test_what_makes_no_sense_in_an_address_is_as_if_it_were_not(snapshot):
     odd = table(snapshot, page="-1", sort="password", state="haunted", falling="yes", q=" " * 500)
     assert odd.query == TableQuery()

@@ -20,8 +20,10 @@ from charter.dashboard.pages.samples import listed_for
 from charter.dashboard.reading import ProjectReader
 from charter.dashboard.site import ProjectSite
 from charter.dashboard.view.home_view import ProjectRow, TableQuery, home_view
-from charter.dashboard.view.run_view import StageRow, run_view
+from charter.dashboard.view.run_view import StageRow, event_lines, run_view
 from charter.errors import CharterError
+from charter.run.events import EVENTS_FILE, actions_of
+from charter.run.paths import run_dir
 from charter.tracking.jsonl import metrics_file, read_metrics
 
 MOST_SAMPLES = 10_000
@@ -100,6 +102,12 @@ def samples(site: ProjectSite, path: Mapping[str, str], query: Callable[[str], s
     return {"samples": rows, "complete": listed.is_complete}
 
 
+def actions(site: ProjectSite, path: Mapping[str, str], _: Callable[[str], str]) -> Json:
+    """Return everything that people did to a run, the newest first."""
+    lines = event_lines(actions_of(run_dir(_reader(site, path).found.root) / EVENTS_FILE), most=MOST_ROWS)
+    return {"actions": [{"time": it.time, "by": it.by, "stage": it.stage, "what": it.text} for it in lines]}
+
+
 def _run(row: ProjectRow) -> Json:
     return {
         "key": row.key,
@@ -152,6 +160,8 @@ TABLE_QUERY = {
     "state": "running, failed, waiting, interrupted, pending or done",
     "sort": "name, state, progress, spent or last",
     "falling": "1: the largest first",
+    "tag": "only those with this tag, as `name: value` or a word",
+    "group": "name, owner, state, or the name of a tag: runs that agree in it stand together",
     "page": "from 1, of 50 runs",
 }
 CALLS = (
@@ -163,6 +173,9 @@ CALLS = (
         answer=metrics,
         query={"after": "only steps behind this one"},
         columns="metrics",
+    ),
+    ApiCall(
+        path="/runs/{run}/actions", summary="What people did to a run", answer=actions, query={}, columns="actions"
     ),
     ApiCall(
         path="/runs/{run}/samples",

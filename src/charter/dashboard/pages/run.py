@@ -1,9 +1,13 @@
-"""The run: its pipeline, how far it is, what it costs now."""
+"""A run: its pipeline, how far it is and what it costs now; and what people did to it."""
+
+from dataclasses import dataclass
 
 from charter.dashboard.page import Context, Page, PageValues
 from charter.dashboard.snapshot import Snapshot
-from charter.dashboard.view.run_view import run_view
+from charter.dashboard.view.run_view import EventLine, event_lines, run_view
 from charter.evaluate.outcome import EvaluationOutcome, outcome_of, read_results
+from charter.run.events import EVENTS_FILE, actions_of
+from charter.run.paths import run_dir
 
 
 def build(context: Context) -> PageValues:
@@ -19,4 +23,33 @@ def _outcomes(project: Snapshot) -> tuple[EvaluationOutcome, ...]:
     return tuple(outcome_of(name, results) for name, results in read if results is not None)
 
 
+MOST_ACTIONS = 1000
+"""Shown on the page; the interface for scripts has all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionsView:
+    """What people did to a run, newest first."""
+
+    rows: tuple[EventLine, ...]
+    all: int
+    by: str
+    """Whose actions alone are shown; everybody's where it is empty."""
+    people: tuple[str, ...]
+
+
+def build_actions(context: Context) -> PageValues:
+    """The page of what people did."""
+    project = context.project
+    events = actions_of(run_dir(project.root) / EVENTS_FILE)
+    by = context.asked("by")
+    people = tuple(dict.fromkeys(str(event["by"]) for event in reversed(events) if event.get("by")))
+    wanted = [event for event in events if by in ("", event.get("by"))]
+    rows = event_lines(wanted, most=MOST_ACTIONS)
+    return PageValues(
+        title=f"Actions, {project.name}", model=ActionsView(rows=rows, all=len(wanted), by=by, people=people)
+    )
+
+
+ACTIONS = Page(name="actions", path="/p/{project}/actions", template="actions.html", build=build_actions)
 PAGE = Page(name="run", path="/p/{project}", template="run.html", build=build, label="Run")

@@ -259,18 +259,27 @@ class EventLine:
     """`info`, `good`, `warn` or `bad`."""
     icon: str
     text: str
+    by: str = ""
+    """Who caused it, where a person did."""
 
 
-def event_lines(events: Sequence[Mapping[str, Any]]) -> tuple[EventLine, ...]:
+def event_lines(events: Sequence[Mapping[str, Any]], *, most: int = MOST) -> tuple[EventLine, ...]:
     """The last events, newest first."""
     shown = [event for event in events if event.get("event") not in _SILENT]
-    return tuple(_line(event) for event in reversed(shown[-MOST:]))
+    return tuple(_line(event) for event in reversed(shown[-most:]))
 
 
 def _line(event: Mapping[str, Any]) -> EventLine:
     name = str(event.get("event", ""))
     tone, icon, text = _words(name, event)
-    return EventLine(time=float(event["time"]), stage=str(event.get("stage", "")), tone=tone, icon=icon, text=text)
+    return EventLine(
+        time=float(event["time"]),
+        stage=str(event.get("stage", "")),
+        tone=tone,
+        icon=icon,
+        text=text,
+        by=str(event.get("by", "")),
+    )
 
 
 def _words(name: str, event: Mapping[str, Any]) -> tuple[str, str, str]:
