@@ -109,7 +109,7 @@ def steady_of(steps: Mapping[int, Mapping[str, float]]) -> Steady:
     (('Same choice in both orders', '', 0.9),)
     """
     values = {name: {line[name] for line in steps.values() if name in line} for name in TITLES}
-    return tuple((*TITLES[name], *seen) for name, seen in values.items() if len(seen) == 1)
+    return tuple((*TITLES[name], seen.pop()) for name, seen in values.items() if len(seen) == 1)
 
 
 def _elapsed(steps: Mapping[int, Mapping[str, float]]) -> Numbers | None:
