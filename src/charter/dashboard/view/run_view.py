@@ -400,7 +400,7 @@ class AttemptTimeline:
 
 @dataclass(frozen=True, kw_only=True)
 class StageFailure:
-    """What a failed stage says on the page of its run."""
+    """Words of a failed stage on the page of its run."""
 
     name: str
     why: str
@@ -460,9 +460,7 @@ def run_view(snapshot: Snapshot, outcomes: tuple[EvaluationOutcome, ...] = ()) -
         share=run_share(snapshot),
         eta=eta,
         money=money_of(snapshot, eta),
-        started_at=next(
-            (float(event["time"]) for event in snapshot.events if event.get("event") == "run_started"), None
-        ),
+        started_at=next((float(item["time"]) for item in snapshot.events if item.get("event") == "run_started"), None),
         wall_seconds=wall_milliseconds(item.attempt for item in recent) / 1000 if recent else None,
         timeline=timeline_of(snapshot, recent),
         interruptions=sum(row.interruptions for row in rows),
