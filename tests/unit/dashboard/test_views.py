@@ -352,3 +352,20 @@ def test_one_sample_of_a_machine_says_nothing_of_it():
     assert meter_view([]) is None
     assert meter_view([*sampled(1), *sampled(1, "b")]) is None
     assert meter_view(sampled(2)) is not None
+
+
+def test_samples_after_the_processes_ended_say_nothing():
+    ended = [replace(row, processes=0, cpu_seconds=0.0, resident_bytes=0) for row in sampled(3)]
+    assert meter_view(ended) is None
+    assert meter_view([*sampled(1), *ended[1:]]) is None
+
+
+def test_what_reads_a_failed_stage_has_no_end(case):
+    case.failed("ppo", "the reward is not a number")
+    view = run_view(ProjectReader(ProjectDirectory(key="x", root=case.root, label="x")).snapshot())
+    assert {row.name: (row.behind, row.ends_in is None) for row in view.rows} == {
+        "sft": ("", False),
+        "pm": ("", False),
+        "ppo": ("", True),
+        "judged": ("ppo", True),
+    }

@@ -84,8 +84,8 @@ def _schedule(snapshot: Snapshot, left: Forecast) -> dict[str, float | None]:
         took = left.stages[stage.name]
         inputs = [ends.get(name, 0.0) for name in stage.inputs]
         known_ends = [end for end in inputs if end is not None]
-        if took.basis == "unplanned" or len(known_ends) < len(inputs):
-            ends[stage.name] = None
+        if took.basis == "unplanned" or stage.state == "failed" or len(known_ends) < len(inputs):
+            ends[stage.name] = None  # what failed, and what reads it, goes on when somebody has mended it
         elif took.basis == "done":
             ends[stage.name] = 0.0
         else:

@@ -6,7 +6,7 @@ from typing import Any
 
 from charter.dashboard.snapshot import Snapshot, StageNow
 from charter.dashboard.tails import LogTail
-from charter.dashboard.view.curves import Curve, PhaseShare
+from charter.dashboard.view.curves import Curve, PhaseShare, Steady
 from charter.dashboard.view.eta import eta_of
 from charter.dashboard.view.meter_view import MeterView
 from charter.dashboard.view.run_view import StageRow, run_view
@@ -82,6 +82,7 @@ class StagePage:
     more_attempts: int
     """Older ones that are not shown."""
     curves: tuple[Curve, ...]
+    steady: Steady
     phases: tuple[PhaseShare, ...]
     log: LogTail
     meter: MeterView | None
@@ -105,6 +106,7 @@ def stage_view(
     name: str,
     *,
     curves: Sequence[Curve],
+    steady: Steady = (),
     phases: Sequence[PhaseShare],
     log: LogTail,
     log_search: str = "",
@@ -127,6 +129,7 @@ def stage_view(
         attempts=tuple(reversed(attempts)),
         more_attempts=row.attempts - len(attempts),
         curves=tuple(curves),
+        steady=steady,
         phases=tuple(phases),
         log=log,
         meter=meter,
