@@ -15,13 +15,13 @@ from charter.dashboard.tails import log_lines_with
 from charter.dashboard.view.cost_view import burn_chart, cost_view
 from charter.dashboard.view.curves import MOST_POINTS, curves_of, phases_of
 from charter.dashboard.view.eta import eta_of
+from charter.dashboard.view.event_lines import event_lines
 from charter.dashboard.view.home_view import ROWS_PER_PAGE, TableQuery, home_view
 from charter.dashboard.view.meter_view import meter_view
 from charter.dashboard.view.run_view import (
     NARROW,
     WIDE,
     direct_edges,
-    event_lines,
     graph_svg,
     layered,
     money_of,

@@ -19,8 +19,9 @@ from charter.dashboard.links import API
 from charter.dashboard.pages.samples import listed_for
 from charter.dashboard.reading import ProjectReader
 from charter.dashboard.site import ProjectSite
+from charter.dashboard.view.event_lines import event_lines
 from charter.dashboard.view.home_view import ProjectRow, TableQuery, home_view
-from charter.dashboard.view.run_view import StageRow, event_lines, run_view
+from charter.dashboard.view.run_view import StageRow, run_view
 from charter.errors import CharterError
 from charter.run.events import EVENTS_FILE, actions_of
 from charter.run.paths import run_dir

@@ -1,10 +1,11 @@
-"""A run: its pipeline, how far it is and what it costs now; and what people did to it."""
+"""A run: its pipeline, how far it is and what it costs now; actions of people on it."""
 
 from dataclasses import dataclass
 
 from charter.dashboard.page import Context, Page, PageValues
 from charter.dashboard.snapshot import Snapshot
-from charter.dashboard.view.run_view import EventLine, event_lines, run_view
+from charter.dashboard.view.event_lines import EventLine, event_lines
+from charter.dashboard.view.run_view import run_view
 from charter.evaluate.outcome import EvaluationOutcome, outcome_of, read_results
 from charter.run.events import EVENTS_FILE, actions_of
 from charter.run.paths import run_dir
@@ -29,7 +30,7 @@ MOST_ACTIONS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class ActionsView:
-    """What people did to a run, newest first."""
+    """Actions of people on a run, newest first."""
 
     rows: tuple[EventLine, ...]
     all: int

@@ -48,8 +48,7 @@ def build(context: Context) -> PageValues:
 def beside_of(context: Context, project: Snapshot, stage: StageNow) -> CurvesBeside:
     """The runs that the address lays over the stage's curves (`with=KEY`), and those that it could."""
     wanted = set(context.all_asked("with"))
-    asked = bool(wanted) or context.asked("beside") != ""
-    if not asked or context.links.static:
+    if context.links.static or not (wanted or context.asked("beside")):
         return CurvesBeside()
     others = [reader.snapshot() for reader in context.site.readers() if reader.found.key != project.key]
     same = []
