@@ -83,10 +83,7 @@ def run_stage(load: Callable[[], Callable[[StageDir], None]], path: Path) -> int
             stage = StageDir(path, should_stop=stop)
             stage.beat(START)
             faults.boundary(stage.job.stage, "start", 0, "before")
-            try:
-                load()(stage)
-            finally:
-                stage.write_last_progress()
+            load()(stage)
             return _ending(stage, stop, rank)
     except BaseException as error:
         return _failed(path, error, rank)

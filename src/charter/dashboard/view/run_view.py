@@ -329,8 +329,8 @@ class StageRow:
     interruptions: int
     left_seconds: float | None
     ends_in: float | None
-    behind: str
-    """The failed stage that it waits for; empty where none failed."""
+    waits_for: str = ""
+    """The failed stage that it cannot go on without."""
 
     @property
     def name(self) -> str:
@@ -399,16 +399,6 @@ class AttemptTimeline:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageFailure:
-    """Words of a failed stage on the page of its run."""
-
-    name: str
-    why: str
-    ends_run: bool
-    """Whether the run stopped for it."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunView:
     """The whole page."""
 
@@ -430,9 +420,9 @@ class RunView:
     checkpoint_stage: str
     gates: tuple[StageNow, ...]
     holds: tuple[StageNow, ...]
-    failures: tuple["StageFailure", ...]
+    failures: tuple[StageNow, ...]
     stopped: str
-    """Why the run stopped, where it says so itself and no failure says it: a spent budget."""
+    """Why the run stopped, where it says so itself: a spent budget."""
     events: tuple[EventLine, ...]
     wide: Graph
     narrow: Graph
@@ -447,8 +437,6 @@ def run_view(snapshot: Snapshot, outcomes: tuple[EvaluationOutcome, ...] = ()) -
     rows = tuple(_row(snapshot, stage, index, eta) for index, stage in enumerate(snapshot.stages))
     inputs = {stage.name: stage.inputs for stage in snapshot.stages}
     totals, recent = snapshot.ledger.whole.totals, snapshot.ledger.recent
-    stopped = _stopped(snapshot)
-    failures = _failures(snapshot, stopped)
     lost = totals.milliseconds - totals.useful_milliseconds
     saved = [stage for stage in snapshot.stages if stage.state == "running" and stage.checkpoint_at is not None]
     newest = max(saved, key=lambda stage: stage.checkpoint_at or 0.0, default=None)
@@ -460,7 +448,7 @@ def run_view(snapshot: Snapshot, outcomes: tuple[EvaluationOutcome, ...] = ()) -
         share=run_share(snapshot),
         eta=eta,
         money=money_of(snapshot, eta),
-        started_at=next((float(item["time"]) for item in snapshot.events if item.get("event") == "run_started"), None),
+        started_at=next((_time(event) for event in snapshot.events if event.get("event") == "run_started"), None),
         wall_seconds=wall_milliseconds(item.attempt for item in recent) / 1000 if recent else None,
         timeline=timeline_of(snapshot, recent),
         interruptions=sum(row.interruptions for row in rows),
@@ -470,8 +458,8 @@ def run_view(snapshot: Snapshot, outcomes: tuple[EvaluationOutcome, ...] = ()) -
         checkpoint_stage=newest.name if newest else "",
         gates=tuple(stage for stage in snapshot.stages if stage.phase is Phase.WAITING),
         holds=tuple(stage for stage in snapshot.stages if stage.phase is Phase.HELD),
-        failures=failures,
-        stopped="" if any(failure.ends_run for failure in failures) else stopped,
+        failures=tuple(stage for stage in snapshot.stages if stage.state == "failed"),
+        stopped=_stopped(snapshot),
         events=event_lines(snapshot.events),
         wide=graph_svg(inputs, WIDE),
         narrow=graph_svg(inputs, NARROW),
@@ -535,8 +523,7 @@ def run_share(snapshot: Snapshot) -> float:
 def money_of(snapshot: Snapshot, eta: Eta) -> Money:
     """Spending of a run: attempts, calls and other charges, and what runs at this moment."""
     ledger = snapshot.ledger
-    alive = {stage.name for stage in snapshot.stages if stage.state == "running"}
-    now = alive & {attempt.stage for attempt in ledger.running}
+    now = {attempt.stage for attempt in ledger.running if _runs(snapshot, attempt.stage)}
     rate = running_usd_per_hour(
         [attempt for attempt in ledger.running if attempt.stage in now],
         now,
@@ -555,6 +542,11 @@ def money_of(snapshot: Snapshot, eta: Eta) -> Money:
     )
 
 
+def _runs(snapshot: Snapshot, name: str) -> bool:
+    stage = snapshot.stage(name)
+    return stage is not None and stage.state == "running"
+
+
 def _row(snapshot: Snapshot, stage: StageNow, index: int, eta: Eta) -> StageRow:
     sums, outcomes = snapshot.ledger.stage(stage.name), snapshot.ledger.outcomes.get(stage.name, {})
     expected = planned_interval(stage, "seconds")
@@ -568,7 +560,7 @@ def _row(snapshot: Snapshot, stage: StageNow, index: int, eta: Eta) -> StageRow:
         interruptions=sum(outcomes.get(name, 0) for name in BROKEN),
         left_seconds=eta.stage_seconds(stage.name),
         ends_in=eta.ends_in.get(stage.name),
-        behind=snapshot.failed_above(stage),
+        waits_for=eta.behind.get(stage.name, ""),
     )
 
 
@@ -576,25 +568,20 @@ def _usd(micro_usd: int, priced: int) -> float | None:
     return micro_usd / 1e6 if priced else None
 
 
-def _failures(snapshot: Snapshot, stopped: str) -> tuple[StageFailure, ...]:
-    """Failed stages; the one that the run stopped for has the run's words, which say more than its own."""
-    stages = (stage for stage in snapshot.stages if stage.state == "failed")
-    return tuple(
-        StageFailure(name=stage.name, why=said if ends_run else stage.failure, ends_run=ends_run)
-        for stage in stages
-        for said in (stopped.removeprefix(f"stage {stage.name}: "),)
-        for ends_run in (said != stopped,)
-    )
+def _time(event: Mapping[str, Any]) -> float:
+    return float(event["time"])
 
 
 def _stopped(snapshot: Snapshot) -> str:
-    """The last word of a run that ended early and was not started again; gates that wait have words of their own."""
+    """The last word of a run that ended early and was not started again.
+
+    Gates that wait and stages that failed have words of their own.
+    """
     for event in reversed(snapshot.events):
         if event.get("event") in ("run_done", "run_started"):
             return ""
         if event.get("event") == "run_stopped":
-            gates = event.get("label") == "interrupted" and any(
-                stage.phase is Phase.WAITING for stage in snapshot.stages
-            )
-            return "" if gates else str(event.get("message", ""))
+            label, phases = event.get("label"), {stage.phase for stage in snapshot.stages}
+            is_told = (label, True) in (("interrupted", Phase.WAITING in phases), ("stage", Phase.FAILED in phases))
+            return "" if is_told else str(event.get("message", ""))
     return ""
