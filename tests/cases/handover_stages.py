@@ -90,7 +90,7 @@ OTHER_VALUES = {
         "use_margin": [True],
         "center_weight": [0.01],
     },
-    "dpo": {**EVERY_STAGE, **_optimization(), **PREFERENCES, "beta": [0.3], "loss": ["ipo"]},
+    "dpo": {**EVERY_STAGE, **_optimization(), **PREFERENCES, "beta": [0.3], "loss": ["ipo", "kto"]},
     "ppo": {
         **EVERY_STAGE,
         **{name: values for name, values in _optimization().items() if name in {item.name for item in fields(PPO)}},

@@ -2,7 +2,7 @@
 
 Legend: B sequences, T tokens, V vocabulary, R answer tokens.
 
-Losses on preference pairs: of scores (preference model) and of log-probabilities (DPO, IPO).
+Losses on preference pairs: of scores (preference model) and of log-probabilities (DPO, IPO, KTO).
 
 Legend: B pairs.
 """
@@ -149,7 +149,7 @@ def preference_loss(
 
 @dataclass(frozen=True)
 class DpoLoss:
-    """Loss of DPO or IPO on some pairs, and its measures; the rewards carry no gradient."""
+    """Loss of DPO, IPO or KTO on some pairs, and its measures; the rewards carry no gradient."""
 
     loss_B: Tensor
     chosen_reward_B: Tensor
@@ -212,3 +212,37 @@ def ipo_loss(
     label_B = smoothed(probability_B, label_smoothing)
     loss_B = label_B * (difference_B - aim) ** 2 + (1 - label_B) * (difference_B + aim) ** 2
     return DpoLoss(loss_B, beta * chosen_nats_B.detach(), beta * rejected_nats_B.detach())
+
+
+def kto_loss(
+    chosen_B: Tensor,
+    rejected_B: Tensor,
+    reference_chosen_B: Tensor,
+    reference_rejected_B: Tensor,
+    probability_B: Tensor,
+    *,
+    beta: float,
+    reference_point: Tensor,
+    label_smoothing: float = 0.0,
+) -> DpoLoss:
+    """Loss of both answers of each pair, each by itself: the mean of the two.
+
+    1 - s(beta (r - z)) of a desirable answer and 1 - s(beta (z - r)) of an undesirable one, with r = log p - log p_ref
+    of the answer, summed over its tokens, and z the reference point, both in nats: KL(policy | reference) as answers to
+    other prompts estimate it, one number of the whole batch, at least 0 and without a gradient. Both weights of the
+    paper are 1, as a pair has one answer of each sort. A soft label p is the expectation: the chosen answer is
+    desirable with probability p, the other with 1 - p. The rewards are those of `dpo_loss`.
+    Source: Ethayarajh et al. 2024 (arXiv:2402.01306), section 4.1.
+
+    >>> import torch
+    >>> pair = torch.tensor([-1.0]), torch.tensor([-5.0]), torch.tensor([-2.0]), torch.tensor([-4.0])
+    >>> round(kto_loss(*pair, torch.ones(1), beta=0.5, reference_point=torch.tensor(0.0)).loss_B.item(), 4)
+    0.3775
+    """
+    label_B = smoothed(probability_B, label_smoothing)
+    chosen_nats_B, rejected_nats_B = chosen_B - reference_chosen_B, rejected_B - reference_rejected_B
+    loss_B = torch.zeros_like(label_B)
+    for nats_B, desirable_B in ((chosen_nats_B, label_B), (rejected_nats_B, 1 - label_B)):
+        above_B = beta * (nats_B - reference_point)
+        loss_B = loss_B + desirable_B * (-above_B).sigmoid() + (1 - desirable_B) * above_B.sigmoid()
+    return DpoLoss(loss_B / 2, beta * chosen_nats_B.detach(), beta * rejected_nats_B.detach())

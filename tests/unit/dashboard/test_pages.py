@@ -38,14 +38,6 @@ def test_the_pages_say_what_runs(client, at):
         assert words in cost, words
 
 
-def test_what_critiques_and_labels_wrote_is_a_click_away(client, case, at):
-    (case.directory("sft") / "outputs").mkdir(exist_ok=True)
-    (case.directory("sft") / "outputs" / "records.jsonl").write_text("{}\n")
-    page = client.get(at("stage/sft")).text
-    assert re.search(r'href="[^"]*samples\?stage=sft">Read what it wrote', page)
-    assert "Read what it wrote" not in client.get(at("stage/pm")).text
-
-
 def test_what_is_not_there_is_a_page_that_says_so(client, case, at):
     for path in ("/p/unknown", at("stage/unknown"), "/unknown", "/assets/unknown.js"):
         answer = client.get(path)
@@ -218,8 +210,24 @@ def test_answers_in_training_stand_side_by_side(client, case, at):
 def test_a_stage_that_failed_has_no_time_left(client, case, at):
     case.failed("ppo", "the reward is not a number")
     assert "Time left" not in client.get(at("stage/ppo")).text
-    assert "Time left" in client.get(at("stage/judged")).text
+    assert "waits for ppo, which failed" in client.get(at("stage/judged")).text
     assert "until what failed runs again" in client.get(at()).text
+
+
+def test_a_failure_that_ends_a_run_is_one_notice(client, case, at):
+    case.failed("ppo", "the reward is not a number")
+    case.event(
+        "run_stopped", label="stage", message="stage ppo: the reward is not a number\n  given up: it would again"
+    )
+    notices = client.get(at()).text.split('id="notices"')[1].split("</dl>")[0]
+    assert notices.count("the reward is not a number") == 1
+    assert "failed, and the run has stopped" in notices
+    assert "given up: it would again" in notices
+
+
+def test_a_metric_that_never_changed_is_named(client, case, at):
+    case.metrics("pm", 1, peak_bytes=11 * 2.0**20)
+    assert "Never changed: Peak memory 1.0 MiB" in client.get(at("stage/pm")).text
 
 
 def test_the_interface_for_scripts_says_what_the_pages_say(client, case, at):

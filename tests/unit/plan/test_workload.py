@@ -12,6 +12,7 @@ from charter.spec.project import DataSpec, Serving
 from charter.spec.rewards import Environment, Reward, Rubric
 from charter.spec.stage import (
     CritiqueStage,
+    DpoStage,
     EvalStage,
     GenerateStage,
     JudgeStage,
@@ -167,6 +168,16 @@ def test_eval_answers_with_every_policy_and_asks_the_judge_about_human_pairs(wor
     found, _ = work(stage)
     assert found.counters.generated_tokens == 2 * 640 * 512
     assert next(phase for phase in found.phases if phase.role == "judge").sequences == 2 * 40_000
+
+
+def test_kto_reads_answers_to_other_prompts_with_both_models(work):
+    of = {loss: work(DpoStage(init="base", data=("pairs",), steps=5, loss=loss))[0] for loss in ("dpo", "ipo", "kto")}
+    assert of["ipo"] == of["dpo"]
+    score, *more, update = of["kto"].phases
+    assert (score, update) == of["dpo"].phases
+    assert [phase.role for phase in more] == ["policy", "reference"]
+    assert all(replace(phase, name=score.name, role=score.role) == score for phase in more)
+    assert of["kto"].counters == of["dpo"].counters
 
 
 def test_judge_behind_an_endpoint_is_not_here(work):

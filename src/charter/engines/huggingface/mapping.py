@@ -342,8 +342,11 @@ def _map_dpo(configuration: Configuration, stage: DpoStage) -> None:
         }
     )
     configuration.write("stage.beta", {"beta": stage.beta})
-    by_length = "DPOTrainer divides log-probabilities by the length of their answer first, which is another loss"
-    configuration.mapper.same("stage.loss", "dpo", by_length)
+    others = (
+        "ipo of DPOTrainer divides log-probabilities by the length of their answer first, and KTOTrainer takes the "
+        "reference point of kto from the rows of a micro-batch, each with the answer of the row before"
+    )
+    configuration.mapper.same("stage.loss", "dpo", others)
     smoothing = "the sigmoid loss of DPOTrainer has no label smoothing, and its robust loss is another one"
     configuration.mapper.same("stage.label_smoothing", 0.0, smoothing)
 
