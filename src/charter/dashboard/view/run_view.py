@@ -329,6 +329,8 @@ class StageRow:
     interruptions: int
     left_seconds: float | None
     ends_in: float | None
+    waits_for: str = ""
+    """The failed stage that it cannot go on without."""
 
     @property
     def name(self) -> str:
@@ -558,6 +560,7 @@ def _row(snapshot: Snapshot, stage: StageNow, index: int, eta: Eta) -> StageRow:
         interruptions=sum(outcomes.get(name, 0) for name in BROKEN),
         left_seconds=eta.stage_seconds(stage.name),
         ends_in=eta.ends_in.get(stage.name),
+        waits_for=eta.behind.get(stage.name, ""),
     )
 
 
@@ -570,13 +573,15 @@ def _time(event: Mapping[str, Any]) -> float:
 
 
 def _stopped(snapshot: Snapshot) -> str:
-    """The last word of a run that ended early and was not started again; gates that wait have words of their own."""
+    """The last word of a run that ended early and was not started again.
+
+    Gates that wait and stages that failed have words of their own.
+    """
     for event in reversed(snapshot.events):
         if event.get("event") in ("run_done", "run_started"):
             return ""
         if event.get("event") == "run_stopped":
-            gates = event.get("label") == "interrupted" and any(
-                stage.phase is Phase.WAITING for stage in snapshot.stages
-            )
-            return "" if gates else str(event.get("message", ""))
+            label, phases = event.get("label"), {stage.phase for stage in snapshot.stages}
+            is_told = (label, True) in (("interrupted", Phase.WAITING in phases), ("stage", Phase.FAILED in phases))
+            return "" if is_told else str(event.get("message", ""))
     return ""
