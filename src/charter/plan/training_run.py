@@ -10,6 +10,7 @@ from statistics import median
 from types import MappingProxyType
 
 from charter.catalog.accelerators import Accelerator
+from charter.catalog.models import catalog
 from charter.catalog.price_book import Market, as_of_key, offers
 from charter.cost.monte_carlo import lognormal
 from charter.errors import InfeasibleError, UsageError
@@ -205,19 +206,37 @@ def utilisation_of(text: str) -> tuple[float, str]:
     return value, "stated"
 
 
+SAME_SIZE = 0.02
+"""A size this near to that of a Llama of the catalog means that model: published sizes are rounded so far."""
+
+
 @cache
 def dense_shape(num_parameters: float) -> Architecture:
-    """A dense decoder in Llama's proportions whose size comes closest: heads of 128, 8 of keys, MLP of 3.5 widths.
+    """The Llama of the catalog that has the size, so that a size and a name are one question with one answer.
 
+    Where there is none: a dense decoder in Llama's proportions whose size comes closest, with heads of 128, 8 of keys
+    and an MLP of 3.5 widths.
     Layers lie between 80 and 140 per 128 heads' width as in Llama 3 (8B: 128 widths per layer, 405B: 130). Of wide
     models they are a multiple of 8, so that pipelines divide them.
 
     >>> shape = dense_shape(70e9)
     >>> shape.hidden_size, abs(count_parameters(shape).total / 70e9 - 1) < 0.05
     (8192, True)
+    >>> dense_shape(6.74e9).num_layers, dense_shape(280e9).hidden_size
+    (32, 14336)
     """
+    listed = [(abs(log(size / num_parameters)), shape) for size, shape in _listed_llamas()]
+    distance, nearest = min(listed, key=lambda item: item[0])
+    if distance <= SAME_SIZE:
+        return nearest
     shapes = [_dense(heads, layers) for heads in (*range(2, 16, 2), *range(16, 320, 8)) for layers in _layers(heads)]
     return min(shapes, key=lambda shape: (abs(log(count_parameters(shape).total / num_parameters)), shape.num_layers))
+
+
+@cache
+def _listed_llamas() -> tuple[tuple[float, Architecture], ...]:
+    shapes = [model.architecture for model in catalog() if model.architecture.model_type == "llama"]
+    return tuple((float(count_parameters(shape).total), shape) for shape in shapes)
 
 
 def _layers(heads: int) -> range:

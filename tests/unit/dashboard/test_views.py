@@ -305,6 +305,27 @@ def test_a_spent_budget_is_told(tmp_path):
     assert run_view(ProjectReader(ProjectDirectory(key="x", root=case.root, label="x")).snapshot()).stopped == ""
 
 
+def test_judgements_and_revisions_are_drawn():
+    steps = {step: {"orders_agree": 0.1 * step, "unchanged_revision_share": 0.2 * step} for step in (1, 2, 3)}
+    assert [curve.metric for curve in curves_of(steps)] == ["orders_agree", "unchanged_revision_share"]
+
+
+def test_a_stage_behind_a_failed_one_has_no_time_left(tmp_path):
+    case = lively(tmp_path / "demo", pid=os.getpid())
+    (case.directory("pm") / "progress.json").unlink()
+    (case.directory("pm") / "lease.json").unlink(missing_ok=True)
+    case.failed("pm", "step 3: the loss is not finite\n  lower learning_rate")
+    case.event("run_stopped", run="demo", label="stage", message="stage pm: step 3: the loss is not finite")
+    view = run_view(ProjectReader(ProjectDirectory(key="x", root=case.root, label="x")).snapshot())
+    assert [stage.name for stage in view.failures] == ["pm"]
+    for name in ("pm", "ppo", "judged"):
+        row = view.by_name[name]
+        assert (row.waits_for, row.left_seconds, row.ends_in) == ("pm", None, None)
+    assert view.by_name["sft"].waits_for == ""
+    assert view.eta.run_seconds is None
+    assert view.stopped == "", "a failure is told once, by the stage that failed"
+
+
 def sampled(count, node="a"):
     told = {"processes": 1, "cpu_seconds": 5.0, "resident_bytes": 2**30, "read_bytes": 0, "written_bytes": 0}
     told |= {"node_cpus": 2, "node_cpu_share": 0.5, "node_memory_bytes": 2**33, "node_memory_used_bytes": 2**31}

@@ -9,6 +9,7 @@ from charter.dashboard.view.curves import Curve, PhaseShare
 from charter.dashboard.view.meter_view import meter_view
 from charter.dashboard.view.stage_view import stage_view
 from charter.evaluate.outcome import read_results
+from charter.report.samples import SampleSource, has_samples
 from charter.tracking.jsonl import metrics_file
 
 LOG = "log.txt"
@@ -26,16 +27,18 @@ def build(context: Context) -> PageValues:
     curves: tuple[Curve, ...] = ()
     phases: tuple[PhaseShare, ...] = ()
     log, meter, results = NO_LOG, None, None
+    is_read = False
     search = context.asked("log").strip()[:LONGEST_SEARCH]
     if stage.directory is not None:
         curves, phases = context.site.curves.of(metrics_file(stage.directory))
         log = log_lines_with(stage.directory / LOG, search) if search else log_tail(stage.directory / LOG)
         meter = meter_view(context.site.meters.rows(stage.directory))
         results = read_results(stage.directory) if stage.kind == "eval" else None
+        is_read = has_samples(SampleSource(stage=name, kind=stage.kind, directory=stage.directory))
     attempts = context.reader.attempts(name) if context.reader else ()
     view = stage_view(
         project, name, curves=curves, phases=phases, log=log, log_search=search, attempts=attempts, meter=meter,
-        results=results,
+        results=results, has_samples=is_read,
     )  # fmt: skip
     charts = {"curves": [curve.to_json() for curve in view.curves], "meter": meter.charts if meter else []}
     return PageValues(title=f"{name}, {project.name}", model=view, charts=charts)

@@ -62,6 +62,8 @@ class StagePage:
     outcome: EvaluationOutcome | None = None
     """Of a finished evaluation."""
     figures: tuple[StageFigure, ...] = ()
+    has_samples: bool = False
+    """Whether it has written something to read."""
     log_search: str = ""
     """The text of the lines that `log` has; empty where it is the end of the log."""
 
@@ -82,6 +84,7 @@ def stage_view(
     attempts: Sequence[Accounted],
     meter: MeterView | None = None,
     results: Mapping[str, Any] | None = None,
+    has_samples: bool = False,
 ) -> StagePage:
     """The page of the stage of that name, which must be there."""
     rows = run_view(snapshot).rows
@@ -102,6 +105,7 @@ def stage_view(
         meter=meter,
         ends_in=eta.ends_in.get(name),
         outcome=None if results is None else outcome_of(name, results),
+        has_samples=has_samples,
         log_search=log_search,
         figures=() if results is None else figure_rows(results),
     )
