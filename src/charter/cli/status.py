@@ -106,7 +106,7 @@ def _utc(seconds: float) -> str:
 def _remarks(stage: dict[str, Any]) -> str:
     """Return why the stage is in its state, its engine and its pace; further lines of advice stay apart."""
     first, *advice = stage["why"].split("\n")
-    return "\n".join((f"{first}{_engine(stage)}{_beside_plan(stage['actual_over_planned'])}", *advice))
+    return "\n".join((f"{first}{_engine(stage)}{_beside_plan(stage)}", *advice))
 
 
 def _engine(stage: dict[str, Any]) -> str:
@@ -117,8 +117,12 @@ def _engine(stage: dict[str, Any]) -> str:
     return f"; by {stage['engine']}" + (f" (resume: {guarantee.replace('_', '-')})" if guarantee else "")
 
 
-def _beside_plan(ratios: dict[str, float]) -> str:
-    """`; 1.20 x the planned time per step, 0.98 x the planned memory`, as far as it was measured."""
-    names = {"seconds": "time per step", "bytes": "memory"}
+def _beside_plan(stage: dict[str, Any]) -> str:
+    """`; 1.20 x the planned time per step now, 0.98 x the planned memory`, as far as it was measured.
+
+    The pace is that of the last steps, so it is told only of what runs; `charter cost report` has that of whole stages.
+    """
+    ratios = stage["actual_over_planned"]
+    names = ({"seconds": "time per step now"} if stage["state"] == "running" else {}) | {"bytes": "memory"}
     ratios_text = ", ".join(f"{ratios[key]:.2f} x the planned {name}" for key, name in names.items() if key in ratios)
     return f"; {ratios_text}" if ratios_text else ""

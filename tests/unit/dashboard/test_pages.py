@@ -38,6 +38,14 @@ def test_the_pages_say_what_runs(client, at):
         assert words in cost, words
 
 
+def test_what_critiques_and_labels_wrote_is_a_click_away(client, case, at):
+    (case.directory("sft") / "outputs").mkdir(exist_ok=True)
+    (case.directory("sft") / "outputs" / "records.jsonl").write_text("{}\n")
+    page = client.get(at("stage/sft")).text
+    assert re.search(r'href="[^"]*samples\?stage=sft">Read what it wrote', page)
+    assert "Read what it wrote" not in client.get(at("stage/pm")).text
+
+
 def test_what_is_not_there_is_a_page_that_says_so(client, case, at):
     for path in ("/p/unknown", at("stage/unknown"), "/unknown", "/assets/unknown.js"):
         answer = client.get(path)

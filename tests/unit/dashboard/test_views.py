@@ -338,6 +338,11 @@ def test_a_spent_budget_is_told(tmp_path):
     assert run_view(ProjectReader(ProjectDirectory(key="x", root=case.root, label="x")).snapshot()).stopped == ""
 
 
+def test_judgements_and_revisions_are_drawn():
+    steps = {step: {"orders_agree": 0.1 * step, "unchanged_revision_share": 0.2 * step} for step in (1, 2, 3)}
+    assert [curve.metric for curve in curves_of(steps)] == ["orders_agree", "unchanged_revision_share"]
+
+
 def sampled(count, node="a"):
     told = {"processes": 1, "cpu_seconds": 5.0, "resident_bytes": 2**30, "read_bytes": 0, "written_bytes": 0}
     told |= {"node_cpus": 2, "node_cpu_share": 0.5, "node_memory_bytes": 2**33, "node_memory_used_bytes": 2**31}

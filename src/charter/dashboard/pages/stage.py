@@ -9,6 +9,7 @@ from charter.dashboard.view.curves import Curve, PhaseShare, Steady
 from charter.dashboard.view.meter_view import meter_view
 from charter.dashboard.view.stage_view import CurvesBeside, RunBeside, stage_view
 from charter.evaluate.outcome import read_results
+from charter.report.samples import SampleSource, has_samples
 from charter.tracking.jsonl import metrics_file
 
 LOG = "log.txt"
@@ -29,16 +30,18 @@ def build(context: Context) -> PageValues:
     steady: Steady = ()
     phases: tuple[PhaseShare, ...] = ()
     log, meter, results = NO_LOG, None, None
+    is_read = False
     search = context.asked("log").strip()[:LONGEST_SEARCH]
     if stage.directory is not None:
         curves, steady, phases = context.site.curves.of(metrics_file(stage.directory))
         log = log_lines_with(stage.directory / LOG, search) if search else log_tail(stage.directory / LOG)
         meter = meter_view(context.site.meters.rows(stage.directory))
         results = read_results(stage.directory) if stage.kind == "eval" else None
+        is_read = has_samples(SampleSource(stage=name, kind=stage.kind, directory=stage.directory))
     attempts = context.reader.attempts(name) if context.reader else ()
     view = stage_view(
         project, name, curves=curves, steady=steady, phases=phases, log=log, log_search=search, attempts=attempts,
-        meter=meter, results=results, beside=beside_of(context, project, stage),
+        meter=meter, results=results, has_samples=is_read, beside=beside_of(context, project, stage),
     )  # fmt: skip
     drawn = [curve.to_json(view.beside.of(curve.metric)) for curve in view.curves]
     charts = {"curves": drawn, "meter": meter.charts if meter else []}

@@ -92,6 +92,8 @@ class StagePage:
     """Of a finished evaluation."""
     figures: tuple[StageFigure, ...] = ()
     beside: CurvesBeside = CurvesBeside()
+    has_samples: bool = False
+    """Whether it has written something to read."""
     log_search: str = ""
     """The text of the lines that `log` has; empty where it is the end of the log."""
 
@@ -114,6 +116,7 @@ def stage_view(
     meter: MeterView | None = None,
     results: Mapping[str, Any] | None = None,
     beside: CurvesBeside | None = None,
+    has_samples: bool = False,
 ) -> StagePage:
     """The page of the stage of that name, which must be there."""
     rows = run_view(snapshot).rows
@@ -136,6 +139,7 @@ def stage_view(
         ends_in=eta.ends_in.get(name),
         outcome=None if results is None else outcome_of(name, results),
         beside=beside or CurvesBeside(),
+        has_samples=has_samples,
         log_search=log_search,
         figures=() if results is None else figure_rows(results),
     )
