@@ -41,7 +41,7 @@ class OutputFile:
 
 @dataclass(frozen=True, kw_only=True)
 class StageFiles:
-    """What one stage reads and makes."""
+    """Inputs and outputs of one stage."""
 
     name: str
     kind: str
