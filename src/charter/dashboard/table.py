@@ -9,6 +9,7 @@ PAGES: tuple[Page, ...] = (
     home.PAGE,
     run.PAGE,
     run.ACTIONS,
+    run.FILES,
     stage.PAGE,
     cost.PAGE,
     plan.PAGE,

@@ -12,12 +12,15 @@ from typer.testing import CliRunner
 from charter.artifacts.sample_prompts import SamplePrompts, append_samples, write_sample_prompts
 from charter.cli.main import app
 from charter.dashboard.app import ASSET_FILES, asset_bytes
-from charter.dashboard.discovery import key_of
+from charter.dashboard.discovery import find_projects, key_of
 from charter.dashboard.export import export_pages
 from charter.dashboard.links import LiveLinks, StaticLinks
+from charter.dashboard.reading import ProjectReader
 from charter.dashboard.settings import Settings
 from charter.dashboard.site import ProjectSite
+from charter.dashboard.stamped import JsonFiles
 from charter.dashboard.table import PAGES
+from charter.dashboard.view.files_view import stage_files
 from charter.errors import CharterError, UsageError
 
 TOKEN = "correct-horse-battery-staple-0123456789"
@@ -267,7 +270,7 @@ def test_the_interface_describes_itself(client):
         for name, value in names.items():
             path = path.replace(name, value)
         assert client.get(path).status_code in (200, 404), path
-    assert len(document["paths"]) == 10
+    assert len(document["paths"]) == 12
 
 
 def test_the_log_of_a_stage_is_searched(client, case, at):
@@ -296,3 +299,23 @@ def test_other_runs_lie_over_the_curves_of_a_stage(client, case, settings, at):
     assert "demo (this run)" in both
     assert "checked><span>other" in both
     assert client.get(at("stage/sft"), params={"with": "nobody"}).status_code == 200
+
+
+def test_a_file_is_followed_to_where_it_began(client, case, at):
+    case.directory("pm")
+    rows = client.get(f"/api/v1/runs/{key_of(case.root.resolve())}/files").json()["files"]
+    (weights,) = [row for row in rows if row["stage"] == "sft"]
+    assert (weights["path"], weights["size_bytes"]) == ("model/weights", 1000)
+    page = client.get(at("files")).text
+    assert weights["sha256"][:16] in page
+    assert re.search(r"Began with</dt><dd>.*?pairs.*?texts.*?, through sft", page, re.DOTALL)
+    assert "earlier one" not in page
+    found = client.get(at("files"), params={"q": weights["sha256"][:10]}).text
+    assert ("model/weights" in found, "It has published no file" in found) == (True, False)
+    assert "No file matches" in client.get(at("files"), params={"q": "ffff0000ffff"}).text
+    job = case.directory("pm") / "job.json"
+    job.write_text(job.read_text().replace(case.stages["sft"].fingerprint, "0" * 64))
+    (case.directory("sft") / "outputs" / "model" / "weights").unlink()
+    later = stage_files(ProjectReader(find_projects((case.root,))[0]).snapshot(), JsonFiles().read)
+    assert [item.is_now for item in later[1].reads if item.source == "stage"] == [False]
+    assert later[0].files[0].size_bytes is None

@@ -6,7 +6,7 @@ Names are added within a version, never renamed or removed; another meaning is a
 import csv
 import io
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -20,6 +20,7 @@ from charter.dashboard.pages.samples import listed_for
 from charter.dashboard.reading import ProjectReader
 from charter.dashboard.site import ProjectSite
 from charter.dashboard.view.event_lines import event_lines
+from charter.dashboard.view.files_view import stage_files
 from charter.dashboard.view.home_view import ProjectRow, TableQuery, home_view
 from charter.dashboard.view.run_view import StageRow, run_view
 from charter.errors import CharterError
@@ -109,6 +110,13 @@ def actions(site: ProjectSite, path: Mapping[str, str], _: Callable[[str], str])
     return {"actions": [{"time": it.time, "by": it.by, "stage": it.stage, "what": it.text} for it in lines]}
 
 
+def files(site: ProjectSite, path: Mapping[str, str], _: Callable[[str], str]) -> Json:
+    """Return every file that a run has published, with the stage that made it."""
+    reader = _reader(site, path)
+    stages = stage_files(reader.snapshot(), reader.files.read)
+    return {"files": [asdict(file) for stage in stages for file in stage.files][:MOST_ROWS]}
+
+
 def _run(row: ProjectRow) -> Json:
     return {
         "key": row.key,
@@ -177,6 +185,9 @@ CALLS = (
     ),
     ApiCall(
         path="/runs/{run}/actions", summary="What people did to a run", answer=actions, query={}, columns="actions"
+    ),
+    ApiCall(
+        path="/runs/{run}/files", summary="The files that a run has published", answer=files, query={}, columns="files"
     ),
     ApiCall(
         path="/runs/{run}/samples",
