@@ -345,6 +345,13 @@ def test_a_plan_says_how_old_the_tokens_are(work, changes, age):
     assert "saves no time" in said.source
 
 
+def test_online_dpo_updates_on_pairs_without_a_value_model(work):
+    found = grouped(work, estimator="online_dpo", samples_per_prompt=2)
+    assert [role.name for role in found.roles] == ["policy", "reference", "reward"]
+    assert [(phase.role, phase.unit) for phase in found.phases if phase.work == "train"] == [("policy", 2)]
+    assert [phase.unit for phase in grouped(work).phases if phase.work == "train"] == [1]
+
+
 def test_a_teacher_reads_every_answer(work):
     found = grouped(work, reward=None, estimator="distill", teacher="base")
     assert [role.name for role in found.roles] == ["policy", "teacher"]
