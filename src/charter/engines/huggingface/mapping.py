@@ -79,7 +79,8 @@ def map_reinforcement(configuration: Configuration, stage: PpoStage) -> None:
     if stage.estimator != "grpo":
         mapper.same("stage.mixture", "sum_then_normalise", "RLOOTrainer adds rewards up before it compares them")
     name_formulas(mapper, stage)
-    mapper.refuse_native_rewards(FURTHER if stage.estimator == "grpo" else {})
+    ahead = "its async GRPO is experimental, with a server of vLLM and FSDP2 alone, and no script runs it"
+    mapper.refuse_native_rewards(FURTHER if stage.estimator == "grpo" else {}, ahead=ahead)
     updates = stage.rollout_batch // stage.minibatch * stage.ppo_epochs
     if stage.estimator not in ESTIMATORS:
         reason = "TRL's PPO was removed in 1.13; GRPOTrainer and RLOOTrainer have no value model"
