@@ -23,7 +23,6 @@ from typing import Any
 from charter.artifacts.stage_dir import RecentPace
 from charter.cost.forecast import StageSoFar, forecast
 from charter.physics.terms import Interval
-from charter.plan.risk import LOCAL_START_SECONDS
 
 RECORDED = Path(__file__).with_name("recorded_runs.jsonl")
 SHARES = (0.01, 0.05, 0.20, 0.50)
@@ -104,7 +103,7 @@ def _history(stage: Mapping[str, Any]) -> StageHistory:
         kind=stage["kind"],
         planned_seconds=Interval(**stage["planned_seconds"]),
         planned_usd=Interval(**stage["planned_usd"]),
-        planned_start_seconds=LOCAL_START_SECONDS,
+        planned_start_seconds=stage["planned_start_seconds"],
         target_step=stage["target_step"],
     )
     return StageHistory(plan=plan, attempts=(undisturbed,), usd_per_second=stage["usd"] / undisturbed.seconds)

@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from charter.cost.forecast import planned_start_seconds
 from charter.ledger import Ledger
 
 CHARTER = (sys.executable, "-m", "charter.cli.main")
@@ -81,6 +82,7 @@ def recorded(root: Path) -> dict[str, Any]:
                 "kind": attempt.kind,
                 "planned_seconds": planned[attempt.stage]["seconds"],
                 "planned_usd": planned[attempt.stage]["usd"],
+                "planned_start_seconds": planned_start_seconds(planned[attempt.stage]),
                 "target_step": progress["target_step"],
                 "steps": times,
                 "seconds": attempt.seconds,

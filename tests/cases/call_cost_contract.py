@@ -80,7 +80,7 @@ def test_the_budget_counts_calls_and_what_unknown_ones_can_cost(paying):
     before = billed(paying)
     second = run(paying)
     assert second.code == 4, second.err
-    assert f"has cost ${settled:.2f}, at most $3.40, over its limit of $3.10" in second.err
+    assert f"may have cost more than its limit of $3.10: ${settled:.2f}, and at most $3.40" in second.err
     assert billed(paying) == before
 
 

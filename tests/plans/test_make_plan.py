@@ -288,3 +288,15 @@ def test_stage_whose_models_are_all_remote_rents_nothing(lab):
     assert plan.stages[0].option.num_accelerators == 0
     assumed = {item.name: item.source for item in plan.assumptions}
     assert "http://judge:8000/v1" in assumed["stage.judge"]
+
+
+def test_other_programs_make_a_local_plan_longer_and_wider(lab):
+    local = lab.project(Resources(infra="local"), architecture=lab.TINY)
+    quiet, busy = (lab.planned(local, machine=replace(lab.MACHINE, busy_cores=cores)).stages for cores in (0.0, 2.0))
+    for alone, beside in zip(quiet, busy, strict=True):
+        assert beside.option.overhead.wall_seconds == pytest.approx(2 * alone.option.overhead.wall_seconds)
+        (others,) = (term for term in beside.option.time_terms if term.name == "other programs on this machine")
+        assert others.value == pytest.approx(alone.option.overhead.useful_seconds)
+        assert max(beside.option.time_sigmas) > max(alone.option.time_sigmas), "the others may go"
+    starts = [stage.option.overhead.start_seconds for stage in quiet]
+    assert starts[0] > 10 * starts[1] == 10 * starts[-1], "what is imported once is paid by the first stage"

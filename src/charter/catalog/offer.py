@@ -112,8 +112,8 @@ class Offer:
         if self.is_contract:
             ends = earliest_day(self.valid_until)
             return ends is not None and ends < today
-        day = earliest_day(self.provenance.as_of)
-        return day is None or (today - day).days > days
+        age = age_days(self.provenance.as_of, today)
+        return age is None or age > days
 
 
 def names_estimate(text: str) -> bool:
@@ -146,6 +146,16 @@ def earliest_day(as_of: str) -> date | None:
         return date(year, month or 1, day or 1)
     except ValueError:
         return None
+
+
+def age_days(as_of: str, today: date) -> int | None:
+    """Return the days since a date text, at the most that it may mean; None where it names no date.
+
+    >>> [age_days(text, date(2026, 8, 30)) for text in ("2026-08-20", "2026 (inferred)", "undated")]
+    [10, 241, None]
+    """
+    day = earliest_day(as_of)
+    return None if day is None else (today - day).days
 
 
 def read_offers(text: str, file: str) -> tuple[Offer, ...]:

@@ -16,14 +16,22 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from itertools import pairwise
 from statistics import median
 
 from charter.catalog.accelerators import get
-from charter.catalog.offer import PART_ONLY, Offer, arithmetic_holds, earliest_day, names_estimate
-from charter.catalog.price_book import STALE_DAYS
+from charter.catalog.offer import (
+    PART_ONLY,
+    Offer,
+    age_days,
+    arithmetic_holds,
+    as_of_key,
+    earliest_day,
+    names_estimate,
+)
+from charter.catalog.price_book import HOW_TO_REFRESH, STALE_DAYS
 from charter.catalog.price_row import PriceFinding, PriceRow, Severity, memory_problem
 
 GAP = 1.6
@@ -146,7 +154,8 @@ def check_rows(
     problems += [*outliers(rows, reference), *far_from_known(rows, reference)]
     problems += _twice(rows)
     if today is not None:
-        problems += [finding for row in rows for finding in _age(row, today)]
+        problems += [finding for row in rows for finding in _dates(row, today)]
+        problems += _age(rows, today)
     return tuple(sorted(problems, key=lambda finding: finding.row))
 
 
@@ -284,7 +293,7 @@ def _is_day_until(text: str, today: date) -> bool:
         return False
 
 
-def _age(row: PriceRow, today: date) -> Iterable[PriceFinding]:
+def _dates(row: PriceRow, today: date) -> Iterable[PriceFinding]:
     ends = earliest_day(row.valid_until)
     if row.is_contract:
         if ends is not None and ends < today:
@@ -294,8 +303,24 @@ def _age(row: PriceRow, today: date) -> Iterable[PriceFinding]:
     if not all(_is_day_until(text, today) for text in DAYS.findall(row.as_of)) or (day is not None and day > today):
         message = f"{row.as_of!r} is no day until {today}, on which it can have been read"
         yield row.finding("impossible-date", Severity.ERROR, message)
-    elif day is None:
-        yield row.finding("stale-price", Severity.WARNING, "has no date; prices change both ways")
-    elif (today - day).days > STALE_DAYS:
-        message = f"is of {row.as_of.split(' (')[0]}, which may be {(today - day).days} days ago"
-        yield row.finding("stale-price", Severity.WARNING, message)
+
+
+def _age(rows: Sequence[PriceRow], today: date) -> Iterator[PriceFinding]:
+    """Yield one finding for the list if any of its prices may be old: one cause, so one alarm."""
+    listed = [row for row in rows if not row.is_contract]
+    ages = [age_days(row.as_of, today) for row in listed]
+    old = sum(age is None or age > STALE_DAYS for age in ages)
+    if not old:
+        return
+    dated = [row.as_of for row in listed if as_of_key(row.as_of)[2]]
+    newest = max(dated, key=as_of_key, default="")
+    newest_age = age_days(newest, today)
+    when = f"the newest are of {newest.split(' (')[0]}, {newest_age} days ago" if newest_age is not None else ""
+    vague = f"{len(listed) - len(dated)} name no day" if len(dated) < len(listed) else ""
+    facts = "; ".join(part for part in (when, vague) if part)
+    yield PriceFinding(
+        rule="stale-price",
+        severity=Severity.WARNING,
+        row=0,
+        message=f"{old} of {len(listed)} prices may be older than {STALE_DAYS} days ({facts}); {HOW_TO_REFRESH}",
+    )

@@ -36,6 +36,8 @@ COMMANDS: Mapping[str, str] = {
     "run again": "run.again",
     "submit": "submit.submit",
     "status": "status.status",
+    "status actions": "status.actions",
+    "status tag": "status.tag",
     "status track": "track.track_app",
     "logs": "logs.logs",
     "approve": "approve.approve",

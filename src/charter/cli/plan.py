@@ -427,15 +427,15 @@ ALL_HARDWARE = ("resources.infra=null", "resources.any_of=[]", "resources.accele
 
 
 def _warn(result: "Plan") -> None:
-    """Print the prices that may be old, on stderr."""
+    """Print on stderr, in one line, that prices may be old; the assumptions have each."""
+    from charter.catalog.price_book import HOW_TO_REFRESH, STALE_DAYS
     from charter.plan.plan import PREFIX
-    from charter.units import format_usd
 
-    for item in result.assumptions:
-        if item.name.startswith(PREFIX) and isinstance(item.value, float):
-            name, price = item.name.removeprefix(PREFIX), format_usd(item.value)
-            day = item.as_of.split(" (")[0]
-            typer.echo(f"warning[prices]: {name}: {price} per hour is of {day}; {item.source}", err=True)
+    old = [item for item in result.assumptions if item.name.startswith(PREFIX)]
+    if old:
+        named = "; ".join(f"{item.name.removeprefix(PREFIX)}: of {item.as_of.split(' (')[0]}" for item in old)
+        text = f"{len(old)} price{'' if len(old) == 1 else 's'} may be older than {STALE_DAYS} days ({named})"
+        typer.echo(f"warning[prices]: {text}; {HOW_TO_REFRESH}", err=True)
 
 
 def _knowledge(calibration: Path | None) -> "Knowledge | None":

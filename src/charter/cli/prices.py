@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from charter.catalog.facts import StoragePrice
-from charter.catalog.offer import Market, Offer
-from charter.catalog.price_book import STALE_DAYS, PriceBook
+from charter.catalog.offer import Market, Offer, age_days, as_of_key
+from charter.catalog.price_book import HOW_TO_REFRESH, STALE_DAYS, PriceBook
 from charter.catalog.price_row import PriceFinding
 from charter.cli.common import (
     DirOption,
@@ -48,6 +48,7 @@ def offer_json(offer: Offer, today: date) -> dict[str, Any]:
         "usd_per_hour": {str(market): offer.usd_per_hour(market) for market in Market},
         "usd_per_accelerator_hour": {str(market): offer.usd_per_accelerator_hour(market) for market in Market},
         "as_of": offer.provenance.as_of,
+        "age_days": age_days(offer.provenance.as_of, today),
         "stale": offer.is_stale(today, STALE_DAYS),
         "contract": offer.is_contract,
         "estimated": offer.is_estimate,
@@ -98,6 +99,7 @@ def print_offers(offers: Sequence[Offer], book: PriceBook, today: date) -> None:
         ("region", "left"),
         ("instance", "left"),
         ("as of", "left"),
+        ("age", "right"),
         ("figures", "left"),
     )
     for offer in sorted(offers, key=_cheapest):
@@ -108,6 +110,7 @@ def print_offers(offers: Sequence[Offer], book: PriceBook, today: date) -> None:
             offer.region,
             offer.instance_type,
             offer.provenance.as_of.split(" (")[0],
+            _age(offer, today),
             "estimated" if offer.is_estimate else short_confidence(offer.provenance.confidence),
         )
     out = console()
@@ -118,10 +121,18 @@ def print_offers(offers: Sequence[Offer], book: PriceBook, today: date) -> None:
     out.print(
         "USD per accelerator-hour; spot is the median zone; `-` is not offered or not known.\n"
         "Dated lists, not live prices. "
-        + (f"{old} of {len(offers)} may be older than {STALE_DAYS} days. " if old else "")
-        + "`charter catalog prices import FILE` adds newer lists and contracts; `resources.price` sets one.",
+        + (f"{old} of {len(offers)} may be older than {STALE_DAYS} days; {HOW_TO_REFRESH}. " if old else "")
+        + "`charter catalog prices import FILE` adds contracts; `resources.price` sets one.",
         style="dim",
     )
+
+
+def _age(offer: Offer, today: date) -> str:
+    """`98 d`; `<= 329 d` of a date without its day; a contract has none while it holds."""
+    days = age_days(offer.provenance.as_of, today)
+    if offer.is_contract or days is None:
+        return "-" if offer.is_contract else "not known"
+    return f"{days} d" if as_of_key(offer.provenance.as_of)[2] else f"<= {days} d"
 
 
 def print_storage(prices: Sequence[StoragePrice]) -> None:
@@ -159,6 +170,9 @@ def finding_lines(findings: Sequence[PriceFinding]) -> list[str]:
         by_rule.setdefault((finding.severity.value, finding.rule), []).append(finding)
     lines = []
     for (severity, rule), group in sorted(by_rule.items()):
+        if not any(item.row for item in group):
+            lines += [f"{severity}  {rule}: {item.message}" for item in group]
+            continue
         lines.append(f"{severity}  {rule}: {_rows(len({finding.row for finding in group}))}")
         lines += [f"  row {item.row}: {' '.join((item.offer, item.message)).strip()}" for item in group[:SHOWN_ROWS]]
         if len(group) > SHOWN_ROWS:

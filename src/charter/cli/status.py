@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from charter.cli.common import DirOption, JsonOption, SetOption, VerifyOption, open_project, print_json
+from charter.cli.common import DirOption, JsonOption, SetOption, VerifyOption, open_project, print_json, project_root
 from charter.errors import ExitCode
 
 WATCH_SECONDS = 2.0
@@ -36,6 +36,37 @@ def status(
             time.sleep(WATCH_SECONDS)
         except KeyboardInterrupt:
             raise typer.Exit(ExitCode.CTRL_C) from None
+
+
+def actions(directory: DirOption = Path("."), json_: JsonOption = False) -> None:
+    """List what people did to a run, from a command or a button, the newest last."""
+    from charter.run.events import EVENTS_FILE, actions_of
+    from charter.run.paths import run_dir
+
+    events = actions_of(run_dir(project_root(directory)) / EVENTS_FILE)
+    if json_:
+        print_json({"actions": events})
+        return
+    for event in events:
+        stage = f"{event['stage']}: " if event.get("stage") else ""
+        said = event.get("message") or f"run started by {event.get('by', 'unknown')}"
+        print(f"{_utc(event['time'])}  {stage}{said}")
+    if not events:
+        print("Nobody has done anything to this run yet.")
+
+
+def tag(
+    tags: Annotated[list[str], typer.Argument(help="Words, or name=value each.", show_default=False)],
+    directory: DirOption = Path("."),
+    remove: Annotated[bool, typer.Option("--remove", help="Take them off.")] = False,
+) -> None:
+    """Put tags on a run, by which the dashboard finds and groups it; bills are split by those of charter.yaml."""
+    from charter.run.actions import tag_run
+
+    have = tag_run(project_root(directory), tags, remove=remove)
+    print(
+        f"Tags of the run: {', '.join(f'{name}={value}' if value else name for name, value in have.items()) or 'none'}"
+    )
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -75,7 +106,7 @@ def _utc(seconds: float) -> str:
 def _remarks(stage: dict[str, Any]) -> str:
     """Return why the stage is in its state, its engine and its pace; further lines of advice stay apart."""
     first, *advice = stage["why"].split("\n")
-    return "\n".join((f"{first}{_engine(stage)}{_beside_plan(stage['actual_over_planned'])}", *advice))
+    return "\n".join((f"{first}{_engine(stage)}{_beside_plan(stage)}", *advice))
 
 
 def _engine(stage: dict[str, Any]) -> str:
@@ -86,8 +117,12 @@ def _engine(stage: dict[str, Any]) -> str:
     return f"; by {stage['engine']}" + (f" (resume: {guarantee.replace('_', '-')})" if guarantee else "")
 
 
-def _beside_plan(ratios: dict[str, float]) -> str:
-    """`; 1.20 x the planned time per step, 0.98 x the planned memory`, as far as it was measured."""
-    names = {"seconds": "time per step", "bytes": "memory"}
+def _beside_plan(stage: dict[str, Any]) -> str:
+    """`; 1.20 x the planned time per step now, 0.98 x the planned memory`, as far as it was measured.
+
+    The pace is that of the last steps, so it is told only of what runs; `charter cost report` has that of whole stages.
+    """
+    ratios = stage["actual_over_planned"]
+    names = ({"seconds": "time per step now"} if stage["state"] == "running" else {}) | {"bytes": "memory"}
     ratios_text = ", ".join(f"{ratios[key]:.2f} x the planned {name}" for key, name in names.items() if key in ratios)
     return f"; {ratios_text}" if ratios_text else ""

@@ -46,6 +46,7 @@ def budget_verdict(
     checkpoint_done: bool = True,
     on_forecast: BudgetState = BudgetState.WARN,
     warmed_up: bool = True,
+    unsettled_usd: float = 0.0,
 ) -> BudgetVerdict:
     """The state of a budget: `ok`, then `warn`, `hold` and `checkpoint and stop`.
 
@@ -56,7 +57,8 @@ def budget_verdict(
     `remaining` is the plan that is left, `running` the part of it that has started. `on_forecast` is what a forecast
     whose p10 is above the limit asks for: to warn, to hold, or to stop. A median above it only warns: half of all runs
     that are on plan would be stopped by it. Before what runs has `warmed_up`, it warns too: a run that is started
-    again would otherwise end before it could show another pace.
+    again would otherwise end before it could show another pace. `unsettled` is the part of `spent` that calls may have
+    cost and need not: it counts against the limit, and is not told as spent.
 
     >>> budget_verdict(limit_usd=100, spent_usd=40, remaining_p50_usd=50, remaining_p90_usd=80).state.value
     'ok'
@@ -79,6 +81,7 @@ def budget_verdict(
         checkpoint_done,
         on_forecast,
         warmed_up,
+        unsettled_usd,
     )
     return BudgetVerdict(
         state=state,
@@ -101,11 +104,13 @@ def _state(
     checkpoint_done: bool,
     on_forecast: BudgetState,
     warmed_up: bool,
+    unsettled: float,
 ) -> tuple[BudgetState, str]:
     if spent >= limit:
+        why = "the budget is spent" if spent - unsettled >= limit else "the budget may be spent: calls are not settled"
         if checkpoint_done:
-            return BudgetState.STOP, "the budget is spent"
-        return BudgetState.HOLD, "the budget is spent; the running stage stops after its next checkpoint"
+            return BudgetState.STOP, why
+        return BudgetState.HOLD, f"{why}; the running stage stops after its next checkpoint"
     at_least, median = remaining
     surely_over = spent + at_least > limit
     if surely_over and on_forecast is not BudgetState.WARN and not warmed_up:

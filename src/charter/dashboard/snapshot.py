@@ -124,6 +124,9 @@ class Snapshot:
     """The last events of `events.jsonl`, oldest first."""
     owner: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+    """Those of the file, then those that people have put on the run."""
+    own_tags: tuple[str, ...] = ()
+    """Names of those that people have put on the run, and may take off."""
     budget_limit_usd: float | None = None
     on_exceed: str = ""
     sweeps: tuple[str, ...] = ()

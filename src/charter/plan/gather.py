@@ -182,6 +182,7 @@ def _candidates(
         use_spot=_spot(project, stage),
         knowledge=facts.knowledge,
         engine=stage.engine,
+        is_first=name == execution_order(project)[0],
         risk=project.risk,
     )
     answers = search(question, where)

@@ -95,6 +95,17 @@ class Machine:
     """Matrix products in bf16 over fp32, by the processor's instruction set."""
     gpu_name: str | None = None
     gpu_count: int = 0
+    busy_cores: float = 0.0
+    """Cores' worth of other programs that ran while it was measured; 0 where cores were free."""
+
+    def slowdown(self, threads: int) -> float:
+        """Time on the clock over processor time of so many threads beside the other programs, all with equal shares.
+
+        >>> two = Machine(name="m", cores=2, memory_bytes=8e9, flops_per_second=2e11, memory_bytes_per_second=4e10)
+        >>> two.slowdown(2), replace(two, busy_cores=3.0).slowdown(1), replace(two, busy_cores=0.5).slowdown(1)
+        (1.0, 2.0, 1.0)
+        """
+        return max(1.0, (self.busy_cores + min(threads, self.cores)) / self.cores)
 
     def processor(self, *, threads: int | None = None) -> Accelerator:
         """So many cores (all, when left out) as one accelerator of kind `cpu`, while other stages use the rest."""
@@ -111,16 +122,46 @@ class Machine:
         return replace(cpu, dense_flops_per_second={"fp32": rate, "bf16": rate * self.bf16_speedup})
 
 
+LEAST_BUSY_CORES = 0.15
+"""Other programs that take less are the measurement's own noise."""
+
+
+@dataclass(kw_only=True)
+class ProbeClock:
+    """Processor time that the threads of a probe got, of what they could have got."""
+
+    threads: int = 0
+    ratio: float = 1.0
+    """Time on the clock over processor time of each thread."""
+
+    def note(self, *, threads: int, wall: float, used: float) -> None:
+        """Take the figures of a probe."""
+        self.threads, self.ratio = threads, threads * wall / used if used > 0 else 1.0
+
+    def busy_cores(self, cores: int) -> float:
+        """Cores' worth of other programs, if all that want to run get equal shares: `cores x ratio - threads`.
+
+        >>> clock = ProbeClock()
+        >>> clock.note(threads=2, wall=0.1, used=0.1)
+        >>> clock.busy_cores(2)
+        2.0
+        """
+        busy = cores * self.ratio - self.threads if self.threads == cores else 0.0
+        return busy if busy >= LEAST_BUSY_CORES else 0.0
+
+
 def probe_machine(*, cpu_info: Path = Path("/proc/cpuinfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> Machine:
     """Measure this machine; takes about 0.2 s."""
     gpu_name, gpu_count = _nvidia()
     cores = usable_cores(cgroup)
+    clock = ProbeClock()
     return Machine(
         name=_cpu_name(cpu_info),
         cores=cores,
         memory_bytes=usable_memory_bytes(cgroup),
         flops_per_second=_matmul_flops_per_second(cores),
-        memory_bytes_per_second=_copy_bytes_per_second(cores),
+        memory_bytes_per_second=_copy_bytes_per_second(cores, clock),
+        busy_cores=clock.busy_cores(cores),
         bf16_speedup=_bf16_speedup(cpu_info),
         gpu_name=gpu_name,
         gpu_count=gpu_count,
@@ -180,7 +221,7 @@ def _matmul_flops_per_second(cores: int) -> float:
     return cores * PROBE_REPEATS * 2 * PROBE_SIZE**3 / _usual_cpu_seconds(products, min(cores, PROBED_CORES))
 
 
-def _copy_bytes_per_second(cores: int) -> float:
+def _copy_bytes_per_second(cores: int, clock: ProbeClock) -> float:
     import numpy
 
     def copies() -> Callable[[], object]:
@@ -188,10 +229,16 @@ def _copy_bytes_per_second(cores: int) -> float:
         target = numpy.empty_like(source)
         return lambda: numpy.copyto(target, source)
 
-    return cores * 2 * PROBE_COPY_BYTES / _usual_cpu_seconds(copies, min(cores, PROBED_CORES))
+    return cores * 2 * PROBE_COPY_BYTES / _usual_cpu_seconds(copies, min(cores, PROBED_CORES), clock)
 
 
-def _usual_cpu_seconds(make: Callable[[], Callable[[], object]], cores: int, *, budget_seconds: float = 0.1) -> float:
+def _usual_cpu_seconds(
+    make: Callable[[], Callable[[], object]],
+    cores: int,
+    clock: ProbeClock | None = None,
+    *,
+    budget_seconds: float = 0.1,
+) -> float:
     """Median CPU seconds of an action on one core while the same action runs on the others.
 
     CPU time and not wall time: other programs on the machine slow the clock on the wall, hardly this. numpy
@@ -204,11 +251,14 @@ def _usual_cpu_seconds(make: Callable[[], Callable[[], object]], cores: int, *, 
     action = make()
     action()
     ready.wait()
-    samples, end = list[float](), time.perf_counter() + budget_seconds
+    began, used = time.perf_counter(), time.process_time()
+    samples, end = list[float](), began + budget_seconds
     while time.perf_counter() < end or len(samples) < PROBE_LEAST_RUNS:
         start = time.thread_time()
         action()
         samples.append(time.thread_time() - start)
+    if clock is not None:
+        clock.note(threads=cores, wall=time.perf_counter() - began, used=time.process_time() - used)
     finished.set()
     for thread in others:
         thread.join()

@@ -67,6 +67,8 @@ class NodeOffer:
     """Median wait in the queue before each stage."""
     memory_bytes: float | None = None
     """System memory of a node, where the project says it."""
+    slowdown: float = 1.0
+    """Time on the clock over processor time, on this machine: more than 1 where other programs are at work."""
 
     @property
     def is_cpu(self) -> bool:
@@ -332,9 +334,11 @@ def _local(
     if machine is None:
         raise UsageError("a local plan needs the probe of the machine")
     processes = per_node if name == CPU and is_spread else 1
+    slowdown = 1.0
     if name == CPU:
         threads = min(threads or machine.cores, machine.cores)
         accelerator, count = machine.processor(threads=max(1, threads // processes)), 1
+        slowdown = machine.slowdown(threads)
     elif machine.gpu_name is None:
         return RefusedPlace(
             option=f"{name}:{per_node} on local", reason="nvidia-smi shows no accelerator on this machine"
@@ -353,6 +357,7 @@ def _local(
         processes=processes,
         instance=machine.name,
         price=own or UNPRICED,
+        slowdown=slowdown,
     )
 
 

@@ -11,7 +11,7 @@ from charter.catalog.accelerators import Accelerator
 from charter.cost.job import job_usd
 from charter.cost.monte_carlo import lognormal
 from charter.physics.columns import Array
-from charter.physics.terms import Interval, Term
+from charter.physics.terms import Z90, Interval, Term
 from charter.plan.endpoint_use import endpoint_terms
 from charter.plan.knowledge import Knowledge
 from charter.plan.offers import NodeOffer, Price
@@ -260,6 +260,8 @@ class StageQuestion:
 
     engine: str = "native"
     """Whose layouts a training stage may take."""
+    is_first: bool = False
+    """Whether it is the first stage of its run."""
     risk: RiskSettings = field(default_factory=RiskSettings)
     """What the project knows about failures."""
     asked: Workload | None = None
@@ -410,11 +412,12 @@ def make_option(
     terms: tuple[Term, ...],
 ) -> Option:
     """The option on demand (or owned), with its risk."""
-    terms = (*_at_measured_pace(question, place.accelerator, terms), *question.waits)
+    terms = (*_at_measured_pace(question, place, terms), *question.waits)
     useful = sum(term.value for term in terms)
     generates, fixed_length = question.time_sigmas_of
     moe = any(role.architecture.mixture is not None for role in question.work.roles)
     sigma = question.knowledge.time_sigma(question.stage, place.accelerator, moe=moe)
+    sigma = math.hypot(sigma, math.log(place.slowdown) / Z90)  # one in ten: the other programs are gone
     return Option(
         place=place,
         num_nodes=num_nodes,
@@ -433,16 +436,20 @@ def make_option(
             checkpoint_bytes=question.checkpoint_bytes,
             settings=question.risk,
             units=question.units,
+            is_first=question.is_first,
         ),
         time_sigmas=time_sigmas(sigma, generates=generates, fixed_length=fixed_length),
     )
 
 
-def _at_measured_pace(question: StageQuestion, accelerator: Accelerator, terms: tuple[Term, ...]) -> tuple[Term, ...]:
-    """The terms, and one that brings their sum to the pace that a run of this kind was measured at."""
-    pace = question.knowledge.pace(accelerator, question.stage.kind)
+def _at_measured_pace(question: StageQuestion, place: NodeOffer, terms: tuple[Term, ...]) -> tuple[Term, ...]:
+    """The terms, and one that brings their sum to the pace that a run of this kind was measured at.
+
+    Where none was measured, what other programs on this machine take is such a term.
+    """
+    pace = question.knowledge.pace(place.accelerator, question.stage.kind)
     if pace is None:
-        return terms
+        return (*terms, *_beside_other_programs(place, terms))
     correction = Term(
         name="measured pace",
         part="measured pace",
@@ -452,6 +459,21 @@ def _at_measured_pace(question: StageQuestion, accelerator: Accelerator, terms: 
         source=pace.source,
     )
     return (*terms, correction)
+
+
+def _beside_other_programs(place: NodeOffer, terms: tuple[Term, ...]) -> tuple[Term, ...]:
+    if place.slowdown <= 1.0:
+        return ()
+    return (
+        Term(
+            name="other programs on this machine",
+            part="other programs",
+            value=(place.slowdown - 1) * sum(term.value for term in terms),
+            unit="seconds",
+            formula=f"({place.slowdown:.2f} - 1) x the estimate: equal shares of the processors",
+            source="processor time that the probe of this machine got",
+        ),
+    )
 
 
 # -------- Options that nothing beats in time, money, headroom and p90 time, and those that tie with the chosen one.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from functools import cached_property
 
-from charter.catalog.price_book import STALE_DAYS, PriceBook
+from charter.catalog.price_book import HOW_TO_REFRESH, STALE_DAYS, PriceBook
 from charter.cost.job import micro_usd
 from charter.cost.monte_carlo import add
 from charter.errors import InfeasibleError
@@ -223,8 +223,7 @@ def stale_prices(plan: Plan, book: PriceBook, today: date) -> tuple[Assumption, 
                     Assumption(
                         name=f"{PREFIX}{place.label}, {price.market}",
                         value=price.usd_per_hour,
-                        source=f"may be more than {STALE_DAYS} days old on {today.isoformat()}; refresh it with "
-                        "`charter catalog prices import FILE`",
+                        source=f"may be more than {STALE_DAYS} days old on {today.isoformat()}; {HOW_TO_REFRESH}",
                         as_of=price.as_of,
                     )
                 ] = None

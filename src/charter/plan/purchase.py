@@ -34,6 +34,7 @@ def _at(question: StageQuestion, option: Option, price: Price, *, spot: bool) ->
         checkpoint_bytes=question.checkpoint_bytes,
         settings=question.risk,
         units=question.units,
+        is_first=question.is_first,
     )
     return replace(option, price=price, overhead=risk)
 

@@ -53,7 +53,12 @@ LEAST_SAVE_SECONDS = 1.0
 RESTART_SECONDS = 300.0
 RESTART_SOURCE = "judgement: rescheduling, loading, warm-up; detection comes on top"
 START_SECONDS = 300.0
-LOCAL_START_SECONDS = 1.5
+FIRST_LOCAL_START_SECONDS = 3.3
+"""From the start of a run's first stage here to its first step: torch and transformers are imported. Median of five
+runs of cai-smoke on two quiet cores, 3.2 to 3.4 s (`benchmarks/recorded_runs.jsonl`, 2026-11)."""
+LOCAL_START_SECONDS = 0.25
+"""The same of every later stage, which is forked from the process that has imported them: of the same runs; model,
+tokenizer and data of a few MB are loaded."""
 OWN = "risk: in charter.yaml"
 NO_WAIT = "risk.spares: auto takes a node to be at hand whenever one fails; a number of spares plans the wait"
 PUBLISHED = RiskSettings()
@@ -121,14 +126,19 @@ def overhead(
     checkpoint_bytes: float,
     settings: RiskSettings = PUBLISHED,
     units: float | None = None,
+    is_first: bool = False,
 ) -> Overhead:
     """Expected wall and billed time around `useful_seconds` of work; see `resilience.expected_time`.
 
     `units` is the number of steps or batches of the stage: checkpoints fall between them. A stage that writes records
     instead of checkpoints loses at most a batch, so its saves are taken as free. Own machines cost while they wait.
+    `is_first`: of the run, which on this machine makes its start longer.
     """
-    if place.infra == LOCAL or useful_seconds <= 0:
-        return _without_failures(useful_seconds, LOCAL_START_SECONDS if place.infra == LOCAL else START_SECONDS)
+    if place.infra == LOCAL:
+        start = FIRST_LOCAL_START_SECONDS if is_first else LOCAL_START_SECONDS
+        return _without_failures(useful_seconds, start * place.slowdown)
+    if useful_seconds <= 0:
+        return _without_failures(useful_seconds, START_SECONDS)
     save, persist = _save_seconds(checkpoint_bytes, num_nodes, settings)
     job = interruptions(place, num_nodes, spot=spot, settings=settings, save_seconds=save)
     best = best_interval_seconds(useful_seconds, save_seconds=save, interruptions=job, persist_seconds=persist)
@@ -258,10 +268,16 @@ def risk_assumptions(
         return (
             Assumption(name="sigma of local time", value=LOCAL_SIGMA, source=LOCAL_SIGMA_SOURCE),
             Assumption(
-                name="start of a local stage, seconds",
-                value=LOCAL_START_SECONDS,
-                source="models, tokenizer and data are loaded; torch is imported once per run",
+                name="start of a run's first local stage, seconds",
+                value=FIRST_LOCAL_START_SECONDS,
+                source="median of five recorded runs on two quiet cores: torch and transformers are imported",
             ),
+            Assumption(
+                name="start of a later local stage, seconds",
+                value=LOCAL_START_SECONDS,
+                source="the same runs: small models, tokenizer and data are loaded",
+            ),
+            *_shared_machine(place),
         )
     assumptions = [
         Assumption(
@@ -275,6 +291,14 @@ def risk_assumptions(
         Assumption(name="start of a stage, seconds", value=START_SECONDS, source="judgement: machines and images"),
     ]
     return (*assumptions, *_failure_assumptions(place, settings), *(_spot_assumptions(settings) if spot else ()))
+
+
+def _shared_machine(place: NodeOffer) -> tuple[Assumption, ...]:
+    if place.slowdown <= 1.0:
+        return ()
+    source = "other programs took processor time while the plan was made; that they stay is a judgement"
+    name, value = "clock over processor time of a local stage", round(place.slowdown, 2)
+    return (Assumption(name=name, value=value, source=source),)
 
 
 def _failure_assumptions(place: NodeOffer, settings: RiskSettings) -> list[Assumption]:

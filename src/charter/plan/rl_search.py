@@ -213,6 +213,7 @@ def option_of(
             checkpoint_bytes=question.checkpoint_bytes,
             settings=question.risk,
             units=question.units,
+            is_first=question.is_first,
         ),
         time_sigmas=time_sigmas(
             question.knowledge.rl_sigma(setting.engine.stack.label), generates=generates, fixed_length=fixed_length
@@ -452,6 +453,7 @@ def _option(main: Setting, other: Setting, mixed: Mixed, terms: tuple[Term, ...]
         checkpoint_bytes=main.question.checkpoint_bytes,
         settings=main.question.risk,
         units=main.question.units,
+        is_first=main.question.is_first,
     )
     label = f"{option.layout_label}; {group.name} on {mixed.other_nodes} x {other.place.hardware}"
     return replace(option, beside=(beside,), overhead=risk, layout_label=label)

@@ -221,13 +221,15 @@ class BudgetLine:
     def sentence(self) -> str:
         """Return its state, in a line."""
         spent = f"{self.title} has cost {self.spent_words} of {format_usd(self.limit_usd)}"
-        return f"{spent} ({100 * self.share:.0f} %), forecast {self.forecast_words}: {self.reason}"
+        low, high = (f"{100 * usd / self.limit_usd:.0f}" for usd in (self.settled_usd, self.spent_usd))
+        shares = high if low == high else f"{low} to {high}"
+        return f"{spent} ({shares} %), forecast {self.forecast_words}: {self.reason}"
 
     @property
     def spent_words(self) -> str:
         """Return what it has cost; with both ends where calls are in flight, or may have been billed."""
         settled, most = format_usd(self.settled_usd), format_usd(self.spent_usd)
-        return most if settled == most else f"{settled}, at most {most}"
+        return most if settled == most else f"{settled}, and at most {most} with calls that are not settled,"
 
     @property
     def forecast_words(self) -> str:
@@ -307,6 +309,7 @@ class _Lines:
             running_p10_usd=self.left.usd_of(sorted(stages & self.running)).p10,
             on_forecast=ON_FORECAST[self.budget.on_forecast],
             warmed_up=self._warmed_up(stages),
+            unsettled_usd=max(0.0, part.most_micro_usd / MICRO_USD_PER_USD - part.usd),
         )
         state = verdict.state
         if self.budget.on_exceed == "warn" and state in (BudgetState.HOLD, BudgetState.STOP):
@@ -358,13 +361,16 @@ def budget_error(line: BudgetLine) -> BudgetError:
     where = "budget.limit" if line.scope == "project" else f"budget.{line.scope}s.{line.name}"
     if line.share < 1:
         said = (
-            f"{line.title} has cost {line.spent_words}, and is expected to cost "
+            f"{line.title} has cost {line.spent_words.removesuffix(',')}, and is expected to cost "
             f"{line.forecast_words}, "
             f"over its limit of {format_usd(line.limit_usd)}"
         )
         mend = f"raise {where}, or set budget.on_forecast: warn"
     else:
-        said = f"{line.title} has cost {line.spent_words}, over its limit of {format_usd(line.limit_usd)}"
+        limit = format_usd(line.limit_usd)
+        said = f"{line.title} has cost {line.spent_words.removesuffix(',')}, over its limit of {limit}"
+        if line.settled_usd < line.limit_usd:
+            said = f"{line.title} may have cost more than its limit of {limit}: {line.spent_words.removesuffix(',')}"
         mend = f"raise {where}, or set budget.on_exceed: warn"
     how = f": charter run --set {where}=USD" if line.scope in ("project", "stage") else ""
     return BudgetError(f"{said}\n  everything done so far is kept; {mend}, and run again{how}")

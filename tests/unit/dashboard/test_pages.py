@@ -6,17 +6,21 @@ import threading
 from pathlib import Path
 
 import pytest
+from dashboard_case import ProjectCase
 from typer.testing import CliRunner
 
 from charter.artifacts.sample_prompts import SamplePrompts, append_samples, write_sample_prompts
 from charter.cli.main import app
 from charter.dashboard.app import ASSET_FILES, asset_bytes
-from charter.dashboard.discovery import key_of
+from charter.dashboard.discovery import find_projects, key_of
 from charter.dashboard.export import export_pages
 from charter.dashboard.links import LiveLinks, StaticLinks
+from charter.dashboard.reading import ProjectReader
 from charter.dashboard.settings import Settings
 from charter.dashboard.site import ProjectSite
+from charter.dashboard.stamped import JsonFiles
 from charter.dashboard.table import PAGES
+from charter.dashboard.view.files_view import stage_files
 from charter.errors import CharterError, UsageError
 
 TOKEN = "correct-horse-battery-staple-0123456789"
@@ -35,6 +39,14 @@ def test_the_pages_say_what_runs(client, at):
     cost = client.get(at("cost")).text
     for words in ("$1.40", "By GPU type", "H100", "alignment", "p90"):
         assert words in cost, words
+
+
+def test_what_critiques_and_labels_wrote_is_a_click_away(client, case, at):
+    (case.directory("sft") / "outputs").mkdir(exist_ok=True)
+    (case.directory("sft") / "outputs" / "records.jsonl").write_text("{}\n")
+    page = client.get(at("stage/sft")).text
+    assert re.search(r'href="[^"]*samples\?stage=sft">Read what it wrote', page)
+    assert "Read what it wrote" not in client.get(at("stage/pm")).text
 
 
 def test_what_is_not_there_is_a_page_that_says_so(client, case, at):
@@ -258,7 +270,7 @@ def test_the_interface_describes_itself(client):
         for name, value in names.items():
             path = path.replace(name, value)
         assert client.get(path).status_code in (200, 404), path
-    assert len(document["paths"]) == 8
+    assert len(document["paths"]) == 12
 
 
 def test_the_log_of_a_stage_is_searched(client, case, at):
@@ -268,3 +280,42 @@ def test_the_log_of_a_stage_is_searched(client, case, at):
     assert "three" not in found.partition('id="log"')[2]
     assert "three" in client.get(at("stage/judged")).text
     assert "No line with “absent”" in client.get(at("stage/judged") + "?log=absent").text
+
+
+def test_other_runs_lie_over_the_curves_of_a_stage(client, case, settings, at):
+    other, gone = (ProjectCase(settings.roots[0] / name, tag="mild") for name in ("other", "gone"))
+    other.metrics("sft", 8)
+    page = client.get(at("stage/sft")).text
+    assert "Other runs over these curves" in page
+    assert 'name="with"' not in page, "nobody asked for the other runs, which cost a look at each"
+    choice = client.get(at("stage/sft"), params={"beside": "1"}).text
+    keys = [key_of(item.root.resolve()) for item in (other, gone)]
+    assert f'name="with" value="{keys[0]}"' in choice
+    assert keys[1] not in choice, "its stage has not started"
+    both = client.get(at("stage/sft"), params={"with": keys[0]}).text
+    drawn = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', both, re.DOTALL)[1])
+    loss = next(curve for curve in drawn["curves"] if curve["metric"] == "loss")
+    assert [(line["label"], len(line["points"])) for line in loss["others"]] == [("other", 8)]
+    assert "demo (this run)" in both
+    assert "checked><span>other" in both
+    assert client.get(at("stage/sft"), params={"with": "nobody"}).status_code == 200
+
+
+def test_a_file_is_followed_to_where_it_began(client, case, at):
+    case.directory("pm")
+    rows = client.get(f"/api/v1/runs/{key_of(case.root.resolve())}/files").json()["files"]
+    (weights,) = [row for row in rows if row["stage"] == "sft"]
+    assert (weights["path"], weights["size_bytes"]) == ("model/weights", 1000)
+    page = client.get(at("files")).text
+    assert weights["sha256"][:16] in page
+    assert re.search(r"Began with</dt><dd>.*?pairs.*?texts.*?, through sft", page, re.DOTALL)
+    assert "earlier one" not in page
+    found = client.get(at("files"), params={"q": weights["sha256"][:10]}).text
+    assert ("model/weights" in found, "It has published no file" in found) == (True, False)
+    assert "No file matches" in client.get(at("files"), params={"q": "ffff0000ffff"}).text
+    job = case.directory("pm") / "job.json"
+    job.write_text(job.read_text().replace(case.stages["sft"].fingerprint, "0" * 64))
+    (case.directory("sft") / "outputs" / "model" / "weights").unlink()
+    later = stage_files(ProjectReader(find_projects((case.root,))[0]).snapshot(), JsonFiles().read)
+    assert [item.is_now for item in later[1].reads if item.source == "stage"] == [False]
+    assert later[0].files[0].size_bytes is None

@@ -15,13 +15,13 @@ from charter.dashboard.tails import log_lines_with
 from charter.dashboard.view.cost_view import burn_chart, cost_view
 from charter.dashboard.view.curves import MOST_POINTS, curves_of, phases_of
 from charter.dashboard.view.eta import eta_of
+from charter.dashboard.view.event_lines import event_lines
 from charter.dashboard.view.home_view import ROWS_PER_PAGE, TableQuery, home_view
 from charter.dashboard.view.meter_view import meter_view
 from charter.dashboard.view.run_view import (
     NARROW,
     WIDE,
     direct_edges,
-    event_lines,
     graph_svg,
     layered,
     money_of,
@@ -29,6 +29,7 @@ from charter.dashboard.view.run_view import (
     run_view,
     timeline_of,
 )
+from charter.dashboard.view.stage_view import CurvesBeside, RunBeside
 from charter.ledger.sums import Sums
 from charter.metering.row import MeterRow
 
@@ -204,6 +205,17 @@ def test_curves_know_time_and_tokens_of_their_points():
     assert back.seconds == ()
 
 
+def test_a_metric_of_other_runs_lies_beside_its_curve():
+    lines = {step: {"loss": 1.0 / step, "time": 10.0 * step} for step in (1, 2, 3)}
+    (mine,) = curves_of(lines)
+    (its,) = curves_of({step: {"loss": 2.0 / step} for step in (1, 2)})
+    beside = CurvesBeside(runs=(RunBeside(key="b", label="other", curves=(its,)),), asked=True)
+    assert beside.of("kl") == ()
+    drawn = mine.to_json(beside.of("loss"))
+    assert drawn["seconds"] == [0.0, 10.0, 20.0]
+    assert drawn["others"] == [{"label": "other", "points": [[1, 2.0], [2, 1.0]], "seconds": [], "tokens": []}]
+
+
 def test_a_log_is_searched_from_its_end(tmp_path):
     path = tmp_path / "log.txt"
     path.write_text("".join(f"step {n}: Loss {'NaN' if n % 3 == 0 else n}\n" for n in range(1, 10)))
@@ -283,6 +295,27 @@ def test_the_table_is_searched_filtered_and_sorted(snapshot):
     assert table(snapshot, q="nothing like it").rows == ()
 
 
+def test_the_table_stands_in_groups(snapshot):
+    view = table(snapshot, group="owner", sort="name")
+    assert [(group.name, group.all) for group in view.groups] == [("team blue", 30), ("team green", 30)]
+    assert sum(len(group.rows) for group in view.groups) == ROWS_PER_PAGE
+    names = [row.name for row in view.groups[0].rows]
+    assert names == sorted(names), "within a group the order stays"
+    assert view.groups[0].spent_usd == pytest.approx(30 * 1.4)
+    assert view.groupings == ("name", "owner", "state", "goal", "team")
+    assert table(snapshot, group="password").query.group == ""
+    assert [group.name for group in table(snapshot).groups] == [""]
+
+
+def test_the_table_has_the_runs_of_one_tag(snapshot):
+    red, plain = ({"team": "red"}, {"teamed": "red", "keep": ""})
+    runs = [replace(item, tags=red if number % 2 else plain) for number, item in enumerate(projects(snapshot, 6))]
+    of = {tag: home_view(runs, TableQuery(tag=tag)).matching for tag in ("team: red", "keep", "team")}
+    assert of == {"team: red": 3, "keep": 3, "team": 0}
+    last = home_view(runs, TableQuery(group="team")).groups[-1]
+    assert (last.name, last.all) == ("", 3), "what has no such tag comes last"
+
+
 def test_what_makes_no_sense_in_an_address_is_as_if_it_were_not(snapshot):
     odd = table(snapshot, page="-1", sort="password", state="haunted", falling="yes", q=" " * 500)
     assert odd.query == TableQuery()
@@ -303,6 +336,11 @@ def test_a_spent_budget_is_told(tmp_path):
     assert view.stopped == "demo has cost $11, its limit is $10"
     case.event("run_started", run="demo", todo=[])
     assert run_view(ProjectReader(ProjectDirectory(key="x", root=case.root, label="x")).snapshot()).stopped == ""
+
+
+def test_judgements_and_revisions_are_drawn():
+    steps = {step: {"orders_agree": 0.1 * step, "unchanged_revision_share": 0.2 * step} for step in (1, 2, 3)}
+    assert [curve.metric for curve in curves_of(steps)] == ["orders_agree", "unchanged_revision_share"]
 
 
 def sampled(count, node="a"):

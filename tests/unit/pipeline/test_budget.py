@@ -122,8 +122,10 @@ def test_calls_count_with_the_most_that_unknown_ones_can_cost(ledger, watching):
     assert spent_usd(project(), ledger) == 2.5
     spend(ledger, hours=1, price_usd=3)
     assert spent_usd(project(), ledger) == 5.5
-    with pytest.raises(BudgetError, match=r"p has cost \$5.00, at most \$5.50, over its limit of \$5.00"):
+    with pytest.raises(BudgetError, match=r"p has cost \$5.00, and at most \$5.50 .*, over its limit of \$5.00"):
         watching(project(limit=5)).watch.start(ledger, done=())
+    with pytest.raises(BudgetError, match=r"p may have cost more than its limit of \$5.20: \$5.00, and at most \$5.50"):
+        watching(project(limit=5.2)).watch.start(ledger, done=())
     for limit in (None, 100):
         made = watching(project(limit=limit))
         made.look(ledger)

@@ -1,6 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
-from charter.plan.machine import Machine, probe_machine, usable_cores, usable_memory_bytes
+from charter.plan.machine import Machine, ProbeClock, probe_machine, usable_cores, usable_memory_bytes
 
 GIB = 2**30
 
@@ -42,3 +44,21 @@ def test_a_thread_gets_its_share_of_the_machine_and_further_threads_add_less_tha
     assert two.memory_bytes_per_second == pytest.approx(0.65e10)
     assert machine.processor(threads=64).dense_flops_per_second == machine.processor().dense_flops_per_second
     assert machine.processor().peak_flops_per_second("fp32") == pytest.approx(1.9e11)
+
+
+def test_other_programs_slow_a_stage_here_by_equal_shares():
+    busy = Machine(
+        name="m", cores=4, memory_bytes=8e9, flops_per_second=4e11, memory_bytes_per_second=2e10, busy_cores=6.0
+    )
+    assert busy.slowdown(threads=2) == 2.0
+    assert replace(busy, busy_cores=1.0).slowdown(threads=2) == 1.0, "a core is free"
+
+
+def test_a_probe_with_half_the_processors_sees_as_many_others():
+    clock = ProbeClock()
+    clock.note(threads=4, wall=0.1, used=0.2)
+    assert clock.busy_cores(4) == pytest.approx(4.0)
+    clock.note(threads=4, wall=0.1, used=0.398)
+    assert clock.busy_cores(4) == 0.0, "its own noise"
+    clock.note(threads=2, wall=0.1, used=0.1)
+    assert clock.busy_cores(4) == 0.0, "cores that were not probed may be free"

@@ -328,6 +328,23 @@ def test_a_plan_says_what_drawing_ahead_gains(work, engine, says):
     assert not work(replace(stage, asynchrony=None))[0].ahead
 
 
+@pytest.mark.parametrize(
+    ("changes", "age"),
+    [({"max_age": 1}, "1 updates old, 0.50"), ({"max_age": 4}, "2.00"), ({"max_age": 4, "mean_new_tokens": 20}, "3.7")],
+)
+def test_a_plan_says_how_old_the_tokens_are(work, changes, age):
+    """Answers at their limit: the mean of the ages 0 to N. Short ones are drawn by older weights.
+
+    The last by hand: a lognormal of mean 20 and deviation 12 has 78 % of its tokens below 20 and 18 % below 40.
+    """
+    settings = {"max_new_tokens": 100, "mean_new_tokens": None, "asynchrony": "in_flight", **changes}
+    found, library = work(PpoStage(policy="base", reward="pm", prompts=("prompts",), episodes=64, **settings))
+    assert found.ahead
+    (said,) = [item for item in library.assumptions if item.name == "ppo.asynchrony"]
+    assert age in str(said.value)
+    assert "saves no time" in said.source
+
+
 def test_a_teacher_reads_every_answer(work):
     found = grouped(work, reward=None, estimator="distill", teacher="base")
     assert [role.name for role in found.roles] == ["policy", "teacher"]

@@ -1,6 +1,6 @@
 """Long series as few points: what a screen can show of a curve. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,13 +39,17 @@ class Curve:
         """The values alone."""
         return tuple(value for _, value in self.points)
 
-    def to_json(self) -> dict[str, object]:
-        """Return the values that the script draws."""
+    def to_json(self, others: Iterable[tuple[str, "Curve"]] = ()) -> dict[str, object]:
+        """Return the values that the script draws, with the same metric of other runs by their labels."""
         return {
             "metric": self.metric, "title": self.title, "unit": self.unit, "meanOf": self.mean_of,
-            "points": [list(point) for point in self.points], "band": [list(ends) for ends in self.band],
-            "seconds": list(self.seconds), "tokens": list(self.tokens),
+            "band": [list(ends) for ends in self.band], **self._line(),
+            "others": [{"label": label, **curve._line()} for label, curve in others],
         }  # fmt: skip
+
+    def _line(self) -> dict[str, object]:
+        points = [list(point) for point in self.points]
+        return {"points": points, "seconds": list(self.seconds), "tokens": list(self.tokens)}
 
 
 TITLES: Mapping[str, tuple[str, str]] = {

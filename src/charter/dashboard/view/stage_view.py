@@ -41,6 +41,34 @@ def figure_rows(results: Mapping[str, Any]) -> tuple[StageFigure, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunBeside:
+    """The same stage of another run, whose curves lie over this one's."""
+
+    key: str
+    label: str
+    curves: tuple[Curve, ...]
+
+    def curve(self, metric: str) -> Curve | None:
+        """Its curve of a metric; None where it has logged none that changes."""
+        return next((curve for curve in self.curves if curve.metric == metric), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvesBeside:
+    """Runs whose curves lie over those of a stage, and runs that may."""
+
+    runs: tuple[RunBeside, ...] = ()
+    choices: tuple[tuple[str, str, bool], ...] = ()
+    """Key and label of each run with a stage of this name and kind, and whether it is chosen."""
+    asked: bool = False
+    """Whether the choice is shown."""
+
+    def of(self, metric: str) -> tuple[tuple[str, Curve], ...]:
+        """The curves of a metric by the label of their run."""
+        return tuple((run.label, curve) for run in self.runs if (curve := run.curve(metric)) is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
 class StagePage:
     """One stage, its curves and its log."""
 
@@ -63,6 +91,9 @@ class StagePage:
     outcome: EvaluationOutcome | None = None
     """Of a finished evaluation."""
     figures: tuple[StageFigure, ...] = ()
+    beside: CurvesBeside = CurvesBeside()
+    has_samples: bool = False
+    """Whether it has written something to read."""
     log_search: str = ""
     """The text of the lines that `log` has; empty where it is the end of the log."""
 
@@ -84,6 +115,8 @@ def stage_view(
     attempts: Sequence[Accounted],
     meter: MeterView | None = None,
     results: Mapping[str, Any] | None = None,
+    beside: CurvesBeside | None = None,
+    has_samples: bool = False,
 ) -> StagePage:
     """The page of the stage of that name, which must be there."""
     rows = run_view(snapshot).rows
@@ -105,6 +138,8 @@ def stage_view(
         meter=meter,
         ends_in=eta.ends_in.get(name),
         outcome=None if results is None else outcome_of(name, results),
+        beside=beside or CurvesBeside(),
+        has_samples=has_samples,
         log_search=log_search,
         figures=() if results is None else figure_rows(results),
     )

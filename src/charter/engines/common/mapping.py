@@ -59,6 +59,7 @@ NATIVE_REWARDS: Mapping[str, tuple[object, ...]] = {
     "equal_groups": ("keep",),
     "mismatch": (None,),
     "asynchrony": (None,),
+    "max_age": (None,),
     "teacher": (None,),
 }
 """Options of `kind: ppo` that only the native engine has, and their values elsewhere."""

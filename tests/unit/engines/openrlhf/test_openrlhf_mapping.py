@@ -304,6 +304,17 @@ def test_async_training_has_all_but_the_generator_together():
     assert "one_step_off" in refused(handover(PPO, POLICY_4, placement=ASYNC))["engine"]
 
 
+def test_the_age_of_answers_in_flight_is_the_size_of_the_queue():
+    flying = replace(PPO, asynchrony="in_flight", max_age=3)
+    found = options(handover(flying, POLICY_4, placement=ASYNC))
+    assert found["--train.async_queue_size"] == "3"
+    assert "--train.partial_rollout_enable" in found
+    assert "--train.partial_rollout_enable" not in options(
+        handover(replace(PPO, asynchrony="one_step_off"), POLICY_4, placement=ASYNC)
+    )
+    assert "accelerators of its own" in refused(handover(flying, POLICY_4))["asynchrony"]
+
+
 def _beside(*groups, arrangement="split", tensor=1):
     generator = RolesTogether(roles=("generate",), num_accelerators=2, layout=Layout())
     return RlPlacement(arrangement=arrangement, groups=(*groups, generator), generator_tensor=tensor)
