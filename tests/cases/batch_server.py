@@ -1,6 +1,7 @@
 """A provider with OpenAI's batch interface: the answers of `fault_server`, asked by files, and its side of the bill."""
 
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,8 @@ class BatchServer(FaultServer):
         self.loses_replies = 0
         """Batches that are begun, and whose reply is lost."""
         self.refuses = ""
+        self.begun, self.looked_at = threading.Event(), threading.Event()
+        """A batch was taken; its client has asked for it by its number."""
 
     def application(self) -> web.Application:
         """Routes of both interfaces."""
@@ -50,6 +53,7 @@ class BatchServer(FaultServer):
             return web.json_response({"error": {"message": self.refuses}}, status=400)
         name = f"batch_{len(self.batches)}"
         self.batches[name] = {**order, "id": name, "status": "in_progress"}
+        self.begun.set()
         if self.loses_replies:
             self.loses_replies -= 1
             assert request.transport is not None
@@ -63,6 +67,7 @@ class BatchServer(FaultServer):
     async def look(self, request: web.Request) -> web.Response:
         """One batch."""
         batch = self.batches[request.match_info["batch"]]
+        self.looked_at.set()
         if self.is_open and batch["status"] == "in_progress":
             self._carry_out(batch)
         return web.json_response(batch)

@@ -69,8 +69,8 @@ def _check_batch(
     project: Project, stage_name: str, stage: Stage, role: str, names: tuple[str, ...]
 ) -> Iterator[Problem]:
     """A stage that trains waits for every answer: it cannot ask a model whose answers take a day."""
-    asked = (name for name in names if stage.kind in TRAINS and role not in ("init", "policy"))
-    for name in asked:
+    answering = names if stage.kind in TRAINS and role not in ("init", "policy") else ()
+    for name in answering:
         if name in project.serving and project.serving[name].batch:
             message = f"{name!r} is asked by batch, and every step of a {stage.kind} stage would wait for it a day"
             hint = f"leave serving.{name}.batch out, or ask another model while training"

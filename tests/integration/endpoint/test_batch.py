@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 
 import batch_client
 import pytest
@@ -60,7 +59,7 @@ def test_a_batch_goes_on_without_the_process_that_began_it(calls, tmp_path):
         server.is_open = False
         with asking(url, calls, tmp_path) as pool:
             pool.submit([question(number) for number in range(10)])
-            until(lambda: list((tmp_path / "slips").glob("*.json")) and "batch_0" in slip_of(tmp_path))
+            assert server.looked_at.wait(HANG)
         server.is_open = True
         assert len(ask(url, calls, tmp_path, range(12))) == 12
         assert (len(server.batches), len(server.requests)) == (2, 12)
@@ -74,9 +73,7 @@ def test_a_client_that_is_killed_asks_and_pays_once(tmp_path, is_begun):
     with batch_server() as (url, server):
         server.is_open = False
         client = subprocess.Popen([sys.executable, batch_client.__file__, url, str(tmp_path), "20"])
-        until(lambda: server.batches and (tmp_path / "slips").is_dir())
-        if is_begun:
-            until(lambda: "batch_0" in slip_of(tmp_path))
+        assert (server.looked_at if is_begun else server.begun).wait(HANG)
         client.kill()
         client.wait()
         if not is_begun:  # as if it had died before the number was on disk
@@ -95,7 +92,7 @@ def test_a_file_that_was_never_handed_over_owes_nothing(calls, tmp_path):
         server.is_open = False
         with asking(url, calls, tmp_path) as pool:
             pool.submit([question(number) for number in range(4)])
-            until(lambda: list((tmp_path / "slips").glob("*.json")) and "batch_0" in slip_of(tmp_path))
+            assert server.looked_at.wait(HANG)
         (slip,) = (tmp_path / "slips").glob("*.json")
         slip.write_text(slip.read_text().replace("batch_0", ""))
         server.batches.clear()
@@ -145,14 +142,3 @@ def test_files_are_as_large_as_the_budget_allows(calls, tmp_path):
         ask(url, calls, tmp_path, range(6), gate=gate)
         assert 1 < len(server.batches) <= 6
     assert calls.totals().sums.settled_micro_usd <= most
-
-
-def slip_of(place):
-    return next(iter((place / "slips").glob("*.json"))).read_text()
-
-
-def until(condition):
-    end = time.monotonic() + HANG
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)

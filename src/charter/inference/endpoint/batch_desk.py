@@ -214,8 +214,8 @@ class BatchDesk(Desk):
             trouble, is_final = _trouble(exchange)
             if is_final:
                 break
-            if look_first and (found := await self._batch_named(slip)) is not None:
-                return found
+            if look_first and (begun := await self._batch_named(slip)) is not None:
+                return begun
             await asyncio.sleep(wait_seconds(slip.name, attempt, "", utc_now()))
         await self._drop(slip, f"the provider did not take the file: {trouble}")
         raise DataError(
