@@ -114,7 +114,7 @@ OTHER_VALUES = {
         "whiten_advantages": [True, False],
         "reward_clip": [5.0],
         "value_warmup_rollouts": [5],
-        "estimator": ["gae", "rloo", "grpo", "reinforce", "distill"],
+        "estimator": ["gae", "rloo", "grpo", "reinforce", "online_dpo", "distill"],
         "reward_from": ["judge"],
         "samples_per_prompt": [1, 2, 4, 8],
         "kl_estimator": ["k3", "k2"],

@@ -533,7 +533,16 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     updates = rollouts * ceil(stage.rollout_batch / stage.minibatch) * stage.ppo_epochs
     batch = min(stage.minibatch, stage.rollout_batch)
     training = tuple(
-        train(role, steps=updates, batch=batch, tokens=read, longest=longest, ragged=False, logit_share=answered)
+        train(
+            role,
+            steps=updates,
+            batch=batch,
+            tokens=read,
+            longest=longest,
+            ragged=False,
+            unit=stage.unit,
+            logit_share=answered,
+        )
         for role in learning
     )
     return Workload(

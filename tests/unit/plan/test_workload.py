@@ -6,6 +6,7 @@ from charter.data.dataset import DataFacts
 from charter.errors import DataError
 from charter.plan.phase import padded
 from charter.plan.pipeline_names import Library, Models
+from charter.plan.rl_work import AGE_OF_TOKENS
 from charter.plan.workload import workload
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import DataSpec, Serving
@@ -330,7 +331,11 @@ def test_a_plan_says_what_drawing_ahead_gains(work, engine, says):
 
 @pytest.mark.parametrize(
     ("changes", "age"),
-    [({"max_age": 1}, "1 updates old, 0.50"), ({"max_age": 4}, "2.00"), ({"max_age": 4, "mean_new_tokens": 20}, "3.7")],
+    [
+        ({"max_age": 1}, "at most 1, 0.50 on average"),
+        ({"max_age": 4}, "2.00"),
+        ({"max_age": 4, "mean_new_tokens": 20}, "3.7"),
+    ],
 )
 def test_a_plan_says_how_old_the_tokens_are(work, changes, age):
     """Answers at their limit: the mean of the ages 0 to N. Short ones are drawn by older weights.
@@ -338,11 +343,22 @@ def test_a_plan_says_how_old_the_tokens_are(work, changes, age):
     The last by hand: a lognormal of mean 20 and deviation 12 has 78 % of its tokens below 20 and 18 % below 40.
     """
     settings = {"max_new_tokens": 100, "mean_new_tokens": None, "asynchrony": "in_flight", **changes}
-    found, library = work(PpoStage(policy="base", reward="pm", prompts=("prompts",), episodes=64, **settings))
+    flying = PpoStage(policy="base", reward="pm", prompts=("prompts",), episodes=64, **settings)
+    found, library = work(flying)
     assert found.ahead
-    (said,) = [item for item in library.assumptions if item.name == "ppo.asynchrony"]
+    (said,) = [item for item in library.assumptions if item.name == AGE_OF_TOKENS]
     assert age in str(said.value)
     assert "saves no time" in said.source
+    _, library = work(replace(flying, engine="openrlhf"))
+    (said,) = [item for item in library.assumptions if item.name == AGE_OF_TOKENS]
+    assert str(said.value).startswith(f"at most {changes['max_age']}, {changes['max_age'] - 0.5:g} where")
+
+
+def test_online_dpo_updates_on_pairs_without_a_value_model(work):
+    found = grouped(work, estimator="online_dpo", samples_per_prompt=2)
+    assert [role.name for role in found.roles] == ["policy", "reference", "reward"]
+    assert [(phase.role, phase.unit) for phase in found.phases if phase.work == "train"] == [("policy", 2)]
+    assert [phase.unit for phase in grouped(work).phases if phase.work == "train"] == [1]
 
 
 def test_a_teacher_reads_every_answer(work):

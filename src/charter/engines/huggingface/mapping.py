@@ -27,6 +27,7 @@ from charter.engines.huggingface.settings import (
     map_parallelism,
     map_trainer,
 )
+from charter.errors import SpecError
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.stage import DpoStage, PreferenceModelStage, PretrainStage, SftStage
 from charter.spec.stage_base import Stage
@@ -71,6 +72,10 @@ def map_reinforcement(configuration: Configuration, stage: PpoStage) -> None:
     """A policy that is sampled and updated in turn; refuses estimators with a value model."""
     mapper = configuration.mapper
     rewards = map_rewards(mapper, stage, OFFERED)
+    if stage.estimator == "online_dpo":
+        reason = "OnlineDPOTrainer of TRL 1.16.0 is experimental, and none of its scripts runs it"
+        mapper.refuse("stage.estimator", reason, "engine: native")
+        raise SpecError(mapper.problems)
     if stage.estimator != "grpo":
         mapper.same("stage.mixture", "sum_then_normalise", "RLOOTrainer adds rewards up before it compares them")
     name_formulas(mapper, stage)

@@ -100,6 +100,10 @@ def test_roles_that_are_apart_are_refused():
         assert "same accelerators" in refused("grpo", placement=placement)["engine"]
 
 
+def test_online_dpo_has_a_trainer_and_no_script():
+    assert "none of its scripts" in refused("grpo", estimator="online_dpo", samples_per_prompt=2)["estimator"]
+
+
 def test_estimators_with_a_value_model_are_refused():
     found = refused("gae", estimator="gae", samples_per_prompt=1)
     assert "no value model" in found["estimator"]
