@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from charter.cli.common import DirOption, JsonOption, SetOption, VerifyOption, open_project, print_json
+from charter.cli.common import DirOption, JsonOption, SetOption, VerifyOption, open_project, print_json, project_root
 from charter.errors import ExitCode
 
 WATCH_SECONDS = 2.0
@@ -36,6 +36,37 @@ def status(
             time.sleep(WATCH_SECONDS)
         except KeyboardInterrupt:
             raise typer.Exit(ExitCode.CTRL_C) from None
+
+
+def actions(directory: DirOption = Path("."), json_: JsonOption = False) -> None:
+    """List what people did to a run, from a command or a button, the newest last."""
+    from charter.run.events import EVENTS_FILE, actions_of
+    from charter.run.paths import run_dir
+
+    events = actions_of(run_dir(project_root(directory)) / EVENTS_FILE)
+    if json_:
+        print_json({"actions": events})
+        return
+    for event in events:
+        stage = f"{event['stage']}: " if event.get("stage") else ""
+        said = event.get("message") or f"run started by {event.get('by', 'unknown')}"
+        print(f"{_utc(event['time'])}  {stage}{said}")
+    if not events:
+        print("Nobody has done anything to this run yet.")
+
+
+def tag(
+    tags: Annotated[list[str], typer.Argument(help="Words, or name=value each.", show_default=False)],
+    directory: DirOption = Path("."),
+    remove: Annotated[bool, typer.Option("--remove", help="Take them off.")] = False,
+) -> None:
+    """Put tags on a run, by which the dashboard finds and groups it; bills are split by those of charter.yaml."""
+    from charter.run.actions import tag_run
+
+    have = tag_run(project_root(directory), tags, remove=remove)
+    print(
+        f"Tags of the run: {', '.join(f'{name}={value}' if value else name for name, value in have.items()) or 'none'}"
+    )
 
 
 def _print(report: dict[str, Any]) -> None:

@@ -100,6 +100,12 @@ def _note(reader: ProjectReader, form: Form, by: str) -> None:
     note_sample(reader.found.root, sample, flagged=flagged, note=note, stage=stage, by=by)
 
 
+def _tag(reader: ProjectReader, form: Form, by: str) -> None:
+    from charter.run.actions import tag_run
+
+    tag_run(reader.found.root, [form.get("tag", "")], remove=form.get("remove", "") != "", by=by)
+
+
 LONGEST_NOTE = 500
 BUTTONS: Mapping[str, Callable[[ProjectReader, Form, str], None]] = {
     "approve": _approve,
@@ -107,6 +113,7 @@ BUTTONS: Mapping[str, Callable[[ProjectReader, Form, str], None]] = {
     "start": _start,
     "note": _note,
     "sweep": _sweep,
+    "tag": _tag,
     "raise": _raise,
     "rerun": _rerun,
 }
@@ -258,9 +265,9 @@ class Shown:
         self._writers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pages")
 
     def forget(self, key: str) -> None:
-        """Write the pages of a project anew at the next request: somebody has acted, and wants to see it."""
+        """Write a project's pages and those of all anew at the next request: somebody has acted and wants to see it."""
         with self._lock:
-            for page in [item for item in self._kept if isinstance(item, tuple) and item[2] == key]:
+            for page in [item for item in self._kept if isinstance(item, tuple) and item[2] in (key, "")]:
                 del self._kept[page]
 
     def endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:

@@ -30,7 +30,7 @@ from charter.ledger.sums import Sums, total_of
 from charter.run.approval import APPROVALS
 from charter.run.events import EVENTS_FILE, last_events
 from charter.run.graph import ACCEPTED_FILE, Pipeline, PlannedStage, build_pipeline, hashes_of
-from charter.run.paths import run_dir, stages_dir
+from charter.run.paths import TAGS_FILE, own_tags, run_dir, stages_dir
 from charter.run.planned import PLAN_FILE
 from charter.run.staleness import states_of
 from charter.spec.load import BUDGET_FILE
@@ -349,6 +349,7 @@ class ProjectReader:
         ledger = self._ledger(project, now)
         plan = self.files.read(where / PLAN_FILE) or None
         events = last_events(where / EVENTS_FILE)
+        tags = own_tags(self.files.read(where / TAGS_FILE))
         looked = Looked(root=root, ledger=ledger, planned=planned_stages(plan), now=now, holds=budget_holds(events))
         stages = self._stages(project, looked, problems)
         if ledger.problem:
@@ -365,7 +366,8 @@ class ProjectReader:
             plan=plan,
             events=events,
             owner=project.owner if project else None,
-            tags=dict(project.tags) if project else {},
+            tags={**(project.tags if project else {}), **tags},
+            own_tags=tuple(tags),
             budget_limit_usd=project.budget.limit if project and project.budget else None,
             sweeps=tuple(project.sweeps) if project else (),
             on_exceed=project.budget.on_exceed if project and project.budget else "",
@@ -454,7 +456,7 @@ class ProjectReader:
         """A hash over the stamps of all files that a snapshot is made from."""
         root, where = self.found.root, run_dir(self.found.root)
         seen: list[object] = [stamp_of(root / FILE)]
-        for name in (ACCEPTED_FILE, APPROVALS, PLAN_FILE, EVENTS_FILE, LEDGER_FILE):
+        for name in (ACCEPTED_FILE, APPROVALS, PLAN_FILE, EVENTS_FILE, LEDGER_FILE, TAGS_FILE):
             seen.append(stamp_of(where / name))
         seen.append(_log_stamp(where / f"{LEDGER_FILE}-wal"))
         try:

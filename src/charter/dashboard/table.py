@@ -8,6 +8,8 @@ from charter.dashboard.pages import accuracy, approve, compare, cost, data, home
 PAGES: tuple[Page, ...] = (
     home.PAGE,
     run.PAGE,
+    run.ACTIONS,
+    run.FILES,
     stage.PAGE,
     cost.PAGE,
     plan.PAGE,

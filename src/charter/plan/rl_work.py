@@ -128,10 +128,51 @@ def assume_rollouts(stage: PpoStage, library: Library) -> None:
             "groups that are sampled again in place of equal ones are not counted; with a success rate p they are "
             f"E[p^{stage.samples_per_prompt} + (1 - p)^{stage.samples_per_prompt}] of all",
         )
-    if stage.ahead:
+    if stage.asynchrony == "in_flight":
+        _assume_age(stage, library)
+    elif stage.ahead:
         apart = "the generator has accelerators of its own: the slower of generation and score + update, then sync"
         shared = "sampling and learning take turns on the same accelerators, so drawing ahead saves no time"
         library.assume("ppo.asynchrony", "rollouts are drawn one step ahead", apart if is_hosted(stage) else shared)
+
+
+AGE_OF_TOKENS = "ppo.age of tokens"
+"""Name of the assumption of how old the answers are that a stage learns from."""
+
+
+def _assume_age(stage: PpoStage, library: Library) -> None:
+    """Note how many updates old the tokens of answers in flight are, at most and on average."""
+    most, mean = f"at most {stage.ahead}", f"{mean_token_age(stage):.2f} on average"
+    said = (
+        "each version draws an equal share of max_new_tokens, short answers by the oldest; sampling and learning take "
+        "turns on the same accelerators, so it saves no time"
+    )
+    if is_hosted(stage):
+        mean = f"{stage.ahead - 0.5:g} where generation keeps up, at most 1 where it does not"
+        said = (
+            "a rollout begins as one is taken out of the queue, is drawn within an update and waits (age = rollouts in "
+            "flight and queued / rollouts of an update); the slower of generation and score + update, then sync"
+        )
+    library.assume(AGE_OF_TOKENS, f"{most}, {mean}", said)
+
+
+def mean_token_age(stage: PpoStage) -> float:
+    """Return the mean age of the tokens that a rollout in flight is learnt from, in updates.
+
+    The version of age a draws the tokens from one bound to the next: sum of a x E[tokens between] / E[tokens].
+
+    >>> stage = PpoStage(policy="p", reward="r", prompts=(), episodes=64, asynchrony="in_flight", max_age=3,
+    ...                  max_new_tokens=400)
+    >>> mean_token_age(stage)
+    1.5
+    """
+    mean = float(stage.mean_new_tokens or stage.max_new_tokens)
+    lengths = _lengths(mean, float(stage.max_new_tokens)).quantiles
+    age = 0.0
+    for version in range(stage.ahead + 1):
+        first, last = (stage.tokens_by(stage.ahead, drawer) for drawer in (version - 1, version))
+        age += (stage.ahead - version) * float((lengths.clip(first, last) - first).mean())
+    return age / float(lengths.mean())
 
 
 def answer_lengths(phase: RolePhase) -> ResponseLengths:
@@ -139,7 +180,13 @@ def answer_lengths(phase: RolePhase) -> ResponseLengths:
     limit = phase.longest_tokens - phase.prompt_tokens
     if not phase.mean_new_tokens or phase.mean_new_tokens >= limit:
         return ResponseLengths.fixed(phase.new_tokens)
-    return ResponseLengths(mean=phase.mean_new_tokens, limit=limit, spread=USUAL_SPREAD)
+    return _lengths(phase.mean_new_tokens, limit)
+
+
+def _lengths(mean: float, limit: float) -> ResponseLengths:
+    return (
+        ResponseLengths.fixed(limit) if mean >= limit else ResponseLengths(mean=mean, limit=limit, spread=USUAL_SPREAD)
+    )
 
 
 # -------- Layouts that trainers and generators of a PPO stage are tried with, in a fixed order.

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,7 +39,7 @@ from charter.run.approval import Approval, approve, who_is_here
 from charter.run.events import Events
 from charter.run.graph import Acceptance, Pipeline, PlannedStage, build_pipeline, record_acceptance
 from charter.run.inputs import REVISIONS_FILE, read_revisions, revision_number
-from charter.run.paths import run_dir, stages_dir
+from charter.run.paths import TAGS_FILE, own_tags, run_dir, stages_dir
 from charter.run.staleness import assess
 from charter.run.supervisor import NOTICE_FILE
 from charter.spec.load import BUDGET_FILE, DEFAULT_FILE
@@ -191,9 +192,8 @@ def approve_stage(pipeline: Pipeline, stage: PlannedStage, *, note: str = "", by
     """Let a stage start under its present fingerprint."""
     check_approvable(pipeline, stage)
     given = approve(stage, pipeline.root, note=note, by=by)
-    _write_down(
-        pipeline.root, "stage_approved", f"approved by {given.by}{f': {note}' if note else ''}", stage=stage.name
-    )
+    said = f"approved by {given.by}{f': {note}' if note else ''}"
+    _write_down(pipeline.root, "stage_approved", said, stage=stage.name, by=given.by)
     return given
 
 
@@ -228,7 +228,9 @@ def accept_model(project: Project, root: Path, name: str, *, by: str | None = No
     durable.write_json(run_dir(root) / REVISIONS_FILE, raised)
     names = [stage.name for stage in stays]
     stay = f"; {', '.join(names)} stay as they are" if names else ""
-    _write_down(root, "model_accepted", f"{name} is now its revision {number}, accepted by {who}{stay}", model=name)
+    _write_down(
+        root, "model_accepted", f"{name} is now its revision {number}, accepted by {who}{stay}", model=name, by=who
+    )
     return names
 
 
@@ -273,7 +275,8 @@ def add_charge(
         if any(replace(item, price_source=charge.price_source) == charge for item in before):
             raise UsageError(f"the fee for {charge.resource} over these days is in the ledger already")
         ledger.record_other([charge])
-    _write_down(root, "fee_added", f"{format_usd(amount)} for {charge.resource} added by {who_is_here()}")
+    said = f"{format_usd(amount)} for {charge.resource} added by {who_is_here()}"
+    _write_down(root, "fee_added", said, by=who_is_here())
     return charge
 
 
@@ -302,7 +305,7 @@ def raise_budget(root: Path, limit: str, *, by: str | None = None) -> tuple[floa
     durable.make_dir(run_dir(root))
     durable.write_json(path, {"limit_usd": limit_usd, "over_usd": over, "by": who, "at": time.time()})
     said = f"budget raised from {format_usd(budget.limit)} to {format_usd(limit_usd)} by {who}"
-    _write_down(root, "budget_raised", said)
+    _write_down(root, "budget_raised", said, by=who)
     return budget.limit, limit_usd
 
 
@@ -320,8 +323,8 @@ def rerun_stage(pipeline: Pipeline, name: str, *, by: str | None = None) -> Path
         raise UsageError(f"stage {name} keeps an earlier result that was accepted; `charter run` would take it again")
     if assess(stage, root).phase in (Phase.RUNNING, Phase.QUEUED, Phase.STARTING):
         raise UsageError(f"a job of stage {name} is still under way; `charter stop` ends it")
-    target = durable.move_aside(stage.directory, "rerun")
-    _write_down(root, "stage_rerun", f"set aside as {target.name} by {by or who_is_here()}, to run again", stage=name)
+    target, who = durable.move_aside(stage.directory, "rerun"), by or who_is_here()
+    _write_down(root, "stage_rerun", f"set aside as {target.name} by {who}, to run again", stage=name, by=who)
     return target
 
 
@@ -331,15 +334,52 @@ def note_sample(root: Path, sample: str, *, flagged: bool, note: str, stage: str
     durable.make_dir(run_dir(root))
     append_note(run_dir(root), sample, SampleNote(flagged=flagged, note=note, by=who), stage=stage)
     word = "flagged" if flagged else "noted"
-    _write_down(root, "sample_noted", f"sample {sample} {word} by {who}{f': {note}' if note else ''}")
+    _write_down(root, "sample_noted", f"sample {sample} {word} by {who}{f': {note}' if note else ''}", by=who)
+
+
+MOST_TAGS = 20
+LONGEST_TAG = 60
+
+
+def tag_run(root: Path, tags: Sequence[str], *, remove: bool = False, by: str | None = None) -> dict[str, str]:
+    """Put tags on a run, or take them off, so that it is found; return those that it has then.
+
+    A tag is a word, or `name=value`. The project's file keeps its own, which bills are split by.
+    """
+    path = run_dir(root) / TAGS_FILE
+    have = own_tags(durable.read_json(path)) if path.exists() else {}
+    in_file = load_project(root, env=dict(os.environ)).tags if (root / DEFAULT_FILE).exists() else {}
+    done = []
+    for tag in tags:
+        name, equals, value = (part.strip() for part in tag.partition("="))
+        if not name or (equals and not value) or not f"{name}{value}".isprintable():
+            raise UsageError(f"{tag!r} is no tag; give a word, or name=value")
+        if max(len(name), len(value)) > LONGEST_TAG:
+            raise UsageError(f"{tag[:20]!r}...: a tag has at most {LONGEST_TAG} characters")
+        if name in in_file:
+            raise UsageError(f"charter.yaml has the tag {name}: {in_file[name]}; change it there")
+        if remove and name not in have:
+            raise UsageError(f"this run has no tag {name!r} of its own; it has {', '.join(have) or 'none'}")
+        if remove:
+            del have[name]
+        else:
+            have[name] = value
+        done.append(f"{name}: {value}" if value else name)
+    if len(have) > MOST_TAGS:
+        raise UsageError(f"a run has at most {MOST_TAGS} tags")
+    who = by or who_is_here()
+    durable.make_dir(run_dir(root))
+    durable.write_json(path, {"tags": have})
+    _write_down(root, "run_tagged", f"{'tag off' if remove else 'tagged'} {', '.join(done)} by {who}", by=who)
+    return have
 
 
 def stop(root: Path, *, wait_seconds: float, by: str | None = None) -> list[str]:
     """Stop a run at its next safe point, or the jobs that its supervisor has left; return what was stopped in words."""
-
+    who = by or who_is_here()
     holder = read_holder(run_dir(root) / LEASE)
     if holder is not None and (holder.is_alive or not holder.is_here):
-        _write_down(root, "stop_requested", f"asked to stop by {by or who_is_here()}")
+        _write_down(root, "stop_requested", f"asked to stop by {who}", by=who)
     stopped = stop_run(root, wait_seconds=wait_seconds)
     if stopped is not None:
         return [f"stopped ({stopped}); `charter run` continues it"]
@@ -349,7 +389,7 @@ def stop(root: Path, *, wait_seconds: float, by: str | None = None) -> list[str]
     jobs = stop_left_jobs(root, wait_seconds=wait_seconds)
     words += [f"stopped {job}, whose supervisor is gone; `charter run` continues it" for job in jobs]
     if words:
-        _write_down(root, "stop_requested", f"{'; '.join(words)}; by {by or who_is_here()}")
+        _write_down(root, "stop_requested", f"{'; '.join(words)}; by {who}", by=who)
     return words
 
 
@@ -382,8 +422,8 @@ def start(root: Path, *, sweep: str | None = None, by: str | None = None) -> Non
     if sweep is not None and sweep not in sweeps:
         raise UsageError(f"no sweep is called {sweep!r}; charter.yaml has {', '.join(sweeps) or 'none'}")
     durable.make_dir(run_dir(root))
-    what = f"sweep {sweep} " if sweep is not None else ""
-    _write_down(root, "start_requested", f"{what}started by {by or who_is_here()}")
+    what, who = f"sweep {sweep} " if sweep is not None else "", by or who_is_here()
+    _write_down(root, "start_requested", f"{what}started by {who}", by=who)
     log = run_dir(root) / START_LOG
     command = [sys.executable, "-m", "charter.cli.main", "run", "-C", str(root), "--yes"]
     command += ["--sweep", sweep] if sweep is not None else []

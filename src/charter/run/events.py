@@ -1,7 +1,7 @@
 """Events of a run, as plain mappings: kept in `events.jsonl`, and given to whoever shows it."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,14 @@ EVENT_BYTES = 256 * 1024
 """Read of a file for its last events."""
 TRANSIENT = frozenset({"stage_progress"})
 """Events that are shown but not kept: the stage's `metrics.jsonl` has them."""
+
+ACTIONS = frozenset(
+    {
+        "run_started", "start_requested", "start_failed", "stop_requested", "stop_failed", "stage_approved",
+        "stage_rerun", "budget_raised", "model_accepted", "fee_added", "sample_noted", "run_tagged",
+    }
+)  # fmt: skip
+"""Events that a person has caused, with `by` in each but those that say why it failed."""
 
 
 class Events:
@@ -41,15 +49,28 @@ def last_events(path: Path, *, most: int = 400) -> tuple[Mapping[str, Any], ...]
     lines = content.split(b"\n")
     if len(content) < size:
         lines = lines[1:]
-    events = []
+    return tuple(list(_events_in(lines))[-most:])
+
+
+def actions_of(path: Path) -> tuple[Mapping[str, Any], ...]:
+    """Return everything that people did to a run, oldest first, however long ago."""
+    names = [f'"{name}"'.encode() for name in ACTIONS]
+    try:
+        with path.open("rb") as file:
+            lines = (line for line in file if any(name in line for name in names))
+            return tuple(event for event in _events_in(lines) if event.get("event") in ACTIONS)
+    except OSError:
+        return ()
+
+
+def _events_in(lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
     for line in lines:
         try:
             event = loads_json(line)
         except ValueError:
             continue
         if isinstance(event, dict) and isinstance(event.get("time"), int | float):
-            events.append(event)
-    return tuple(events[-most:])
+            yield event
 
 
 def end_of_file(path: Path, most: int) -> tuple[bytes, int]:

@@ -6,6 +6,8 @@ from pathlib import Path
 from charter.spec.project import Project
 
 RUN = "run"
+TAGS_FILE = "tags.json"
+"""Tags that people have put on the run, beside those of its file."""
 
 
 def run_dir(root: Path) -> Path:
@@ -39,3 +41,10 @@ def _started_at(path: Path) -> float:
 def constitution_path(project: Project, root: Path) -> Path | None:
     """The constitution file of a project."""
     return None if project.constitution is None else (root / project.constitution).resolve()
+
+
+def own_tags(content: object) -> dict[str, str]:
+    """Return the tags in the content of `tags.json`; what is none is left out."""
+    tags = content.get("tags") if isinstance(content, dict) else None
+    items = tags.items() if isinstance(tags, dict) else ()
+    return {name: value for name, value in items if isinstance(name, str) and isinstance(value, str)}

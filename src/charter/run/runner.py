@@ -30,7 +30,7 @@ from charter.plan.plan import InfeasiblePlanError
 from charter.run.accounts import EngineRecords, end_finished, rebuild_ledger, start_key
 from charter.run.actions import accept_model
 from charter.run.alerts import AlertListener
-from charter.run.approval import lay_sample_prompts
+from charter.run.approval import lay_sample_prompts, who_is_here
 from charter.run.call_costs import record_calls
 from charter.run.copies import Replicas
 from charter.run.events import Events, Listener
@@ -416,6 +416,7 @@ def _tell_start(work: Work, events: Events, point: SweepPoint | None) -> None:
     events.emit(
         "run_started",
         run=project.name,
+        by=who_is_here(),
         pid=os.getpid(),
         todo=[stage.name for stage in work.todo],
         price_usd_per_hour=project.resources.price,

@@ -1,10 +1,11 @@
 """The stage of reinforcement learning: PPO, its relatives by groups, and their rewards."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
+from charter.errors import Problem
 from charter.spec.layout import Adapter
 from charter.spec.quantity import Count, Names, added, execution
 from charter.spec.rewards import (
@@ -76,8 +77,9 @@ class PpoStage(Sampling, Stage):
     """`gae` with a value model; `reinforce` likewise, by whole returns less the value (Lee et al. 2023, appendix);
     `rloo` (Ahmadian et al. 2024), `grpo` (Shao et al. 2024) and `reinforce_pp_baseline` (scores less their group's
     mean) compare the answers to one prompt, without one; `reinforce_pp` (Hu et al. 2025) takes whole returns;
-    `distill` learns from `teacher`, token by token of the policy's own answers: rewards are measured, if there are any,
-    and not learnt from, and there is no KL penalty."""
+    `online_dpo` learns from the better of two answers against the worse by the loss of DPO (Guo et al. 2024), whose
+    beta is `kl_coefficient`; `distill` learns from `teacher`, token by token of the policy's own answers: rewards are
+    measured, if there are any, and not learnt from, and there is no KL penalty."""
     teacher: str | None = None
     """A model of the same tokens, whose log-probabilities the estimator `distill` raises the policy's towards."""
     reward_from: Literal["preference_model", "judge"] = added("preference_model")
@@ -145,9 +147,12 @@ class PpoStage(Sampling, Stage):
     """Rows of `ptx_data` per policy update."""
     seq_len: Count = added(1024)
     """Longest row of `ptx_data` in tokens."""
-    asynchrony: Literal["one_step_off"] | None = None
+    asynchrony: Literal["one_step_off", "in_flight"] | None = None
     """Age of the policy that draws a rollout: unless given, the policy that learns from it; `one_step_off`: that policy
-    before its last update, so that sampling need not wait for learning."""
+    before its last update, so that sampling need not wait for learning; `in_flight`: an answer goes on by the newest
+    weights after every update, and its oldest tokens are `max_age` updates old."""
+    max_age: Count | None = None
+    """`in_flight`: updates between the weights that draw an answer's first token and those that learn from it."""
     generator: Literal["native", "vllm"] = execution("native")
     """Who samples: this process, bit for bit repeatable, or vLLM, repeatable by stored answers only."""
     checkpoint_epochs: bool = execution(False)
@@ -212,12 +217,33 @@ class PpoStage(Sampling, Stage):
         return self.kl_coefficient > 0 and self.teacher is None
 
     @property
+    def unit(self) -> int:
+        """Answers of a group that share a micro-batch: both of a pair that is compared."""
+        return 2 if self.estimator == "online_dpo" else 1
+
+    @property
     def ahead(self) -> int:
         """Rollouts that are drawn before the step that learns from them."""
+        if self.asynchrony == "in_flight":
+            return self.max_age or 0
         return 0 if self.asynchrony is None else 1
 
+    def tokens_by(self, step: int, version: int) -> int:
+        """Return the most tokens of an answer of a step's rollout that weights up to a version may have drawn.
+
+        Each of the versions draws an equal share of `max_new_tokens`; the first draws what came before it too.
+
+        >>> stage = PpoStage(policy="p", reward="r", prompts=(), episodes=64, asynchrony="in_flight", max_age=3,
+        ...                  max_new_tokens=10)
+        >>> [stage.tokens_by(5, version) for version in range(1, 6)], stage.tokens_by(1, 0)
+        ([0, 3, 5, 8, 10], 8)
+        """
+        parts = self.ahead + 1
+        drawn = max(0, version - step + parts)
+        return -(-self.max_new_tokens * drawn // parts)
+
     def version_of(self, step: int) -> int:
-        """Return the updates behind the weights that draw the rollout of a step (from 0).
+        """Return the updates behind the oldest weights that draw the rollout of a step (from 0).
 
         >>> stage = PpoStage(policy="p", reward="r", prompts=(), episodes=64, asynchrony="one_step_off")
         >>> [stage.version_of(step) for step in range(4)]
@@ -234,3 +260,57 @@ class PpoStage(Sampling, Stage):
     def correction(self) -> Mismatch | None:
         """The correction for another program's sampling, in its long form."""
         return self.mismatch or (None if self.mismatch_clip is None else Mismatch(high=self.mismatch_clip))
+
+
+def check_asynchrony(stage: PpoStage, path: str) -> Iterator[Problem]:
+    """Yield what answers in flight cannot have: they are of one turn, are drawn once, and their age has a bound."""
+    if stage.asynchrony != "in_flight":
+        if stage.max_age is not None:
+            hint = "asynchrony: in_flight, or remove max_age"
+            yield Problem(message="bounds the age of answers in flight alone", path=f"{path}.max_age", hint=hint)
+        return
+    if stage.max_age is None or not 1 <= stage.max_age < stage.max_new_tokens:
+        message = f"answers in flight need a bound of their age, from 1 to max_new_tokens - 1; found {stage.max_age}"
+        yield Problem(message=message, path=f"{path}.max_age", hint="max_age: 2")
+    for name, is_there, reason in (
+        ("environment", stage.environment is not None, "answers of several turns are drawn by one version"),
+        ("equal_groups", stage.equal_groups == "refill", "a group that is drawn again begins when the others end"),
+    ):
+        if is_there:
+            hint = f"asynchrony: one_step_off, or change {name}"
+            yield Problem(message=f"{reason}: not in_flight", path=f"{path}.{name}", hint=hint)
+
+
+_NOT_OF_PAIRS: tuple[tuple[str, object], ...] = (
+    ("kl_target", None),
+    ("kl_in", None),
+    ("clip_ratio", 0.2),
+    ("clip_ratio_high", None),
+    ("ratio", "token"),
+    ("surrogate", "clip"),
+    ("dual_clip", None),
+    ("loss_aggregation", "token"),
+    ("entropy_weight", 0.0),
+    ("mismatch", None),
+    ("mismatch_clip", None),
+)
+"""Options of a loss of tokens, and what they are unless given."""
+
+
+def check_online_dpo(stage: PpoStage, path: str) -> Iterator[Problem]:
+    """Yield what the loss of pairs lacks or cannot have."""
+    if stage.estimator != "online_dpo":
+        return
+    if stage.samples_per_prompt > 2:
+        message = f"the estimator online_dpo compares two answers; found {stage.samples_per_prompt}"
+        yield Problem(message=message, path=f"{path}.samples_per_prompt", hint="samples_per_prompt: 2")
+    if stage.minibatch % 2:
+        message = f"{stage.minibatch} answers are no whole pairs"
+        yield Problem(message=message, path=f"{path}.minibatch", hint=f"minibatch: {stage.minibatch + 1}")
+    if stage.kl_coefficient <= 0:
+        message = "is the beta of online_dpo, which must be above 0"
+        yield Problem(message=message, path=f"{path}.kl_coefficient", hint="kl_coefficient: 0.1")
+    for name, unset in _NOT_OF_PAIRS:
+        if (value := getattr(stage, name)) != unset:
+            message = f"the estimator online_dpo has a loss of pairs, not of tokens; found {value}"
+            yield Problem(message=message, path=f"{path}.{name}", hint=f"remove {name}")

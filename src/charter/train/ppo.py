@@ -33,6 +33,7 @@ from charter.train.loop import DivergenceGuard, Loop, StepReport, publish_model
 from charter.train.meter import LOGITS, MINIBATCHES
 from charter.train.models import TrainedModel, frozen_model, reads_parts, stage_model, trained_model
 from charter.train.optimizers import make_optimizer, set_learning_rate
+from charter.train.ppo_answers import Flight
 from charter.train.ppo_math import KlController, stops_update
 from charter.train.ppo_rollout import PpoModels, Rollout, Sampler
 from charter.train.ppo_step import MinibatchPosition, Update
@@ -156,6 +157,9 @@ class PpoTask:
     def _sample(self, step: int) -> None:
         """Take up the rollout that was drawn ahead, or draw one; then draw the next by the same weights."""
         self.progress.clear()
+        if self.spec.asynchrony == "in_flight":
+            self._keep(self._landed(step))
+            return
         rollout = self._ahead() or self._drawn(step)
         self._keep(rollout)
         later = step + self.ahead
@@ -166,6 +170,24 @@ class PpoTask:
         """The rollout of a step by the weights as they are now, with old log-probabilities and values of them."""
         rollout = self.sampler.sample(step, self.guard.data_step(step), kl_coefficient=self.controller.coefficient)
         return rollout.to_buffers(self.setup.ranks)
+
+    def _landed(self, step: int) -> dict[str, Tensor]:
+        """The rollout of a step, and those behind it as far as the weights may draw them."""
+        ranks, guard, buffers = self.setup.ranks, self.guard, dict[str, Tensor]()
+        before = self._ahead()
+        for later in range(step, min(step + self.ahead + 1, self.target_step)):
+            begins = f"{later}."
+            own = {name.removeprefix(begins): value for name, value in before.items() if name.startswith(begins)}
+            flight = Flight.from_buffers(own, ranks) if own else None
+            data_step = guard.data_step(later)
+            flight = self.sampler.advance(flight, later, data_step, version=step)
+            if later == step:
+                coefficient = self.controller.coefficient
+                rollout = self.sampler.land(flight, step, data_step, kl_coefficient=coefficient)
+                buffers.update(rollout.to_buffers(ranks))
+            else:
+                buffers.update({f"{AHEAD}{begins}{name}": value for name, value in flight.to_buffers(ranks).items()})
+        return buffers
 
     def _ahead(self) -> dict[str, Tensor]:
         buffers = self.state.buffers.items()
@@ -204,7 +226,7 @@ class PpoTask:
         totals = self.setup.ranks.total(rollout.sums(kl_estimator=spec.kl_estimator, samples=samples))
         rewards = self.setup.ranks.total(rollout.reward_sums([item.name for item in spec.rewards]))
         tokens, rated = int(totals.pop("tokens")), totals.pop("rated", float(answers))
-        mismatch = totals.pop("mismatch_kl", None)
+        mismatch, versions = totals.pop("mismatch_kl", None), totals.pop("versions", None)
         sums = dict(self.progress.sums)
         count = max(sums.pop(MINIBATCHES), 1.0)
         metrics = {name: value / count for name, value in sums.items()}
@@ -225,7 +247,9 @@ class PpoTask:
         metrics["learning_rate"] = self.update.policy_optimizer.param_groups[0]["lr"]
         self.controller.update(kl_nats=metrics.get("kl", 0.0), answers=answers)
         if self.ahead:
-            metrics["rollout_age"] = float(step - spec.version_of(step))
+            oldest = float(spec.version_of(step))
+            drew = oldest if versions is None else versions / max(totals["response_tokens"], 1.0)
+            metrics["rollout_age"] = step - drew
         self._keep({AHEAD + name: value for name, value in self._ahead().items()})
         self.progress.clear()
         counters = {"episodes": answers, "tokens": tokens}
@@ -239,7 +263,7 @@ class PpoTask:
         A stage that goes on from a checkpoint before the alarm raises it again: nothing is forgotten by a restart.
         """
         place = [item.name for item in self.spec.rewards].index(gold)
-        sums = self.setup.ranks.total(rollout.watched_sums(place, samples=self.spec.samples_per_prompt))
+        sums = self.setup.ranks.total(_watched_sums(rollout, place, samples=self.spec.samples_per_prompt))
         means = _rollout_means(sums)
         alarm = None if means is None else self.watch.look(means)
         if alarm is not None and self.setup.ranks.is_first:
@@ -252,6 +276,28 @@ class PpoTask:
                 "with `warn` the stage goes on"
             )
         return self.watch.alarm is not None
+
+
+def _watched_sums(rollout: Rollout, gold: int, *, samples: int) -> dict[str, float]:
+    """Sums over the groups, and of the gold over the answers too, where that reward of the list applied."""
+    assert rollout.reward_BK is not None
+    gold_GS = rollout.reward_BK[:, gold].double().view(-1, samples)
+    score_GS = rollout.score_B.double().view(-1, samples)
+    rated_GS = ~gold_GS.isnan()
+    group_G = rated_GS.any(1)
+    gold_GS = torch.where(rated_GS, gold_GS, 0.0)
+    gold_G = (gold_GS.sum(1) / rated_GS.sum(1).clamp_min(1))[group_G]
+    reward_G = score_GS.mean(1)[group_G]
+    return {
+        "groups": float(group_G.sum()),
+        "answers": float(rated_GS.sum()),
+        "reward": float(reward_G.sum()),
+        "reward_square": float((reward_G**2).sum()),
+        "gold": float(gold_G.sum()),
+        "gold_square": float((gold_G**2).sum()),
+        "gold_answers": float(gold_GS.sum()),
+        "gold_answers_square": float((gold_GS**2).sum()),
+    }
 
 
 def _rollout_means(sums: Mapping[str, float]) -> RolloutMeans | None:
@@ -275,7 +321,7 @@ def _rollout_means(sums: Mapping[str, float]) -> RolloutMeans | None:
 
 
 AHEAD = "ahead."
-"""Begins the names of the buffers of a rollout whose step is yet to come."""
+"""Begins the names of the buffers of rollouts whose step is yet to come."""
 MIN_GROUPS = 2
 """Of a rollout; one has no variance."""
 
@@ -288,6 +334,8 @@ def ppo_task(setup: Setup, stack: ExitStack | None = None) -> tuple[PpoTask, Tra
     spec = setup.job.spec
     assert isinstance(spec, PpoStage)
     stack = stack or ExitStack()
+    if spec.asynchrony == "in_flight" and spec.generator != "native" and setup.ranks.world_size > 1:
+        raise DataError("asynchrony: in_flight with a generator beside the trainer runs in one process")
     judges = JudgeReward.open(setup, spec, stack)
     policy = trained_model(setup, _policy(setup), spec)
     models = _models(setup, spec, policy)

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,10 +25,10 @@ from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import KlEstimator
 from charter.train.judge_reward import JudgeReward
 from charter.train.losses import distillation_advantages
+from charter.train.ppo_answers import Flight, Scored, gathered, read_record, record_path
 from charter.train.ppo_math import (
     answer_scores,
     degenerate_groups,
-    equal_groups,
     generalised_advantages,
     grpo_advantages,
     kl_penalty,
@@ -85,6 +86,8 @@ class Rollout:
     """Known cost of each reward, likewise."""
     turns_BF: Tensor | None = None
     """Figures of answers of several turns (`Trajectory.figures`)."""
+    version_BR: Tensor | None = None
+    """Updates behind the weights that drew each token, where several versions have drawn an answer."""
 
     @property
     def loss_mask_BR(self) -> Tensor:
@@ -111,6 +114,8 @@ class Rollout:
             sums["teacher_kl"] = ((old - self.teacher_BR) * mask).double().sum()
         if self.generator_BR is not None:
             sums["mismatch_kl"] = mismatch_kl(old, self.generator_BR, mask).total.double()
+        if self.version_BR is not None:
+            sums["versions"] = (self.version_BR * mask).double().sum()
         if self.counted_B is not None:
             sums["counted_share"] = self.counted_B.double().sum()
         if self.turns_BF is not None:
@@ -147,27 +152,6 @@ class Rollout:
         totals = {name: column.sum(0).tolist() for name, column in columns.items()}
         return {f"{reward}/{name}": totals[name][k] for name in totals for k, reward in enumerate(names)}
 
-    def watched_sums(self, gold: int, *, samples: int) -> dict[str, float]:
-        """Sums over the groups, and of the gold over the answers too, where that reward of the list applied."""
-        assert self.reward_BK is not None
-        gold_GS = self.reward_BK[:, gold].double().view(-1, samples)
-        score_GS = self.score_B.double().view(-1, samples)
-        rated_GS = ~gold_GS.isnan()
-        group_G = rated_GS.any(1)
-        gold_GS = torch.where(rated_GS, gold_GS, 0.0)
-        gold_G = (gold_GS.sum(1) / rated_GS.sum(1).clamp_min(1))[group_G]
-        reward_G = score_GS.mean(1)[group_G]
-        return {
-            "groups": float(group_G.sum()),
-            "answers": float(rated_GS.sum()),
-            "reward": float(reward_G.sum()),
-            "reward_square": float((reward_G**2).sum()),
-            "gold": float(gold_G.sum()),
-            "gold_square": float((gold_G**2).sum()),
-            "gold_answers": float(gold_GS.sum()),
-            "gold_answers_square": float((gold_GS**2).sum()),
-        }
-
     def to_buffers(self, ranks: Ranks) -> dict[str, Tensor]:
         """All processes' rollouts as one, rank after rank: what a checkpoint holds. The answers' width is the same."""
         own = self._tensors()
@@ -175,7 +159,7 @@ class Rollout:
         for name in ("ids_BT", "mask_BT"):
             value = own[_SEQUENCES + name]
             own[_SEQUENCES + name] = torch.nn.functional.pad(value, (0, width - value.shape[1]))
-        return {name: _gathered(value, ranks) for name, value in own.items()}
+        return {name: gathered(value, ranks) for name, value in own.items()}
 
     @classmethod
     def from_buffers(cls, buffers: Mapping[str, Tensor], ranks: Ranks) -> "Rollout":
@@ -188,15 +172,6 @@ class Rollout:
         named = {_SEQUENCES + item.name: getattr(self.sequences, item.name) for item in fields(Sequences)}
         named |= {item.name: getattr(self, item.name) for item in fields(self) if item.name != "sequences"}
         return {name: value for name, value in named.items() if value is not None}
-
-
-def _gathered(value: Tensor, ranks: Ranks) -> Tensor:
-    if ranks.data_size == 1:
-        return value
-    sent = value.to(torch.uint8) if value.dtype == torch.bool else value.contiguous()
-    parts = [torch.empty_like(sent) for _ in range(ranks.data_size)]
-    torch.distributed.all_gather(parts, sent, group=ranks.data_group)
-    return torch.cat(parts).to(value.dtype)
 
 
 @dataclass(frozen=True)
@@ -249,35 +224,109 @@ class Sampler:
         with self.setup.meter.phase("score"):
             return self._rollout(step, scored, kl_coefficient=kl_coefficient)
 
-    def _scored(self, step: int, name: str, rows: Sequence[int], seeds: Sequence[int]) -> "Scored":
+    def advance(self, flight: Flight | None, step: int, data_step: int, *, version: int) -> Flight:
+        """Draw the answers of a rollout on by the weights as they are now, as far as this version may.
+
+        Where the rollout is on record its tokens are read, and none is drawn.
+        """
+        spec, policy, most = self.spec, self.models.policy, self.spec.tokens_by(step, version)
+        record = record_path(self.setup.stage.path, step, data_step, self.setup.ranks)
+        if not self.setup.ranks.any(not record.exists()):
+            return read_record(record).cut(most)
+        rows, numbers = self._own_prompts(data_step)
+        if flight is None:
+            turns = [self.prompts[row].turns for row in rows]
+            flight = Flight.of(
+                [encode_prompt(policy.tokenizer, item, max_tokens=spec.max_prompt_tokens) for item in turns]
+            )
+        going = flight.going(policy.end_id, most)
+        if not self.setup.ranks.any(bool(going)):
+            return flight
+        begin = flight.drawn
+        further = (begin,) if begin else ()
+        seeds = [self.setup.seed("rollout", step, numbers[place], *further) for place in going]
+        settings = self._settings(most - begin, max(0, spec.min_new_tokens - begin))
+        with self.setup.meter.phase("generate"), self.models.trained.gathered():
+            if going:
+                contexts = [flight.answers[place].context for place in going]
+                flight = flight.extended(going, self._answers(version, contexts, seeds, settings), version)
+        if version == step:
+            return flight  # the rollout's own figures are of these weights
+        with self.setup.meter.phase("score"):
+            return flight.with_old(self._old(step, flight), version)
+
+    def land(self, flight: Flight, step: int, data_step: int, *, kl_coefficient: float) -> Rollout:
+        """The rollout of answers that are all drawn, which goes on record."""
+        rows, numbers = self._own_prompts(data_step)
+        seeds = [self.setup.seed("rollout", step, number) for number in numbers]
+        answers = flight.as_answers(padding=self.models.policy.padding_id, device=self.setup.device)
+        name = f"{step:06d}-{self.setup.ranks.data_rank}"
+        with self.setup.meter.phase("score"):
+            scored = self._judged(step, name, rows, seeds, answers, [])
+            if self.spec.equal_groups == "drop":
+                scored = scored.without_equal_groups(self.spec.samples_per_prompt)
+            rollout = self._rollout(step, scored, kl_coefficient=kl_coefficient, flight=flight)
+        record = record_path(self.setup.stage.path, step, data_step, self.setup.ranks)
+        if not record.exists():
+            flight.with_old(rollout.log_probability_BR, step).record(record)
+        return rollout
+
+    @torch.no_grad()
+    def _old(self, step: int, flight: Flight) -> Tensor:
+        """Log-probabilities of the answers so far by the weights as they are now, as the trainer computes them."""
+        answers = flight.as_answers(padding=self.models.policy.padding_id, device=self.setup.device)
+        width = max(self.setup.ranks.gather(answers.answer_BR.shape[1]))
+        sequences = as_sequences(answers, answer_width=width, padding=self.models.policy.padding_id)
+        (old_BR,), _ = self._evaluate(sequences, self.micro_batches(step, 0), (self.models.trained,), None)
+        assert isinstance(old_BR, Tensor)
+        return old_BR
+
+    def _settings(self, max_new_tokens: int, min_new_tokens: int) -> SamplingSettings:
+        spec = self.spec
+        return SamplingSettings(max_new_tokens, min_new_tokens, spec.temperature, spec.top_p, spec.dtype)
+
+    def _scored(self, step: int, name: str, rows: Sequence[int], seeds: Sequence[int]) -> Scored:
         """One answer to each prompt, of one turn or of several, and what it got; stored under `name`."""
-        spec, meter, policy = self.spec, self.setup.meter, self.models.policy
-        settings = SamplingSettings(spec.max_new_tokens, spec.min_new_tokens, spec.temperature, spec.top_p, spec.dtype)
+        spec, meter, policy, version = self.spec, self.setup.meter, self.models.policy, self.spec.version_of(step)
+        settings = self._settings(spec.max_new_tokens, spec.min_new_tokens)
         turns = [self.prompts[row].turns for row in rows]
         name = f"{name}-{self.setup.ranks.data_rank}"
         played: list[Trajectory] = []
         with meter.phase("generate"), self.models.trained.gathered():
             if self.turns is None:
                 ids = [encode_prompt(policy.tokenizer, item, max_tokens=spec.max_prompt_tokens) for item in turns]
-                answers = self._answers(step, ids, list(seeds), settings)
+                answers = self._answers(version, ids, list(seeds), settings)
             else:
                 starts = [
                     Start(self.prompts[row].turns, self.prompts[row].columns, seed)
                     for row, seed in zip(rows, seeds, strict=True)
                 ]
                 store = ReplyStore(self.setup.stage.path / TURNS_DIRECTORY / f"{name}.jsonl")
-                played = self.turns.play(starts, settings, lambda *asked: self._answers(step, *asked), store)
+                played = self.turns.play(starts, settings, lambda *asked: self._answers(version, *asked), store)
                 answers = self.turns.answers(played, self.setup.device)
         with meter.phase("score"):
-            texts = [item.text for item in played] or answer_texts(policy, answers)
-            if self.rewards is None:
-                score_B = self._scores(step, list(zip(turns, texts, strict=True))).to(self.setup.device)
-                scored = Scored(answers, score_B)
-            else:
-                scored = self._rated(self.rewards, name, rows, seeds, answers, texts, played)
-        if self.shows_samples and self.setup.ranks.is_first and step % spec.checkpoint_every == 0:
+            return self._judged(step, name, rows, seeds, answers, played)
+
+    def _judged(
+        self,
+        step: int,
+        name: str,
+        rows: Sequence[int],
+        seeds: Sequence[int],
+        answers: Answers,
+        played: Sequence[Trajectory],
+    ) -> Scored:
+        """The scores of answers, stored under `name`."""
+        turns = [self.prompts[row].turns for row in rows]
+        texts = [item.text for item in played] or answer_texts(self.models.policy, answers)
+        if self.rewards is None:
+            score_B = self._scores(step, list(zip(turns, texts, strict=True))).to(self.setup.device)
+            scored = Scored(answers, score_B)
+        else:
+            scored = self._rated(self.rewards, name, rows, seeds, answers, texts, played)
+        if self.shows_samples and self.setup.ranks.is_first and step % self.spec.checkpoint_every == 0:
             table = () if scored.reward_BK is None else scored.reward_BK.T.tolist()
-            rewards = dict(zip((item.name for item in spec.rewards), table, strict=True))
+            rewards = dict(zip((item.name for item in self.spec.rewards), table, strict=True))
             prompts = [self.prompts[row] for row in rows]
             keep_rollout_samples(self.setup, step, prompts, texts, scored.score_B.tolist(), rewards)
         return scored
@@ -291,7 +340,7 @@ class Sampler:
         answers: Answers,
         texts: Sequence[str],
         played: Sequence[Trajectory],
-    ) -> "Scored":
+    ) -> Scored:
         """This process's answers by the list of rewards; a group with a failure is not learnt from."""
         ended_B, device = self._ended(answers), self.setup.device
         rateable = [
@@ -323,7 +372,7 @@ class Sampler:
             turns_BF,
         )
 
-    def _refilled(self, step: int, data_step: int, first: "Scored") -> "Scored":
+    def _refilled(self, step: int, data_step: int, first: Scored) -> Scored:
         """The rollout without groups of one score; with `refill` other prompts are sampled in their place.
 
         Every process samples as often as the one that needs most. Places that stay empty are not learnt from.
@@ -355,9 +404,9 @@ class Sampler:
         groups = None if self.setup.ranks.world_size == 1 else 1
         return score_answers(self.models.reward, conversations, dtype=self.spec.dtype, groups=groups)
 
-    def _answers(self, step: int, prompts: list[list[int]], seeds: list[int], settings: SamplingSettings) -> Answers:
+    def _answers(self, version: int, prompts: list[list[int]], seeds: list[int], settings: SamplingSettings) -> Answers:
         """This process's answers; a generator beside the trainer answers for all processes, from rank 0."""
-        ranks, generator, version = self.setup.ranks, self.generator, self.spec.version_of(step)
+        ranks, generator = self.setup.ranks, self.generator
         if generator is not None and generator.is_exact:
             generator.update_weights((), version=version)
             return generator.sample(prompts, seeds=seeds, settings=settings, version=version)
@@ -376,13 +425,16 @@ class Sampler:
 
     def micro_batches(self, step: int, epoch: int) -> list[list[Tensor]]:
         """The answers of this process in the order of an epoch: minibatches, each as its micro-batches."""
-        own = self.spec.rollout_batch // self.setup.ranks.data_size
+        unit = self.spec.unit
+        own = self.spec.rollout_batch // self.setup.ranks.data_size // unit
         seed = self.setup.seed("minibatches", step, epoch, *self.setup.own_parts())
         order = torch.tensor(keyed_permutation(own, seed=seed))
-        size = self.spec.minibatch // self.setup.ranks.data_size
+        rows = order[:, None] * unit + torch.arange(unit)
+        size = self.spec.minibatch // self.setup.ranks.data_size // unit
+        micro_batch = self.setup.layout.micro_batch or size * unit
         return [
-            [part[start:stop] for start, stop in self.setup.layout.micro_batches(len(part))]
-            for part in torch.split(order, size)
+            [some.flatten() for some in torch.split(part, max(1, micro_batch // unit))]
+            for part in torch.split(rows, size)
         ]
 
     def _own_prompts(self, data_step: int, attempt: int = 0) -> tuple[list[int], list[int]]:
@@ -399,13 +451,20 @@ class Sampler:
         return [row for row, _ in repeated], [number for _, number in repeated]
 
     @torch.no_grad()
-    def _rollout(self, step: int, scored: "Scored", *, kl_coefficient: float) -> Rollout:
+    def _rollout(self, step: int, scored: Scored, *, kl_coefficient: float, flight: Flight | None = None) -> Rollout:
         spec, answers, score_B = self.spec, scored.answers, scored.score_B
         width = max(self.setup.ranks.gather(answers.answer_BR.shape[1]))
         sequences = as_sequences(answers, answer_width=width, padding=self.models.policy.padding_id)
         mask_BR = sequences.answer_mask_BR
         ended_B = self._ended(answers)
-        old_BR, read_BR, value_BS = self._evaluate(sequences, self.micro_batches(step, 0))
+        models = self.models
+        (old_BR, *read_BR), value_BS = self._evaluate(
+            sequences, self.micro_batches(step, 0), (models.trained, models.reference, models.teacher), models.value
+        )
+        version_BR = None
+        if flight is not None:
+            version_BR = flight.padded("versions", width, self.setup.device)
+            old_BR = torch.where(version_BR == step, old_BR, flight.padded("old", width, self.setup.device))
         score_B = answer_scores(
             score_B, ended_B, reward_clip=spec.reward_clip, missing_end_penalty=spec.missing_end_penalty
         )
@@ -445,19 +504,23 @@ class Sampler:
             seconds_BK=scored.seconds_BK,
             usd_BK=scored.usd_BK,
             turns_BF=scored.turns_BF,
+            version_BR=version_BR,
         )
 
     def _evaluate(
-        self, sequences: Sequences, minibatches: Sequence[Sequence[Tensor]]
-    ) -> tuple[Tensor, list[Tensor | None], Tensor | None]:
-        """Old log-probabilities, those of reference and teacher, and old values, as the first epoch's micro-batches.
+        self,
+        sequences: Sequences,
+        minibatches: Sequence[Sequence[Tensor]],
+        readers: Sequence[Parallel | None],
+        value: Parallel | None,
+    ) -> tuple[list[Any], Tensor | None]:
+        """Log-probabilities by each of the readers, and values, as the first epoch's micro-batches.
 
         Logits depend on the rows of a batch, and the same batch gives the same bits: the first ratio is exactly 1.
         """
         shape, device = sequences.answer_mask_BR.shape, self.setup.device
-        readers = (self.models.trained, self.models.reference, self.models.teacher)
         own_BR = [None if reader is None else torch.zeros(shape, device=device) for reader in readers]
-        value_BS = None if self.models.value is None else torch.zeros((shape[0], shape[1] + 1), device=device)
+        value_BS = None if value is None else torch.zeros((shape[0], shape[1] + 1), device=device)
         temperature, dtype = self.spec.temperature, self.spec.dtype
         for index in (item for minibatch in minibatches for item in minibatch):
             self.setup.stage.alive()
@@ -466,16 +529,14 @@ class Sampler:
                 if reader is not None and its_BR is not None:
                     figures = answer_log_probabilities(reader.module, part, temperature=temperature, dtype=dtype)
                     its_BR[at_B] = figures[0]
-            if value_BS is not None and self.models.value is not None:
-                value_BS[at_B] = answer_values(self.models.value.module, part, dtype=dtype)
-        old_BR, *read_BR = (None if item is None else item * sequences.answer_mask_BR for item in own_BR)
-        assert old_BR is not None
-        return old_BR, read_BR, value_BS
+            if value_BS is not None and value is not None:
+                value_BS[at_B] = answer_values(value.module, part, dtype=dtype)
+        return [None if item is None else item * sequences.answer_mask_BR for item in own_BR], value_BS
 
     def _advantages(
         self,
         score_B: Tensor,
-        scored: "Scored",
+        scored: Scored,
         ended_B: Tensor,
         old_BR: Tensor,
         read_BR: Sequence[Tensor | None],
@@ -489,6 +550,8 @@ class Sampler:
         reference_BR, teacher_BR = read_BR
         if teacher_BR is not None:
             return distillation_advantages(teacher_BR, old_BR, mask_BR), None
+        if spec.estimator == "online_dpo":
+            return torch.zeros_like(old_BR), None  # pairs are compared as they are learnt from
         if spec.mixture == "normalise_then_sum" and self.rewards is not None and scored.reward_BK is not None:
             weight_K = torch.tensor([item.weight for item in self.rewards.rewards], device=score_B.device)
             return normalised_advantages(scored.reward_BK, weight_K, mask_BR, samples=samples, total=total), None
@@ -532,69 +595,3 @@ class Sampler:
         if spec.whiten_advantages:
             advantage_BR = whiten(advantage_BR, mask_BR, total=self.setup.ranks.sum)
         return advantage_BR, return_BR
-
-
-@dataclass(frozen=True)
-class Scored:
-    """Sampled answers, group by group, and the scores that they got."""
-
-    answers: Answers
-    score_B: Tensor
-    counted_B: Tensor | None = None
-    """Answers that are learnt from; None for all."""
-    reward_BK: Tensor | None = None
-    failed_BK: Tensor | None = None
-    seconds_BK: Tensor | None = None
-    usd_BK: Tensor | None = None
-    turns_BF: Tensor | None = None
-
-    def without_equal_groups(self, samples: int) -> "Scored":
-        """The same answers, those not counted whose group has one score."""
-        differs_B = ~equal_groups(self.score_B, samples=samples).repeat_interleave(samples)
-        return replace(self, counted_B=differs_B if self.counted_B is None else self.counted_B & differs_B)
-
-    def filled_from(self, other: "Scored", *, padding: int) -> "Scored":
-        """Rows that are not counted, replaced in order by the counted rows of another sampling, as far as they go."""
-        assert self.counted_B is not None
-        assert other.counted_B is not None
-        empty, spare = (~self.counted_B).nonzero().squeeze(1), other.counted_B.nonzero().squeeze(1)
-        count = min(len(empty), len(spare))
-        source = torch.arange(len(self.score_B), device=self.score_B.device)
-        source[empty[:count]] = len(self.score_B) + spare[:count]
-
-        def filled(own: Tensor | None, theirs: Tensor | None) -> Tensor | None:
-            return None if own is None or theirs is None else torch.cat([own, theirs])[source]
-
-        return Scored(
-            _joined(self.answers, other.answers, source, padding=padding),
-            torch.cat([self.score_B, other.score_B])[source],
-            torch.cat([self.counted_B, other.counted_B])[source],
-            filled(self.reward_BK, other.reward_BK),
-            filled(self.failed_BK, other.failed_BK),
-            filled(self.seconds_BK, other.seconds_BK),
-            filled(self.usd_BK, other.usd_BK),
-            filled(self.turns_BF, other.turns_BF),
-        )
-
-
-def _joined(first: Answers, second: Answers, row_B: Tensor, *, padding: int) -> Answers:
-    """Rows of two samplings: prompts to the right edge, answers to the left, as both have them."""
-
-    def rows(one: Tensor, other: Tensor, fill: float, *, is_prompt: bool) -> Tensor:
-        width = max(one.shape[1], other.shape[1])
-        sides = [(width - part.shape[1], 0) if is_prompt else (0, width - part.shape[1]) for part in (one, other)]
-        parts = [
-            torch.nn.functional.pad(part, side, value=fill) for part, side in zip((one, other), sides, strict=True)
-        ]
-        return torch.cat(parts)[row_B]
-
-    log_probability_BR = None
-    if first.log_probability_BR is not None and second.log_probability_BR is not None:
-        log_probability_BR = rows(first.log_probability_BR, second.log_probability_BR, 0.0, is_prompt=False)
-    return Answers(
-        rows(first.prompt_BQ, second.prompt_BQ, padding, is_prompt=True),
-        rows(first.prompt_mask_BQ, second.prompt_mask_BQ, 0, is_prompt=True),
-        rows(first.answer_BR, second.answer_BR, padding, is_prompt=False),
-        rows(first.answer_mask_BR, second.answer_mask_BR, 0, is_prompt=False),
-        log_probability_BR,
-    )

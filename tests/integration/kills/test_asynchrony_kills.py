@@ -1,4 +1,4 @@
-"""SIGKILL where rollouts are drawn a step ahead, by rewards or by a teacher: the same bits, killed at any boundary.
+"""SIGKILL where rollouts are drawn ahead, whole or in flight, by rewards or by a teacher: the same bits anywhere.
 
 A rollout that is drawn ahead cannot be drawn again once its policy has moved: it has to come from the checkpoint.
 `make chaos` kills at every boundary, CI at one.
@@ -16,12 +16,14 @@ from charter.artifacts.job import read_job, write_job
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 SPEC = replace(KINDS["ppo"].spec, episodes=4 * 8, ppo_epochs=2, asynchrony="one_step_off")
+IN_FLIGHT = replace(SPEC, asynchrony="in_flight", max_age=2)
+PAIRS = replace(IN_FLIGHT, estimator="online_dpo", samples_per_prompt=2, kl_target=None)
 TAUGHT = replace(SPEC, reward=None, estimator="distill", teacher="t", kl_target=None)
 
 
-def staged(bench, name: str, *, taught: bool = False):
-    directory = bench.stage("ppo", name, spec=TAUGHT if taught else SPEC)
-    if taught:
+def staged(bench, name: str, spec=SPEC):
+    directory = bench.stage("ppo", name, spec=spec)
+    if spec.teacher:
         job = read_job(directory)
         policy, teacher = job.inputs["policy"][0], bench.place / "teacher"
         if not teacher.exists():
@@ -38,11 +40,12 @@ def calm(bench):
     return directory
 
 
-@pytest.mark.parametrize("taught", in_turn([False, True]))
-def test_killed_at_every_boundary_ends_in_the_same_bits(bench, taught):
-    calm, killed = (staged(bench, f"{name}-{taught}", taught=taught) for name in ("calm", "killed"))
+@pytest.mark.parametrize("case", in_turn(["ahead", "taught", "in flight", "pairs"]))
+def test_killed_at_every_boundary_ends_in_the_same_bits(bench, case):
+    spec = {"ahead": SPEC, "taught": TAUGHT, "in flight": IN_FLIGHT, "pairs": PAIRS}[case]
+    calm, killed = (staged(bench, f"{name} {case}", spec) for name in ("calm", "killed"))
     assert bench.finish(calm) == 0, (calm / "log.txt").read_text()
-    for place, when in in_turn(boundaries("ppo", SPEC)):
+    for place, when in in_turn(boundaries("ppo", spec)):
         code = bench.finish(killed, CHARTER_KILL=f"ppo:checkpoint:{place}:{when}")
         assert code == KILLED, (place, when, (killed / "log.txt").read_text())
     assert bench.finish(killed) == 0, (killed / "log.txt").read_text()

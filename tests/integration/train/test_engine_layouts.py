@@ -95,6 +95,21 @@ def test_processes_sample_one_rollout_by_its_numbers(engine_inputs, tmp_path):
         assert metrics(two)[0][name] == pytest.approx(metrics(one)[0][name], rel=1e-4), name
 
 
+@pytest.mark.parametrize(
+    "layout", [pytest.param(DDP, marks=THOROUGH), pytest.param(SHARDED, marks=THOROUGH)], ids=label
+)
+def test_processes_share_the_answers_in_flight(engine_inputs, tmp_path, layout):
+    """Each process draws its own answers on from a checkpoint that has those of all."""
+    settings = {"asynchrony": "in_flight", "max_age": 2, "max_new_tokens": 6, "episodes": 24, "learning_rate": 1e-4}
+    one = run(short(engine_inputs, tmp_path / "one", "ppo", **settings), ppo)
+    two = run(short(engine_inputs, tmp_path / "two", "ppo", frozen=layout, **settings), ppo)
+    assert [line["rollout_age"] > 0 for line in metrics(two)] == [False, True, True]
+    for first, second in zip(metrics(one), metrics(two), strict=True):
+        for name in ("reward_mean", "response_tokens", "rollout_age"):
+            assert second[name] == pytest.approx(first[name], rel=0.1, abs=0.1), name
+    assert len(list((two.path / "rollouts").iterdir())) == 2 * 3
+
+
 def test_the_pretraining_mix_is_shared_among_processes(engine_inputs, tmp_path):
     """Where scores and KL teach nothing, all gradient is the mix's: the same however many processes share its rows."""
     settings = {"ptx_weight": 1.0, "ptx_batch": 6, "seq_len": 48, "reward_clip": 0.0, "kl_coefficient": 0.0}
@@ -104,6 +119,18 @@ def test_the_pretraining_mix_is_shared_among_processes(engine_inputs, tmp_path):
     assert metrics(one)[0]["gradient_norm"] > 1e-3
     for name in ("ptx_loss", "gradient_norm"):
         assert metrics(two)[0][name] == pytest.approx(metrics(one)[0][name], rel=1e-3), name
+
+
+@pytest.mark.parametrize("layout", [DDP, pytest.param(SHARDED, marks=THOROUGH)], ids=label)
+def test_processes_share_one_reference_point(engine_inputs, tmp_path, layout):
+    """KTO compares with a figure of the whole batch, however many processes share its rows."""
+    settings = {"loss": "kto", "steps": 3, "learning_rate": 1e-2}
+    one = run(short(engine_inputs, tmp_path / "one", "dpo", **settings), dpo)
+    two = run(short(engine_inputs, tmp_path / "two", "dpo", frozen={**layout, "micro_batch": 2}, **settings), dpo)
+    assert max(line["reference_point"] for line in metrics(one)) > 0.01
+    for first, second in zip(metrics(one), metrics(two), strict=True):
+        for name in ("reference_point", "loss", "gradient_norm"):
+            assert second[name] == pytest.approx(first[name], rel=2e-2, abs=1e-3), name
 
 
 def test_another_number_of_processes_is_refused_and_works_when_the_record_says_so(engine_inputs, tmp_path):

@@ -109,7 +109,13 @@ def task_of(path, made, **changes):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"estimator": "rloo", "samples_per_prompt": 2}, {"stop_update_kl": 1e-9}, {"asynchrony": "one_step_off"}],
+    [
+        {},
+        {"estimator": "rloo", "samples_per_prompt": 2},
+        {"stop_update_kl": 1e-9},
+        {"asynchrony": "one_step_off"},
+        {"asynchrony": "in_flight", "max_age": 2},
+    ],
 )
 def test_all_that_a_ppo_step_changes_is_in_the_state(made, tmp_path, changes):
     task = task_of(tmp_path / "stage", made, **changes)

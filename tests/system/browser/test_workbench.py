@@ -18,6 +18,7 @@ def page(scratch, dashboard_of, visit):
     lines = [json.loads(line) | {"tokens": 128} for line in metrics.read_text().splitlines()]
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     (case.directory("sft") / "log.txt").write_text("loading\nstep 1\nstep 2\n")
+    lively(scratch / "second", pid=os.getpid())
     opened = visit(dashboard_of(scratch))
     opened.goto(f"/p/{key_of(case.root.resolve())}/stage/sft")
     opened.wait_for_selector("#curves canvas")
@@ -64,4 +65,49 @@ def test_a_log_is_searched(page):
     assert "2: step 1" in page.locator("#log pre").inner_text()
     page.click("text=The end of the log")
     assert "loading" in page.locator("#log pre").inner_text()
+    assert page.complaints == []
+
+
+def test_a_link_shows_other_runs_as_they_were_chosen(page):
+    page.select_option("#curve-smoothing", "0.9")
+    page.select_option("#curve-range", "0.5 1")
+    page.click("text=Other runs over these curves")
+    page.check("#beside input >> nth=0")
+    page.click("#beside button")
+    page.wait_for_selector("#curves .legend")
+    assert page.evaluate("location.search").count("with=") == 1
+    page.goto(page.url)
+    page.wait_for_selector("#curves canvas")
+    labels = (
+        "() => Chart.getChart(document.querySelector('#curves canvas')).data.datasets.map((set) => set.label ?? '')"
+    )
+    assert [label for label in page.evaluate(labels) if label] == ["this run", "second"]
+    chosen = "document.getElementById('curve-{}').value"
+    assert (page.evaluate(chosen.format("smoothing")), page.evaluate(chosen.format("range"))) == ("0.9", "0.5 1")
+    assert page.complaints == []
+
+
+def test_runs_are_tagged_grouped_and_a_view_is_saved(scratch, dashboard_of, visit, axe):
+    case = lively(scratch / "demo", pid=os.getpid())
+    lively(scratch / "second", pid=os.getpid())
+    page = visit(dashboard_of(scratch))
+    page.goto(f"/p/{key_of(case.root.resolve())}")
+    page.get_by_text("Tags", exact=True).click()
+    page.get_by_label("A word, or name=value").fill("seed=3")
+    page.get_by_role("button", name="Add tag").click()
+    page.locator("#head .tag", has_text="seed: 3").wait_for()
+    page.goto("/")
+    page.get_by_label("Grouped by").select_option("seed")
+    page.get_by_role("button", name="Show").click()
+    assert [text.split()[0] for text in page.locator("tr.group").all_inner_texts()] == ["3", "none"]
+    page.get_by_label("Name of this view").fill("By seed")
+    page.get_by_role("button", name="Save").click()
+    assert axe(page) == []
+    page.goto("/")
+    page.get_by_role("link", name="By seed").click()
+    page.locator("tr.group").first.wait_for()
+    page.get_by_role("link", name="seed: 3").click()
+    assert page.locator("tr.project").count() == 1
+    page.get_by_role("button", name="Forget the view By seed").click()
+    assert page.get_by_role("link", name="By seed").count() == 0
     assert page.complaints == []

@@ -5,6 +5,8 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from dashboard_case import lively
@@ -20,6 +22,7 @@ from charter.engines.project import load_project
 from charter.errors import UsageError
 from charter.run import actions
 from charter.run.approval import read_approval
+from charter.run.events import ACTIONS
 from charter.run.graph import build_pipeline
 
 TOKEN = "correct-horse-battery-staple-0123456789"
@@ -44,10 +47,12 @@ def enter(tmp_path, case):
     def entered(token, *, acts=True, viewer_token=VIEWERS):
         settings = Settings(roots=(tmp_path / "work",), token=TOKEN, viewer_token=viewer_token, port=PORT, acts=acts)
         client = TestClient(build_app(settings, PORT), base_url=HOME, raise_server_exceptions=False)
+        servers.enter_context(client)  # its end ends the processes of the pages
         client.get("/", params={"token": token})
         return client
 
-    return entered
+    with ExitStack() as servers:
+        yield entered
 
 
 def press(client, case, button, token=TOKEN, **form):
@@ -95,7 +100,7 @@ def test_what_cannot_be_approved_is_refused_in_words(enter, case, stage, words):
     assert (answer.status_code, words in answer.text) == (409, True)
 
 
-BUTTONS = ("approve", "stop", "start", "note", "raise", "rerun", "sweep")
+BUTTONS = ("approve", "stop", "start", "note", "raise", "rerun", "sweep", "tag")
 
 
 @pytest.mark.parametrize("button", BUTTONS)
@@ -118,6 +123,61 @@ def test_a_sample_is_flagged_with_a_note(enter, case):
     assert press(client, case, "note", sample="p1", note="").status_code == 303
     assert "Go away." not in client.get(f"{samples}?flagged=1").text
     assert press(client, case, "note", note="of nothing").status_code == 409
+
+
+def test_a_run_is_tagged_and_found_by_it(enter, case):
+    client, page = enter(TOKEN), f"/p/{key_of(case.root.resolve())}"
+    assert press(client, case, "tag", tag="seed = 3").status_code == 303
+    assert press(client, case, "tag", tag="keep").status_code == 303
+    assert "seed: 3" in client.get(page).text
+    assert "demo</a>" in client.get("/", params={"tag": "seed: 3"}).text
+    assert "No project matches" in client.get("/", params={"tag": "seed: 4"}).text
+    assert press(client, case, "tag", tag="seed", remove="1").status_code == 303
+    assert "seed: 3" not in client.get("/").text
+    row = client.get("/api/v1/runs", params={"tag": "keep"}).json()["runs"][0]
+    assert row["tags"] == {"team": "alignment", "goal": "safe", "keep": ""}
+    said = [(event["message"], "in the dashboard" in event["by"]) for event in events(case)[-3:]]
+    assert [(words.partition(" by ")[0], there) for words, there in said] == [
+        ("tagged seed: 3", True), ("tagged keep", True), ("tag off seed", True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tag", "more", "words"),
+    [
+        ("=3", {}, "is no tag"),
+        ("seed=", {}, "is no tag"),
+        ("x" * 61, {}, "at most 60"),
+        ("team=red", {}, "charter.yaml has the tag team: alignment"),
+        ("keep", {"remove": "1"}, "it has none"),
+    ],
+)
+def test_what_is_no_tag_is_refused(enter, case, tag, more, words):
+    answer = press(enter(TOKEN), case, "tag", tag=tag, **more)
+    assert (answer.status_code, words in answer.text) == (409, True)
+    assert not (case.run / "tags.json").exists()
+
+
+def test_actions_name_who_and_when_however_long_ago(enter, case):
+    case.event("run_started", run="demo", todo=["sft"], by="grace@node7")
+    for number in range(500):
+        case.event("stage_note", stage="sft", message=f"note {number}")
+    client = enter(TOKEN)
+    assert press(client, case, "raise", limit="$5k").status_code == 303
+    page = f"/p/{key_of(case.root.resolve())}/actions"
+    text = client.get(page).text
+    assert ("grace@node7" in text, "budget raised" in text, "note 7" in text) == (True, True, False)
+    ones = client.get(page, params={"by": "grace@node7"}).text
+    assert ("1 stage to do" in ones, "budget raised" in ones) == (True, False)
+    listed = client.get(f"/api/v1/runs/{key_of(case.root.resolve())}/actions").json()["actions"]
+    assert listed[1]["by"] == "grace@node7"
+    assert "in the dashboard" in listed[0]["by"]
+    assert "budget raised" in client.get(f"/api/v1/runs/{key_of(case.root.resolve())}/actions.csv").text
+
+
+def test_every_action_leaves_who_did_it():
+    found = set(re.findall(r'_write_down\(\s*[\w.]+, "(\w+)"', Path(actions.__file__).read_text()))
+    assert found | {"run_started"} == ACTIONS
 
 
 def test_a_budget_is_raised_for_the_run(enter, case):

@@ -6,17 +6,21 @@ import threading
 from pathlib import Path
 
 import pytest
+from dashboard_case import ProjectCase
 from typer.testing import CliRunner
 
 from charter.artifacts.sample_prompts import SamplePrompts, append_samples, write_sample_prompts
 from charter.cli.main import app
 from charter.dashboard.app import ASSET_FILES, asset_bytes
-from charter.dashboard.discovery import key_of
+from charter.dashboard.discovery import find_projects, key_of
 from charter.dashboard.export import export_pages
 from charter.dashboard.links import LiveLinks, StaticLinks
+from charter.dashboard.reading import ProjectReader
 from charter.dashboard.settings import Settings
 from charter.dashboard.site import ProjectSite
+from charter.dashboard.stamped import JsonFiles
 from charter.dashboard.table import PAGES
+from charter.dashboard.view.files_view import stage_files
 from charter.errors import CharterError, UsageError
 
 TOKEN = "correct-horse-battery-staple-0123456789"
@@ -217,8 +221,24 @@ def test_answers_in_training_stand_side_by_side(client, case, at):
 def test_a_stage_that_failed_has_no_time_left(client, case, at):
     case.failed("ppo", "the reward is not a number")
     assert "Time left" not in client.get(at("stage/ppo")).text
-    assert "Time left" in client.get(at("stage/judged")).text
+    assert "waits for ppo, which failed" in client.get(at("stage/judged")).text
     assert "until what failed runs again" in client.get(at()).text
+
+
+def test_a_failure_that_ends_a_run_is_one_notice(client, case, at):
+    case.failed("ppo", "the reward is not a number")
+    case.event(
+        "run_stopped", label="stage", message="stage ppo: the reward is not a number\n  given up: it would again"
+    )
+    notices = client.get(at()).text.split('id="notices"')[1].split("</dl>")[0]
+    assert notices.count("the reward is not a number") == 1
+    assert "failed, and the run has stopped" in notices
+    assert "given up: it would again" in notices
+
+
+def test_a_metric_that_never_changed_is_named(client, case, at):
+    case.metrics("pm", 1, peak_bytes=11 * 2.0**20)
+    assert "Never changed: Peak memory 1.0 MiB" in client.get(at("stage/pm")).text
 
 
 def test_the_interface_for_scripts_says_what_the_pages_say(client, case, at):
@@ -250,7 +270,7 @@ def test_the_interface_describes_itself(client):
         for name, value in names.items():
             path = path.replace(name, value)
         assert client.get(path).status_code in (200, 404), path
-    assert len(document["paths"]) == 8
+    assert len(document["paths"]) == 12
 
 
 def test_the_log_of_a_stage_is_searched(client, case, at):
@@ -260,3 +280,42 @@ def test_the_log_of_a_stage_is_searched(client, case, at):
     assert "three" not in found.partition('id="log"')[2]
     assert "three" in client.get(at("stage/judged")).text
     assert "No line with “absent”" in client.get(at("stage/judged") + "?log=absent").text
+
+
+def test_other_runs_lie_over_the_curves_of_a_stage(client, case, settings, at):
+    other, gone = (ProjectCase(settings.roots[0] / name, tag="mild") for name in ("other", "gone"))
+    other.metrics("sft", 8)
+    page = client.get(at("stage/sft")).text
+    assert "Other runs over these curves" in page
+    assert 'name="with"' not in page, "nobody asked for the other runs, which cost a look at each"
+    choice = client.get(at("stage/sft"), params={"beside": "1"}).text
+    keys = [key_of(item.root.resolve()) for item in (other, gone)]
+    assert f'name="with" value="{keys[0]}"' in choice
+    assert keys[1] not in choice, "its stage has not started"
+    both = client.get(at("stage/sft"), params={"with": keys[0]}).text
+    drawn = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', both, re.DOTALL)[1])
+    loss = next(curve for curve in drawn["curves"] if curve["metric"] == "loss")
+    assert [(line["label"], len(line["points"])) for line in loss["others"]] == [("other", 8)]
+    assert "demo (this run)" in both
+    assert "checked><span>other" in both
+    assert client.get(at("stage/sft"), params={"with": "nobody"}).status_code == 200
+
+
+def test_a_file_is_followed_to_where_it_began(client, case, at):
+    case.directory("pm")
+    rows = client.get(f"/api/v1/runs/{key_of(case.root.resolve())}/files").json()["files"]
+    (weights,) = [row for row in rows if row["stage"] == "sft"]
+    assert (weights["path"], weights["size_bytes"]) == ("model/weights", 1000)
+    page = client.get(at("files")).text
+    assert weights["sha256"][:16] in page
+    assert re.search(r"Began with</dt><dd>.*?pairs.*?texts.*?, through sft", page, re.DOTALL)
+    assert "earlier one" not in page
+    found = client.get(at("files"), params={"q": weights["sha256"][:10]}).text
+    assert ("model/weights" in found, "It has published no file" in found) == (True, False)
+    assert "No file matches" in client.get(at("files"), params={"q": "ffff0000ffff"}).text
+    job = case.directory("pm") / "job.json"
+    job.write_text(job.read_text().replace(case.stages["sft"].fingerprint, "0" * 64))
+    (case.directory("sft") / "outputs" / "model" / "weights").unlink()
+    later = stage_files(ProjectReader(find_projects((case.root,))[0]).snapshot(), JsonFiles().read)
+    assert [item.is_now for item in later[1].reads if item.source == "stage"] == [False]
+    assert later[0].files[0].size_bytes is None

@@ -15,13 +15,13 @@ from charter.dashboard.tails import log_lines_with
 from charter.dashboard.view.cost_view import burn_chart, cost_view
 from charter.dashboard.view.curves import MOST_POINTS, curves_of, phases_of
 from charter.dashboard.view.eta import eta_of
+from charter.dashboard.view.event_lines import event_lines
 from charter.dashboard.view.home_view import ROWS_PER_PAGE, TableQuery, home_view
 from charter.dashboard.view.meter_view import meter_view
 from charter.dashboard.view.run_view import (
     NARROW,
     WIDE,
     direct_edges,
-    event_lines,
     graph_svg,
     layered,
     money_of,
@@ -29,6 +29,7 @@ from charter.dashboard.view.run_view import (
     run_view,
     timeline_of,
 )
+from charter.dashboard.view.stage_view import CurvesBeside, RunBeside
 from charter.ledger.sums import Sums
 from charter.metering.row import MeterRow
 
@@ -204,6 +205,17 @@ def test_curves_know_time_and_tokens_of_their_points():
     assert back.seconds == ()
 
 
+def test_a_metric_of_other_runs_lies_beside_its_curve():
+    lines = {step: {"loss": 1.0 / step, "time": 10.0 * step} for step in (1, 2, 3)}
+    (mine,) = curves_of(lines)
+    (its,) = curves_of({step: {"loss": 2.0 / step} for step in (1, 2)})
+    beside = CurvesBeside(runs=(RunBeside(key="b", label="other", curves=(its,)),), asked=True)
+    assert beside.of("kl") == ()
+    drawn = mine.to_json(beside.of("loss"))
+    assert drawn["seconds"] == [0.0, 10.0, 20.0]
+    assert drawn["others"] == [{"label": "other", "points": [[1, 2.0], [2, 1.0]], "seconds": [], "tokens": []}]
+
+
 def test_a_log_is_searched_from_its_end(tmp_path):
     path = tmp_path / "log.txt"
     path.write_text("".join(f"step {n}: Loss {'NaN' if n % 3 == 0 else n}\n" for n in range(1, 10)))
@@ -283,6 +295,27 @@ def test_the_table_is_searched_filtered_and_sorted(snapshot):
     assert table(snapshot, q="nothing like it").rows == ()
 
 
+def test_the_table_stands_in_groups(snapshot):
+    view = table(snapshot, group="owner", sort="name")
+    assert [(group.name, group.all) for group in view.groups] == [("team blue", 30), ("team green", 30)]
+    assert sum(len(group.rows) for group in view.groups) == ROWS_PER_PAGE
+    names = [row.name for row in view.groups[0].rows]
+    assert names == sorted(names), "within a group the order stays"
+    assert view.groups[0].spent_usd == pytest.approx(30 * 1.4)
+    assert view.groupings == ("name", "owner", "state", "goal", "team")
+    assert table(snapshot, group="password").query.group == ""
+    assert [group.name for group in table(snapshot).groups] == [""]
+
+
+def test_the_table_has_the_runs_of_one_tag(snapshot):
+    red, plain = ({"team": "red"}, {"teamed": "red", "keep": ""})
+    runs = [replace(item, tags=red if number % 2 else plain) for number, item in enumerate(projects(snapshot, 6))]
+    of = {tag: home_view(runs, TableQuery(tag=tag)).matching for tag in ("team: red", "keep", "team")}
+    assert of == {"team: red": 3, "keep": 3, "team": 0}
+    last = home_view(runs, TableQuery(group="team")).groups[-1]
+    assert (last.name, last.all) == ("", 3), "what has no such tag comes last"
+
+
 def test_what_makes_no_sense_in_an_address_is_as_if_it_were_not(snapshot):
     odd = table(snapshot, page="-1", sort="password", state="haunted", falling="yes", q=" " * 500)
     assert odd.query == TableQuery()
@@ -310,22 +343,6 @@ def test_judgements_and_revisions_are_drawn():
     assert [curve.metric for curve in curves_of(steps)] == ["orders_agree", "unchanged_revision_share"]
 
 
-def test_a_stage_behind_a_failed_one_has_no_time_left(tmp_path):
-    case = lively(tmp_path / "demo", pid=os.getpid())
-    (case.directory("pm") / "progress.json").unlink()
-    (case.directory("pm") / "lease.json").unlink(missing_ok=True)
-    case.failed("pm", "step 3: the loss is not finite\n  lower learning_rate")
-    case.event("run_stopped", run="demo", label="stage", message="stage pm: step 3: the loss is not finite")
-    view = run_view(ProjectReader(ProjectDirectory(key="x", root=case.root, label="x")).snapshot())
-    assert [stage.name for stage in view.failures] == ["pm"]
-    for name in ("pm", "ppo", "judged"):
-        row = view.by_name[name]
-        assert (row.waits_for, row.left_seconds, row.ends_in) == ("pm", None, None)
-    assert view.by_name["sft"].waits_for == ""
-    assert view.eta.run_seconds is None
-    assert view.stopped == "", "a failure is told once, by the stage that failed"
-
-
 def sampled(count, node="a"):
     told = {"processes": 1, "cpu_seconds": 5.0, "resident_bytes": 2**30, "read_bytes": 0, "written_bytes": 0}
     told |= {"node_cpus": 2, "node_cpu_share": 0.5, "node_memory_bytes": 2**33, "node_memory_used_bytes": 2**31}
@@ -340,3 +357,20 @@ def test_one_sample_of_a_machine_says_nothing_of_it():
     assert meter_view([]) is None
     assert meter_view([*sampled(1), *sampled(1, "b")]) is None
     assert meter_view(sampled(2)) is not None
+
+
+def test_samples_after_the_processes_ended_say_nothing():
+    ended = [replace(row, processes=0, cpu_seconds=0.0, resident_bytes=0) for row in sampled(3)]
+    assert meter_view(ended) is None
+    assert meter_view([*sampled(1), *ended[1:]]) is None
+
+
+def test_what_reads_a_failed_stage_has_no_end(case):
+    case.failed("ppo", "the reward is not a number")
+    view = run_view(ProjectReader(ProjectDirectory(key="x", root=case.root, label="x")).snapshot())
+    assert {row.name: (row.behind, row.ends_in is None) for row in view.rows} == {
+        "sft": ("", False),
+        "pm": ("", False),
+        "ppo": ("", True),
+        "judged": ("ppo", True),
+    }

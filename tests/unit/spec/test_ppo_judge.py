@@ -7,6 +7,7 @@ import pytest
 from charter.engines.project import load_project
 from charter.errors import SpecError
 from charter.spec.ppo_stage import PpoStage
+from charter.spec.rewards import Environment
 from charter.spec.stage_checks import check_ppo
 
 SPEC = PpoStage(
@@ -40,6 +41,45 @@ def test_what_belongs_to_several_steps_is_refused(name, value):
     assert list(found) == [f"ppo.{name}"]
     assert "reinforce" in found[f"ppo.{name}"]
     assert problems(estimator="gae", **{name: value}) == {}
+
+
+IN_FLIGHT = {"asynchrony": "in_flight", "max_age": 2, "estimator": "gae"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({}, []),
+        ({"max_age": None}, ["max_age"]),
+        ({"max_age": 0}, ["max_age"]),
+        ({"max_age": 512, "max_new_tokens": 512}, ["max_age"]),
+        ({"asynchrony": "one_step_off"}, ["max_age"]),
+        ({"equal_groups": "refill", "samples_per_prompt": 4}, ["equal_groups"]),
+        ({"equal_groups": "drop", "samples_per_prompt": 4}, []),
+        ({"environment": Environment(tools={"calc": "charter:calculator"})}, ["environment"]),
+    ],
+)
+def test_answers_in_flight_have_a_bound_and_one_turn(changes, wrong):
+    assert list(problems(**{**IN_FLIGHT, **changes})) == [f"ppo.{name}" for name in wrong]
+
+
+PAIRS = {"estimator": "online_dpo", "samples_per_prompt": 2, "kl_coefficient": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({}, []),
+        ({"equal_groups": "refill", "reward_clip": 5.0, "stop_update_kl": 0.1, "ppo_epochs": 2}, []),
+        ({"samples_per_prompt": 1}, ["samples_per_prompt"]),
+        ({"samples_per_prompt": 4}, ["samples_per_prompt"]),
+        ({"minibatch": 1}, ["minibatch"]),
+        ({"kl_coefficient": 0.0}, ["kl_coefficient"]),
+        ({"clip_ratio": 0.1, "entropy_weight": 0.01, "kl_target": 6.0}, ["kl_target", "clip_ratio", "entropy_weight"]),
+    ],
+)
+def test_online_dpo_has_a_loss_of_pairs(changes, wrong):
+    assert list(problems(**{**PAIRS, **changes})) == [f"ppo.{name}" for name in wrong]
 
 
 PROJECT = """

@@ -6,7 +6,7 @@ Names are added within a version, never renamed or removed; another meaning is a
 import csv
 import io
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -19,9 +19,13 @@ from charter.dashboard.links import API
 from charter.dashboard.pages.samples import listed_for
 from charter.dashboard.reading import ProjectReader
 from charter.dashboard.site import ProjectSite
+from charter.dashboard.view.event_lines import event_lines
+from charter.dashboard.view.files_view import stage_files
 from charter.dashboard.view.home_view import ProjectRow, TableQuery, home_view
 from charter.dashboard.view.run_view import StageRow, run_view
 from charter.errors import CharterError
+from charter.run.events import EVENTS_FILE, actions_of
+from charter.run.paths import run_dir
 from charter.tracking.jsonl import metrics_file, read_metrics
 
 MOST_SAMPLES = 10_000
@@ -100,6 +104,19 @@ def samples(site: ProjectSite, path: Mapping[str, str], query: Callable[[str], s
     return {"samples": rows, "complete": listed.is_complete}
 
 
+def actions(site: ProjectSite, path: Mapping[str, str], _: Callable[[str], str]) -> Json:
+    """Return everything that people did to a run, the newest first."""
+    lines = event_lines(actions_of(run_dir(_reader(site, path).found.root) / EVENTS_FILE), most=MOST_ROWS)
+    return {"actions": [{"time": it.time, "by": it.by, "stage": it.stage, "what": it.text} for it in lines]}
+
+
+def files(site: ProjectSite, path: Mapping[str, str], _: Callable[[str], str]) -> Json:
+    """Return every file that a run has published, with the stage that made it."""
+    reader = _reader(site, path)
+    stages = stage_files(reader.snapshot(), reader.files.read)
+    return {"files": [asdict(file) for stage in stages for file in stage.files][:MOST_ROWS]}
+
+
 def _run(row: ProjectRow) -> Json:
     return {
         "key": row.key,
@@ -152,6 +169,8 @@ TABLE_QUERY = {
     "state": "running, failed, waiting, interrupted, pending or done",
     "sort": "name, state, progress, spent or last",
     "falling": "1: the largest first",
+    "tag": "only those with this tag, as `name: value` or a word",
+    "group": "name, owner, state, or the name of a tag: runs that agree in it stand together",
     "page": "from 1, of 50 runs",
 }
 CALLS = (
@@ -163,6 +182,12 @@ CALLS = (
         answer=metrics,
         query={"after": "only steps behind this one"},
         columns="metrics",
+    ),
+    ApiCall(
+        path="/runs/{run}/actions", summary="What people did to a run", answer=actions, query={}, columns="actions"
+    ),
+    ApiCall(
+        path="/runs/{run}/files", summary="The files that a run has published", answer=files, query={}, columns="files"
     ),
     ApiCall(
         path="/runs/{run}/samples",

@@ -65,6 +65,34 @@
   }
   document.querySelectorAll("[data-tabs]").forEach(setTabs);
 
+  /* Saved views of the table: a name and its address each, in this browser; the address alone is the view for others. */
+  const views = document.getElementById("views");
+  if (views) {
+    const key = "charter-views", saved = document.getElementById("saved-views");
+    const read = () => { try { const found = JSON.parse(localStorage.getItem(key) || "[]"); return Array.isArray(found) ? found : []; } catch { return []; } };
+    const write = (list) => { try { localStorage.setItem(key, JSON.stringify(list)); } catch { /* storage may be closed */ } };
+    const list = () => {
+      saved.replaceChildren(...read().filter((view) => typeof view.name === "string" && /^\?[^#]*$/.test(view.search ?? "")).flatMap((view) => {
+        const link = Object.assign(document.createElement("a"), { className: "button plain", href: location.pathname + view.search, textContent: view.name });
+        if (view.search === location.search) link.setAttribute("aria-current", "true");
+        const drop = Object.assign(document.createElement("button"), { className: "button plain", type: "button", textContent: "×" });
+        drop.setAttribute("aria-label", "Forget the view " + view.name);
+        drop.addEventListener("click", () => { write(read().filter((other) => other.name !== view.name)); list(); });
+        return [link, drop];
+      }));
+    };
+    document.getElementById("save-view").addEventListener("submit", (event) => {
+      event.preventDefault();
+      const field = document.getElementById("view-name"), name = field.value.trim();
+      if (!name) return;
+      write([...read().filter((view) => view.name !== name), { name, search: location.search || "?" }]);
+      field.value = "";
+      list();
+    });
+    views.hidden = false;
+    list();
+  }
+
   /* Keys: g then r, c, p goes to a page of the project; t changes the theme. */
   let before = 0;
   document.addEventListener("keydown", (event) => {

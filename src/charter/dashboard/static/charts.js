@@ -42,7 +42,7 @@ window.CharterCharts = (function () {
   /* Exponential mean that begins at the first value; `weight` of what came before. */
   const smoothed = (points, weight) => {
     let mean = 0, known = 0;
-    return points.map(({ x, y }) => { mean = weight * mean + (1 - weight) * y; known = weight * known + (1 - weight); return { x, y: mean / known }; });
+    return points.map((point) => { mean = weight * mean + (1 - weight) * point.y; known = weight * known + (1 - weight); return { ...point, y: mean / known }; });
   };
   const chosen = (id) => document.getElementById(id);
   const base = (more) => Object.assign({ animation: false, responsive: true, maintainAspectRatio: false, normalized: true }, more);
@@ -63,26 +63,36 @@ window.CharterCharts = (function () {
   } });
 
   const kinds = {
+    /* One metric of a stage, and of the same stage of other runs: {points, band, seconds, tokens, others: [{label, points, seconds, tokens}]}. */
     curve(curves, one, element) {
-      const curve = curves[Number(element.dataset.index)], by = chosen("curve-axis")?.value || "", places = by && curve[by].length ? curve[by] : null;
-      const all = curve.points.map(([step, y], i) => ({ x: places ? places[i] : step, y, step }));
+      const curve = curves[Number(element.dataset.index)], by = chosen("curve-axis")?.value || "";
+      const placed = (line) => by && !line[by].length ? [] : line.points.map(([step, y], i) => ({ x: by ? line[by][i] : step, y, step }));
+      const all = placed(curve), others = (curve.others ?? []).map((line, i) => ({ label: line.label, all: placed(line), paint: one.stage[(i + 1) % 12] })).filter((line) => line.all.length);
       /* A part of the range, from the choice above the curves or from a drag over one of them: for all of them alike. */
-      const from = all[0].x, width = all[all.length - 1].x - from, part = element.closest("section")?.dataset.part?.split(" ").map(Number);
+      const ends = [all, ...others.map((line) => line.all)].filter((points) => points.length).flatMap((points) => [points[0].x, points[points.length - 1].x]);
+      const from = Math.min(...ends), width = Math.max(...ends) - from, part = element.closest("section")?.dataset.part?.split(" ").map(Number);
       const low = part ? from + part[0] * width : from, high = part ? from + part[1] * width : from + width;
-      const inside = all.map(({ x }, i) => i).filter((i) => all[i].x >= low && all[i].x <= high);
-      const points = inside.length > 1 ? inside.map((i) => all[i]) : all, at = inside.length > 1 ? inside : all.map((_, i) => i);
-      const unit = places ? by === "seconds" ? "seconds" : "" : "";
-      const weight = Number(chosen("curve-smoothing")?.value || 0), isLog = Boolean(chosen("curve-log")?.checked) && points.every(({ y }) => y > 0);
-      const sets = [{ data: weight ? smoothed(points, weight) : points, borderColor: one.accent, borderWidth: 1.8, pointRadius: points.length < 3 ? 3 : 0, pointHitRadius: 12, tension: 0 }];
-      if (weight) sets.push({ data: points, borderColor: one.accent + "40", borderWidth: 1, pointRadius: 0, pointHitRadius: 0, tension: 0 });
+      const inside = (points) => points.map((_, i) => i).filter((i) => points[i].x >= low && points[i].x <= high);
+      const mine = inside(all), at = mine.length > 1 || others.length ? mine : all.map((_, i) => i), points = at.map((i) => all[i]);
+      for (const line of others) line.points = inside(line.all).map((i) => line.all[i]);
+      const seen = others.length ? [low, high] : [points[0].x, points[points.length - 1].x];
+      const unit = by === "seconds" ? "seconds" : "", isPositive = ({ y }) => y > 0;
+      const weight = Number(chosen("curve-smoothing")?.value || 0), isLog = Boolean(chosen("curve-log")?.checked) && points.every(isPositive) && others.every((line) => line.points.every(isPositive));
+      const sets = [], paint = others.length ? one.stage[0] : one.accent;
+      const add = (label, values, colour, dash) => {
+        sets.push({ label, data: weight ? smoothed(values, weight) : values, borderColor: colour, borderWidth: 1.8, borderDash: dash, pointRadius: values.length < 3 ? 3 : 0, pointBackgroundColor: colour, pointHitRadius: 12, tension: 0 });
+        if (weight) sets.push({ data: values, borderColor: colour + "40", borderWidth: 1, pointRadius: 0, pointHitRadius: 0, tension: 0 });
+      };
+      add("this run", points, paint, []);
       if (curve.band.length) {
         sets.push({ data: points.map(({ x }, i) => ({ x, y: curve.band[at[i]][1] })), borderWidth: 0, pointRadius: 0, pointHitRadius: 0 });
-        sets.push({ data: points.map(({ x }, i) => ({ x, y: curve.band[at[i]][0] })), borderWidth: 0, pointRadius: 0, pointHitRadius: 0, fill: "-1", backgroundColor: one.accent + "26" });
+        sets.push({ data: points.map(({ x }, i) => ({ x, y: curve.band[at[i]][0] })), borderWidth: 0, pointRadius: 0, pointHitRadius: 0, fill: "-1", backgroundColor: paint + "26" });
       }
+      others.forEach((line, i) => add(line.label, line.points, line.paint, i % 2 ? [2, 3] : [6, 3]));
       return { type: "line", data: { datasets: sets }, options: base({ parsing: false, interaction: { mode: "nearest", axis: "x", intersect: false },
-        scales: { x: axis(one, { type: "linear", min: points[0].x, max: points[points.length - 1].x, grid: { display: false }, ticks: { color: one.soft, maxTicksLimit: 4, maxRotation: 0, includeBounds: false, callback: (v, i, all) => ticked(v, all, unit) } }),
+        scales: { x: axis(one, { type: "linear", min: seen[0], max: seen[1], grid: { display: false }, ticks: { color: one.soft, maxTicksLimit: 4, maxRotation: 0, includeBounds: false, callback: (v, i, all) => ticked(v, all, unit) } }),
           y: axis(one, { type: isLog ? "logarithmic" : "linear", ticks: { color: one.soft, maxTicksLimit: 5, padding: 6, callback: (v, i, all) => isLog ? written(v, curve.unit) : ticked(v, all, curve.unit) } }) },
-        plugins: { legend: { display: false }, tooltip: { displayColors: false, filter: (c) => c.datasetIndex === 0, callbacks: { title: (c) => c.length ? "step " + points[c[0].dataIndex].step + (places ? ", " + (by === "seconds" ? duration(c[0].raw.x) : count(c[0].raw.x) + " tokens") : "") : "", label: (c) => written(c.raw.y, curve.unit) + (curve.meanOf > 1 ? " (mean of " + curve.meanOf + " steps)" : "") } } } }) };
+        plugins: { legend: { display: false }, tooltip: { displayColors: others.length > 0, filter: (c) => c.dataset.label, callbacks: { title: (c) => c.length ? "step " + c[0].raw.step + (by ? ", " + (by === "seconds" ? duration(c[0].raw.x) : count(c[0].raw.x) + " tokens") : "") : "", label: (c) => (others.length ? " " + c.dataset.label + " " : "") + written(c.raw.y, curve.unit) + (curve.meanOf > 1 && c.datasetIndex === 0 ? " (mean of " + curve.meanOf + " steps)" : "") } } } }) };
     },
 
     burn(data, one) {
@@ -152,20 +162,54 @@ window.CharterCharts = (function () {
       drawn.set(element, new Chart(element.querySelector("canvas"), kind(source, one, element)));
     }
   }
-  addEventListener("DOMContentLoaded", draw);
+  addEventListener("DOMContentLoaded", () => { asAsked(); draw(); });
   document.addEventListener("change", (event) => {
     const tools = event.target.closest?.("#curve-tools");
     if (!tools) return;
     if (event.target.id === "curve-range") show(tools.closest("section"), event.target.value);
-    else draw();
+    else { remember(); draw(); }
+  });
+  /* The address says how the curves are shown, so that a link shows the same. */
+  const TOOLS = { smooth: "curve-smoothing", log_axis: "curve-log", along: "curve-axis", part: "curve-range" };
+  function asAsked() {
+    const asked = new URLSearchParams(location.search);
+    for (const [name, id] of Object.entries(TOOLS)) {
+      const control = chosen(id), value = asked.get(name);
+      if (!control || !value) continue;
+      if (control.type === "checkbox") control.checked = value === "1";
+      else if (name === "part") { if (/^(0(\.\d+)?|1) (0(\.\d+)?|1)$/.test(value)) mark(control.closest("section"), value); }
+      else if ([...control.options].some((option) => option.value === value)) control.value = value;
+    }
+  }
+  function remember() {
+    const address = new URL(location.href);
+    for (const [name, id] of Object.entries(TOOLS)) {
+      const control = chosen(id), value = control?.type === "checkbox" ? (control.checked ? "1" : "") : control?.value ?? "";
+      if (value) address.searchParams.set(name, value); else address.searchParams.delete(name);
+    }
+    history.replaceState(null, "", address);
+  }
+  /* Forms of the page keep it: their own fields alone would be the new address. */
+  document.addEventListener("submit", (event) => {
+    if (!chosen("curve-tools") || event.target.method !== "get") return;
+    const asked = new URLSearchParams(location.search);
+    for (const name of Object.keys(TOOLS)) if (asked.get(name)) {
+      const field = Object.assign(document.createElement("input"), { type: "hidden", name, value: asked.get(name) });
+      event.target.append(field);
+    }
   });
   /* `part` is two shares of the range; nothing shows all of it. */
   function show(section, part) {
+    mark(section, part);
+    remember();
+    draw();
+  }
+  function mark(section, part) {
     section.dataset.part = part;
     if (!part) delete section.dataset.part;
     const choice = chosen("curve-range"), own = choice.querySelector("[data-own]");
-    if ([...choice.options].every((option) => option.value !== part)) { own.hidden = own.disabled = false; own.value = part; choice.value = part; }
-    draw();
+    if ([...choice.options].every((option) => option.value !== part)) { own.hidden = own.disabled = false; own.value = part; }
+    choice.value = part;
   }
   let drag = null;
   document.addEventListener("pointerdown", (event) => {

@@ -41,6 +41,10 @@ class TableQuery:
 
     search: str = ""
     state: str = ""
+    tag: str = ""
+    """One tag, as pages print it; any where it is empty."""
+    group: str = ""
+    """`name`, `owner`, `state` or the name of a tag: runs that agree in it stand together."""
     sort: str = ""
     """A column; what runs first, then what needs somebody, where none is named."""
     falling: bool = False
@@ -53,6 +57,8 @@ class TableQuery:
         return TableQuery(
             search=wish("q").strip()[:200],
             state=wish("state") if wish("state") in _ORDER else "",
+            tag=wish("tag").strip()[:200],
+            group=wish("group").strip()[:200],
             sort=wish("sort") if wish("sort") in SORTS else "",
             falling=wish("falling") == "1",
             page=max(1, int(number)) if number.isascii() and number.isdecimal() and len(number) < 7 else 1,
@@ -61,7 +67,7 @@ class TableQuery:
     def params(self, **changes: Any) -> Mapping[str, str]:
         """Return the address of the same part with some changes; another part begins at its first page."""
         other = replace(self, **({"page": 1} | changes))
-        texts = {"q": other.search, "state": other.state, "sort": other.sort}
+        texts = {"q": other.search, "state": other.state, "tag": other.tag, "group": other.group, "sort": other.sort}
         texts |= {"falling": "1" if other.falling else "", "page": str(other.page) if other.page > 1 else ""}
         return {name: text for name, text in texts.items() if text}
 
@@ -82,10 +88,25 @@ FALLING_FIRST = ("progress", "spent", "last")
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunGroup:
+    """Rows of a page that agree in what the table is grouped by."""
+
+    name: str
+    rows: tuple[ProjectRow, ...]
+    all: int
+    """Projects of the group, on whichever page they stand."""
+    spent_usd: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class HomeView:
     """One page of the table, and figures over all projects."""
 
     rows: tuple[ProjectRow, ...]
+    groups: tuple[RunGroup, ...]
+    """The same rows by group; one group without a name where the table has none."""
+    groupings: tuple[str, ...]
+    """What the table can be grouped by."""
     query: TableQuery
     matching: int
     """Projects that the search and the filter leave."""
@@ -104,15 +125,28 @@ def home_view(snapshots: Sequence[Snapshot], query: TableQuery | None = None) ->
     """Return one page of the table; all of it without a query, as an export has it."""
     rows = sorted(map(_row, snapshots), key=lambda row: (_ORDER.index(row.state), -(row.last_at or 0)))
     wish = query or TableQuery()
-    wanted = [row for row in rows if wish.state in ("", row.state) and _holds(row, wish.search.casefold())]
+    wanted = [
+        row
+        for row in rows
+        if wish.state in ("", row.state)
+        and (not wish.tag or wish.tag in map(tag_words, row.tags))
+        and _holds(row, wish.search.casefold())
+    ]
     if wish.sort:
         wanted.sort(key=SORTS[wish.sort], reverse=wish.falling)
+    groupings = (*GROUPINGS, *sorted({name for row in rows for name, value in row.tags if value} - set(GROUPINGS)))
+    wish = replace(wish, group=wish.group if wish.group in groupings else "")
+    # Python's sort is stable: within a group the order stays.
+    wanted.sort(key=lambda row: (not _group_of(row, wish.group), _group_of(row, wish.group).casefold()))
     size = ROWS_PER_PAGE if query is not None else max(1, len(wanted))
     pages = max(1, -(-len(wanted) // size))
     wish = replace(wish, page=min(wish.page, pages))
     counted = [(state, sum(row.state == state for row in rows)) for state in _ORDER]
+    shown = tuple(wanted[(wish.page - 1) * size : wish.page * size])
     return HomeView(
-        rows=tuple(wanted[(wish.page - 1) * size : wish.page * size]),
+        rows=shown,
+        groups=_groups(shown, wanted, wish.group),
+        groupings=groupings,
         query=wish,
         matching=len(wanted),
         pages=pages,
@@ -125,10 +159,44 @@ def home_view(snapshots: Sequence[Snapshot], query: TableQuery | None = None) ->
     )
 
 
+GROUPINGS = ("name", "owner", "state")
+"""Beside the names of tags."""
+
+
+def tag_words(tag: tuple[str, str]) -> str:
+    """Return a tag as pages print it.
+
+    >>> tag_words(("team", "red")), tag_words(("baseline", ""))
+    ('team: red', 'baseline')
+    """
+    name, value = tag
+    return f"{name}: {value}" if value else name
+
+
+def _group_of(row: ProjectRow, group: str) -> str:
+    """Return the group in which a row stands; nothing where it has no such tag."""
+    own = {"": "", "name": row.name, "owner": row.owner or "", "state": row.state}
+    return own[group] if group in own else dict(row.tags).get(group, "")
+
+
+def _groups(shown: Sequence[ProjectRow], wanted: Sequence[ProjectRow], group: str) -> tuple[RunGroup, ...]:
+    groups = []
+    for name in dict.fromkeys(_group_of(row, group) for row in shown):
+        of_all = [row for row in wanted if _group_of(row, group) == name]
+        groups.append(
+            RunGroup(
+                name=name,
+                rows=tuple(row for row in shown if _group_of(row, group) == name),
+                all=len(of_all),
+                spent_usd=sum(row.money.spent_usd or 0.0 for row in of_all),
+            )
+        )
+    return tuple(groups)
+
+
 def _holds(row: ProjectRow, text: str) -> bool:
     """Return True if every word of a search is in a project's name, place, owner or tags."""
-    tags = (f"{key}: {value}" for key, value in row.tags)
-    place = " ".join([row.name, row.label, row.owner or "", *tags]).casefold()
+    place = " ".join([row.name, row.label, row.owner or "", *map(tag_words, row.tags)]).casefold()
     return all(word in place for word in text.split())
 
 

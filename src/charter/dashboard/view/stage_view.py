@@ -6,7 +6,7 @@ from typing import Any
 
 from charter.dashboard.snapshot import Snapshot, StageNow
 from charter.dashboard.tails import LogTail
-from charter.dashboard.view.curves import Curve, PhaseShare
+from charter.dashboard.view.curves import Curve, PhaseShare, Steady
 from charter.dashboard.view.eta import eta_of
 from charter.dashboard.view.meter_view import MeterView
 from charter.dashboard.view.run_view import StageRow, run_view
@@ -41,6 +41,34 @@ def figure_rows(results: Mapping[str, Any]) -> tuple[StageFigure, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunBeside:
+    """The same stage of another run, whose curves lie over this one's."""
+
+    key: str
+    label: str
+    curves: tuple[Curve, ...]
+
+    def curve(self, metric: str) -> Curve | None:
+        """Its curve of a metric; None where it has logged none that changes."""
+        return next((curve for curve in self.curves if curve.metric == metric), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvesBeside:
+    """Runs whose curves lie over those of a stage, and runs that may."""
+
+    runs: tuple[RunBeside, ...] = ()
+    choices: tuple[tuple[str, str, bool], ...] = ()
+    """Key and label of each run with a stage of this name and kind, and whether it is chosen."""
+    asked: bool = False
+    """Whether the choice is shown."""
+
+    def of(self, metric: str) -> tuple[tuple[str, Curve], ...]:
+        """The curves of a metric by the label of their run."""
+        return tuple((run.label, curve) for run in self.runs if (curve := run.curve(metric)) is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
 class StagePage:
     """One stage, its curves and its log."""
 
@@ -54,6 +82,7 @@ class StagePage:
     more_attempts: int
     """Older ones that are not shown."""
     curves: tuple[Curve, ...]
+    steady: Steady
     phases: tuple[PhaseShare, ...]
     log: LogTail
     meter: MeterView | None
@@ -62,6 +91,7 @@ class StagePage:
     outcome: EvaluationOutcome | None = None
     """Of a finished evaluation."""
     figures: tuple[StageFigure, ...] = ()
+    beside: CurvesBeside = CurvesBeside()
     has_samples: bool = False
     """Whether it has written something to read."""
     log_search: str = ""
@@ -78,12 +108,14 @@ def stage_view(
     name: str,
     *,
     curves: Sequence[Curve],
+    steady: Steady = (),
     phases: Sequence[PhaseShare],
     log: LogTail,
     log_search: str = "",
     attempts: Sequence[Accounted],
     meter: MeterView | None = None,
     results: Mapping[str, Any] | None = None,
+    beside: CurvesBeside | None = None,
     has_samples: bool = False,
 ) -> StagePage:
     """The page of the stage of that name, which must be there."""
@@ -100,11 +132,13 @@ def stage_view(
         attempts=tuple(reversed(attempts)),
         more_attempts=row.attempts - len(attempts),
         curves=tuple(curves),
+        steady=steady,
         phases=tuple(phases),
         log=log,
         meter=meter,
         ends_in=eta.ends_in.get(name),
         outcome=None if results is None else outcome_of(name, results),
+        beside=beside or CurvesBeside(),
         has_samples=has_samples,
         log_search=log_search,
         figures=() if results is None else figure_rows(results),

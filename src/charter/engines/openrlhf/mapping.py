@@ -28,9 +28,16 @@ from charter.engines.common.reward_file import (
     ExportedRewards,
     map_rewards,
 )
-from charter.engines.openrlhf.settings import adapter, engine_wide, offered_rewards, optimizer, precision
+from charter.engines.openrlhf.settings import (
+    TRAINED_ROLES,
+    adapter,
+    differing,
+    engine_wide,
+    offered_rewards,
+    optimizer,
+    precision,
+)
 from charter.errors import Problem
-from charter.spec.layout import Layout, ZeroStage
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.stage import DpoStage, PreferenceModelStage, SftStage
 
@@ -213,7 +220,6 @@ def _compared(given: Arguments, stage: PpoStage) -> None:
 
 GENERATE = "generate"
 ENGINE_NAMES = {"policy": "actor", "reference": "ref", "value": "critic", "reward": "reward"}
-TRAINED_ROLES = {"policy", "value"}
 TOGETHER = {frozenset({"policy", "reference"}): "actor_ref", frozenset({"value", "reward"}): "critic_reward"}
 SHARED_MEMORY, OWN_MEMORY = 0.5, 0.9
 """Of an accelerator for vLLM: the README's template for shared ones, and what leaves room for CUDA's own on others."""
@@ -236,7 +242,7 @@ def placement_arguments(given: Arguments, stage: PpoStage) -> None:
         given.give("--train.colocate_all")
     if placement.arrangement == "async":
         given.give("--train.async_enable")
-        given.give("--train.async_queue_size", 1)
+        given.give("--train.async_queue_size", max(1, stage.ahead))
     _generator(given, sum(group.num_accelerators for group in generators), placement, memory=OWN_MEMORY)
 
 
@@ -291,7 +297,8 @@ def _impossible(
 ) -> Iterator[tuple[str, str]]:
     layout, generators = given.handover.layout, [group for group in placement.groups if GENERATE in group.roles]
     if placement.arrangement == "async" and not stage.ahead:
-        yield "let a generator work ahead of training unless the file says asynchrony: one_step_off", "plan it again"
+        said = "asynchrony: one_step_off or in_flight"
+        yield f"let a generator work ahead of training unless the file says {said}", "plan it again"
     if not generators and (len(trainers) > 1 or placement.arrangement in ("split", "async")):
         yield (
             f"run {placement.arrangement} without accelerators for the generator",
@@ -307,27 +314,15 @@ def _impossible(
             hint = "policy with reference and value with reward; all together only beside an async generator"
             yield f"put {', '.join(group.roles)} on the same accelerators beside a generator", hint
     for group in trainers:
-        yield from _layout_of(layout, group)
+        yield from differing(layout, group)
     for size in [sum(group.num_accelerators for group in generators)] if generators else []:
         if size % placement.generator_tensor:
             yield f"divide {size} accelerators into generators of {placement.generator_tensor}", "another tensor size"
 
 
-def _layout_of(layout: Layout, group: RolesTogether) -> Iterator[tuple[str, str]]:
-    names, wanted = ", ".join(group.roles), group.layout
-    degrees = ("tensor", "context")
-    is_trained = bool(TRAINED_ROLES & set(group.roles))
-    for name in (*degrees, "zero", "recompute", "offload_optimizer") if is_trained else degrees:
-        if getattr(wanted, name) != getattr(layout, name):
-            difference = f"{name} {getattr(wanted, name)} beside {getattr(layout, name)} of the others"
-            yield f"give {names} {difference}", f"one {name} for all roles"
-    if not is_trained and wanted.zero is ZeroStage.PARAMETERS and layout.zero is not ZeroStage.PARAMETERS:
-        yield f"shard {names} while the trained roles have ZeRO {int(layout.zero)}", "ZeRO-3 for all roles"
-
-
 MODULE = "train_ppo_ray"
 AGGREGATIONS = {"token": "token-mean", "sequence": "seq-mean-token-mean"}
-FURTHER: Mapping[str, tuple[object, ...]] = {"ratio": ("sequence",), "mismatch": (), "asynchrony": ()}
+FURTHER: Mapping[str, tuple[object, ...]] = {"ratio": ("sequence",), "mismatch": (), "asynchrony": (), "max_age": ()}
 """Options with more values than the usual ones."""
 NO_UPPER = 1e9
 """Bound of a ratio that none reaches."""
@@ -361,15 +356,21 @@ def ppo_arguments(handover: Handover) -> Arguments:
 
 
 def _asynchrony(given: Arguments, stage: PpoStage) -> None:
-    """A generator ahead of training is one rollout ahead; any other placement learns from the present policy."""
+    """A generator ahead of training begins a rollout as the trainer takes one out, so the queue's size is its age."""
     apart = given.handover.placement is not None and given.handover.placement.arrangement == "async"
     if not stage.ahead:
         given.fields.same("stage.asynchrony", None, "rollouts of the present policy")
-    elif apart:
+    elif not apart:
+        given.fields.refuse("stage.asynchrony", "the generator has no accelerators of its own here")
+    elif stage.asynchrony == "one_step_off":
         note = "the generator has accelerators of its own and is one rollout ahead: a queue of one"
         given.to("stage.asynchrony", "--train.async_queue_size", 1, how="computed", note=note)
     else:
-        given.fields.refuse("stage.asynchrony", "the generator has no accelerators of its own here")
+        note = "weights change while answers are drawn; the oldest token is as many updates old as the queue is long"
+        given.switch("stage.asynchrony", "--train.partial_rollout_enable", how="computed", note=note)
+        given.to("stage.max_age", "--train.async_queue_size", how="computed", note="rollouts in flight and queued")
+        return
+    given.unused("stage.max_age", "no answers are in flight")
 
 
 def _optimizers(given: Arguments, stage: PpoStage, updates: int) -> None:

@@ -4,19 +4,20 @@ Sources, all in OpenRLHF 0.11.2: cli/train_*.py (options), utils/deepspeed/deeps
 checkpoints), utils/deepspeed/deepspeed_utils.py (which parameters are decayed, what can be offloaded).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from charter.engines.common.mapping import Arguments
-from charter.engines.common.request import Handover
+from charter.engines.common.request import Handover, RolesTogether
 from charter.engines.common.reward_file import Offered
-from charter.spec.layout import Recompute, ZeroStage
+from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.stage import DpoStage, PreferenceModelStage, SftStage
 from charter.spec.stage_base import StageResources
 
 CHECKPOINTS, OUTPUT, LOGS = "checkpoints", "output", "tensorboard"
 """Below the work directory: the engine's checkpoints, the final weights, what it logs."""
+TRAINED_ROLES = {"policy", "value"}
 FLASH = "flash_attention_2"
 SCHEDULES = "OpenRLHF passes a smallest rate to cosine_with_min_lr only (utils/deepspeed/deepspeed.py)"
 
@@ -247,3 +248,16 @@ OFFERED = Offered(
 def offered_rewards(handover: Handover) -> Offered:
     """The caller with the model whose tokenizer knows the special tokens."""
     return replace(OFFERED, caller=f"\nMODEL = {handover.paths.models['policy']!r}\n{OFFERED.caller}")
+
+
+def differing(layout: Layout, group: RolesTogether) -> Iterator[tuple[str, str]]:
+    """Yield what a group of roles has otherwise than the others, as what cannot be done and what would work."""
+    names, wanted = ", ".join(group.roles), group.layout
+    degrees = ("tensor", "context")
+    is_trained = bool(TRAINED_ROLES & set(group.roles))
+    for name in (*degrees, "zero", "recompute", "offload_optimizer") if is_trained else degrees:
+        if getattr(wanted, name) != getattr(layout, name):
+            difference = f"{name} {getattr(wanted, name)} beside {getattr(layout, name)} of the others"
+            yield f"give {names} {difference}", f"one {name} for all roles"
+    if not is_trained and wanted.zero is ZeroStage.PARAMETERS and layout.zero is not ZeroStage.PARAMETERS:
+        yield f"shard {names} while the trained roles have ZeRO {int(layout.zero)}", "ZeRO-3 for all roles"

@@ -35,6 +35,7 @@ OTHER = {
     "missing_end_penalty": 1.0,
     "stop_update_kl": 0.1,
     "asynchrony": "one_step_off",
+    "max_age": 2,
     "teacher": "judge",
     "mismatch_clip": 2.0,
     "mean_new_tokens": 9,

@@ -65,7 +65,7 @@ OTHER = {
     "estimator": ("reinforce", "rloo", "grpo"),
     "reward_from": ("judge",),
     "kl_estimator": ("k3",),
-    "loss": ("ipo",),
+    "loss": ("ipo", "kto"),
     "loss_aggregation": ("sequence",),
     "generator": ("vllm",),
     "ptx_data": (("more",),),
@@ -302,6 +302,17 @@ def test_async_training_has_all_but_the_generator_together():
     assert "--vllm.enable_sleep" not in found
     assert found["--vllm.num_engines"] == "4"
     assert "one_step_off" in refused(handover(PPO, POLICY_4, placement=ASYNC))["engine"]
+
+
+def test_the_age_of_answers_in_flight_is_the_size_of_the_queue():
+    flying = replace(PPO, asynchrony="in_flight", max_age=3)
+    found = options(handover(flying, POLICY_4, placement=ASYNC))
+    assert found["--train.async_queue_size"] == "3"
+    assert "--train.partial_rollout_enable" in found
+    assert "--train.partial_rollout_enable" not in options(
+        handover(replace(PPO, asynchrony="one_step_off"), POLICY_4, placement=ASYNC)
+    )
+    assert "accelerators of its own" in refused(handover(flying, POLICY_4))["asynchrony"]
 
 
 def _beside(*groups, arrangement="split", tensor=1):
