@@ -4,7 +4,8 @@
 
 FILE holds real runs (`tools/record_runs.py`). Each is replayed in histories into which starts, preemptions, drifts of
 pace and long evaluations are injected, stages one after another in the order in which they began. What the product's
-own forecast says at each share is compared with the end: |p50 - end| / end, and whether p10 to p90 holds it.
+own forecast says at each share is compared with the end: |p50 - end| / end, and whether p10 to p90 holds it. Beside it
+stands a forecast that no product can make: it knows the recorded run to the cent, and not what will be injected.
 The last line is one JSON object.
 """
 
@@ -169,16 +170,19 @@ class ForecastScore:
     share: float
     error: float
     is_held: bool
+    informed_error: float
+    """Of the forecast that knows the recorded run."""
 
 
-def scores(run: Sequence[StageHistory]) -> Iterator[ForecastScore]:
-    """Forecast a history after each share of its money."""
+def scores(run: Sequence[StageHistory], recorded: Sequence[StageHistory]) -> Iterator[ForecastScore]:
+    """Forecast a history of a recorded run after each share of its money."""
     end = sum(stage.usd for stage in run)
     for share in SHARES:
-        left, so_far = share * end, []
-        for stage in run:
+        left, so_far, informed_rest = share * end, [], 0.0
+        for stage, undisturbed in zip(run, recorded, strict=True):
             part = min(left, stage.usd)
             so_far.append(stage.so_far(stage.seconds if left >= stage.usd else part / stage.usd_per_second))
+            informed_rest += (1.0 - part / stage.usd) * undisturbed.usd
             left -= part
         rest = forecast(so_far).usd
         assert rest is not None
@@ -187,14 +191,18 @@ def scores(run: Sequence[StageHistory]) -> Iterator[ForecastScore]:
             share=share,
             error=abs(spent + rest.p50 - end) / end,
             is_held=spent + rest.p10 <= end <= spent + rest.p90,
+            informed_error=abs(spent + informed_rest - end) / end,
         )
 
 
-def replayed(lines: Iterable[Mapping[str, Any]], *, count: int, seed: int) -> Iterator[tuple[StageHistory, ...]]:
-    """Every recorded run with `count` injected histories of it."""
+Run = tuple[StageHistory, ...]
+
+
+def replayed(lines: Iterable[Mapping[str, Any]], *, count: int, seed: int) -> Iterator[tuple[Run, Run]]:
+    """Yield `count` injected histories of every recorded run, each with that run."""
     for number, line in enumerate(lines):
         run = histories(line)
-        yield from (injected(run, random.Random(f"{seed}-{number}-{which}")) for which in range(count))
+        yield from ((injected(run, random.Random(f"{seed}-{number}-{which}")), run) for which in range(count))
 
 
 def main() -> None:
@@ -207,20 +215,26 @@ def main() -> None:
     lines = [json.loads(line) for line in options.file.read_text().splitlines()]
     runs = list(replayed(lines, count=options.histories, seed=options.seed))
     by_share: dict[float, list[ForecastScore]] = {}
-    for run in runs:
-        for score in scores(run):
+    for run, recorded in runs:
+        for score in scores(run, recorded):
             by_share.setdefault(score.share, []).append(score)
     summary = {
-        share: (median(item.error for item in items), sum(item.is_held for item in items) / len(items))
+        share: (
+            median(item.error for item in items),
+            median(item.informed_error for item in items),
+            sum(item.is_held for item in items) / len(items),
+        )
         for share, items in by_share.items()
     }
     print(f"{len(lines)} recorded runs, {len(runs)} histories")
-    print("spent   median error   required   interval holds the end")
-    for share, (error, is_held) in summary.items():
+    print("spent   median error   knowing the run   required   interval holds the end")
+    for share, (error, informed, is_held) in summary.items():
         wanted = f"{100 * REQUIRED[share]:.0f} %" if share in REQUIRED else "-"
-        print(f"{100 * share:4.0f} %   {100 * error:10.1f} %   {wanted:>8}   {100 * is_held:.0f} %")
+        errors = f"{100 * error:10.1f} %   {100 * informed:13.1f} %"
+        print(f"{100 * share:4.0f} %   {errors}   {wanted:>8}   {100 * is_held:.0f} %")
     figures = {}
-    for share, (error, is_held) in summary.items():
+    for share, (error, informed, is_held) in summary.items():
+        figures[f"informed_error_at_{100 * share:.0f}_percent"] = round(informed, 4)
         figures[f"median_error_at_{100 * share:.0f}_percent"] = round(error, 4)
         figures[f"held_at_{100 * share:.0f}_percent"] = round(is_held, 4)
     print(json.dumps({"benchmark": "forecast", "runs": len(lines), "histories": len(runs), **figures}))

@@ -138,9 +138,7 @@ class FaultServer:
         prompt = body["messages"][0]["content"] if "messages" in body else body["prompt"]
         self.prompts.append(prompt)
         number = len(self.requests)
-        swap = self.behaviour.swap_after
-        weights = self.behaviour.weights if swap is None or number < swap else f"not {self.behaviour.weights}"
-        digest = hashlib.sha256((weights + json.dumps(body, sort_keys=True)).encode()).hexdigest()
+        digest = self.digest_of(body)
         self.seen[digest] += 1
         fault = self._fault(number, digest)
         value = reply_to(body, digest, self.behaviour, request.path.endswith("/chat/completions"), number)
@@ -156,6 +154,13 @@ class FaultServer:
                 self.last_of_connection[request.transport] = self.last_body
             return web.Response(body=body_sent, content_type="application/json")
         return await self._fail(request, fault, value)
+
+    def digest_of(self, body: dict[str, Any]) -> str:
+        """What the answer to a request is made of: its text, and the weights of this moment."""
+        swap = self.behaviour.swap_after
+        is_swapped = swap is not None and len(self.requests) >= swap
+        weights = f"not {self.behaviour.weights}" if is_swapped else self.behaviour.weights
+        return hashlib.sha256((weights + json.dumps(body, sort_keys=True)).encode()).hexdigest()
 
     def _let_through(self) -> float:
         try:
@@ -311,9 +316,11 @@ def set_gate(path: Path, number: int) -> None:
 
 
 @contextmanager
-def fault_server(behaviour: Behaviour | None = None, *, port: int = 0) -> Iterator[tuple[str, FaultServer]]:
+def fault_server(
+    behaviour: Behaviour | None = None, *, port: int = 0, kind: type[FaultServer] = FaultServer
+) -> Iterator[tuple[str, FaultServer]]:
     """A server in a thread of this process: its address, and what it sees."""
-    server = FaultServer(behaviour or Behaviour())
+    server = kind(behaviour or Behaviour())
     loop = asyncio.new_event_loop()
     ready = threading.Event()
     found: list[int] = []

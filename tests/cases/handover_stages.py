@@ -90,7 +90,7 @@ OTHER_VALUES = {
         "use_margin": [True],
         "center_weight": [0.01],
     },
-    "dpo": {**EVERY_STAGE, **_optimization(), **PREFERENCES, "beta": [0.3], "loss": ["ipo"]},
+    "dpo": {**EVERY_STAGE, **_optimization(), **PREFERENCES, "beta": [0.3], "loss": ["ipo", "kto"]},
     "ppo": {
         **EVERY_STAGE,
         **{name: values for name, values in _optimization().items() if name in {item.name for item in fields(PPO)}},
@@ -114,7 +114,7 @@ OTHER_VALUES = {
         "whiten_advantages": [True, False],
         "reward_clip": [5.0],
         "value_warmup_rollouts": [5],
-        "estimator": ["gae", "rloo", "grpo", "reinforce", "distill"],
+        "estimator": ["gae", "rloo", "grpo", "reinforce", "online_dpo", "distill"],
         "reward_from": ["judge"],
         "samples_per_prompt": [1, 2, 4, 8],
         "kl_estimator": ["k3", "k2"],

@@ -109,6 +109,7 @@ ACCEPTED = {
     ),
     "ppo, split": handover(PPO, POLICY_4, placement=SPLIT),
     "ppo, async": handover(replace(PPO, asynchrony="one_step_off"), POLICY_4, placement=ASYNC),
+    "ppo, in flight": handover(replace(PPO, asynchrony="in_flight", max_age=3), POLICY_4, placement=ASYNC),
     "ppo, offloaded on two nodes": handover(
         PPO,
         replace(LAYOUT, data=16, accumulation=2),

@@ -123,7 +123,10 @@ def test_advice_names_what_it_would_save(project):
 def test_the_export_keeps_the_rules_of_focus_and_is_a_bill_that_agrees(project, tmp_path):
     target = tmp_path / "focus.csv"
     assert "Wrote 3 charges" in run("cost", "export", "-C", project, "--focus", target)
-    assert "3 rows, no problems" in run("cost", "check", target)
+    assert "FOCUS 1.2: 3 rows, no problems" in run("cost", "check", target)
+    newer = tmp_path / "newer.csv"
+    assert "as FOCUS 1.3" in run("cost", "export", "-C", project, "--focus", newer, "--focus-version", "1.3")
+    assert "FOCUS 1.3: 3 rows, no problems" in run("cost", "check", newer)
     done = json.loads(run("cost", "import", target, "-C", project, "--json"))
     assert (done["agrees"], done["stored"], done["billed_usd"]) == (True, True, "30.000000")
     assert "already" in run("cost", "import", target, "-C", project)

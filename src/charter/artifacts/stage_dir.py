@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from charter.artifacts import durable, faults
 from charter.artifacts.batch_files import BATCHES
@@ -75,6 +76,7 @@ class StageDir:
         self._counters: dict[str, int] = {}
         self._pace = RecentPace()
         self._last_progress = float("-inf")
+        self._unwritten: dict[str, Any] = {}
 
     @property
     def outputs(self) -> Path:
@@ -213,24 +215,30 @@ class StageDir:
     def _write_progress(self, step: int, target: int, unit: str, metrics: Mapping[str, float], now: float) -> None:
         clock = time.monotonic()
         self._pace.note(clock, step)
-        if clock - self._last_progress < PROGRESS_EVERY_SECONDS and step != target:
-            return
-        self._last_progress = clock
         seconds, steps = self._pace.recent()
-        durable.write_hint(
-            self.path / PROGRESS,
-            {
-                "step": step,
-                "target_step": target,
-                "unit": unit,
-                "rate_per_second": steps / seconds if steps > 0 and seconds > 0 else None,
-                "rate_steps": steps,
-                "metrics": dict(metrics),
-                "counters": self._counters,
-                "pid": os.getpid(),
-                "updated_at": now,
-            },
-        )
+        self._unwritten = {
+            "step": step,
+            "target_step": target,
+            "unit": unit,
+            "rate_per_second": steps / seconds if steps > 0 and seconds > 0 else None,
+            "rate_steps": steps,
+            "metrics": dict(metrics),
+            "counters": self._counters,
+            "pid": os.getpid(),
+            "updated_at": now,
+        }
+        if clock - self._last_progress >= PROGRESS_EVERY_SECONDS or step == target:
+            self._last_progress = clock
+            self.write_last_progress()
+
+    def write_last_progress(self) -> None:
+        """Write the newest report to `progress.json` if it was too soon after the one before; for a process that ends.
+
+        Whoever looks at a stage that failed or stopped then sees its last step, not one of half a second earlier.
+        """
+        if self._unwritten:
+            durable.write_hint(self.path / PROGRESS, self._unwritten)
+            self._unwritten = {}
 
     def cut_metrics(self, step: int) -> int:
         """Cut the lines of steps after `step`, which will be done again, and a torn last line; return the last step."""

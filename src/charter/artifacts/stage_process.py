@@ -83,7 +83,10 @@ def run_stage(load: Callable[[], Callable[[StageDir], None]], path: Path) -> int
             stage = StageDir(path, should_stop=stop)
             stage.beat(START)
             faults.boundary(stage.job.stage, "start", 0, "before")
-            load()(stage)
+            try:
+                load()(stage)
+            finally:
+                stage.write_last_progress()
             return _ending(stage, stop, rank)
     except BaseException as error:
         return _failed(path, error, rank)

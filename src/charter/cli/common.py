@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Container
+from contextlib import ExitStack
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,14 +13,14 @@ import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
-    from tempfile import TemporaryDirectory
-
     from rich.console import Console
     from rich.table import Table
 
     from charter.report.engine_choice import EngineChoice
     from charter.spec.project import Project
 
+UNTIL_THE_END = ExitStack()
+"""What lasts as long as the command: the verb's group leaves it when the command has ended."""
 
 DirOption = Annotated[
     Path, typer.Option("-C", "--directory", help="Project directory (the one with charter.yaml).", show_default=False)
@@ -84,11 +85,7 @@ def _lasting_directory() -> Path:
     """A directory that lasts as long as the command."""
     from tempfile import TemporaryDirectory
 
-    _LASTING.append(TemporaryDirectory(prefix="charter-plan-"))
-    return Path(_LASTING[-1].name)
-
-
-_LASTING: "list[TemporaryDirectory[str]]" = []
+    return Path(UNTIL_THE_END.enter_context(TemporaryDirectory(prefix="charter-plan-")))
 
 
 def with_chosen_engines(

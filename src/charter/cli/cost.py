@@ -23,6 +23,7 @@ from charter.cli.common import (
 if TYPE_CHECKING:
     from charter.cost.own_hardware import OwnedServer, OwnOrRent
     from charter.ledger.call import CallSums
+    from charter.ledger.focus_columns import Version
     from charter.report.cost_read import CostFacts
     from charter.run.accounts import BillImported, BillReconciled
 
@@ -137,17 +138,35 @@ def _bill_print(done: "BillImported", *, dry_run: bool) -> None:
 
 FocusOption = Annotated[
     Path,
-    typer.Option("--focus", metavar="FILE", help="Where to write the charges, FOCUS 1.2: FILE.csv or FILE.parquet."),
+    typer.Option("--focus", metavar="FILE", help="Where to write the charges as FOCUS: FILE.csv or FILE.parquet."),
+]
+FocusVersionOption = Annotated[
+    str | None, typer.Option("--focus-version", metavar="1.2|1.3", help="Version of the specification.")
 ]
 
 
-def export(context: typer.Context, focus: FocusOption, directory: DirOption = Path(".")) -> None:
-    """Write every attempt, call, stored byte and fee as charges in FOCUS 1.2, for FinOps tools.
+def _focus_version(value: str | None) -> "Version | None":
+    from charter.errors import UsageError
+    from charter.ledger.focus_columns import VERSIONS
+
+    if value is not None and value not in VERSIONS:
+        raise UsageError(f"--focus-version {value}: the versions are {' and '.join(VERSIONS)}")
+    return next((version for version in VERSIONS if version == value), None)
+
+
+def export(
+    context: typer.Context,
+    focus: FocusOption,
+    focus_version: FocusVersionOption = None,
+    directory: DirOption = Path("."),
+) -> None:
+    """Write every attempt, call, stored byte and fee as charges in FOCUS 1.2 or 1.3, for FinOps tools.
 
     Idle and lost money stands in columns of its own (x_IdleCost, x_LostCost): it is part of the cost, not beside it.
     """
     from charter.errors import UsageError
     from charter.ledger.focus_check import to_csv, to_parquet
+    from charter.ledger.focus_columns import DEFAULT_VERSION
     from charter.report.focus_dataset import focus_dataset
 
     before, _ = context.obj
@@ -155,24 +174,29 @@ def export(context: typer.Context, focus: FocusOption, directory: DirOption = Pa
     suffix = focus.suffix.lower()
     if suffix not in (".csv", ".parquet"):
         raise UsageError(f"--focus {focus}: is neither .csv nor .parquet; give FILE.csv or FILE.parquet")
+    version = _focus_version(focus_version) or DEFAULT_VERSION
     rows = focus_dataset(loadable_project(root), root)
-    write_asked("--focus", focus, to_csv(rows) if suffix == ".csv" else to_parquet(rows), make_directory=True)
+    content = to_csv(rows, version) if suffix == ".csv" else to_parquet(rows, version)
+    write_asked("--focus", focus, content, make_directory=True)
     unpriced = sum(row.get("x_IsPriced") == "false" for row in rows)
     said = f" ({unpriced} of them without a price, with cost 0 and x_IsPriced false)" if unpriced else ""
-    typer.echo(f"Wrote {len(rows)} charge{'' if len(rows) == 1 else 's'} to {focus}{said}")
+    typer.echo(f"Wrote {len(rows)} charge{'' if len(rows) == 1 else 's'} to {focus} as FOCUS {version}{said}")
 
 
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE.csv", help="A FOCUS dataset, by Charter or anyone else.")],
+    focus_version: FocusVersionOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Check that a FOCUS CSV keeps the rules of the specification; exit code 8 if it does not."""
+    """Check that a FOCUS CSV keeps the rules of its version of the specification; exit code 8 if it does not."""
     import csv
     import io
 
     from charter.errors import DataError, UsageError
     from charter.ledger.focus_check import check_focus
+    from charter.ledger.focus_columns import version_of
 
+    version = _focus_version(focus_version)
     if not file.is_file():
         raise UsageError(f"there is no file {file}; give a FOCUS dataset as CSV")
     try:
@@ -180,14 +204,17 @@ def check(
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file} is not CSV ({error})") from None
     header, body = (rows[0], rows[1:]) if rows else ([], [])
-    violations = check_focus(header, (dict(zip(header, row, strict=False)) for row in body))
+    version = version or version_of(header)
+    violations = check_focus(header, (dict(zip(header, row, strict=False)) for row in body), version)
     if json_:
         problems = [{"row": item.row, "column": item.column, "message": item.message} for item in violations]
-        print_json({"schema": "charter.focus_check/1", "rows": len(body), "problems": problems})
+        answer = {"schema": "charter.focus_check/1", "focus_version": version, "rows": len(body)}
+        print_json({**answer, "problems": problems})
     else:
         for item in violations:
             typer.echo(str(item))
-        typer.echo(f"{len(body)} rows, {len(violations) or 'no'} problem{'' if len(violations) == 1 else 's'}")
+        count = f"{len(violations) or 'no'} problem{'' if len(violations) == 1 else 's'}"
+        typer.echo(f"FOCUS {version}: {len(body)} rows, {count}")
     if violations:
         raise typer.Exit(DataError.exit_code)
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from charter.cli.common import UNTIL_THE_END
 from charter.errors import CharterError, UsageError, missing_extra, refused
 from charter.redaction import hide_output, without_secrets
 
@@ -173,7 +174,8 @@ class Verbs(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the verb; an option of another tool is answered with the key of charter.yaml that it stands for."""
         try:
-            return super().invoke(ctx)
+            with UNTIL_THE_END:
+                return super().invoke(ctx)
         except Exception as error:
             # typer has its own copy of click since 0.25: the class differs, its attributes do not.
             option = getattr(error, "option_name", None) if type(error).__name__ == "NoSuchOption" else None

@@ -12,7 +12,7 @@ from charter.dashboard.discovery import find_projects
 from charter.dashboard.reading import ProjectReader
 from charter.dashboard.settings import Settings
 from charter.dashboard.stamped import Stamp, stamp_of
-from charter.dashboard.view.curves import Curve, PhaseShare, curves_of, phases_of
+from charter.dashboard.view.curves import Curve, PhaseShare, Steady, curves_of, phases_of, steady_of
 from charter.dashboard.work.pool import Workers
 from charter.errors import loads_json
 from charter.metering.row import METER_GLOB, MeterRow, row_of
@@ -135,7 +135,7 @@ def _numbers(line: bytes) -> tuple[int, dict[str, float]] | None:
 # -------- All projects that this dashboard shows.
 
 
-Drawn = tuple[tuple[Curve, ...], tuple[PhaseShare, ...]]
+Drawn = tuple[tuple[Curve, ...], Steady, tuple[PhaseShare, ...]]
 
 
 class Curves:
@@ -148,7 +148,7 @@ class Curves:
         self._lock = threading.Lock()
 
     def of(self, path: Path) -> Drawn:
-        """The curves and the phases of the metrics in a file."""
+        """The curves, the metrics that never changed, and the phases of the metrics in a file."""
         with self._lock:
             stamp = stamp_of(path)
             cached = self._kept.get(path)
@@ -156,7 +156,7 @@ class Curves:
                 self._kept.move_to_end(path)
                 return cached[1]
             steps = self._metrics.steps(path)
-            drawn = curves_of(steps), phases_of(steps)
+            drawn = curves_of(steps), steady_of(steps), phases_of(steps)
             self._kept[path] = (stamp, drawn)
             while len(self._kept) > self._most:
                 self._kept.popitem(last=False)

@@ -147,3 +147,13 @@ class Snapshot:
     def stage(self, name: str) -> StageNow | None:
         """The stage of that name."""
         return next((stage for stage in self.stages if stage.name == name), None)
+
+    def failed_above(self, stage: StageNow) -> str:
+        """The failed stage that a stage waits for, itself or by way of others; empty where none failed."""
+        above = list(stage.inputs)
+        for name in above:  # grows while it is walked
+            source = self.stage(name)
+            if source is not None and source.state == "failed":
+                return name
+            above += [other for other in (source.inputs if source else ()) if other not in above]
+        return ""

@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from charter.artifacts.group import rank_of_process
 from charter.artifacts.job import JobInput, served_name
 from charter.artifacts.server_files import KEY_FILE, SERVERS, await_servers
 from charter.artifacts.stage_dir import StageDir
@@ -18,14 +19,14 @@ from charter.feedback.asks import Ask, Reply
 from charter.feedback.records import Answerer
 from charter.feedback.served_models import ServedModel
 from charter.inference.endpoint.call import CallReply, CallRequest
-from charter.spec.project import Serving
+from charter.spec.project import MOST_BATCHED, Serving
 from charter.spec.stage_base import Sampling
 
 if TYPE_CHECKING:
     from charter.feedback.local_models import LocalModels
     from charter.inference.endpoint.identity import Canaries
 
-CALLS_FILE = "calls.sqlite"
+CALLS_FILE, API_BATCHES = "calls.sqlite", "api_batches"
 MODELS_DIR = "models"
 JUDGE_ROLES = ("judge", "also_judges", "reward")
 """Asked questions that are shortened to fit, so that the stage's lengths of prompts do not concern them."""
@@ -71,6 +72,8 @@ def batches_under_way(serving: Sequence[Serving], batch: int) -> int:
     (1, 8)
     """
     places = max((item.concurrency * _servers(item) for item in serving), default=0)
+    if any(item.batch for item in serving):
+        places = MOST_BATCHED  # of one file: what is asked later waits for another
     return max(1, BATCHES_PER_FILL * ceil(places / batch))
 
 
@@ -128,7 +131,10 @@ def _served_models(
         if item.name not in models:
             settings = with_addresses(item.name, settings, stage) if settings.pool is not None else settings
             canaries = _canaries(item, settings, stage)
-            pool = EndpointPool.open(item.name, settings, calls, tell=stage.alive, canaries=canaries, gate=gate)
+            batches = stage.path / API_BATCHES / f"{item.name}-{rank_of_process()}"
+            pool = EndpointPool.open(
+                item.name, settings, calls, tell=stage.alive, canaries=canaries, gate=gate, directory=batches
+            )
             stack.callback(pool.close)
             name = served_name(item, settings)
             models[item.name] = ServedModel(item.name, name, settings, pool, revision=item.fingerprint)
@@ -147,7 +153,7 @@ def _canaries(item: JobInput, serving: Serving, stage: StageDir) -> "Canaries | 
         continues=serving.api == "completions",
         gives_log_probabilities=serving.log_probabilities == "top",
         directory=stage.of_run(MODELS_DIR),
-        every=serving.canary_every,
+        every=MOST_BATCHED if serving.batch else serving.canary_every,
     )
 
 

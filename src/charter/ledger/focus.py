@@ -16,7 +16,7 @@ from charter.errors import DataError
 from charter.ledger.account import MILLISECONDS_PER_HOUR, Accounted, totals_of_one
 from charter.ledger.attempt import NO_TAGS
 from charter.ledger.call import CallSums, RouteTotals
-from charter.ledger.focus_columns import BY_NAME, COLUMNS
+from charter.ledger.focus_columns import BY_NAME, COLUMNS, Version
 from charter.ledger.stored import STORED_ON, OtherCharge
 
 PRICING_CATEGORIES = {"on_demand": "Standard", "spot": "Dynamic", "reserved": "Committed"}
@@ -415,8 +415,10 @@ def _frame(account: Account, *, provider: str, started_at: float, ended_at: floa
         "ChargePeriodStart": _moment(started_at),
         "ChargePeriodEnd": _moment(max(ended_at, started_at) + 0.999999),
         "InvoiceIssuerName": account.issuer or provider,
+        "HostProviderName": provider,
         "ProviderName": provider,
         "PublisherName": PUBLISHER,
+        "ServiceProviderName": provider,
         "SubAccountId": owner,
         "SubAccountName": owner,
         "SubAccountType": None if owner is None else "Owner",
@@ -443,10 +445,10 @@ def _priced(*, quantity: Decimal, unit: str, unit_price: Decimal, effective: Dec
     }
 
 
-def column_order(rows: Iterable[Mapping[str, Cell]]) -> list[str]:
-    """All columns of FOCUS first, by name, then Charter's own: every row has every column."""
+def column_order(rows: Iterable[Mapping[str, Cell]], version: Version) -> list[str]:
+    """All columns of a version of FOCUS first, by name, then Charter's own: every row has every column."""
     own = {name for row in rows for name in row if name not in BY_NAME}
-    return [*(column.name for column in COLUMNS), *sorted(own)]
+    return [*(column.name for column in COLUMNS[version]), *sorted(own)]
 
 
 def _next_month(moment: datetime) -> datetime:

@@ -12,7 +12,7 @@ from typing import Any
 
 from charter.errors import MissingExtraError
 from charter.ledger.focus import Cell, Row, column_order
-from charter.ledger.focus_columns import BY_NAME, COLUMNS, MANDATORY, SUBCATEGORIES, Column
+from charter.ledger.focus_columns import BY_NAME, COLUMNS, DEFAULT_VERSION, SUBCATEGORIES, Column, Version, version_of
 
 NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?(E-?[0-9]+)?")
 MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
@@ -44,39 +44,45 @@ class FocusFinding:
         return f"{'header' if not self.row else f'row {self.row}'}: {self.column}: {self.message}"
 
 
-def check_focus(columns: Iterable[str], rows: Iterable[Mapping[str, str | None]]) -> tuple[FocusFinding, ...]:
-    """Check a dataset whose cells are texts, empty or None for null, and return its first 100 faults."""
+def check_focus(
+    columns: Iterable[str], rows: Iterable[Mapping[str, str | None]], version: Version | None = None
+) -> tuple[FocusFinding, ...]:
+    """Check a dataset whose cells are texts, empty or None for null, and return its first 100 faults.
+
+    Without a version it is held to the one whose columns it has.
+    """
     names = list(columns)
+    version = version or version_of(names)
     findings: list[FocusFinding] = []
-    for finding in _header(names):
+    for finding in _header(names, version):
         findings.append(finding)
     for number, row in enumerate(rows, start=1):
         cells = {name: value for name in names if (value := row.get(name)) not in (None, "")}
-        for column, message in _row(names, cells):
+        for column, message in _row(names, cells, version):
             findings.append(FocusFinding(row=number, column=column, message=message))
             if len(findings) >= MOST:
                 return tuple(findings)
     return tuple(findings)
 
 
-def _header(names: list[str]) -> Iterator[FocusFinding]:
-    for name in MANDATORY:
-        if name not in names:
-            yield FocusFinding(row=0, column=name, message="is mandatory and not there")
+def _header(names: list[str], version: Version) -> Iterator[FocusFinding]:
+    standard = {column.name for column in COLUMNS[version]}
+    for column in COLUMNS[version]:
+        if column.level == "Mandatory" and column.name not in names:
+            yield FocusFinding(row=0, column=column.name, message="is mandatory and not there")
     for name in names:
         if names.count(name) > 1:
             yield FocusFinding(row=0, column=name, message="is there more than once")
-        if name not in BY_NAME and not name.startswith("x_"):
-            yield FocusFinding(
-                row=0, column=name, message="is no column that Charter knows of FOCUS 1.2, and has no x_"
-            )
+        if name not in standard and not name.startswith("x_"):
+            what = f"is no column that Charter knows of FOCUS {version}, and has no x_"
+            yield FocusFinding(row=0, column=name, message=what)
     own = [name.startswith("x_") for name in names]
     if own != sorted(own):
         yield FocusFinding(row=0, column=names[own.index(True)], message="own columns stand after those of FOCUS")
 
 
-def _row(names: list[str], cells: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
-    for column in COLUMNS:
+def _row(names: list[str], cells: Mapping[str, str | None], version: Version) -> Iterator[tuple[str, str]]:
+    for column in COLUMNS[version]:
         if column.name not in names:
             continue
         value = cells.get(column.name)
@@ -105,6 +111,8 @@ def _wrong(column: Column, value: str) -> str | None:
             return None if CURRENCY.fullmatch(value) else f"{value!r} is no ISO 4217 code"
         case "Json":
             return None if _is_object(value) else "is no JSON object of plain values"
+        case "JsonObject":
+            return None if _has_elements(value) else 'is no JSON object with a list of objects under "Elements"'
         case "String":
             return "has spaces around it" if value != value.strip() else None
     return None
@@ -164,20 +172,29 @@ def _is_object(value: str) -> bool:
     return isinstance(content, dict) and all(not isinstance(item, dict | list) for item in content.values())
 
 
+def _has_elements(value: str) -> bool:
+    try:
+        content = json.loads(value)
+    except ValueError:
+        return False
+    elements = content.get("Elements") if isinstance(content, dict) else None
+    return isinstance(elements, list) and all(isinstance(item, dict) for item in elements)
+
+
 DECIMAL_DIGITS, DECIMAL_SCALE = 38, 15
 """Of decimals in Parquet (decimal128): up to 10^23 USD, to the femto-USD."""
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 """Spreadsheet programs run a text that begins with one of them."""
 
 
-def to_csv(rows: Sequence[Row]) -> str:
+def to_csv(rows: Sequence[Row], version: Version = DEFAULT_VERSION) -> str:
     """Rows as CSV text with a header; nulls are empty."""
-    columns = column_order(rows)
+    columns = column_order(rows, version)
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=columns, restval="", lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({name: cell_text(value) for name, value in row.items()})
+        writer.writerow({name: cell_text(row.get(name)) for name in columns})
     return text.getvalue()
 
 
@@ -196,7 +213,7 @@ def cell_text(value: Cell) -> str:
     return str(value)
 
 
-def to_parquet(rows: Sequence[Row]) -> bytes:
+def to_parquet(rows: Sequence[Row], version: Version = DEFAULT_VERSION) -> bytes:
     """Rows as a Parquet file: costs, prices and quantities as decimals, moments as UTC timestamps."""
     try:
         import pyarrow as pa
@@ -205,10 +222,10 @@ def to_parquet(rows: Sequence[Row]) -> bytes:
         raise MissingExtraError(
             'FOCUS as Parquet needs pyarrow; install it with: pip install "charter-plan[data]", or write .csv'
         ) from None
-    columns = column_order(rows)
+    columns = column_order(rows, version)
     fields = [pa.field(name, _type(pa, name, rows)) for name in columns]
     arrays = [pa.array([_value(field.type, row.get(field.name), pa) for row in rows], field.type) for field in fields]
-    table = pa.Table.from_arrays(arrays, schema=pa.schema(fields, metadata={"FocusVersion": "1.2"}))
+    table = pa.Table.from_arrays(arrays, schema=pa.schema(fields, metadata={"FocusVersion": version}))
     out = io.BytesIO()
     parquet.write_table(table, out)
     return out.getvalue()

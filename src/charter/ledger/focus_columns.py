@@ -1,13 +1,19 @@
-"""The columns of FOCUS 1.2 that Charter writes: names, feature levels, nullability, allowed values.
+"""The columns of FOCUS 1.2 and 1.3 that Charter writes: names, feature levels, nullability, allowed values.
 
-Source: FinOps Open Cost and Usage Specification 1.2 (CC-BY-4.0), section 3, one subsection per column.
+Source: FinOps Open Cost and Usage Specification 1.2 (CC-BY-4.0), section 3, one subsection per column; what 1.3 adds,
+from its pages of columns (specification/datasets/cost_and_usage/columns).
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 Level = Literal["Mandatory", "Conditional", "Recommended"]
-Type = Literal["String", "Decimal", "DateTime", "Json", "Currency", "Unit"]
+Type = Literal["String", "Decimal", "DateTime", "Json", "JsonObject", "Currency", "Unit"]
+Version = Literal["1.2", "1.3"]
+VERSIONS: tuple[Version, ...] = ("1.2", "1.3")
+DEFAULT_VERSION: Version = "1.2"
+"""The newest that a validator on the package index reads (focus-validator 1.0.0 on 2026-11-26 reads less)."""
 
 SERVICE_CATEGORIES = (
     "AI and Machine Learning", "Analytics", "Business Applications", "Compute", "Databases", "Developer Tools",
@@ -122,6 +128,35 @@ _UNKNOWN_HERE: tuple[Column, ...] = (
     _column("RegionName", "Conditional", "String", nullable=True),
 )
 """Columns that are always null: a bill has them, a run does not know them."""
-COLUMNS = tuple(sorted((*_WRITTEN, *_UNKNOWN_HERE), key=lambda column: column.name))
-BY_NAME = {column.name: column for column in COLUMNS}
-MANDATORY = tuple(column.name for column in COLUMNS if column.level == "Mandatory")
+_SINCE_1_3: tuple[Column, ...] = (
+    _column("AllocatedMethodDetails", "Recommended", "JsonObject", nullable=True),
+    _column("AllocatedMethodId", "Conditional", "String", nullable=True),
+    _column("AllocatedResourceId", "Conditional", "String", nullable=True),
+    _column("AllocatedResourceName", "Conditional", "String", nullable=True),
+    _column("AllocatedTags", "Conditional", "Json", nullable=True),
+    _column("ContractApplied", "Conditional", "JsonObject", nullable=True),
+    _column("HostProviderName", "Mandatory", "String", nullable=True),
+    _column("ServiceProviderName", "Mandatory", "String"),
+)
+"""Whose machines and whose service it is; the rest is null, since Charter splits no charge and knows no contract."""
+
+
+def _sorted(*columns: Column) -> tuple[Column, ...]:
+    return tuple(sorted(columns, key=lambda column: column.name))
+
+
+COLUMNS: Mapping[Version, tuple[Column, ...]] = {
+    "1.2": _sorted(*_WRITTEN, *_UNKNOWN_HERE),
+    "1.3": _sorted(*_WRITTEN, *_UNKNOWN_HERE, *_SINCE_1_3),
+}
+"""Of a dataset in a version of the specification. 1.3 keeps ProviderName and PublisherName, which 1.4 removes."""
+BY_NAME = {column.name: column for column in COLUMNS["1.3"]}
+
+
+def version_of(names: Iterable[str]) -> Version:
+    """The version whose columns a dataset has.
+
+    >>> version_of(["BilledCost", "ProviderName"]), version_of(["BilledCost", "ServiceProviderName"])
+    ('1.2', '1.3')
+    """
+    return "1.3" if {column.name for column in _SINCE_1_3} & set(names) else "1.2"

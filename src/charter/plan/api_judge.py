@@ -8,6 +8,9 @@ from charter.errors import UsageError
 
 MILLION = 1e6
 SECONDS_PER_MINUTE = 60.0
+BATCH_SECONDS = 8 * 3600.0
+"""Of a round of questions by file: a third of the 24 hours within which providers promise it. Nobody measured it, and
+p90 is three times as long: the promise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +24,8 @@ class ApiPrice:
     """Of prompt tokens the endpoint has seen before; the full price when left out."""
     batch_discount: float = 0.0
     """Share taken off when answers may take a day."""
+    by_batch: bool = False
+    """Questions go by file, and no limit per minute holds them."""
     requests_per_minute: float | None = None
     input_tokens_per_minute: float | None = None
     output_tokens_per_minute: float | None = None
@@ -55,8 +60,8 @@ class ApiJudgement:
     usd: float | None
     """None without a price."""
     bound_by: str
-    """`requests per minute`, `input tokens per minute`, `output tokens per minute`, `tokens per minute` or
-    `concurrency`."""
+    """`requests per minute`, `input tokens per minute`, `output tokens per minute`, `tokens per minute`,
+    `concurrency` or `batch window`."""
 
 
 def api_judgement(
@@ -69,9 +74,9 @@ def api_judgement(
 ) -> ApiJudgement:
     """Seconds and dollars of `requests` requests of `input_tokens` and `output_tokens` tokens each.
 
-    Seconds: the slowest of the four limits, `requests / rpm`, `tokens / tpm`, and `requests x answer time /
-    concurrency`. `cached_share` of the prompt is a prefix seen before
-    (that of the price unless given). Retries after refused requests are not counted.
+    Seconds: those of a batch, or the slowest of the four limits, `requests / rpm`, `tokens / tpm`, and `requests x
+    answer time / concurrency`. `cached_share` of the prompt is a prefix seen before (that of the price unless given).
+    Retries after refused requests are not counted.
 
     >>> price = ApiPrice(input_usd_per_million=3.0, output_usd_per_million=15.0, requests_per_minute=1000)
     >>> found = api_judgement(price, requests=100_000, input_tokens=1000, output_tokens=10)
@@ -79,6 +84,8 @@ def api_judgement(
     (315, 100, 'requests per minute')
     """
     usd = _usd(price, requests, input_tokens, output_tokens, cached_share)
+    if price.by_batch:
+        return ApiJudgement(seconds=BATCH_SECONDS if requests else 0.0, usd=usd, bound_by="batch window")
     answer = price.first_token_seconds + output_tokens / price.tokens_per_second
     limits = {
         "requests per minute": (requests, price.requests_per_minute),

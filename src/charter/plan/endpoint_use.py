@@ -1,6 +1,6 @@
 """Use of endpoints by a stage, and its work in countable units: seconds under limits, bill, tokens, operations."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from charter.physics.flops import active_parameters
 from charter.physics.identity_questions import QUESTION_TOKENS, QUESTIONS
@@ -63,10 +63,16 @@ def _identity(work: Workload, remote: tuple[RolePhase, ...], model: str) -> tupl
 
 
 def _judged(work: Workload) -> list[tuple[RolePhase, ApiJudgement]]:
-    return [(phase, _judgement(work.endpoints[phase.role], phase)) for phase in endpoint_phases(work)]
+    return [
+        (phase, _judgement(work.endpoints[phase.role], phase, alone=phase not in work.phases))
+        for phase in endpoint_phases(work)
+    ]
 
 
-def _judgement(price: ApiPrice, phase: RolePhase) -> ApiJudgement:
+def _judgement(price: ApiPrice, phase: RolePhase, *, alone: bool) -> ApiJudgement:
+    """`alone`: each question is a request of its own, whatever the others are: the fixed ones."""
+    if alone:
+        price = replace(price, by_batch=False, batch_discount=0.0)
     read, written = phase.request_tokens
     return api_judgement(price, requests=phase.sequences, input_tokens=read, output_tokens=written)
 

@@ -12,7 +12,7 @@ from charter.plan.risk import Assumption
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
 from charter.spec.ppo_stage import PpoStage
-from charter.spec.project import DataSpec, Project, Serving
+from charter.spec.project import MOST_BATCHED, DataSpec, Project, Serving
 from charter.spec.stage import CritiqueStage, GenerateStage, LabelStage, PrepareStage
 from charter.spec.stage_base import Stage
 
@@ -273,7 +273,7 @@ class Models:
 
 def _watch(serving: Serving) -> IdentityWatch:
     return IdentityWatch(
-        every=serving.canary_every,
+        every=MOST_BATCHED if serving.batch and serving.canary_every else serving.canary_every,
         servers=1 + len(serving.also_endpoints),
         by_text=serving.log_probabilities == "none",
     )
@@ -289,4 +289,6 @@ def _api_price(serving: Serving) -> ApiPrice:
         requests_per_minute=serving.requests_per_minute,
         tokens_per_minute=serving.tokens_per_minute,
         concurrency=float(serving.concurrency),
+        batch_discount=1.0 - serving.batch_price if serving.batch else 0.0,
+        by_batch=serving.batch,
     )

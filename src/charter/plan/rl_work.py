@@ -129,18 +129,31 @@ def assume_rollouts(stage: PpoStage, library: Library) -> None:
             f"E[p^{stage.samples_per_prompt} + (1 - p)^{stage.samples_per_prompt}] of all",
         )
     if stage.asynchrony == "in_flight":
-        age = f"tokens at most {stage.ahead} updates old, {mean_token_age(stage):.2f} on average"
-        equal = "each version draws an equal share of max_new_tokens; short answers are drawn by the oldest"
-        turns = f"{equal}; sampling and learning take turns on the same accelerators, so it saves no time"
-        queued = (
-            f"{equal}; no more than {stage.ahead} rollouts are in flight and queued for one learnt from (Little); the "
-            "slower of generation and score + update, then sync"
-        )
-        library.assume("ppo.asynchrony", age, queued if is_hosted(stage) else turns)
+        _assume_age(stage, library)
     elif stage.ahead:
         apart = "the generator has accelerators of its own: the slower of generation and score + update, then sync"
         shared = "sampling and learning take turns on the same accelerators, so drawing ahead saves no time"
         library.assume("ppo.asynchrony", "rollouts are drawn one step ahead", apart if is_hosted(stage) else shared)
+
+
+AGE_OF_TOKENS = "ppo.age of tokens"
+"""Name of the assumption of how old the answers are that a stage learns from."""
+
+
+def _assume_age(stage: PpoStage, library: Library) -> None:
+    """Note how many updates old the tokens of answers in flight are, at most and on average."""
+    most, mean = f"at most {stage.ahead}", f"{mean_token_age(stage):.2f} on average"
+    said = (
+        "each version draws an equal share of max_new_tokens, short answers by the oldest; sampling and learning take "
+        "turns on the same accelerators, so it saves no time"
+    )
+    if is_hosted(stage):
+        mean = f"{stage.ahead - 0.5:g} where generation keeps up, at most 1 where it does not"
+        said = (
+            "a rollout begins as one is taken out of the queue, is drawn within an update and waits (age = rollouts in "
+            "flight and queued / rollouts of an update); the slower of generation and score + update, then sync"
+        )
+    library.assume(AGE_OF_TOKENS, f"{most}, {mean}", said)
 
 
 def mean_token_age(stage: PpoStage) -> float:

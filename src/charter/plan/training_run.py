@@ -34,6 +34,8 @@ ON_PREM = "on_prem"
 ENGINE: Engine = "megatron"
 SEQ_LEN = 4096
 WIDE_HEADS = 64
+SAME_SIZE = 0.01
+"""Logarithm of a size over that of a known model up to which it is taken for that model."""
 UTILISATIONS: Mapping[str, tuple[float, str]] = MappingProxyType(
     {
         "llama2-70b": (
@@ -130,7 +132,7 @@ def by_the_planner(run: TrainingRun, cluster: RunCluster, knowledge: Knowledge |
 
     The planner's model has its own architecture (`dense_shape`); its time is scaled to the run's `6 N D`.
     """
-    shape = run.architecture or dense_shape(run.num_parameters)
+    shape, like = (run.architecture, "") if run.architecture is not None else dense_shape(run.num_parameters)
     batch = _sequences(run.batch_tokens, cluster.count)
     steps = max(1, round(run.num_tokens / (batch * SEQ_LEN)))
     plan = make_plan(
@@ -150,7 +152,8 @@ def by_the_planner(run: TrainingRun, cluster: RunCluster, knowledge: Knowledge |
         spot=False,
         checkpoint_bytes=checkpoint_bytes(run.stored_parameters),
     )
-    source = f"planned: {shape.num_layers} layers of {shape.hidden_size}, {batch} sequences of {SEQ_LEN}, {ENGINE}"
+    layers = f"{shape.num_layers} layers of {shape.hidden_size}{f' (as {like})' if like else ''}"
+    source = f"planned: {layers}, {batch} sequences of {SEQ_LEN}, {ENGINE}"
     return _schedule(cluster, around, option.time_sigmas, utilisation, source, option.layout_label)
 
 
@@ -206,37 +209,32 @@ def utilisation_of(text: str) -> tuple[float, str]:
     return value, "stated"
 
 
-SAME_SIZE = 0.02
-"""A size this near to that of a Llama of the catalog means that model: published sizes are rounded so far."""
-
-
 @cache
-def dense_shape(num_parameters: float) -> Architecture:
-    """The Llama of the catalog that has the size, so that a size and a name are one question with one answer.
+def dense_shape(num_parameters: float) -> tuple[Architecture, str]:
+    """A dense decoder of a size, and the Llama whose it is: one within 1 %, so that a size and a name plan alike.
 
-    Where there is none: a dense decoder in Llama's proportions whose size comes closest, with heads of 128, 8 of keys
-    and an MLP of 3.5 widths.
-    Layers lie between 80 and 140 per 128 heads' width as in Llama 3 (8B: 128 widths per layer, 405B: 130). Of wide
-    models they are a multiple of 8, so that pipelines divide them.
+    Else one in Llama's proportions whose size comes closest: heads of 128, 8 of keys, MLP of 3.5 widths. Layers lie
+    between 80 and 140 per 128 heads' width as in Llama 3 (8B: 128 widths per layer, 405B: 130). Of wide models they are
+    a multiple of 8, so that pipelines divide them.
 
-    >>> shape = dense_shape(70e9)
-    >>> shape.hidden_size, abs(count_parameters(shape).total / 70e9 - 1) < 0.05
-    (8192, True)
-    >>> dense_shape(6.74e9).num_layers, dense_shape(280e9).hidden_size
-    (32, 14336)
+    >>> shape, like = dense_shape(6.74e9)
+    >>> shape.num_layers, like
+    (32, 'meta-llama/Llama-2-7b-hf')
+    >>> shape, like = dense_shape(50e9)
+    >>> shape.hidden_size, abs(count_parameters(shape).total / 50e9 - 1) < 0.05, like
+    (8192, True, '')
     """
-    listed = [(abs(log(size / num_parameters)), shape) for size, shape in _listed_llamas()]
-    distance, nearest = min(listed, key=lambda item: item[0])
-    if distance <= SAME_SIZE:
-        return nearest
+
+    def misfit(shape: Architecture) -> tuple[float, int]:
+        return abs(log(count_parameters(shape).total / num_parameters)), shape.num_layers
+
+    llamas = [model for model in catalog() if model.name.startswith("meta-llama/")]
+    dense = [model for model in llamas if not (model.architecture.mixture or model.architecture.encoder)]
+    nearest = min(dense, key=lambda model: misfit(model.architecture))
+    if misfit(nearest.architecture)[0] < SAME_SIZE:
+        return nearest.architecture, nearest.name
     shapes = [_dense(heads, layers) for heads in (*range(2, 16, 2), *range(16, 320, 8)) for layers in _layers(heads)]
-    return min(shapes, key=lambda shape: (abs(log(count_parameters(shape).total / num_parameters)), shape.num_layers))
-
-
-@cache
-def _listed_llamas() -> tuple[tuple[float, Architecture], ...]:
-    shapes = [model.architecture for model in catalog() if model.architecture.model_type == "llama"]
-    return tuple((float(count_parameters(shape).total), shape) for shape in shapes)
+    return min(shapes, key=misfit), ""
 
 
 def _layers(heads: int) -> range:

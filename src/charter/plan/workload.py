@@ -432,7 +432,7 @@ def judge(stage: JudgeStage, models: Models, library: Library) -> Workload:
 
 
 def dpo(stage: DpoStage, models: Models, library: Library) -> Workload:
-    """Both answers of every pair through the trained policy and the frozen reference."""
+    """Both answers of every pair through the trained policy and the frozen reference; by kto those to others first."""
     policy = models.role("policy", stage.init, trained=True, adapter=stage.adapter)
     reference = models.role("reference", stage.init)
     corpus = library.corpus(stage.data, policy.vocab_size)
@@ -440,10 +440,12 @@ def dpo(stage: DpoStage, models: Models, library: Library) -> Workload:
     steps, batch = training_steps(stage, corpus.rows), 2 * stage.global_batch
     assume_padding(library)
     update = train("policy", steps=steps, batch=batch, tokens=tokens, longest=stage.seq_len, unit=2)
-    score = forward("reference log-probabilities", "reference", steps, batch, update.prompt_tokens)
+    scores = [forward("reference log-probabilities", "reference", steps, batch, update.prompt_tokens)]
+    for role in ("policy", "reference") if stage.loss == "kto" else ():
+        scores.append(forward(f"answers to other prompts by {role}", role, steps, batch, update.prompt_tokens))
     return Workload(
         roles=(policy, reference),
-        phases=(score, update),
+        phases=(*scores, update),
         counters=Counters(tokens=update.sequences * tokens, pairs=steps * stage.global_batch),
         together=True,
     )
@@ -531,7 +533,16 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     updates = rollouts * ceil(stage.rollout_batch / stage.minibatch) * stage.ppo_epochs
     batch = min(stage.minibatch, stage.rollout_batch)
     training = tuple(
-        train(role, steps=updates, batch=batch, tokens=read, longest=longest, ragged=False, logit_share=answered)
+        train(
+            role,
+            steps=updates,
+            batch=batch,
+            tokens=read,
+            longest=longest,
+            ragged=False,
+            unit=stage.unit,
+            logit_share=answered,
+        )
         for role in learning
     )
     return Workload(

@@ -9,6 +9,7 @@ from charter.plan.keep_warm import shared_servers
 from charter.plan.option import Option, Rejected
 from charter.plan.plan import Plan
 from charter.plan.project_plan import MODEL
+from charter.plan.rl_work import AGE_OF_TOKENS
 from charter.plan.stage_plan import StagePlan
 from charter.plan.stage_risk import StageRisk
 from charter.report.plan_cells import VERDICT_WORDS, layout, short_date
@@ -84,6 +85,9 @@ def notes(plan: Plan, *, command: str, then: str) -> Iterator[Text]:
     yield from _market_and_risk(plan)
     yield from _ties(plan)
     yield from (Text(line) for line in placement_lines(plan))
+    for item in plan.assumptions:
+        if item.name == AGE_OF_TOKENS:
+            yield Text(f"Updates behind what PPO learns from, by token: {item.value}.")
     yield from (Text(line) for line in sample_lines(plan))
     yield from _uncertain(plan)
     if NO_NATIVE_ROW in plan.assumptions:

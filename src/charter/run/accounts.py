@@ -26,7 +26,7 @@ from charter.run.attempt import is_finished, price_micro_usd_per_hour
 from charter.run.call_costs import record_calls
 from charter.run.graph import PlannedStage
 from charter.run.paths import run_dir, stages_dir
-from charter.spec.project import Project, Serving
+from charter.spec.project import BATCHES, Project, Serving
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ def reconcile_run(
         by_call: dict[str, tuple[CallBooks, int]] = {}
         ids = {row.request_id for row in rows}
         compared = reconcile(
-            _calls(books, run, chosen, by_call), rows, price=_prices(project), at=time.time(), source=source
+            _calls(books, run, chosen, by_call), rows, price=price_by_address(project), at=time.time(), source=source
         )
         if not ids & by_call.keys():
             raise UsageError(
@@ -164,8 +164,8 @@ def _correct(compared: Reconciled, by_call: dict[str, tuple[CallBooks, int]]) ->
             book.correct(mine)
 
 
-def _prices(project: Project) -> Price:
-    """Prices of the project's servers, by address."""
+def price_by_address(project: Project) -> Price:
+    """The price of tokens at each of a project's servers, in micro-USD; at a batch interface its share."""
     servings = {
         address.rstrip("/"): serving
         for serving in project.serving.values()
@@ -174,8 +174,12 @@ def _prices(project: Project) -> Price:
     }
 
     def price(endpoint: str, prompt: int, cached: int, completion: int) -> Decimal | None:
-        serving = servings.get(endpoint.rstrip("/"))
-        return None if serving is None else _micro_usd(serving, prompt, cached, completion)
+        address = endpoint.rstrip("/")
+        serving, share = servings.get(address), Decimal(1)
+        if serving is None and (serving := servings.get(address.removesuffix(BATCHES))) is not None:
+            share = Decimal(str(serving.batch_price))
+        full = None if serving is None else _micro_usd(serving, prompt, cached, completion)
+        return None if full is None else share * full
 
     return price
 

@@ -243,7 +243,11 @@ def _check_endpoint_price(serving: Serving, path: str) -> Iterator[Problem]:
     prices = [name for name in vars(serving) if "usd_per_million" in name]
     yield from check_ranges(serving, path, [(name, NOT_NEGATIVE) for name in prices])
     yield from check_ranges(serving, path, [("cached_prompt_share", SHARE), ("concurrency", AT_LEAST_ONE)])
-    positive = ("requests_per_minute", "tokens_per_minute", "request_timeout")
+    if serving.batch and (serving.endpoint is None or serving.also_endpoints):
+        hint = "give the one endpoint whose /batches takes files of requests"
+        yield Problem(message="batch needs an endpoint, and one alone", path=f"{path}.batch", hint=hint)
+    yield from check_ranges(serving, path, [("batch_price", SHARE)])
+    positive = ("requests_per_minute", "tokens_per_minute", "request_timeout", "batch_poll")
     yield from check_ranges(serving, path, [(name, POSITIVE) for name in positive])
     yield from check_ranges(serving, path, [("max_attempts", AT_LEAST_ONE)])
 

@@ -1,10 +1,10 @@
 """The pipeline as a graph: which stage reads what, in which order they run, what is wrong with the edges."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from charter.errors import Problem
 from charter.spec.project import ModelSpec, Project
-from charter.spec.stage import references
+from charter.spec.stage import TRAINS, references
 from charter.spec.stage_base import MODEL, Stage
 from charter.spec.suggest import did_you_mean
 
@@ -59,9 +59,22 @@ def check_graph(project: Project, *, unreadable: Iterable[str] = ()) -> list[Pro
     for name, stage in project.pipeline.items():
         for role, names in references(stage).items():
             problems += _check_role(project, name, stage, role, names, skipped)
+            problems += _check_batch(project, name, stage, role, names)
     problems += _check_tokenizers(project, skipped)
     problems += _check_cycles(project)
     return problems
+
+
+def _check_batch(
+    project: Project, stage_name: str, stage: Stage, role: str, names: tuple[str, ...]
+) -> Iterator[Problem]:
+    """A stage that trains waits for every answer: it cannot ask a model whose answers take a day."""
+    answering = names if stage.kind in TRAINS and role not in ("init", "policy") else ()
+    for name in answering:
+        if name in project.serving and project.serving[name].batch:
+            message = f"{name!r} is asked by batch, and every step of a {stage.kind} stage would wait for it a day"
+            hint = f"leave serving.{name}.batch out, or ask another model while training"
+            yield Problem(message=message, path=f"pipeline.{stage_name}.{role}", hint=hint)
 
 
 def _clashes(project: Project) -> list[Problem]:

@@ -77,8 +77,9 @@ class PpoStage(Sampling, Stage):
     """`gae` with a value model; `reinforce` likewise, by whole returns less the value (Lee et al. 2023, appendix);
     `rloo` (Ahmadian et al. 2024), `grpo` (Shao et al. 2024) and `reinforce_pp_baseline` (scores less their group's
     mean) compare the answers to one prompt, without one; `reinforce_pp` (Hu et al. 2025) takes whole returns;
-    `distill` learns from `teacher`, token by token of the policy's own answers: rewards are measured, if there are any,
-    and not learnt from, and there is no KL penalty."""
+    `online_dpo` learns from the better of two answers against the worse by the loss of DPO (Guo et al. 2024), whose
+    beta is `kl_coefficient`; `distill` learns from `teacher`, token by token of the policy's own answers: rewards are
+    measured, if there are any, and not learnt from, and there is no KL penalty."""
     teacher: str | None = None
     """A model of the same tokens, whose log-probabilities the estimator `distill` raises the policy's towards."""
     reward_from: Literal["preference_model", "judge"] = added("preference_model")
@@ -216,6 +217,11 @@ class PpoStage(Sampling, Stage):
         return self.kl_coefficient > 0 and self.teacher is None
 
     @property
+    def unit(self) -> int:
+        """Answers of a group that share a micro-batch: both of a pair that is compared."""
+        return 2 if self.estimator == "online_dpo" else 1
+
+    @property
     def ahead(self) -> int:
         """Rollouts that are drawn before the step that learns from them."""
         if self.asynchrony == "in_flight":
@@ -273,3 +279,38 @@ def check_asynchrony(stage: PpoStage, path: str) -> Iterator[Problem]:
         if is_there:
             hint = f"asynchrony: one_step_off, or change {name}"
             yield Problem(message=f"{reason}: not in_flight", path=f"{path}.{name}", hint=hint)
+
+
+_NOT_OF_PAIRS: tuple[tuple[str, object], ...] = (
+    ("kl_target", None),
+    ("kl_in", None),
+    ("clip_ratio", 0.2),
+    ("clip_ratio_high", None),
+    ("ratio", "token"),
+    ("surrogate", "clip"),
+    ("dual_clip", None),
+    ("loss_aggregation", "token"),
+    ("entropy_weight", 0.0),
+    ("mismatch", None),
+    ("mismatch_clip", None),
+)
+"""Options of a loss of tokens, and what they are unless given."""
+
+
+def check_online_dpo(stage: PpoStage, path: str) -> Iterator[Problem]:
+    """Yield what the loss of pairs lacks or cannot have."""
+    if stage.estimator != "online_dpo":
+        return
+    if stage.samples_per_prompt > 2:
+        message = f"the estimator online_dpo compares two answers; found {stage.samples_per_prompt}"
+        yield Problem(message=message, path=f"{path}.samples_per_prompt", hint="samples_per_prompt: 2")
+    if stage.minibatch % 2:
+        message = f"{stage.minibatch} answers are no whole pairs"
+        yield Problem(message=message, path=f"{path}.minibatch", hint=f"minibatch: {stage.minibatch + 1}")
+    if stage.kl_coefficient <= 0:
+        message = "is the beta of online_dpo, which must be above 0"
+        yield Problem(message=message, path=f"{path}.kl_coefficient", hint="kl_coefficient: 0.1")
+    for name, unset in _NOT_OF_PAIRS:
+        if (value := getattr(stage, name)) != unset:
+            message = f"the estimator online_dpo has a loss of pairs, not of tokens; found {value}"
+            yield Problem(message=message, path=f"{path}.{name}", hint=f"remove {name}")

@@ -150,6 +150,12 @@ class Storage:
     """Also the one with the best value of the stage's own measure: the lowest loss, the highest reward."""
 
 
+BATCHES = "/batches"
+"""Of a batch interface, below its endpoint: calls by file are booked under it, since their price is another."""
+MOST_BATCHED = 50_000
+"""Requests of one file (https://platform.openai.com/docs/guides/batch)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Serving:
     """Server of a model that only answers."""
@@ -196,6 +202,12 @@ class Serving:
     """Of prompts and answers together."""
     concurrency: Count = 64
     """Requests in flight at once."""
+    batch: bool = False
+    """Ask by files through the provider's batch interface (OpenAI's `/batches`): cheaper, and answered within a day."""
+    batch_price: float = 0.5
+    """Share of the prices above that a request in a batch is charged."""
+    batch_poll: Seconds = 30.0
+    """Between two looks at a batch that is under way."""
 
     @property
     def is_used(self) -> bool:

@@ -25,10 +25,12 @@ AdvantageScale = Literal["group", "batch", "mean", "none"]
 RatioLevel = Literal["token", "sequence", "product"]
 Surrogate = Literal["clip", "cispo"]
 MismatchMethod = Literal["tis", "icepop", "sequence_mask"]
-Estimator = Literal["gae", "rloo", "grpo", "reinforce", "reinforce_pp", "reinforce_pp_baseline", "distill"]
-GROUPED = frozenset({"rloo", "grpo", "reinforce_pp_baseline"})
+Estimator = Literal[
+    "gae", "rloo", "grpo", "reinforce", "reinforce_pp", "reinforce_pp_baseline", "online_dpo", "distill"
+]
+GROUPED = frozenset({"rloo", "grpo", "reinforce_pp_baseline", "online_dpo"})
 """Estimators that compare the answers to one prompt."""
-KL_IN_LOSS = frozenset({"grpo", "reinforce_pp_baseline"})
+KL_IN_LOSS = frozenset({"grpo", "reinforce_pp_baseline", "online_dpo"})
 """Estimators whose KL penalty is a term of the loss unless `kl_in` says otherwise; the others have it in the reward."""
 
 REWARD_SOURCES = "reward_sources"

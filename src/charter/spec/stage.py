@@ -203,9 +203,10 @@ class DpoStage(Optimization, Stage):
     """Where the policy starts, and the frozen reference."""
     data: Names
     beta: float = 0.1
-    loss: Literal["dpo", "ipo"] = added("dpo")
+    loss: Literal["dpo", "ipo", "kto"] = added("dpo")
     """`dpo`: logistic loss of the difference of both rewards, which keeps growing apart; `ipo`: squared distance of the
-    difference of both log-ratios from 1 / (2 beta) nats (Azar et al. 2023)."""
+    difference of both log-ratios from 1 / (2 beta) nats (Azar et al. 2023); `kto`: each answer by itself, against what
+    answers to other prompts have gained (Ethayarajh et al. 2024)."""
     label_smoothing: float = added(0.0)
     """Share of labels taken to be wrong (conservative DPO, Mitchell 2023)."""
 

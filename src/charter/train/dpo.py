@@ -5,23 +5,24 @@ Legend: B answers, two for each pair, the chosen one first; T tokens, N tokens o
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.data.dataset import Pair, read_pairs
+from charter.errors import DataError
 from charter.inference.score import pad_right
 from charter.models.chat import encode_answer, encode_prompt
 from charter.models.runtime import precision
 from charter.models.token_forward import TokenFigures
 from charter.spec.stage import DpoStage
-from charter.train.losses import DpoLoss, dpo_loss, ipo_loss
+from charter.train.losses import DpoLoss, dpo_loss, ipo_loss, kto_loss
 from charter.train.models import frozen_model, stage_model, trained_model
-from charter.train.setup import set_up
+from charter.train.setup import Setup, set_up
 from charter.train.supervised import BatchLoss, train_and_publish
 
 ANSWER_SHARE = 3 / 4
@@ -89,6 +90,7 @@ def pairs_loss(
     *,
     padding: int,
     device: torch.device,
+    reference_point: Tensor | None = None,
 ) -> BatchLoss:
     """Summed loss of some pairs; both models see the same rows in one pass each.
 
@@ -105,17 +107,81 @@ def pairs_loss(
             .unbind(1)
         )
     probability_B = torch.tensor([pair.chosen_probability for pair in pairs], device=device)
+    figures = (chosen_B, rejected_B, reference_chosen_B, reference_rejected_B, probability_B)
+    beta, smoothing = spec.beta, spec.label_smoothing
+    if spec.loss == "kto":
+        assert reference_point is not None, "kto compares with a figure of the whole batch"
+        loss = kto_loss(*figures, beta=beta, reference_point=reference_point, label_smoothing=smoothing)
+        result = summed_loss(loss, probability_B, pairs)
+        return replace(result, sums={**result.sums, "reference_point": reference_point * len(pairs)})
     loss_of = {"dpo": dpo_loss, "ipo": ipo_loss}[spec.loss]
-    loss = loss_of(
-        chosen_B,
-        rejected_B,
-        reference_chosen_B,
-        reference_rejected_B,
-        probability_B,
-        beta=spec.beta,
-        label_smoothing=spec.label_smoothing,
-    )
-    return summed_loss(loss, probability_B, pairs)
+    return summed_loss(loss_of(*figures, beta=beta, label_smoothing=smoothing), probability_B, pairs)
+
+
+def others_of(data: Sequence[EncodedDpoPair]) -> list[int]:
+    """For each row the next one, on from the start after the last, that has another prompt.
+
+    >>> data = [EncodedDpoPair((prompt,), (1,), (2,), 1.0) for prompt in (7, 7, 8, 7)]
+    >>> others_of(data)
+    [2, 2, 3, 2]
+    """
+    following = [*range(1, len(data)), 0]
+    ends = [row for row, after in enumerate(following) if data[row].prompt != data[after].prompt]
+    if not ends:
+        raise DataError("loss: kto compares answers with those to other prompts, and all pairs have the same one")
+    others = [0] * len(data)
+    for back in range(len(data)):
+        row = ends[-1] - back
+        after = following[row]
+        others[row] = after if data[row].prompt != data[after].prompt else others[after]
+    return others
+
+
+@dataclass
+class ReferencePoint:
+    """The reference point of KTO: KL(policy | reference) of a step's whole batch, from answers to other prompts.
+
+    Every prompt of the batch is read with both answers of the next row that has another prompt, by both models and
+    without dropout. All micro-batches and processes of a step share the one mean. It is measured in every step, and
+    no state.
+    """
+
+    setup: Setup
+    policy: nn.Module
+    reference: nn.Module
+    data: Sequence[EncodedDpoPair]
+    spec: DpoStage
+    padding: int
+    nats: Tensor = field(init=False)
+    others: Sequence[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nats = torch.zeros((), dtype=torch.float64, device=self.setup.device)
+        self.others = others_of(self.data)
+
+    def unrelated(self, row: int) -> EncodedDpoPair:
+        """The prompt of a row, cut at the left, with the answers of another."""
+        other = self.data[self.others[row]]
+        room = max(1, self.spec.seq_len - max(len(other.chosen), len(other.rejected)))
+        return replace(other, prompt=self.data[row].prompt[-room:])
+
+    @torch.no_grad()
+    def measure(self, parts: Sequence[Sequence[int]]) -> None:
+        """Mean log-ratio of unrelated answers over all rows of all processes, at least 0."""
+        device, sums = self.setup.device, torch.zeros(2, dtype=torch.float64, device=self.setup.device)
+        self.policy.eval()
+        for rows in parts:
+            self.setup.stage.alive()
+            pairs = [self.unrelated(row) for row in rows]
+            ours_B, theirs_B = (
+                answer_log_probabilities(model, pairs, padding=self.padding, dtype=self.spec.dtype, device=device)
+                for model in (self.policy, self.reference)
+            )
+            ratio_B = (ours_B - theirs_B).double()
+            sums += torch.stack([ratio_B.sum(), torch.ones_like(ratio_B).sum()])
+        self.policy.train()
+        total, count = self.setup.ranks.sum(sums).unbind()
+        self.nats = (total / count.clamp_min(1)).clamp_min(0)
 
 
 def run(stage: StageDir) -> None:
@@ -129,13 +195,30 @@ def run(stage: StageDir) -> None:
     pairs = setup.rows("data", read_pairs)
     data = [encode_pair(policy.tokenizer, pair, max_tokens=spec.seq_len) for pair in pairs]
 
+    models, padding = (trained.parallel.module, reference.module), policy.padding_id
+    point = ReferencePoint(setup, *models, data, spec, padding) if spec.loss == "kto" else None
+
     def loss_of(rows: Sequence[int], step: int) -> BatchLoss:
-        chosen = [data[row] for row in rows]
         return pairs_loss(
-            trained.parallel.call, reference.module, chosen, spec, padding=policy.padding_id, device=setup.device
+            trained.parallel.call,
+            reference.module,
+            [data[row] for row in rows],
+            spec,
+            padding=padding,
+            device=setup.device,
+            reference_point=None if point is None else point.nats,
         )
 
-    train_and_publish(setup, spec, trained, len(data), loss_of, sequences_per_row=2, reads_reference=True)
+    train_and_publish(
+        setup,
+        spec,
+        trained,
+        len(data),
+        loss_of,
+        sequences_per_row=2,
+        reads_reference=True,
+        before_step=None if point is None else point.measure,
+    )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Legend: B sequences, T tokens, V vocabulary, R answer tokens.
 
-Losses on preference pairs: of scores (preference model) and of log-probabilities (DPO, IPO).
+Losses on preference pairs: of scores (preference model) and of log-probabilities (DPO, IPO, KTO).
 
 Legend: B pairs.
 """
@@ -149,7 +149,7 @@ def preference_loss(
 
 @dataclass(frozen=True)
 class DpoLoss:
-    """Loss of DPO or IPO on some pairs, and its measures; the rewards carry no gradient."""
+    """Loss of DPO, IPO or KTO on some pairs, and its measures; the rewards carry no gradient."""
 
     loss_B: Tensor
     chosen_reward_B: Tensor
@@ -184,6 +184,40 @@ def dpo_loss(
     return DpoLoss(loss_B, chosen_reward_B.detach(), rejected_reward_B.detach())
 
 
+def ranked_dpo_loss(
+    log_probability_BR: Tensor,
+    reference_BR: Tensor,
+    score_B: Tensor,
+    mask_BR: Tensor,
+    *,
+    beta: float,
+) -> dict[str, Summed]:
+    """Loss of DPO on pairs of answers that stand together, the one with the higher score chosen, and measures of them.
+
+    A pair of equal scores says nothing and is not counted, nor is one with an answer that the mask leaves out whole.
+    `pair_accuracy`: pairs in which the policy, against its reference, prefers the better one; `pair_margin`: by how
+    much, in rewards (beta x nats).
+    Source: Guo et al. 2024 (arXiv:2402.04792), section 3.
+
+    >>> mask = torch.ones(4, 1).bool()
+    >>> now, start = torch.tensor([[-1.0], [-3.0], [-2.0], [-2.0]]), torch.full((4, 1), -2.0)
+    >>> pairs = ranked_dpo_loss(now, start, torch.tensor([0.2, 0.9, 1.0, 1.0]), mask, beta=0.5)
+    >>> [(name, round(item.mean.item(), 4), int(item.count)) for name, item in pairs.items()]
+    [('policy_loss', 1.3133, 1), ('pair_accuracy', 0.0, 1), ('pair_margin', -1.0, 1)]
+    """
+    score_P2 = score_B.view(-1, 2)
+    sums_P2, reference_P2 = ((item * mask_BR).sum(1).view(-1, 2) for item in (log_probability_BR, reference_BR))
+    counted_P = (score_P2[:, 0] != score_P2[:, 1]) & mask_BR.any(1).view(-1, 2).all(1)
+    order_P2 = score_P2.argsort(1, descending=True)
+    (chosen_P, rejected_P), (first_P, second_P) = (
+        item.gather(1, order_P2).unbind(1) for item in (sums_P2, reference_P2)
+    )
+    pairs = dpo_loss(chosen_P, rejected_P, first_P, second_P, torch.ones_like(chosen_P), beta=beta)
+    margin_P, count = pairs.chosen_reward_B - pairs.rejected_reward_B, counted_P.sum()
+    measures = {"policy_loss": pairs.loss_B, "pair_accuracy": (margin_P > 0).float(), "pair_margin": margin_P}
+    return {name: Summed((value * counted_P).sum(), count) for name, value in measures.items()}
+
+
 def ipo_loss(
     chosen_B: Tensor,
     rejected_B: Tensor,
@@ -212,3 +246,37 @@ def ipo_loss(
     label_B = smoothed(probability_B, label_smoothing)
     loss_B = label_B * (difference_B - aim) ** 2 + (1 - label_B) * (difference_B + aim) ** 2
     return DpoLoss(loss_B, beta * chosen_nats_B.detach(), beta * rejected_nats_B.detach())
+
+
+def kto_loss(
+    chosen_B: Tensor,
+    rejected_B: Tensor,
+    reference_chosen_B: Tensor,
+    reference_rejected_B: Tensor,
+    probability_B: Tensor,
+    *,
+    beta: float,
+    reference_point: Tensor,
+    label_smoothing: float = 0.0,
+) -> DpoLoss:
+    """Loss of both answers of each pair, each by itself: the mean of the two.
+
+    1 - s(beta (r - z)) of a desirable answer and 1 - s(beta (z - r)) of an undesirable one, with r = log p - log p_ref
+    of the answer, summed over its tokens, and z the reference point, both in nats: KL(policy | reference) as answers to
+    other prompts estimate it, one number of the whole batch, at least 0 and without a gradient. Both weights of the
+    paper are 1, as a pair has one answer of each sort. A soft label p is the expectation: the chosen answer is
+    desirable with probability p, the other with 1 - p. The rewards are those of `dpo_loss`.
+    Source: Ethayarajh et al. 2024 (arXiv:2402.01306), section 4.1.
+
+    >>> import torch
+    >>> pair = torch.tensor([-1.0]), torch.tensor([-5.0]), torch.tensor([-2.0]), torch.tensor([-4.0])
+    >>> round(kto_loss(*pair, torch.ones(1), beta=0.5, reference_point=torch.tensor(0.0)).loss_B.item(), 4)
+    0.3775
+    """
+    label_B = smoothed(probability_B, label_smoothing)
+    chosen_nats_B, rejected_nats_B = chosen_B - reference_chosen_B, rejected_B - reference_rejected_B
+    loss_B = torch.zeros_like(label_B)
+    for nats_B, desirable_B in ((chosen_nats_B, label_B), (rejected_nats_B, 1 - label_B)):
+        above_B = beta * (nats_B - reference_point)
+        loss_B = loss_B + desirable_B * (-above_B).sigmoid() + (1 - desirable_B) * above_B.sigmoid()
+    return DpoLoss(loss_B / 2, beta * chosen_nats_B.detach(), beta * rejected_nats_B.detach())

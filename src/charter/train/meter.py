@@ -242,6 +242,8 @@ class SupervisedWork:
     sequences_per_step: float
     """Over all processes: rows of a step times sequences of a row (two of a pair)."""
     reference: Reader | None = None
+    reads_before: bool = False
+    """Before a step both models read as much once more, to compare (kto)."""
 
     def __call__(self, counters: Mapping[str, int]) -> Operations:
         """Of one step, in which `tokens` tokens were read and `logits` positions have a loss (all, if not counted)."""
@@ -250,6 +252,9 @@ class SupervisedWork:
         done = self.model.training(tokens, self.sequences_per_step, head_share=share)
         if self.reference is not None:
             done += self.reference.forward(tokens, self.sequences_per_step, head_share=share)
+        if self.reads_before:
+            for reader in (self.model, self.reference) if self.reference is not None else (self.model,):
+                done += reader.forward(tokens, self.sequences_per_step, head_share=share)
         return done
 
 

@@ -425,13 +425,16 @@ class Sampler:
 
     def micro_batches(self, step: int, epoch: int) -> list[list[Tensor]]:
         """The answers of this process in the order of an epoch: minibatches, each as its micro-batches."""
-        own = self.spec.rollout_batch // self.setup.ranks.data_size
+        unit = self.spec.unit
+        own = self.spec.rollout_batch // self.setup.ranks.data_size // unit
         seed = self.setup.seed("minibatches", step, epoch, *self.setup.own_parts())
         order = torch.tensor(keyed_permutation(own, seed=seed))
-        size = self.spec.minibatch // self.setup.ranks.data_size
+        rows = order[:, None] * unit + torch.arange(unit)
+        size = self.spec.minibatch // self.setup.ranks.data_size // unit
+        micro_batch = self.setup.layout.micro_batch or size * unit
         return [
-            [part[start:stop] for start, stop in self.setup.layout.micro_batches(len(part))]
-            for part in torch.split(order, size)
+            [some.flatten() for some in torch.split(part, max(1, micro_batch // unit))]
+            for part in torch.split(rows, size)
         ]
 
     def _own_prompts(self, data_step: int, attempt: int = 0) -> tuple[list[int], list[int]]:
@@ -547,6 +550,8 @@ class Sampler:
         reference_BR, teacher_BR = read_BR
         if teacher_BR is not None:
             return distillation_advantages(teacher_BR, old_BR, mask_BR), None
+        if spec.estimator == "online_dpo":
+            return torch.zeros_like(old_BR), None  # pairs are compared as they are learnt from
         if spec.mixture == "normalise_then_sum" and self.rewards is not None and scored.reward_BK is not None:
             weight_K = torch.tensor([item.weight for item in self.rewards.rewards], device=score_B.device)
             return normalised_advantages(scored.reward_BK, weight_K, mask_BR, samples=samples, total=total), None

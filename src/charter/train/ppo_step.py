@@ -13,7 +13,7 @@ from charter.models.parallel import Parallel
 from charter.models.runtime import on_device
 from charter.spec.ppo_stage import PpoStage
 from charter.train.loop import DivergenceGuard
-from charter.train.losses import Summed
+from charter.train.losses import Summed, ranked_dpo_loss
 from charter.train.optimizers import GradientScaler
 from charter.train.ppo_math import (
     clipped_policy_loss,
@@ -128,7 +128,7 @@ class Update:
             if spec.entropy_weight:
                 bonus = entropy_bonus(entropy, mask, aggregation=spec.loss_aggregation, divisor_B=divisor)
                 total = total - spec.entropy_weight * bonus.total
-            if spec.has_kl_loss and reference is not None:
+            if spec.has_kl_loss and reference is not None and spec.estimator != "online_dpo":
                 how = spec.loss_aggregation
                 penalty = kl_loss(log_probability, reference, mask, aggregation=how, divisor_B=divisor)
                 total = total + kl_coefficient * penalty.total
@@ -162,6 +162,10 @@ class Update:
         spec, mask, advantage = self.spec, rollout.loss_mask_BR[rows], rollout.advantage_BR[rows]
         weight = None if rollout.weight_BR is None else rollout.weight_BR[rows]
         how = spec.loss_aggregation
+        if spec.estimator == "online_dpo":
+            assert rollout.reference_BR is not None
+            reference, score = rollout.reference_BR[rows], rollout.score_B[rows]
+            return ranked_dpo_loss(log_probability, reference, score, mask, beta=spec.kl_coefficient)
         if spec.estimator == "reinforce":
             loss = reinforce_loss(
                 log_probability, advantage, mask, aggregation=how, divisor_B=divisor, weight_BR=weight

@@ -65,6 +65,8 @@ class SupervisedTask:
     target_step: int
     loss_of: Callable[[Sequence[int], int], BatchLoss]
     """(rows of the micro-batch, step) -> its loss."""
+    before_step: Callable[[Sequence[Sequence[int]]], None] | None = None
+    """Reads all micro-batches of a step before the first of them, where the loss needs a figure of the whole batch."""
     frozen: Sequence[nn.Module] = ()
     """A reference that DPO reads."""
     samples: SampleDrawer | None = None
@@ -140,6 +142,8 @@ class SupervisedTask:
         """Forward and backward of every micro-batch: sums, extremes and work; gradients of sums."""
         tally = Tally(self.setup.device)
         parts = self._micro_batches(self._own_rows(step))
+        if self.before_step is not None:
+            self.before_step(parts)
         for index, rows in enumerate(parts):
             self.setup.stage.alive()
             seed = self.setup.seed("dropout", step, index, *self.setup.own_parts())
@@ -244,6 +248,7 @@ def train_and_publish(
     *,
     sequences_per_row: float = 1.0,
     reads_reference: bool = False,
+    before_step: Callable[[Sequence[Sequence[int]]], None] | None = None,
 ) -> None:
     """Train to the target step and publish the model."""
     count_supervised(
@@ -252,9 +257,13 @@ def train_and_publish(
         sequences=spec.global_batch * sequences_per_row,
         has_adapter=spec.adapter is not None,
         reads_reference=reads_reference,
+        reads_before=before_step is not None,
     )
     target = total_steps(epochs=spec.epochs, steps=spec.steps, rows=rows, global_batch=spec.global_batch)
     optimizer = make_optimizer([(trained.parallel.trained_parameters(), spec.learning_rate)], spec)
     samples = sample_drawer(setup, trained.model, trained.parallel, dtype=spec.dtype)
-    SupervisedTask(setup, trained.parallel, optimizer, spec, rows, target, loss_of, samples=samples).train()
+    task = SupervisedTask(
+        setup, trained.parallel, optimizer, spec, rows, target, loss_of, before_step=before_step, samples=samples
+    )
+    task.train()
     publish_model(setup, trained.parallel, trained.save, target_step=target)

@@ -20,6 +20,7 @@ def count_supervised(
     scalar_head: bool = False,
     has_adapter: bool = False,
     reads_reference: bool = False,
+    reads_before: bool = False,
 ) -> None:
     """Let the meter count a stage that trains one model, of a Hugging Face `config`, on `sequences` per step."""
     architecture = _architecture(config)
@@ -29,6 +30,7 @@ def count_supervised(
         model=_trained(setup, architecture, scalar_head=scalar_head, has_adapter=has_adapter),
         sequences_per_step=sequences,
         reference=Reader(architecture=architecture) if reads_reference else None,
+        reads_before=reads_before,
     )
 
 

@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import fault_server as fault_server_module
+from batch_server import batch_server
 from call_checks import unsettled
 from fault_server import Behaviour, fault_server, set_gate
 
@@ -22,6 +23,7 @@ from charter.artifacts.stage_dir import StageDir
 from charter.errors import DataError
 from charter.feedback import critique, generate, label
 from charter.feedback.answering import CALLS_FILE
+from charter.inference.endpoint import batch_desk
 from charter.ledger.calls import CallStore
 from charter.spec.project import Serving
 from charter.spec.stage import CritiqueStage, GenerateStage, LabelStage
@@ -67,6 +69,18 @@ def test_labels_with_a_fifth_of_all_requests_failing_are_the_labels_without(work
             assert bool(failed) == (share > 0)
             assert len(answered) == len(set(answered)), "an answered question was asked again"
     assert found[0.0] == found[0.2]
+
+
+def test_labels_by_file_are_the_labels_one_by_one(workshop, monkeypatch):
+    monkeypatch.setattr(batch_desk, "GATHER_SECONDS", 0.01)
+    found = {}
+    with batch_server() as (url, server):
+        for by_file in (True, False):
+            stage = served(workshop, f"label-{by_file}", label_spec(), url, batch=by_file, batch_poll=0.01)
+            label.run(stage)
+            found[by_file] = published(stage)
+            assert 2 <= len(server.batches) <= 6, "the candidates, and what is said of them"
+    assert found[True] == found[False]
 
 
 def test_a_record_names_what_the_server_says_it_is(workshop):

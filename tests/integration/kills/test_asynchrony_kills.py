@@ -17,6 +17,7 @@ from charter.artifacts.job import read_job, write_job
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 SPEC = replace(KINDS["ppo"].spec, episodes=4 * 8, ppo_epochs=2, asynchrony="one_step_off")
 IN_FLIGHT = replace(SPEC, asynchrony="in_flight", max_age=2)
+PAIRS = replace(IN_FLIGHT, estimator="online_dpo", samples_per_prompt=2, kl_target=None)
 TAUGHT = replace(SPEC, reward=None, estimator="distill", teacher="t", kl_target=None)
 
 
@@ -39,9 +40,9 @@ def calm(bench):
     return directory
 
 
-@pytest.mark.parametrize("case", in_turn(["ahead", "taught", "in flight"]))
+@pytest.mark.parametrize("case", in_turn(["ahead", "taught", "in flight", "pairs"]))
 def test_killed_at_every_boundary_ends_in_the_same_bits(bench, case):
-    spec = {"ahead": SPEC, "taught": TAUGHT, "in flight": IN_FLIGHT}[case]
+    spec = {"ahead": SPEC, "taught": TAUGHT, "in flight": IN_FLIGHT, "pairs": PAIRS}[case]
     calm, killed = (staged(bench, f"{name} {case}", spec) for name in ("calm", "killed"))
     assert bench.finish(calm) == 0, (calm / "log.txt").read_text()
     for place, when in in_turn(boundaries("ppo", spec)):

@@ -121,6 +121,18 @@ def test_the_pretraining_mix_is_shared_among_processes(engine_inputs, tmp_path):
         assert metrics(two)[0][name] == pytest.approx(metrics(one)[0][name], rel=1e-3), name
 
 
+@pytest.mark.parametrize("layout", [DDP, pytest.param(SHARDED, marks=THOROUGH)], ids=label)
+def test_processes_share_one_reference_point(engine_inputs, tmp_path, layout):
+    """KTO compares with a figure of the whole batch, however many processes share its rows."""
+    settings = {"loss": "kto", "steps": 3, "learning_rate": 1e-2}
+    one = run(short(engine_inputs, tmp_path / "one", "dpo", **settings), dpo)
+    two = run(short(engine_inputs, tmp_path / "two", "dpo", frozen={**layout, "micro_batch": 2}, **settings), dpo)
+    assert max(line["reference_point"] for line in metrics(one)) > 0.01
+    for first, second in zip(metrics(one), metrics(two), strict=True):
+        for name in ("reference_point", "loss", "gradient_norm"):
+            assert second[name] == pytest.approx(first[name], rel=2e-2, abs=1e-3), name
+
+
 def test_another_number_of_processes_is_refused_and_works_when_the_record_says_so(engine_inputs, tmp_path):
     """What `charter run --reshard` writes into the job: the loss goes on as it would have."""
     whole = run(stage(engine_inputs, tmp_path / "whole", "sft", steps=4, frozen=DDP), sft)

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.train.losses import dpo_loss, ipo_loss, preference_loss, smoothed
+from charter.train.losses import dpo_loss, ipo_loss, kto_loss, preference_loss, smoothed
 
 pytestmark = pytest.mark.torch
 
@@ -107,3 +107,29 @@ def test_ipo_is_least_at_its_aim_where_dpo_pushes_on(label, distance):
     assert slopes[0] == pytest.approx(0.0, abs=1e-5)
     if label == 1.0:
         assert slopes[1] < -0.01
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+@pytest.mark.parametrize("point", [0.0, 2.0])
+@pytest.mark.parametrize(("label", "smoothing", "share"), [(1.0, 0.0, 1.0), (0.0, 0.0, 0.0), (0.8, 0.25, 0.65)])
+def test_kto_by_hand(label, smoothing, share, point):
+    # as above: log-ratios 3 and -1, each against the reference point by itself
+    answers = tensors(-10.0, -14.0, -13.0, -13.0, label)
+    found = kto_loss(*answers, beta=0.2, reference_point=torch.tensor(point), label_smoothing=smoothing)
+    chosen, rejected = 0.2 * (3 - point), 0.2 * (-1 - point)
+    right = sigmoid(-chosen) + sigmoid(rejected)
+    swapped = sigmoid(chosen) + sigmoid(-rejected)
+    assert found.loss_B.item() == pytest.approx((share * right + (1 - share) * swapped) / 2, abs=1e-6)
+    assert found.chosen_reward_B.item() == pytest.approx(0.6, abs=1e-6)
+    assert found.rejected_reward_B.item() == pytest.approx(-0.2, abs=1e-6)
+
+
+def test_kto_pushes_each_answer_by_itself():
+    chosen, rejected = torch.tensor([-5.0], requires_grad=True), torch.tensor([-5.0], requires_grad=True)
+    kto_loss(chosen, rejected, *tensors(-5.0, -9.0, 1.0), beta=0.4, reference_point=torch.tensor(0.0)).loss_B.backward()
+    # beta s(x) (1 - s(x)) / 2 at x = 0 and at x = 0.4 * 4
+    assert chosen.grad.item() == pytest.approx(-0.4 * 0.25 / 2, abs=1e-6)
+    assert rejected.grad.item() == pytest.approx(0.4 * sigmoid(1.6) * sigmoid(-1.6) / 2, abs=1e-6)

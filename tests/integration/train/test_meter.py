@@ -268,6 +268,8 @@ def test_work_of_a_step_by_kind():
     assert SupervisedWork(model=READER, sequences_per_step=4)(half).model == counted
     both = SupervisedWork(model=READER, sequences_per_step=4, reference=READER)(half).model
     assert both == pytest.approx(counted + answered)
+    before = SupervisedWork(model=READER, sequences_per_step=4, reference=READER, reads_before=True)(half).model
+    assert before == pytest.approx(counted + 3 * answered)
     counters |= {"logits": 64, "minibatches": 6}
     ppo = PolicyWork(policy=READER, reward=scalar, value=scalar, minibatches=3)(counters).model
     assert ppo == pytest.approx((3 + 2 * 3) * answered + (1 + 1 + 2 * 3) * scalar.forward(128, 4).model)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from charter.data.reward_functions import overlong
-from charter.train.losses import aggregate, bradley_terry, distillation_advantages, dpo_loss, ipo_loss
+from charter.train.losses import aggregate, bradley_terry, distillation_advantages, dpo_loss, ipo_loss, kto_loss
 from charter.train.ppo_math import (
     clipped_policy_loss,
     clipped_value_loss,
@@ -45,9 +45,8 @@ NOT_OFFERED = {
     "loss.sapo": "no surrogate sapo",
     "loss.dppo": "no surrogate dppo",
     "loss.opsm": "no mask of answers by their age",
-    "loss.simpo": "dpo has the losses dpo and ipo alone",
-    "loss.orpo.ratio": "dpo has the losses dpo and ipo alone",
-    "loss.kto": "no stage kto",
+    "loss.simpo": "dpo has the losses dpo, ipo and kto alone",
+    "loss.orpo.ratio": "dpo has the losses dpo, ipo and kto alone",
     "loss.distill.forward": "a teacher rates sampled tokens alone",
     "loss.distill.reverse": "a teacher rates sampled tokens alone",
     "loss.distill.jsd": "a teacher rates sampled tokens alone",
@@ -171,10 +170,11 @@ def value_loss():
     return clipped_value_loss(value, old, target, MASK, value_clip=0.2).mean
 
 
-def of_pairs(loss, name, probability=1.0):
+def of_pairs(loss, name, probability=1.0, **more):
     entry = ENTRIES[name]
     names = ("log_policy_chosen", "log_policy_rejected", "log_reference_chosen", "log_reference_rejected")
-    return loss(*(tensor(entry[name]) for name in names), tensor([probability] * 2), beta=entry["beta"]).loss_B.mean()
+    figures, labels = (tensor(entry[name]) for name in names), tensor([probability] * 2)
+    return loss(*figures, labels, beta=entry["beta"], **more).loss_B.mean()
 
 
 CONSTANT = {"aggregation": "constant", "divisor_B": tensor([8.0] * 4)}
@@ -250,6 +250,7 @@ COMPUTED = {
     "loss.dpo": lambda: of_pairs(dpo_loss, "loss.dpo"),
     "loss.dpo.soft": lambda: of_pairs(dpo_loss, "loss.dpo.soft", 0.9),
     "loss.ipo": lambda: of_pairs(ipo_loss, "loss.ipo"),
+    "loss.kto": lambda: of_pairs(kto_loss, "loss.kto", reference_point=tensor(ENTRIES["loss.kto"]["z"])),
     "loss.bradley_terry": lambda: bradley_terry(tensor([1.0 - 0.2, 0.5 - 0.9]), tensor([1.0, 1.0])).mean(),
 }  # fmt: skip
 

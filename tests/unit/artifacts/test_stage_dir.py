@@ -117,6 +117,18 @@ def test_progress_counts_the_work_of_this_attempt(make_stage):
     assert (progress["step"], progress["counters"], progress["metrics"]) == (2, {"tokens": 25}, {"loss": 1.0})
 
 
+def test_a_process_that_ends_leaves_its_last_step(make_stage):
+    stage = StageDir(make_stage())
+    for step in (1, 2, 3):
+        stage.report(step, 6, "steps", {"loss": 1.0 / step})
+    stage.write_last_progress()
+    progress = json.loads((stage.path / "progress.json").read_text())
+    assert (progress["step"], progress["metrics"]) == (3, {"loss": 1 / 3})
+    (stage.path / "progress.json").unlink()
+    stage.write_last_progress()
+    assert not (stage.path / "progress.json").exists()
+
+
 def publish(stage: StageDir, *, step: int = 6) -> None:
     stage.publish_outputs(lambda out: (out / "records.jsonl").write_text("{}\n") and None, step=step, target_step=6)
 

@@ -15,7 +15,7 @@ def test_what_was_measured_is_not_glued_to_the_advice() -> None:
     )
 
 
-def test_the_pace_now_is_told_only_while_a_stage_runs() -> None:
+def test_the_pace_of_the_last_steps_is_told_while_a_stage_runs() -> None:
     stage = {"why": "step 5", "engine": "native", "actual_over_planned": {"seconds": 1.2}}
     assert _remarks({**stage, "state": "running"}) == "step 5; 1.20 x the planned time per step now"
     for state in ("done", "failed", "interrupted"):

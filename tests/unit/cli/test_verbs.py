@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+import tempfile
 
 import pytest
 from typer.testing import CliRunner
@@ -71,3 +72,10 @@ def test_a_slip_is_answered_with_the_verb_that_was_meant(line, words, monkeypatc
 def test_every_verb_has_a_line_on_the_screen_or_a_verb_above_it():
     assert {name.split()[0] for name in COMMANDS} == {verb for verbs in SCREEN.values() for verb in verbs}
     assert set(OLD.values()) | set(SHORT.values()) <= set(COMMANDS)
+
+
+def test_a_plan_of_a_template_leaves_no_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code, _ = output_of("plan", "-t", "cai-smoke", "--expand")
+    assert code == 0
+    assert list(tmp_path.iterdir()) == []

@@ -43,7 +43,7 @@ def test_a_preempted_stage_keeps_less_than_it_costs(runs):
 
 def test_errors_shrink_with_what_is_spent(runs):
     draws = random.Random(1)
-    scores = [score for run in runs for _ in range(5) for score in replay.scores(replay.injected(run, draws))]
+    scores = [score for run in runs for _ in range(5) for score in replay.scores(replay.injected(run, draws), run)]
     errors = [median(score.error for score in scores if score.share == share) for share in replay.SHARES]
     assert errors[-1] < 0.9 * errors[0]
 
@@ -53,9 +53,10 @@ def test_a_run_whose_plan_is_right_ends_near_its_forecast(runs):
         replace(stage, plan=replace(stage.plan, planned_seconds=spread(stage.seconds), planned_usd=spread(stage.usd)))
         for stage in runs[0]
     ]
-    errors = {score.share: score.error for score in replay.scores(right)}
-    assert errors[0.5] < 0.1
-    assert all(score.is_held for score in replay.scores(right))
+    scores = list(replay.scores(right, right))
+    assert scores[-1].error < 0.1
+    assert all(score.is_held for score in scores)
+    assert max(score.informed_error for score in scores) < 1e-9
 
 
 def spread(value):

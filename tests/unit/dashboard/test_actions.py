@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -46,10 +47,12 @@ def enter(tmp_path, case):
     def entered(token, *, acts=True, viewer_token=VIEWERS):
         settings = Settings(roots=(tmp_path / "work",), token=TOKEN, viewer_token=viewer_token, port=PORT, acts=acts)
         client = TestClient(build_app(settings, PORT), base_url=HOME, raise_server_exceptions=False)
+        servers.enter_context(client)  # its end ends the processes of the pages
         client.get("/", params={"token": token})
         return client
 
-    return entered
+    with ExitStack() as servers:
+        yield entered
 
 
 def press(client, case, button, token=TOKEN, **form):

@@ -221,8 +221,24 @@ def test_answers_in_training_stand_side_by_side(client, case, at):
 def test_a_stage_that_failed_has_no_time_left(client, case, at):
     case.failed("ppo", "the reward is not a number")
     assert "Time left" not in client.get(at("stage/ppo")).text
-    assert "Time left" in client.get(at("stage/judged")).text
+    assert "waits for ppo, which failed" in client.get(at("stage/judged")).text
     assert "until what failed runs again" in client.get(at()).text
+
+
+def test_a_failure_that_ends_a_run_is_one_notice(client, case, at):
+    case.failed("ppo", "the reward is not a number")
+    case.event(
+        "run_stopped", label="stage", message="stage ppo: the reward is not a number\n  given up: it would again"
+    )
+    notices = client.get(at()).text.split('id="notices"')[1].split("</dl>")[0]
+    assert notices.count("the reward is not a number") == 1
+    assert "failed, and the run has stopped" in notices
+    assert "given up: it would again" in notices
+
+
+def test_a_metric_that_never_changed_is_named(client, case, at):
+    case.metrics("pm", 1, peak_bytes=11 * 2.0**20)
+    assert "Never changed: Peak memory 1.0 MiB" in client.get(at("stage/pm")).text
 
 
 def test_the_interface_for_scripts_says_what_the_pages_say(client, case, at):

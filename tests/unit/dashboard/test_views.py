@@ -343,22 +343,6 @@ def test_judgements_and_revisions_are_drawn():
     assert [curve.metric for curve in curves_of(steps)] == ["orders_agree", "unchanged_revision_share"]
 
 
-def test_a_stage_behind_a_failed_one_has_no_time_left(tmp_path):
-    case = lively(tmp_path / "demo", pid=os.getpid())
-    (case.directory("pm") / "progress.json").unlink()
-    (case.directory("pm") / "lease.json").unlink(missing_ok=True)
-    case.failed("pm", "step 3: the loss is not finite\n  lower learning_rate")
-    case.event("run_stopped", run="demo", label="stage", message="stage pm: step 3: the loss is not finite")
-    view = run_view(ProjectReader(ProjectDirectory(key="x", root=case.root, label="x")).snapshot())
-    assert [stage.name for stage in view.failures] == ["pm"]
-    for name in ("pm", "ppo", "judged"):
-        row = view.by_name[name]
-        assert (row.waits_for, row.left_seconds, row.ends_in) == ("pm", None, None)
-    assert view.by_name["sft"].waits_for == ""
-    assert view.eta.run_seconds is None
-    assert view.stopped == "", "a failure is told once, by the stage that failed"
-
-
 def sampled(count, node="a"):
     told = {"processes": 1, "cpu_seconds": 5.0, "resident_bytes": 2**30, "read_bytes": 0, "written_bytes": 0}
     told |= {"node_cpus": 2, "node_cpu_share": 0.5, "node_memory_bytes": 2**33, "node_memory_used_bytes": 2**31}
@@ -373,3 +357,20 @@ def test_one_sample_of_a_machine_says_nothing_of_it():
     assert meter_view([]) is None
     assert meter_view([*sampled(1), *sampled(1, "b")]) is None
     assert meter_view(sampled(2)) is not None
+
+
+def test_samples_after_the_processes_ended_say_nothing():
+    ended = [replace(row, processes=0, cpu_seconds=0.0, resident_bytes=0) for row in sampled(3)]
+    assert meter_view(ended) is None
+    assert meter_view([*sampled(1), *ended[1:]]) is None
+
+
+def test_what_reads_a_failed_stage_has_no_end(case):
+    case.failed("ppo", "the reward is not a number")
+    view = run_view(ProjectReader(ProjectDirectory(key="x", root=case.root, label="x")).snapshot())
+    assert {row.name: (row.behind, row.ends_in is None) for row in view.rows} == {
+        "sft": ("", False),
+        "pm": ("", False),
+        "ppo": ("", True),
+        "judged": ("ppo", True),
+    }

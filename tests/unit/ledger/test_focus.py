@@ -15,7 +15,7 @@ from charter.ledger.attempt import Attempt
 from charter.ledger.call import CallSums, RouteTotals
 from charter.ledger.focus import Account, ApiUsage, rows_of_attempts, rows_of_other, rows_of_usage
 from charter.ledger.focus_check import MOST, check_focus, to_csv, to_parquet
-from charter.ledger.focus_columns import COLUMNS, MANDATORY
+from charter.ledger.focus_columns import COLUMNS, VERSIONS
 from charter.ledger.stored import OtherCharge
 
 OURS = Account(identifier="demo")
@@ -94,13 +94,36 @@ def findings(text: str) -> list[str]:
     return [str(item) for item in check_focus(header, [dict(zip(header, row, strict=True)) for row in rows])]
 
 
-def test_a_whole_dataset_keeps_every_rule():
-    assert findings(to_csv(whole())) == []
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_whole_dataset_keeps_every_rule(version):
+    assert findings(to_csv(whole(), version)) == []
 
 
-def test_every_mandatory_column_is_there_and_own_ones_stand_last():
-    header = to_csv(whole()).splitlines()[0].split(",")
-    assert set(header) >= set(MANDATORY)
+def test_1_3_says_whose_machines_and_whose_service_it_is():
+    rows = read(to_csv(whole(), "1.3"))
+    assert {(row["HostProviderName"], row["ServiceProviderName"]) for row in rows} == {
+        (row["ProviderName"], row["ProviderName"]) for row in rows
+    }
+    assert "ServiceProviderName" not in read(to_csv(whole()))[0]
+
+
+def test_a_dataset_is_held_to_its_version():
+    header, *rows = csv.reader(io.StringIO(to_csv(whole(), "1.3")))
+    cells = [dict(zip(header, row, strict=True)) for row in rows]
+    assert check_focus(header, cells) == ()
+    assert any("no column that Charter knows of FOCUS 1.2" in str(item) for item in check_focus(header, cells, "1.2"))
+    lacking = [name for name in header if name != "HostProviderName"]
+    assert [str(item) for item in check_focus(lacking, cells)] == [
+        "header: HostProviderName: is mandatory and not there"
+    ]
+    cells[0]["ContractApplied"] = '{"Elements": 3}'
+    assert [item.column for item in check_focus(header, cells)] == ["ContractApplied"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_mandatory_column_is_there_and_own_ones_stand_last(version):
+    header = to_csv(whole(), version).splitlines()[0].split(",")
+    assert set(header) >= {column.name for column in COLUMNS[version] if column.level == "Mandatory"}
     assert {"ProviderName", "PublisherName", "InvoiceIssuerName"} <= set(header)
     assert [name.startswith("x_") for name in header] == sorted(name.startswith("x_") for name in header)
 
@@ -245,4 +268,4 @@ def test_the_checker_finds_a_broken_header_and_stops_in_time():
 
 
 def test_columns_are_named_once():
-    assert len({column.name for column in COLUMNS}) == len(COLUMNS)
+    assert all(len({column.name for column in columns}) == len(columns) for columns in COLUMNS.values())

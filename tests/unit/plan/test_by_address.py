@@ -1,6 +1,7 @@
 """Models that are only reached by address: planned from tokens, their price and limits; nothing of them is here."""
 
 from dataclasses import replace
+from decimal import Decimal
 from math import ceil, exp
 
 import pytest
@@ -12,9 +13,11 @@ from charter.plan.phase import EndpointUse
 from charter.plan.pipeline_names import Library, Models
 from charter.plan.project_plan import plan_project, read_inputs
 from charter.plan.workload import workload
+from charter.run.accounts import price_by_address
 from charter.run.served import ASKED
+from charter.spec.graph import check_graph
 from charter.spec.ppo_stage import PpoStage
-from charter.spec.project import ModelSpec, Resources, Serving
+from charter.spec.project import BATCHES, MOST_BATCHED, ModelSpec, Resources, Serving
 from charter.spec.sections import Budget
 from charter.spec.stage import CritiqueStage, EvalStage, GenerateStage, LabelStage, SftStage
 
@@ -167,3 +170,28 @@ def test_engines_with_placements_wait_for_the_same_judge(planned, lab):
     )
     assert slow.overhead.useful_seconds - quick.overhead.useful_seconds > 0.8 * 8192
     assert slow.endpoint_usd == quick.endpoint_usd
+
+
+def test_questions_by_file_cost_half_and_take_a_day_at_most(planned):
+    direct, by_file = planned(JUDGED), planned(JUDGED, replace(SERVED, batch=True))
+    use, identity = by_file.stages[0].done.api
+    assert identity.requests == 8 * (5 + ceil(80_000 / MOST_BATCHED))
+    expected = price_of(use) / 2 + price_of(identity)
+    assert by_file.stages[0].usd.p50 == pytest.approx(expected, rel=1e-6)
+    assert by_file.stages[0].usd.p50 < 0.51 * direct.stages[0].usd.p50
+    assert 8 * 3600 < by_file.stages[0].option.seconds.p50 < 9 * 3600
+    assert 23 * 3600 < by_file.stages[0].option.seconds.p90 < 27 * 3600
+
+
+def test_a_stage_that_trains_does_not_wait_a_day_for_every_step(made):
+    problems = check_graph(made(RATED, replace(SERVED, batch=True)))
+    assert [(item.path, "would wait for it a day" in item.message) for item in problems] == [
+        ("pipeline.stage.reward", True)
+    ]
+
+
+def test_a_log_of_the_provider_is_priced_by_where_a_call_went(made):
+    price = price_by_address(made(JUDGED, replace(SERVED, batch=True)))
+    direct, by_file = (price(f"{SERVED.endpoint}{below}", 1000, 0, 100) for below in ("", BATCHES))
+    assert (direct, by_file) == (1000 * Decimal("2.5") + 100 * 10, (1000 * Decimal("2.5") + 100 * 10) / 2)
+    assert price("https://elsewhere.example/v1", 1, 0, 1) is None

@@ -6,12 +6,14 @@ from charter.data.dataset import DataFacts
 from charter.errors import DataError
 from charter.plan.phase import padded
 from charter.plan.pipeline_names import Library, Models
+from charter.plan.rl_work import AGE_OF_TOKENS
 from charter.plan.workload import workload
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import DataSpec, Serving
 from charter.spec.rewards import Environment, Reward, Rubric
 from charter.spec.stage import (
     CritiqueStage,
+    DpoStage,
     EvalStage,
     GenerateStage,
     JudgeStage,
@@ -169,6 +171,16 @@ def test_eval_answers_with_every_policy_and_asks_the_judge_about_human_pairs(wor
     assert next(phase for phase in found.phases if phase.role == "judge").sequences == 2 * 40_000
 
 
+def test_kto_reads_answers_to_other_prompts_with_both_models(work):
+    of = {loss: work(DpoStage(init="base", data=("pairs",), steps=5, loss=loss))[0] for loss in ("dpo", "ipo", "kto")}
+    assert of["ipo"] == of["dpo"]
+    score, *more, update = of["kto"].phases
+    assert (score, update) == of["dpo"].phases
+    assert [phase.role for phase in more] == ["policy", "reference"]
+    assert all(replace(phase, name=score.name, role=score.role) == score for phase in more)
+    assert of["kto"].counters == of["dpo"].counters
+
+
 def test_judge_behind_an_endpoint_is_not_here(work):
     stage = LabelStage(judge="base", candidates=("pairs",))
     found, _ = work(stage, serving={"base": Serving(endpoint="http://judge:8000/v1")})
@@ -319,7 +331,11 @@ def test_a_plan_says_what_drawing_ahead_gains(work, engine, says):
 
 @pytest.mark.parametrize(
     ("changes", "age"),
-    [({"max_age": 1}, "1 updates old, 0.50"), ({"max_age": 4}, "2.00"), ({"max_age": 4, "mean_new_tokens": 20}, "3.7")],
+    [
+        ({"max_age": 1}, "at most 1, 0.50 on average"),
+        ({"max_age": 4}, "2.00"),
+        ({"max_age": 4, "mean_new_tokens": 20}, "3.7"),
+    ],
 )
 def test_a_plan_says_how_old_the_tokens_are(work, changes, age):
     """Answers at their limit: the mean of the ages 0 to N. Short ones are drawn by older weights.
@@ -327,11 +343,22 @@ def test_a_plan_says_how_old_the_tokens_are(work, changes, age):
     The last by hand: a lognormal of mean 20 and deviation 12 has 78 % of its tokens below 20 and 18 % below 40.
     """
     settings = {"max_new_tokens": 100, "mean_new_tokens": None, "asynchrony": "in_flight", **changes}
-    found, library = work(PpoStage(policy="base", reward="pm", prompts=("prompts",), episodes=64, **settings))
+    flying = PpoStage(policy="base", reward="pm", prompts=("prompts",), episodes=64, **settings)
+    found, library = work(flying)
     assert found.ahead
-    (said,) = [item for item in library.assumptions if item.name == "ppo.asynchrony"]
+    (said,) = [item for item in library.assumptions if item.name == AGE_OF_TOKENS]
     assert age in str(said.value)
     assert "saves no time" in said.source
+    _, library = work(replace(flying, engine="openrlhf"))
+    (said,) = [item for item in library.assumptions if item.name == AGE_OF_TOKENS]
+    assert str(said.value).startswith(f"at most {changes['max_age']}, {changes['max_age'] - 0.5:g} where")
+
+
+def test_online_dpo_updates_on_pairs_without_a_value_model(work):
+    found = grouped(work, estimator="online_dpo", samples_per_prompt=2)
+    assert [role.name for role in found.roles] == ["policy", "reference", "reward"]
+    assert [(phase.role, phase.unit) for phase in found.phases if phase.work == "train"] == [("policy", 2)]
+    assert [phase.unit for phase in grouped(work).phases if phase.work == "train"] == [1]
 
 
 def test_a_teacher_reads_every_answer(work):

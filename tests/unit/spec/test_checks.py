@@ -23,7 +23,7 @@ from charter.spec.stage import (
     SftStage,
     references,
 )
-from charter.spec.stage_base import Guard, StageResources
+from charter.spec.stage_base import Guard, ServerPool, StageResources
 from charter.spec.stage_checks import check_runnable, check_stage
 
 SFT = SftStage(init="base", data=("chats",), epochs=1)
@@ -421,6 +421,8 @@ PROJECTS = {
         PROJECT, serving={"base": Serving(endpoint="http://a/v1", also_endpoints=("b:8000",))}
     ),
     "serving.base.api_key": replace(PROJECT, serving={"base": Serving(api_key="sk-live-1234567890")}),
+    "serving.base.batch": replace(PROJECT, serving={"base": Serving(pool=ServerPool(replicas=1), batch=True)}),
+    "serving.base.batch_price": replace(PROJECT, serving={"base": Serving(endpoint="http://a/v1", batch_price=1.5)}),
     "serving.base.request_timeout": replace(PROJECT, serving={"base": Serving(request_timeout=0.0)}),
     "serving.base.max_attempts": replace(PROJECT, serving={"base": Serving(max_attempts=0)}),
     "notes.ppo": replace(PROJECT, notes={"ppo": "x"}),

@@ -63,6 +63,25 @@ def test_answers_in_flight_have_a_bound_and_one_turn(changes, wrong):
     assert list(problems(**{**IN_FLIGHT, **changes})) == [f"ppo.{name}" for name in wrong]
 
 
+PAIRS = {"estimator": "online_dpo", "samples_per_prompt": 2, "kl_coefficient": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({}, []),
+        ({"equal_groups": "refill", "reward_clip": 5.0, "stop_update_kl": 0.1, "ppo_epochs": 2}, []),
+        ({"samples_per_prompt": 1}, ["samples_per_prompt"]),
+        ({"samples_per_prompt": 4}, ["samples_per_prompt"]),
+        ({"minibatch": 1}, ["minibatch"]),
+        ({"kl_coefficient": 0.0}, ["kl_coefficient"]),
+        ({"clip_ratio": 0.1, "entropy_weight": 0.01, "kl_target": 6.0}, ["kl_target", "clip_ratio", "entropy_weight"]),
+    ],
+)
+def test_online_dpo_has_a_loss_of_pairs(changes, wrong):
+    assert list(problems(**{**PAIRS, **changes})) == [f"ppo.{name}" for name in wrong]
+
+
 PROJECT = """
 name: direct
 models: {base: {model: meta-llama/Llama-3.1-8B}, judge: {model: meta-llama/Llama-3.1-70B-Instruct}}

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from charter.dashboard.page import Context, NoSuchPageError, Page, PageValues, Params
 from charter.dashboard.snapshot import Snapshot, StageNow
 from charter.dashboard.tails import LogTail, log_lines_with, log_tail
-from charter.dashboard.view.curves import Curve, PhaseShare
+from charter.dashboard.view.curves import Curve, PhaseShare, Steady
 from charter.dashboard.view.meter_view import meter_view
 from charter.dashboard.view.stage_view import CurvesBeside, RunBeside, stage_view
 from charter.evaluate.outcome import read_results
@@ -27,20 +27,21 @@ def build(context: Context) -> PageValues:
         names = ", ".join(item.name for item in project.stages) or "none"
         raise NoSuchPageError(f"{project.name} has no stage {name!r}; its stages are {names}")
     curves: tuple[Curve, ...] = ()
+    steady: Steady = ()
     phases: tuple[PhaseShare, ...] = ()
     log, meter, results = NO_LOG, None, None
     is_read = False
     search = context.asked("log").strip()[:LONGEST_SEARCH]
     if stage.directory is not None:
-        curves, phases = context.site.curves.of(metrics_file(stage.directory))
+        curves, steady, phases = context.site.curves.of(metrics_file(stage.directory))
         log = log_lines_with(stage.directory / LOG, search) if search else log_tail(stage.directory / LOG)
         meter = meter_view(context.site.meters.rows(stage.directory))
         results = read_results(stage.directory) if stage.kind == "eval" else None
         is_read = has_samples(SampleSource(stage=name, kind=stage.kind, directory=stage.directory))
     attempts = context.reader.attempts(name) if context.reader else ()
     view = stage_view(
-        project, name, curves=curves, phases=phases, log=log, log_search=search, attempts=attempts, meter=meter,
-        results=results, has_samples=is_read, beside=beside_of(context, project, stage),
+        project, name, curves=curves, steady=steady, phases=phases, log=log, log_search=search, attempts=attempts,
+        meter=meter, results=results, has_samples=is_read, beside=beside_of(context, project, stage),
     )  # fmt: skip
     drawn = [curve.to_json(view.beside.of(curve.metric)) for curve in view.curves]
     charts = {"curves": drawn, "meter": meter.charts if meter else []}

@@ -67,11 +67,13 @@ TITLES: Mapping[str, tuple[str, str]] = {
     "entropy": ("Entropy", "nats"),
     "clip_fraction": ("Clipped share", ""),
     "response_tokens": ("Answer length", "tokens"),
-    "mean_chosen_probability": ("Judge's probability of its choice", ""),
-    "orders_agree": ("Judgements equal in both orders", ""),
-    "longer_chosen_share": ("Share in which the longer answer won", ""),
-    "invalid_share": ("Share of invalid judgements", ""),
-    "unchanged_revision_share": ("Share of unchanged revisions", ""),
+    "mean_chosen_probability": ("Certainty of the choice", ""),
+    "longer_chosen_share": ("Longer answer chosen", ""),
+    "position_bias": ("Choice by position", ""),
+    "orders_agree": ("Same choice in both orders", ""),
+    "invalid_share": ("Judgements that cannot be read", ""),
+    "unchanged_revision_share": ("Revisions without a change", ""),
+    "refused_revisions": ("Revisions that refuse", ""),
     "gradient_norm": ("Gradient norm", ""),
     "learning_rate": ("Learning rate", ""),
     "peak_bytes": ("Peak memory", "bytes"),
@@ -98,6 +100,20 @@ def curves_of(steps: Mapping[int, Mapping[str, float]], *, most: int = MOST_POIN
             at = np.searchsorted(numbers, [step for step, _ in curve.points])
             drawn.append(replace(curve, seconds=_at(seconds, at), tokens=_at(tokens, at)))
     return tuple(drawn)
+
+
+Steady = tuple[tuple[str, str, float], ...]
+"""Titles, units and values of metrics that never changed."""
+
+
+def steady_of(steps: Mapping[int, Mapping[str, float]]) -> Steady:
+    """Return the metrics that never changed, of which no curve is drawn.
+
+    >>> steady_of({1: {"loss": 2.0, "orders_agree": 0.9}, 2: {"loss": 1.5, "orders_agree": 0.9}})
+    (('Same choice in both orders', '', 0.9),)
+    """
+    values = {name: {line[name] for line in steps.values() if name in line} for name in TITLES}
+    return tuple((*TITLES[name], seen.pop()) for name, seen in values.items() if len(seen) == 1)
 
 
 def _elapsed(steps: Mapping[int, Mapping[str, float]]) -> Numbers | None:

@@ -19,23 +19,20 @@ class Eta:
     run_seconds: float | None
     """Until the last stage ends; None where nobody can say."""
     ends_in: Mapping[str, float | None]
-    """When each stage ends, with what it waits for; None for one that waits for what has failed."""
+    """When each stage ends, with what it waits for."""
     source: str
     """What it rests on, in words."""
-    behind: Mapping[str, str]
-    """The failed stage that each stage waits for, for those that wait for one; a failed stage waits for itself."""
 
     def stage_seconds(self, name: str) -> float | None:
-        """Return the seconds that a stage itself still takes; None where it cannot go on as it is."""
+        """Return the seconds that a stage itself still takes."""
         rest = self.left.stages[name]
-        return None if rest.basis == "unplanned" or name in self.behind else rest.seconds.p50
+        return None if rest.basis == "unplanned" else rest.seconds.p50
 
 
 def eta_of(snapshot: Snapshot) -> Eta:
     """The forecast of a run as `charter cost` makes it, with stages as early as inputs and slots allow."""
     left = forecast([so_far(snapshot, stage) for stage in snapshot.stages])
-    behind = _behind_failures(snapshot)
-    ends = {name: None if name in behind else end for name, end in _schedule(snapshot, left).items()}
+    ends = _schedule(snapshot, left)
     known_ends = [end for end in ends.values() if end is not None]
     bases = dict.fromkeys(stage.basis for stage in left.stages.values())
     return Eta(
@@ -43,20 +40,7 @@ def eta_of(snapshot: Snapshot) -> Eta:
         run_seconds=max(known_ends, default=0.0) if len(known_ends) == len(ends) else None,
         ends_in=ends,
         source=", ".join(_WORDS[basis] for basis in ("measured", "scaled", "planned") if basis in bases) or "nothing",
-        behind=behind,
     )
-
-
-def _behind_failures(snapshot: Snapshot) -> dict[str, str]:
-    """Return, by stage, the failed stage that it cannot go on without; inputs come before their readers."""
-    behind: dict[str, str] = {}
-    for stage in snapshot.stages:
-        blocking = [behind[name] for name in stage.inputs if name in behind]
-        if stage.state == "failed":
-            behind[stage.name] = stage.name
-        elif blocking and stage.state != "done":
-            behind[stage.name] = blocking[0]
-    return behind
 
 
 def so_far(snapshot: Snapshot, stage: StageNow) -> StageSoFar:
@@ -100,8 +84,8 @@ def _schedule(snapshot: Snapshot, left: Forecast) -> dict[str, float | None]:
         took = left.stages[stage.name]
         inputs = [ends.get(name, 0.0) for name in stage.inputs]
         known_ends = [end for end in inputs if end is not None]
-        if took.basis == "unplanned" or len(known_ends) < len(inputs):
-            ends[stage.name] = None
+        if took.basis == "unplanned" or stage.state == "failed" or len(known_ends) < len(inputs):
+            ends[stage.name] = None  # what failed, and what reads it, goes on when somebody has mended it
         elif took.basis == "done":
             ends[stage.name] = 0.0
         else:

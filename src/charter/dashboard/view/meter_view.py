@@ -29,11 +29,12 @@ class MeterView:
 
 
 def meter_view(rows: Sequence[MeterRow]) -> MeterView | None:
-    """Figures and curves of the samples; None where no node has two.
+    """Figures and curves of the samples; None where no node has two with a process of the job.
 
-    The first sample of a node covers no time: shares of it would be 0 % of nothing, and a curve of it a point.
+    The first sample of a node covers no time: shares of it would be 0 % of nothing, and a curve of it a point. One that
+    came when the processes had ended saw nothing of what they used.
     """
-    if len(rows) < 2 or max(Counter(row.node for row in rows).values()) < 2:
+    if max(Counter(row.node for row in rows if row.processes).values(), default=0) < 2:
         return None
     start = rows[0].time
     charts = [

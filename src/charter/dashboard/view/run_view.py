@@ -263,8 +263,8 @@ class StageRow:
     interruptions: int
     left_seconds: float | None
     ends_in: float | None
-    waits_for: str = ""
-    """The failed stage that it cannot go on without."""
+    behind: str
+    """The failed stage that it waits for; empty where none failed."""
 
     @property
     def name(self) -> str:
@@ -333,6 +333,16 @@ class AttemptTimeline:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StageFailure:
+    """Words of a failed stage on the page of its run."""
+
+    name: str
+    why: str
+    ends_run: bool
+    """Whether the run stopped for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunView:
     """The whole page."""
 
@@ -354,9 +364,9 @@ class RunView:
     checkpoint_stage: str
     gates: tuple[StageNow, ...]
     holds: tuple[StageNow, ...]
-    failures: tuple[StageNow, ...]
+    failures: tuple["StageFailure", ...]
     stopped: str
-    """Why the run stopped, where it says so itself: a spent budget."""
+    """Why the run stopped, where it says so itself and no failure says it: a spent budget."""
     events: tuple[EventLine, ...]
     wide: Graph
     narrow: Graph
@@ -371,6 +381,8 @@ def run_view(snapshot: Snapshot, outcomes: tuple[EvaluationOutcome, ...] = ()) -
     rows = tuple(_row(snapshot, stage, index, eta) for index, stage in enumerate(snapshot.stages))
     inputs = {stage.name: stage.inputs for stage in snapshot.stages}
     totals, recent = snapshot.ledger.whole.totals, snapshot.ledger.recent
+    stopped = _stopped(snapshot)
+    failures = _failures(snapshot, stopped)
     lost = totals.milliseconds - totals.useful_milliseconds
     saved = [stage for stage in snapshot.stages if stage.state == "running" and stage.checkpoint_at is not None]
     newest = max(saved, key=lambda stage: stage.checkpoint_at or 0.0, default=None)
@@ -382,7 +394,7 @@ def run_view(snapshot: Snapshot, outcomes: tuple[EvaluationOutcome, ...] = ()) -
         share=run_share(snapshot),
         eta=eta,
         money=money_of(snapshot, eta),
-        started_at=next((_time(event) for event in snapshot.events if event.get("event") == "run_started"), None),
+        started_at=next((float(item["time"]) for item in snapshot.events if item.get("event") == "run_started"), None),
         wall_seconds=wall_milliseconds(item.attempt for item in recent) / 1000 if recent else None,
         timeline=timeline_of(snapshot, recent),
         interruptions=sum(row.interruptions for row in rows),
@@ -392,8 +404,8 @@ def run_view(snapshot: Snapshot, outcomes: tuple[EvaluationOutcome, ...] = ()) -
         checkpoint_stage=newest.name if newest else "",
         gates=tuple(stage for stage in snapshot.stages if stage.phase is Phase.WAITING),
         holds=tuple(stage for stage in snapshot.stages if stage.phase is Phase.HELD),
-        failures=tuple(stage for stage in snapshot.stages if stage.state == "failed"),
-        stopped=_stopped(snapshot),
+        failures=failures,
+        stopped="" if any(failure.ends_run for failure in failures) else stopped,
         events=event_lines(snapshot.events),
         wide=graph_svg(inputs, WIDE),
         narrow=graph_svg(inputs, NARROW),
@@ -457,7 +469,8 @@ def run_share(snapshot: Snapshot) -> float:
 def money_of(snapshot: Snapshot, eta: Eta) -> Money:
     """Spending of a run: attempts, calls and other charges, and what runs at this moment."""
     ledger = snapshot.ledger
-    now = {attempt.stage for attempt in ledger.running if _runs(snapshot, attempt.stage)}
+    alive = {stage.name for stage in snapshot.stages if stage.state == "running"}
+    now = alive & {attempt.stage for attempt in ledger.running}
     rate = running_usd_per_hour(
         [attempt for attempt in ledger.running if attempt.stage in now],
         now,
@@ -476,11 +489,6 @@ def money_of(snapshot: Snapshot, eta: Eta) -> Money:
     )
 
 
-def _runs(snapshot: Snapshot, name: str) -> bool:
-    stage = snapshot.stage(name)
-    return stage is not None and stage.state == "running"
-
-
 def _row(snapshot: Snapshot, stage: StageNow, index: int, eta: Eta) -> StageRow:
     sums, outcomes = snapshot.ledger.stage(stage.name), snapshot.ledger.outcomes.get(stage.name, {})
     expected = planned_interval(stage, "seconds")
@@ -494,7 +502,7 @@ def _row(snapshot: Snapshot, stage: StageNow, index: int, eta: Eta) -> StageRow:
         interruptions=sum(outcomes.get(name, 0) for name in BROKEN),
         left_seconds=eta.stage_seconds(stage.name),
         ends_in=eta.ends_in.get(stage.name),
-        waits_for=eta.behind.get(stage.name, ""),
+        behind=snapshot.failed_above(stage),
     )
 
 
@@ -502,20 +510,25 @@ def _usd(micro_usd: int, priced: int) -> float | None:
     return micro_usd / 1e6 if priced else None
 
 
-def _time(event: Mapping[str, Any]) -> float:
-    return float(event["time"])
+def _failures(snapshot: Snapshot, stopped: str) -> tuple[StageFailure, ...]:
+    """Failed stages; the one that the run stopped for has the run's words, which say more than its own."""
+    stages = (stage for stage in snapshot.stages if stage.state == "failed")
+    return tuple(
+        StageFailure(name=stage.name, why=said if ends_run else stage.failure, ends_run=ends_run)
+        for stage in stages
+        for said in (stopped.removeprefix(f"stage {stage.name}: "),)
+        for ends_run in (said != stopped,)
+    )
 
 
 def _stopped(snapshot: Snapshot) -> str:
-    """The last word of a run that ended early and was not started again.
-
-    Gates that wait and stages that failed have words of their own.
-    """
+    """The last word of a run that ended early and was not started again; gates that wait have words of their own."""
     for event in reversed(snapshot.events):
         if event.get("event") in ("run_done", "run_started"):
             return ""
         if event.get("event") == "run_stopped":
-            label, phases = event.get("label"), {stage.phase for stage in snapshot.stages}
-            is_told = (label, True) in (("interrupted", Phase.WAITING in phases), ("stage", Phase.FAILED in phases))
-            return "" if is_told else str(event.get("message", ""))
+            gates = event.get("label") == "interrupted" and any(
+                stage.phase is Phase.WAITING for stage in snapshot.stages
+            )
+            return "" if gates else str(event.get("message", ""))
     return ""

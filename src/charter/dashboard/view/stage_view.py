@@ -6,7 +6,7 @@ from typing import Any
 
 from charter.dashboard.snapshot import Snapshot, StageNow
 from charter.dashboard.tails import LogTail
-from charter.dashboard.view.curves import Curve, PhaseShare
+from charter.dashboard.view.curves import Curve, PhaseShare, Steady
 from charter.dashboard.view.eta import eta_of
 from charter.dashboard.view.meter_view import MeterView
 from charter.dashboard.view.run_view import StageRow, run_view
@@ -82,6 +82,7 @@ class StagePage:
     more_attempts: int
     """Older ones that are not shown."""
     curves: tuple[Curve, ...]
+    steady: Steady
     phases: tuple[PhaseShare, ...]
     log: LogTail
     meter: MeterView | None
@@ -107,14 +108,15 @@ def stage_view(
     name: str,
     *,
     curves: Sequence[Curve],
+    steady: Steady = (),
     phases: Sequence[PhaseShare],
     log: LogTail,
     log_search: str = "",
     attempts: Sequence[Accounted],
     meter: MeterView | None = None,
     results: Mapping[str, Any] | None = None,
-    has_samples: bool = False,
     beside: CurvesBeside | None = None,
+    has_samples: bool = False,
 ) -> StagePage:
     """The page of the stage of that name, which must be there."""
     rows = run_view(snapshot).rows
@@ -130,13 +132,14 @@ def stage_view(
         attempts=tuple(reversed(attempts)),
         more_attempts=row.attempts - len(attempts),
         curves=tuple(curves),
+        steady=steady,
         phases=tuple(phases),
         log=log,
         meter=meter,
         ends_in=eta.ends_in.get(name),
         outcome=None if results is None else outcome_of(name, results),
-        has_samples=has_samples,
         beside=beside or CurvesBeside(),
+        has_samples=has_samples,
         log_search=log_search,
         figures=() if results is None else figure_rows(results),
     )

@@ -125,15 +125,18 @@ class FieldMapper:
             )
         )
 
-    def refuse_native_rewards(self, further: Mapping[str, tuple[object, ...]] = MappingProxyType({})) -> None:
+    def refuse_native_rewards(
+        self, further: Mapping[str, tuple[object, ...]] = MappingProxyType({}), *, ahead: str = ""
+    ) -> None:
         """Refuse at once, before anything else is mapped, options of rewards and losses that stay in Charter's engine.
 
         `further` are options that the renderer maps itself, with the values beside the usual ones that it has a rule
-        for; none named: all of them.
+        for; none named: all of them. `ahead` is why its generator never works ahead of training.
         """
+        reasons = {**REASONS, **({"asynchrony": ahead, "max_age": ahead} if ahead else {})}
         for name, only in NATIVE_REWARDS.items():
             if name not in further:
-                self.same(f"{STAGE}.{name}", only, REASONS.get(name, NATIVE_ONLY))
+                self.same(f"{STAGE}.{name}", only, reasons.get(name, NATIVE_ONLY))
         for name, values in {**KNOWN_ELSEWHERE, **NATIVE_REWARDS}.items():
             more = further.get(name, ())
             takes_all = name in further and not more

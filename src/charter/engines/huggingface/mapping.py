@@ -27,6 +27,7 @@ from charter.engines.huggingface.settings import (
     map_parallelism,
     map_trainer,
 )
+from charter.errors import SpecError
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.stage import DpoStage, PreferenceModelStage, PretrainStage, SftStage
 from charter.spec.stage_base import Stage
@@ -71,10 +72,15 @@ def map_reinforcement(configuration: Configuration, stage: PpoStage) -> None:
     """A policy that is sampled and updated in turn; refuses estimators with a value model."""
     mapper = configuration.mapper
     rewards = map_rewards(mapper, stage, OFFERED)
+    if stage.estimator == "online_dpo":
+        reason = "OnlineDPOTrainer of TRL 1.16.0 is experimental, and none of its scripts runs it"
+        mapper.refuse("stage.estimator", reason, "engine: native")
+        raise SpecError(mapper.problems)
     if stage.estimator != "grpo":
         mapper.same("stage.mixture", "sum_then_normalise", "RLOOTrainer adds rewards up before it compares them")
     name_formulas(mapper, stage)
-    mapper.refuse_native_rewards(FURTHER if stage.estimator == "grpo" else {})
+    ahead = "its async GRPO is experimental, with a server of vLLM and FSDP2 alone, and no script runs it"
+    mapper.refuse_native_rewards(FURTHER if stage.estimator == "grpo" else {}, ahead=ahead)
     updates = stage.rollout_batch // stage.minibatch * stage.ppo_epochs
     if stage.estimator not in ESTIMATORS:
         reason = "TRL's PPO was removed in 1.13; GRPOTrainer and RLOOTrainer have no value model"
@@ -342,8 +348,11 @@ def _map_dpo(configuration: Configuration, stage: DpoStage) -> None:
         }
     )
     configuration.write("stage.beta", {"beta": stage.beta})
-    by_length = "DPOTrainer divides log-probabilities by the length of their answer first, which is another loss"
-    configuration.mapper.same("stage.loss", "dpo", by_length)
+    others = (
+        "ipo of DPOTrainer divides log-probabilities by the length of their answer first, and KTOTrainer takes the "
+        "reference point of kto from the rows of a micro-batch, each with the answer of the row before"
+    )
+    configuration.mapper.same("stage.loss", "dpo", others)
     smoothing = "the sigmoid loss of DPOTrainer has no label smoothing, and its robust loss is another one"
     configuration.mapper.same("stage.label_smoothing", 0.0, smoothing)
 

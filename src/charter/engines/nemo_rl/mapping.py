@@ -150,6 +150,7 @@ OFFERED = Offered(
 )
 FURTHER: Mapping[str, tuple[object, ...]] = {"ratio": ("sequence",), "surrogate": ("cispo",), "mismatch": ()}
 """Options of its loss with more values than the usual ones."""
+NO_AHEAD = "its async GRPO needs a generator with accelerators of its own, and here generator and policy share theirs"
 CORRECTIONS = {"tis": "tis", "icepop": "icepop", "sequence_mask": "seq-mask-tis"}
 MEMORY_SHARE = 0.6
 """Of an accelerator for vLLM; NeMo RL's own default (examples/configs/grpo_math_1B.yaml)."""
@@ -163,7 +164,7 @@ def grpo_sheet(mapper: FieldMapper, stage: PpoStage) -> Sheet:
     sheet = Sheet(mapper, "grpo.yaml")
     rewards = map_rewards(mapper, stage, OFFERED)
     name_formulas(mapper, stage)
-    mapper.refuse_native_rewards(FURTHER)
+    mapper.refuse_native_rewards(FURTHER, ahead=NO_AHEAD)
     map_run(sheet, "grpo", length_fields=("stage.episodes",))
     map_policy(sheet, "policy", sequences_per_row=1, batch_field="stage.minibatch")
     rows = sheet.mapper.handover.layout.micro_batch

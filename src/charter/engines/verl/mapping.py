@@ -44,6 +44,10 @@ FURTHER: Mapping[str, tuple[object, ...]] = {
     "mismatch": (),
 }
 """Options of its losses with more values than the usual ones."""
+NO_AHEAD = (
+    "its asynchronous trainers are programs with a configuration of their own (fully_async_main), which bounds the "
+    "stale share of a batch and not the age of a token"
+)
 KL_NAMES = {"k1": "kl", "k3": "low_var_kl"}
 
 
@@ -201,7 +205,7 @@ def ppo_sheet(mapper: FieldMapper, stage: PpoStage, rewards: ExportedRewards) ->
     sheet = Sheet(mapper, PPO_FILE)
     sheet.put("defaults", ["ppo_trainer", "_self_"])
     name_formulas(mapper, stage)
-    mapper.refuse_native_rewards(FURTHER)
+    mapper.refuse_native_rewards(FURTHER, ahead=NO_AHEAD)
     check_machine(mapper)
     _models(sheet, stage, rewards)
     _data(sheet, stage)

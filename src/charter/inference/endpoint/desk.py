@@ -34,8 +34,9 @@ from charter.inference.endpoint.reading import ExchangeReader
 from charter.inference.endpoint.rules import Answered, GiveUp, Step, TryAgain, told_seconds, utc_now, wait_seconds
 from charter.inference.endpoint.settling import CallJournal, from_stored
 from charter.inference.endpoint.stats import Counts
-from charter.inference.endpoint.transport import Received, Transport, body_of, path_of
+from charter.inference.endpoint.transport import Received, Transport, TransportFailure, body_of, path_of
 from charter.inference.endpoint.wanted import Batch, PendingQuestion
+from charter.ledger.calls import NewCall
 from charter.physics.identity_questions import REPEATS
 
 # -------- Watch over who answers: the fixed questions of `identity`; a pool whose model changed is stopped.
@@ -427,6 +428,17 @@ class Desk:
             lane.in_flight -= 1
             self._in_flight -= 1
             self._loop.call_soon(self._pump)
+        await self._take(call, exchange, wanted, lane, began)
+
+    async def _take(
+        self,
+        call: NewCall,
+        exchange: Received | TransportFailure,
+        wanted: PendingQuestion,
+        lane: Lane,
+        began: float,
+    ) -> None:
+        """Do what follows from a reply, once it is on disk how the request went."""
         step = self._reader.read(exchange, wanted.request, lane)
         if isinstance(exchange, Received) and isinstance(step, TryAgain):
             exchange.hang_up()

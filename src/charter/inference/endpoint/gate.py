@@ -114,7 +114,7 @@ class SpendingGate:
     async def admit(self, call: NewCall) -> None:
         """Wait until a call fits; BudgetError when nothing in flight could make room, and nobody allows more."""
         alone_since: float | None = None
-        while not self._admitted(call):
+        while not self.admits(call):
             now = time.monotonic()
             alone_since = None if self._in_flight else alone_since or now
             if alone_since is not None and now - alone_since > GRACE_SECONDS:
@@ -127,7 +127,14 @@ class SpendingGate:
             most = self._in_flight.pop(settlement.call_id, 0)
             self._spent += most if settlement.outcome == "unknown" else settlement.micro_usd or 0
 
-    def _admitted(self, call: NewCall) -> bool:
+    def adopt(self, call: NewCall) -> None:
+        """Take a call of an earlier process that is still under way out of what is spent, at its most, into flight."""
+        with self._lock:
+            self._spent -= call.most_micro_usd or 0
+            self._in_flight[call.call_id] = call.most_micro_usd or 0
+
+    def admits(self, call: NewCall) -> bool:
+        """Let a call pass if it fits now."""
         most = call.most_micro_usd or 0
         with self._lock:
             if (now := time.monotonic()) - self._looked >= LOOK_SECONDS:

@@ -309,3 +309,5 @@ class ServerSetting:
     """Fixed questions that show when a server has another model; None asks none."""
     gate: SpendingGate | None = None
     """Of the stage's money; None lets every request pass."""
+    directory: Path | None = None
+    """Where the slips of files under way lie; for models that are asked by the batch interface."""

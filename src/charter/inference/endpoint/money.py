@@ -46,13 +46,17 @@ class Prices:
         return math.ceil(most_prompt_tokens(request) * self.input + request.max_new_tokens * self.output)
 
 
-def prices_of(serving: Serving) -> Prices:
-    """The prices that a project gives."""
+def prices_of(serving: Serving, *, share: float = 1.0) -> Prices:
+    """The prices that a project gives, or a share of them."""
+
+    def part(price: float | None) -> float | None:
+        return None if price is None else share * price
+
     return Prices(
         is_billed=serving.billed,
-        input=serving.usd_per_million_input_tokens,
-        cached_input=serving.cached_input_usd_per_million_tokens,
-        output=serving.usd_per_million_output_tokens,
+        input=part(serving.usd_per_million_input_tokens),
+        cached_input=part(serving.cached_input_usd_per_million_tokens),
+        output=part(serving.usd_per_million_output_tokens),
     )
 
 

@@ -14,8 +14,10 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 
 from charter.errors import MissingExtraError, UsageError
+from charter.inference.endpoint.batch_desk import BatchDesk
 from charter.inference.endpoint.call import CallReply, CallRequest
 from charter.inference.endpoint.desk import Desk
 from charter.inference.endpoint.gate import SpendingGate
@@ -26,7 +28,7 @@ from charter.inference.endpoint.stats import Counts, PoolStats
 from charter.inference.endpoint.transport import Transport
 from charter.inference.endpoint.wanted import Batch
 from charter.ledger.calls import CallStore
-from charter.spec.project import Serving
+from charter.spec.project import MOST_BATCHED, Serving
 
 SHARE = 0.95
 FIRST_AFTER = 20
@@ -69,7 +71,7 @@ class EndpointPool:
         serving = setting.serving
         self._key = read_key(serving.api_key, of=setting.name) if serving.api_key else None
         self._setting, self._calls = setting, calls
-        self._most_waiting = QUEUE_PER_SLOT * serving.concurrency
+        self._most_waiting = MOST_BATCHED if serving.batch else QUEUE_PER_SLOT * serving.concurrency
         self._room = threading.Condition()
         self._waiting = 0
         self._batches: set[Batch] = set()
@@ -91,11 +93,13 @@ class EndpointPool:
         tell: Callable[[], None] = lambda: None,
         canaries: Canaries | None = None,
         gate: SpendingGate | None = None,
+        directory: Path | None = None,
     ) -> "EndpointPool":
         """The pool for a model of the project; `tell` is called, about once a second, when answers come.
 
         With `canaries`, every server is asked them before its answers are used, and again and again after. With a
-        `gate`, nothing is sent that could pass the stage's allowance.
+        `gate`, nothing is sent that could pass the stage's allowance. Where the model is asked by the batch interface,
+        what is under way is noted in `directory`.
 
         Raises UsageError when the key is not where the project says, MissingExtraError without aiohttp.
         """
@@ -107,7 +111,13 @@ class EndpointPool:
             raise MissingExtraError("asking a server needs aiohttp: pip install 'charter-plan[run]'") from None
         endpoints = tuple(dict.fromkeys((serving.endpoint, *serving.also_endpoints)))
         setting = ServerSetting(
-            name=name, serving=serving, endpoints=endpoints, tell=tell, canaries=canaries, gate=gate
+            name=name,
+            serving=serving,
+            endpoints=endpoints,
+            tell=tell,
+            canaries=canaries,
+            gate=gate,
+            directory=directory,
         )
         pool = cls(setting, calls)
         pool._thread.start()
@@ -204,8 +214,8 @@ class EndpointPool:
         journal = CallJournal(self._calls, self._setting.gate)
         transport = Transport(self._key, timeout_seconds=serving.request_timeout)
         self._end = asyncio.Event()
-        self._desk = Desk(self._told_seldom(), journal, transport)
-        hedging = None if serving.billed else asyncio.create_task(hedge(self._desk))
+        self._desk = (BatchDesk if serving.batch else Desk)(self._told_seldom(), journal, transport)
+        hedging = None if serving.billed or serving.batch else asyncio.create_task(hedge(self._desk))
         self._ready.set()
         await self._end.wait()
         for batch in list(self._batches):

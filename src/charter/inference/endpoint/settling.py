@@ -10,6 +10,7 @@ A reply as the text that the store of answers keeps, and back.
 
 import asyncio
 import json
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -48,6 +49,26 @@ class CallJournal:
                 raise
         self._intents.append(call)
         await self._written()
+
+    async def intend_together(self, calls: Sequence[NewCall]) -> int:
+        """Write the first of some calls, as many as fit now, before they are sent in one go; how many.
+
+        Waits, or raises BudgetError, where not even the first has room.
+        """
+        gate = self._gate
+        if gate is not None:
+            await gate.admit(calls[0])
+        count = 1
+        while count < len(calls) and (gate is None or gate.admits(calls[count])):
+            count += 1
+        self._intents += calls[:count]
+        await self._written()
+        return count
+
+    def adopt(self, call: NewCall) -> None:
+        """Take over a call that an earlier process has sent."""
+        if self._gate is not None:
+            self._gate.adopt(call)
 
     async def settle(self, settlement: Settlement) -> None:
         """Write the outcome of a call to disk, with its answer."""

@@ -141,19 +141,29 @@ class Transport:
             response_class=_noting_response(),
         )
 
-    async def post(self, url: str, body: bytes, call_id: str) -> Received | TransportFailure:
+    async def post(
+        self, url: str, body: bytes, call_id: str, content_type: str = "application/json"
+    ) -> Received | TransportFailure:
         """Send one request and read the whole reply. Redirects are not followed: the key is for this host only."""
+        return await self._exchange("POST", url, {"X-Request-Id": call_id, "Content-Type": content_type}, body)
+
+    async def fetch(self, url: str, *, most_bytes: int = MOST_BYTES) -> Received | TransportFailure:
+        """Read what lies at an address."""
+        return await self._exchange("GET", url, {}, None, most_bytes)
+
+    async def _exchange(
+        self, method: str, url: str, headers: dict[str, str], body: bytes | None, most_bytes: int = MOST_BYTES
+    ) -> Received | TransportFailure:
         import aiohttp
 
-        headers = {"X-Request-Id": call_id}
         try:
-            async with self._session.post(
-                url, data=body, headers=headers, allow_redirects=False, proxy=self._proxy(url)
+            async with self._session.request(
+                method, url, data=body, headers=headers, allow_redirects=False, proxy=self._proxy(url)
             ) as response:
-                content = await _read(response)
+                content = await _read(response, most_bytes)
                 if content is None:
                     response.close()
-                    return TransportFailure("oversize", f"the reply is longer than {MOST_BYTES} bytes", was_sent=True)
+                    return TransportFailure("oversize", f"the reply is longer than {most_bytes} bytes", was_sent=True)
                 if response.headers.get("Content-Encoding", "identity") != "identity":
                     response.close()
                     return TransportFailure("broken", "the reply is compressed, which was not asked for", was_sent=True)
@@ -225,17 +235,17 @@ class Transport:
         return self._key.blotted(text) if self._key else text
 
 
-async def _read(response: "aiohttp.ClientResponse") -> bytes | None:
+async def _read(response: "aiohttp.ClientResponse", most_bytes: int = MOST_BYTES) -> bytes | None:
     """The body; None when it is too long, at the latest when that much has come."""
     length = response.content_length
     if length is not None:
-        return None if length > MOST_BYTES else await response.read()
+        return None if length > most_bytes else await response.read()
     parts: list[bytes] = []
     size = 0
     async for part in response.content.iter_any():
         parts.append(part)
         size += len(part)
-        if size > MOST_BYTES:
+        if size > most_bytes:
             return None
     return b"".join(parts)
 

@@ -100,6 +100,16 @@ def test_roles_that_are_apart_are_refused():
         assert "same accelerators" in refused("grpo", placement=placement)["engine"]
 
 
+def test_answers_of_older_policies_are_refused_with_the_reason():
+    found = refused("grpo", asynchrony="in_flight", max_age=2)
+    assert "no script runs it" in found["asynchrony"]
+    assert "no script runs it" in found["max_age"]
+
+
+def test_online_dpo_has_a_trainer_and_no_script():
+    assert "none of its scripts" in refused("grpo", estimator="online_dpo", samples_per_prompt=2)["estimator"]
+
+
 def test_estimators_with_a_value_model_are_refused():
     found = refused("gae", estimator="gae", samples_per_prompt=1)
     assert "no value model" in found["estimator"]

@@ -149,6 +149,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("rm", "center_weight", {"center_weight": 0.1}),
     ("dpo", "label_smoothing", {"label_smoothing": 0.1}),
     ("dpo", "loss", {"loss": "ipo"}),
+    ("dpo", "loss", {"loss": "kto"}),
     ("grpo", "estimator", {"estimator": "gae", "whiten_advantages": False}),
     ("grpo", "estimator", {"estimator": "reinforce", "whiten_advantages": False}),
     ("grpo", "kl_coefficient", {"estimator": "rloo", "whiten_advantages": False}),

@@ -65,7 +65,7 @@ OTHER = {
     "estimator": ("reinforce", "rloo", "grpo"),
     "reward_from": ("judge",),
     "kl_estimator": ("k3",),
-    "loss": ("ipo",),
+    "loss": ("ipo", "kto"),
     "loss_aggregation": ("sequence",),
     "generator": ("vllm",),
     "ptx_data": (("more",),),
