@@ -290,6 +290,17 @@ def test_stage_whose_models_are_all_remote_rents_nothing(lab):
     assert "http://judge:8000/v1" in assumed["stage.judge"]
 
 
+def test_stages_side_by_side_slow_each_other_on_a_busy_machine(lab):
+    resources = Resources(infra="local", max_parallel_stages=2)
+    second = replace(SFT, init="first")
+    parts = {"first": SFT, "left": second, "right": second}
+    made = lab.project(resources, architecture=lab.TINY, pipeline=parts)
+    machine = replace(lab.MACHINE, busy_cores=2.0)
+    slowdowns = {stage.name: stage.option.place.slowdown for stage in lab.planned(made, machine=machine).stages}
+    assert slowdowns == {"first": 1.5, "left": 2.0, "right": 2.0}, "two cores: two others, and one or two of ours"
+    assert all(stage.option.place.slowdown == 1.0 for stage in lab.planned(made).stages), "cores are free"
+
+
 def test_other_programs_make_a_local_plan_longer_and_wider(lab):
     local = lab.project(Resources(infra="local"), architecture=lab.TINY)
     quiet, busy = (lab.planned(local, machine=replace(lab.MACHINE, busy_cores=cores)).stages for cores in (0.0, 2.0))

@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from charter.plan.probe import (
 from charter.plan.probe import _nearest as nearest
 from charter.plan.project_plan import plan_project
 from charter.run import preflight
+from charter.run.graph import build_pipeline
+from charter.run.planned import measured_paces
 from charter.run.probe import probe_project
 from charter.spec.project import Serving
 from charter.templates.shipped import find_template, write_template
@@ -73,6 +76,23 @@ def test_every_stage_of_a_local_plan_has_layouts_steps_and_a_reason_if_not(smoke
     assert (steps["pretrain"], steps["pm"], steps["ppo"], steps["critique"]) == (60, 20, 20, 2)
     reasons = {name: not_probed(stage, plan.stage(name), project) for name, stage in project.pipeline.items()}
     assert {name for name, why in reasons.items() if why} == {"label", "eval"}
+
+
+def test_a_measured_pace_stands_for_other_programs_too(smoke, monkeypatch):
+    project, root, _ = smoke
+    directory = build_pipeline(project, root).stages["sft"].directory
+    directory.mkdir(parents=True)
+    lines = [json.dumps({"step": step, "time": 100.0 + 0.5 * step}) for step in range(1, 9)]
+    (directory / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (directory / "progress.json").write_text(json.dumps({"step": 8, "target_step": 20}))
+    factors = []
+    for busy_cores in (0.0, 6.0):
+        monkeypatch.setattr(
+            "charter.run.planned.probe_machine", lambda busy=busy_cores: replace(MACHINE, busy_cores=busy)
+        )
+        factors += [pace.factor for pace in measured_paces(project, root)]
+    assert len(factors) == 2
+    assert factors[0] == factors[1] > 1
 
 
 def test_pairs_are_two_sequences_to_the_planner(smoke):

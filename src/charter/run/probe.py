@@ -85,7 +85,7 @@ def probe_project(
     """
     check_packages()
     root = root.resolve()
-    machine = machine or probe_machine()
+    machine = replace(machine or probe_machine(), busy_cores=0.0)  # a pace stands for other programs too
     plan = plan_project(project, root, machine=machine, knowledge=shipped())
     with TemporaryDirectory(prefix="charter-probe-") as place:
         probes = _run(_bench(project, root, Path(place).resolve(), plan, machine, layouts), tell)

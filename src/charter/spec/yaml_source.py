@@ -228,21 +228,25 @@ def _syntax_problem(error: yaml.MarkedYAMLError, text: str, origin: str) -> Prob
         hint = "a value that holds ': ' needs quotes, and keys of one block the same indentation"
     elif "single document" in what:
         hint = "one file holds one project; remove the `---` in the middle"
-    source_line = _quotable(lines, line) if line else ""
+    source_line = _quotable(lines)[line - 1] if quoted and line else ""
     return Problem(message=f"not valid YAML: {what}", file=origin, line=line, source_line=source_line, hint=hint)
 
 
-def _quotable(lines: list[str], number: int) -> str:
-    """A line as messages may quote it: one that is or belongs to the value of a secret's name is not quoted."""
-    if number > len(lines) or without_value(without_secrets(lines[number - 1])) != lines[number - 1]:
-        return ""
-    indent = _indent(lines[number - 1])
-    for line in reversed(lines[: number - 1]):
-        if line.strip() and _indent(line) < indent:
-            key, indent = _KEY_ALONE.fullmatch(line), _indent(line)
-            if key and without_value(f"{key[1]}: value") != f"{key[1]}: value":
-                return ""
-    return lines[number - 1]
+def _quotable(lines: list[str]) -> list[str]:
+    """Each line as messages may quote it: one that is or belongs to the value of a secret's name is not quoted."""
+    quotable, above = list[str](), list[tuple[int, bool]]()
+    for line in lines:
+        indent = _indent(line)
+        if line.strip():
+            while above and above[-1][0] >= indent:
+                above.pop()
+        is_hidden = any(hides for at, hides in above if at < indent)
+        is_hidden = is_hidden or without_value(without_secrets(line)) != line
+        quotable.append("" if is_hidden else line)
+        if line.strip():
+            key = _KEY_ALONE.fullmatch(line)
+            above.append((indent, key is not None and without_value(f"{key[1]}: value") != f"{key[1]}: value"))
+    return quotable
 
 
 def _indent(line: str) -> int:
@@ -253,7 +257,7 @@ class _Reader:
     """Turns nodes into values; collects marks and problems on the way."""
 
     def __init__(self, origin: str, lines: list[str]) -> None:
-        self.origin, self.lines = origin, lines
+        self.origin, self.lines = origin, _quotable(lines)
         self.marks: dict[Path_, Mark] = {}
         self.problems: list[Problem] = []
         self._open: list[yaml.Node] = []
@@ -311,7 +315,7 @@ class _Reader:
 
     def _mark(self, node: yaml.Node) -> Mark:
         line = node.start_mark.line + 1
-        return Mark(origin=self.origin, line=line, source_line=_quotable(self.lines, line))
+        return Mark(origin=self.origin, line=line, source_line=self.lines[line - 1] if line <= len(self.lines) else "")
 
     def _complain(self, node: yaml.Node, path: Path_, message: str) -> None:
         mark = self._mark(node)
