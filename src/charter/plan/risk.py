@@ -296,7 +296,7 @@ def risk_assumptions(
 def _shared_machine(place: NodeOffer) -> tuple[Assumption, ...]:
     if place.slowdown <= 1.0:
         return ()
-    source = "other programs took processor time while the plan was made; that they stay is a judgement"
+    source = "system load of the last five minutes, and stages side by side; that they stay is a judgement"
     name, value = "clock over processor time of a local stage", round(place.slowdown, 2)
     return (Assumption(name=name, value=value, source=source),)
 
