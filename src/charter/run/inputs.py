@@ -232,9 +232,12 @@ def _model_files(directory: Path) -> list[Path]:
 def _model_problem(written: str, directory: Path) -> tuple[str, str] | None:
     """Return the obstacle to loading a model, and its remedy."""
     if not directory.is_dir():
+        from charter.artifacts.hub import ID
+
         return (
             f"no directory {directory}, so {written!r} has no weights on this machine",
-            "a catalog name can be planned; to run it, give the path of a Hugging Face directory, "
+            "a catalog name can be planned; to run it, give the path of a Hugging Face directory"
+            f"{f' (`charter artifacts fetch {written}` gets one)' if ID.fullmatch(written) else ''}, "
             "or an inline architecture with a tokenizer",
         )
     if not (directory / "config.json").is_file():

@@ -22,8 +22,8 @@ LINES = (
     "status tag keep", "logs sft", "approve sft", "stop", "ui", "report", "report samples", "cost", "cost report",
     "data check data", "data constitution",
     "artifacts", "artifacts checkpoints list", "artifacts checkpoints backup", "artifacts export sft out",
-    "artifacts import .", "artifacts accept sft", "catalog", "catalog gpus", "catalog models", "catalog prices",
-    "validate none.csv", "validate calibrate", "validate convert none.csv -o o.csv",
+    "artifacts fetch org", "artifacts import .", "artifacts accept sft", "catalog", "catalog gpus", "catalog models",
+    "catalog prices", "validate none.csv", "validate calibrate", "validate convert none.csv -o o.csv",
     "validate share none.csv -o o.csv --as ABC",
 )  # fmt: skip
 SCRIPT = """
