@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from charter.artifacts import durable
 from charter.artifacts.whole_dir import SEAL, broken_seal, write_sealed
@@ -13,6 +13,7 @@ from charter.spec.sections import EngineEnvironment
 from charter.spec.stage import STAGE_KINDS
 from charter.spec.stage_base import MODEL, Stage
 
+Spec = TypeVar("Spec", bound=Stage)
 JOB_FILE = "job.json"
 SCHEMA = "charter.job/2"
 
@@ -85,6 +86,12 @@ class Job:
     """Database for calls that cost money, where it is not a file of the stage directory."""
     identity: Mapping[str, Any] = field(default_factory=dict)
     """The canonical payload that the fingerprint is the hash of."""
+
+    def spec_as(self, kind: type[Spec]) -> Spec:
+        """The fields of the stage, which must be of a kind; a DataError where the job is that of another."""
+        if not isinstance(self.spec, kind):
+            raise DataError(f"stage {self.stage} is of kind {self.spec.kind}, which this process does not compute")
+        return self.spec
 
     def only(self, role: str) -> JobInput:
         """The single input of a role."""

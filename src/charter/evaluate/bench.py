@@ -39,8 +39,7 @@ class Bench:
     """The models and data of an eval stage."""
 
     def __init__(self, stage: StageDir) -> None:
-        spec = stage.job.spec
-        assert isinstance(spec, EvalStage)
+        spec = stage.job.spec_as(EvalStage)
         self.spec: EvalStage = spec
         self.job: Job = stage.job
         self.device = configure(stage.job.frozen)

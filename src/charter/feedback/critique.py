@@ -157,8 +157,7 @@ def _summary(totals: Mapping[str, float]) -> dict[str, float]:
 
 def run(stage: StageDir) -> None:
     """Make the records of a critique stage."""
-    job, spec = stage.job, stage.job.spec
-    assert isinstance(spec, CritiqueStage)
+    job, spec = stage.job, stage.job.spec_as(CritiqueStage)
     examples = role_critiques(job, "demonstrations") if spec.few_shot else ()
     reviser = Reviser(job=job, spec=spec, constitution=role_constitution(job), demonstrations=examples)
     batches = prompt_batches(job, "prompts", size=spec.rollout_batch, limit=spec.num_prompts)

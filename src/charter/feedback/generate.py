@@ -215,8 +215,7 @@ def summary(totals: Mapping[str, float]) -> dict[str, float]:
 
 def run(stage: StageDir) -> None:
     """Make the records of a generate stage."""
-    job, spec = stage.job, stage.job.spec
-    assert isinstance(spec, GenerateStage)
+    job, spec = stage.job, stage.job.spec_as(GenerateStage)
     with open_answerer(stage, ("policy",)) as answerer:
         if spec.makes == "answers":
             size = max(1, spec.rollout_batch // spec.answers_per_prompt)

@@ -324,8 +324,7 @@ def rules_of(job: Job, spec: LabelStage) -> Rules:
 
 def run(stage: StageDir) -> None:
     """Make the records of a label stage."""
-    job, spec = stage.job, stage.job.spec
-    assert isinstance(spec, LabelStage)
+    job, spec = stage.job, stage.job.spec_as(LabelStage)
     batches = label_batches(job, spec)
     check_judge(job, spec)
     labeller = Labeller(job=job, spec=spec, constitution=role_constitution(job), rules=rules_of(job, spec))

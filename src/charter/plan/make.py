@@ -20,10 +20,8 @@ from charter.plan.plan import Plan
 from charter.plan.problem import ChoiceProblem, Goal, Indices
 from charter.plan.stage_plan import StagePlan
 from charter.spec.architecture import Architecture
-from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Project
-from charter.spec.stage import CritiqueStage, GenerateStage, LabelStage
-from charter.spec.stage_base import Optimization, Stage
+from charter.spec.stage_base import Stage
 from charter.units import format_seconds, format_usd
 
 if TYPE_CHECKING:
@@ -228,25 +226,15 @@ def _p90(stage: StagePlan) -> int:
 
 def _smaller(spec: Stage, stage: StagePlan, share: float) -> str | None:
     """`num_prompts: 27_000 (planned: 42_000)`: a stage's amount of work cut to a share, two digits kept."""
-    counters = stage.counters
-    if isinstance(spec, PpoStage):
-        episodes = int(spec.episodes * share) // spec.rollout_batch * spec.rollout_batch
-        return f"episodes: {episodes:_} (planned: {spec.episodes:_})" if episodes else None
-    if isinstance(spec, LabelStage) and spec.pairs and not spec.candidates:
-        return _cut("pairs", spec.pairs, share)
-    if isinstance(spec, CritiqueStage):
-        return _cut("num_prompts", counters.records / spec.revisions, share)
-    if isinstance(spec, GenerateStage):
-        return _cut("num_prompts", counters.records, share)
-    if isinstance(spec, Optimization):
-        return _cut("steps", spec.steps, share) if spec.steps else f"epochs: {(spec.epochs or 1.0) * share:.2g}"
-    return None
-
-
-def _cut(name: str, now: float, share: float) -> str | None:
-    unit = 10 ** max(0, floor(log10(max(1.0, now * share))) - 1)
-    smaller = floor(now * share / unit) * unit
-    return f"{name}: {smaller:_} (planned: {now:_.0f})" if smaller else None
+    amount = spec.amount_of(stage.counters.records)
+    if amount is None:
+        return None
+    if amount.field == "epochs":
+        return f"epochs: {amount.value * share:.2g}"
+    left = amount.value * share
+    unit = amount.multiple if amount.multiple > 1 else 10 ** max(0, floor(log10(max(1.0, left))) - 1)
+    smaller = floor(left / unit) * unit
+    return f"{amount.field}: {smaller:_} (planned: {amount.value:_.0f})" if smaller else None
 
 
 def _hours(seconds: float) -> str:

@@ -10,12 +10,10 @@ from pathlib import Path
 from charter.physics.fitted import Pace, joined
 from charter.plan.plan import Plan
 from charter.plan.stage_plan import StagePlan
-from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import DataSpec, ModelSpec, Project
 from charter.spec.stage import (
     STAGE_KINDS,
     AnyStage,
-    CritiqueStage,
     DpoStage,
     EvalStage,
     JudgeStage,
@@ -160,14 +158,7 @@ def micro_batches(stage: Stage, planned: StagePlan, count: int) -> tuple[int, ..
 
 def full_steps(stage: Stage, planned: StagePlan) -> int:
     """Steps of the whole stage, in the unit in which its process reports; 0 where that is not known."""
-    counters = planned.counters
-    if isinstance(stage, SUPERVISED):
-        return stage.steps or ceil(max(counters.records, counters.pairs) / stage.global_batch)
-    if isinstance(stage, PpoStage):
-        return stage.episodes // stage.rollout_batch
-    if isinstance(stage, CritiqueStage):
-        return ceil(counters.records / stage.revisions / stage.rollout_batch)
-    return ceil(counters.records / stage.rollout_batch) if isinstance(stage, LabelStage) else 0
+    return stage.steps_of(max(planned.counters.records, planned.counters.pairs))
 
 
 def not_probed(stage: Stage, planned: StagePlan, project: Project) -> str:
@@ -207,18 +198,10 @@ def _nearest(first: int, batch: int, count: int) -> tuple[int, ...]:
 
 
 def _short(stage: AnyStage, steps: int, data: dict[str, DataSpec]) -> AnyStage:
-    probed = replace(stage, expected_fingerprint=None, timeout=None, checkpoint_every=10**9)
-    if isinstance(probed, SUPERVISED):
-        return replace(probed, steps=steps, epochs=None, warmup_steps=min(probed.warmup_steps, steps))
-    if isinstance(probed, PpoStage):
-        return replace(probed, episodes=steps * probed.rollout_batch, value_warmup_rollouts=0)
-    if isinstance(probed, CritiqueStage):
-        rows = steps * probed.rollout_batch
-        return replace(probed, num_prompts=rows if probed.num_prompts is None else min(probed.num_prompts, rows))
+    probed = replace(stage, expected_fingerprint=None, timeout=None, checkpoint_every=10**9).shortened(steps)
     if isinstance(probed, LabelStage):
         rows = steps * probed.rollout_batch
-        candidates = tuple(_fewer(name, rows, data) for name in probed.candidates)
-        return replace(probed, pairs=min(probed.pairs, rows), candidates=candidates)
+        return replace(probed, candidates=tuple(_fewer(name, rows, data) for name in probed.candidates))
     return probed
 
 

@@ -1,9 +1,9 @@
 """The stage of reinforcement learning: PPO, its relatives by groups, and their rewards."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from charter.errors import Problem
 from charter.spec.layout import Adapter
@@ -25,7 +25,7 @@ from charter.spec.rewards import (
     Reward,
     Surrogate,
 )
-from charter.spec.stage_base import DATA, MODEL, Dtype, Guard, OptimizerName, Sampling, Schedule, Stage
+from charter.spec.stage_base import DATA, MODEL, Dtype, Guard, OptimizerName, Sampling, Schedule, Stage, WorkAmount
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +215,18 @@ class PpoStage(Sampling, Stage):
     def has_reference(self) -> bool:
         """Return True if the policy's start is kept to measure the KL from it: only where a penalty reads it."""
         return self.kl_coefficient > 0 and self.teacher is None
+
+    def steps_of(self, rows: float) -> int:
+        """Return its rollouts."""
+        return self.episodes // self.rollout_batch
+
+    def shortened(self, steps: int) -> Self:
+        """Return the stage with so many rollouts, all of which train the policy."""
+        return replace(self, episodes=steps * self.rollout_batch, value_warmup_rollouts=0)
+
+    def amount_of(self, rows: float) -> WorkAmount:
+        """Return its episodes, of which whole rollouts are made."""
+        return WorkAmount(field="episodes", value=self.episodes, multiple=self.rollout_batch)
 
     @property
     def unit(self) -> int:

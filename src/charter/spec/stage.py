@@ -1,9 +1,10 @@
 """The kinds of stage: one frozen dataclass each, and what is known of all kinds."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.quantity import Count, Names, added, execution
@@ -11,7 +12,7 @@ from charter.spec.rewards import (
     ENVIRONMENT_SOURCES,
     Environment,
 )
-from charter.spec.stage_base import DATA, MODEL, NATIVE, Optimization, Sampling, Stage
+from charter.spec.stage_base import DATA, MODEL, NATIVE, Optimization, Sampling, Stage, WorkAmount
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,10 @@ class GenerateStage(Sampling, Stage):
     answers_per_prompt: Count = 1
     few_shot: Count = 8
     """Given prompts that a new one is shown after; drawn anew for each."""
+
+    def amount_of(self, rows: float) -> WorkAmount:
+        """Return its prompts."""
+        return WorkAmount(field="num_prompts", value=rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +130,19 @@ class CritiqueStage(Sampling, Stage):
     few_shot: Count = added(0)
     """How many of them are shown, drawn anew for each prompt."""
 
+    def steps_of(self, rows: float) -> int:
+        """Return its batches of prompts, each of which gives as many rows as there are rounds."""
+        return ceil(rows / self.revisions / self.rollout_batch)
+
+    def shortened(self, steps: int) -> Self:
+        """Return the stage over the first prompts."""
+        rows = steps * self.rollout_batch
+        return replace(self, num_prompts=rows if self.num_prompts is None else min(self.num_prompts, rows))
+
+    def amount_of(self, rows: float) -> WorkAmount:
+        """Return its prompts."""
+        return WorkAmount(field="num_prompts", value=rows / self.revisions)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LabelStage(Sampling, Stage):
@@ -162,6 +180,18 @@ class LabelStage(Sampling, Stage):
     """Sampled answers that stand in where the judge gives no log-probabilities; 0: such a pair is set aside."""
     max_invalid_share: float = execution(0.05)
     """The stage fails when more pairs than this share have no valid judgement."""
+
+    def steps_of(self, rows: float) -> int:
+        """Return its batches of pairs."""
+        return ceil(rows / self.rollout_batch)
+
+    def shortened(self, steps: int) -> Self:
+        """Return the stage with fewer sampled pairs; how many candidates there are is up to their data."""
+        return replace(self, pairs=min(self.pairs, steps * self.rollout_batch))
+
+    def amount_of(self, rows: float) -> WorkAmount | None:
+        """Return the pairs that it samples, where it has no others."""
+        return WorkAmount(field="pairs", value=self.pairs) if self.pairs and not self.candidates else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,10 @@ so that the graph can be drawn and checked without knowing the kinds.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from charter.spec.layout import Adapter
 from charter.spec.quantity import Count, Reads, Seconds, added, execution
@@ -65,6 +66,20 @@ class Optimization:
     """`adamw_8bit` keeps Adam's moments in 8 bits (Dettmers et al. 2022, arXiv:2110.02861)."""
     guard: Guard | None = None
     """What happens when the loss is not finite or jumps; the stage stops unless given."""
+
+    def steps_of(self, rows: float) -> int:
+        """Return the optimizer steps over so many rows."""
+        return self.steps or ceil(rows / self.global_batch)
+
+    def shortened(self, steps: int) -> Self:
+        """Return the stage with so many steps."""
+        return replace(self, steps=steps, epochs=None, warmup_steps=min(self.warmup_steps, steps))
+
+    def amount_of(self, rows: float) -> "WorkAmount | None":
+        """Return its steps, where they are given, or its epochs."""
+        if self.steps:
+            return WorkAmount(field="steps", value=self.steps)
+        return WorkAmount(field="epochs", value=self.epochs or 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +176,16 @@ class StageResources:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkAmount:
+    """Field of a stage that says how much it has to do."""
+
+    field: str
+    value: float
+    multiple: int = 1
+    """Its value is a multiple of this."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stage:
     """Fields of every stage: its kind, its seed, and the execution fields that never make it stale."""
 
@@ -202,6 +227,18 @@ class Stage:
         """The name or names that stand in a role of `REFERENCES`."""
         value: str | tuple[str, ...] | None = getattr(self, role)
         return value
+
+    def steps_of(self, rows: float) -> int:
+        """Return the steps of the stage over so many rows, in the unit in which its process reports; 0: not known."""
+        return 0
+
+    def shortened(self, steps: int) -> Self:
+        """Return the stage with so many steps, for a look at their pace; as it is where it has none."""
+        return self
+
+    def amount_of(self, rows: float) -> WorkAmount | None:
+        """Return the field that says how much a stage of so many rows has to do; None where none does."""
+        return None
 
     @property
     def sources(self) -> Mapping[str, tuple[str, ...]]:

@@ -187,8 +187,7 @@ class ReferencePoint:
 def run(stage: StageDir) -> None:
     """Train to the target step and publish the policy."""
     setup = set_up(stage)
-    spec = setup.job.spec
-    assert isinstance(spec, DpoStage)
+    spec = setup.job.spec_as(DpoStage)
     policy = stage_model(setup)
     reference = frozen_model(setup, copy.deepcopy(policy.model), spec.dtype, weights=policy.source)
     trained = trained_model(setup, policy, spec, dropout=spec.dropout)

@@ -73,8 +73,7 @@ class _Counted:
 def run(stage: StageDir) -> None:
     """Train to the target step and publish the judge."""
     setup = set_up(stage)
-    job, spec = setup.job, setup.job.spec
-    assert isinstance(spec, JudgeStage)
+    job, spec = setup.job, setup.job.spec_as(JudgeStage)
     if job.constitution is None:
         raise DataError("a judge needs `constitution:` in charter.yaml; `charter init` writes an example")
     constitution: Constitution = load_constitution(Path(job.constitution))

@@ -331,8 +331,7 @@ def ppo_task(setup: Setup, stack: ExitStack | None = None) -> tuple[PpoTask, Tra
 
     A judge that gives the reward is given back with `stack`.
     """
-    spec = setup.job.spec
-    assert isinstance(spec, PpoStage)
+    spec = setup.job.spec_as(PpoStage)
     stack = stack or ExitStack()
     if spec.asynchrony == "in_flight" and spec.generator != "native" and setup.ranks.world_size > 1:
         raise DataError("asynchrony: in_flight with a generator beside the trainer runs in one process")

@@ -116,8 +116,7 @@ def score_statistics(
 def run(stage: StageDir) -> None:
     """Train to the target step, measure the scale of the scores, and publish the model."""
     setup = set_up(stage)
-    spec = setup.job.spec
-    assert isinstance(spec, PreferenceModelStage)
+    spec = setup.job.spec_as(PreferenceModelStage)
     language_model = stage_model(setup)
     with seeded(setup.seed("head")):
         scalar = ScalarModel(language_model, dropout=spec.dropout)

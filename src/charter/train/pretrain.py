@@ -42,8 +42,7 @@ def language_loss(
 def run(stage: StageDir) -> None:
     """Train to the target step and publish the model."""
     setup = set_up(stage)
-    spec = setup.job.spec
-    assert isinstance(spec, PretrainStage)
+    spec = setup.job.spec_as(PretrainStage)
     model = stage_model(setup)
     rows_NT = text_stream(stage, model.tokenizer, seq_len=spec.seq_len, ranks=setup.ranks)
     setup.count_skipped(rows_NT.skipped)

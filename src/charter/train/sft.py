@@ -34,8 +34,7 @@ def collate(rows: Sequence[Encoded], *, padding: int) -> tuple[Tensor, Tensor]:
 def run(stage: StageDir) -> None:
     """Train to the target step and publish the model."""
     setup = set_up(stage)
-    spec = setup.job.spec
-    assert isinstance(spec, SftStage)
+    spec = setup.job.spec_as(SftStage)
     model = stage_model(setup)
     data = conversation_rows(stage, model.tokenizer, seq_len=spec.seq_len, ranks=setup.ranks)
     setup.count_skipped(data.skipped)
