@@ -1,5 +1,4 @@
-"""Answers of a rollout before they are one: in flight, drawn in parts by one version of the policy after the other, on
-record, and scored.
+"""Answers of a rollout: in flight, drawn by one version of the policy after the other; on record; scored.
 
 Legend: B answers, R tokens of an answer, K rewards of a list, F figures of an answer of several turns.
 """
