@@ -37,5 +37,6 @@ def init_command(
     if chosen.brings:
         typer.echo(f"Before a run, add {', '.join(chosen.brings)} (README.md says how a row looks).")
     typer.echo("\nNext:")
-    typer.echo(f"  charter plan {shlex.quote(str(directory / 'charter.yaml'))}")
-    typer.echo(f"  charter run -C {shlex.quote(str(directory))}")
+    typer.echo(f"  charter plan -C {shlex.quote(str(directory))}")
+    missing = " --dry-run  # what is still missing" if chosen.brings else ""
+    typer.echo(f"  charter run -C {shlex.quote(str(directory))}{missing}")

@@ -266,7 +266,8 @@ def _more(seconds: float, *, less: bool = False) -> str:
 NO_NATIVE_ROW = Assumption(
     name="rows of the native engine measured on an accelerator",
     value=0,
-    source="no accelerator row of it exists: time is that of Hugging Face stacks, memory its own list of tensors; "
+    source="it was never measured on one: its time is that of Hugging Face stacks, its memory the sum of its own "
+    "tensors; "
     "`charter plan --probe` or `charter validate calibrate` measures it",
 )
 SECONDS_PER_MONTH = HOURS_PER_MONTH * SECONDS_PER_HOUR

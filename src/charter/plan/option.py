@@ -11,7 +11,7 @@ from charter.catalog.accelerators import Accelerator
 from charter.cost.job import job_usd
 from charter.cost.monte_carlo import lognormal
 from charter.physics.columns import Array
-from charter.physics.terms import Z90, Interval, Term
+from charter.physics.terms import Interval, Term
 from charter.plan.endpoint_use import endpoint_terms
 from charter.plan.knowledge import Knowledge
 from charter.plan.offers import NodeOffer, Price
@@ -402,6 +402,11 @@ def loses_to(option: Option, chosen: Option) -> str:
 # -------- An option from its parts: its time at a measured pace, and what failures and checkpoints add.
 
 
+LOAD_SIGMA = 0.45
+"""Of the logarithm of what a plan adds for other programs: they come and go. 13 runs of cai-smoke on a shared machine
+differed from their plans by 0.40 (root mean square) at slowdowns of 2.4 (`benchmarks/recorded_runs.jsonl`, 2026-11)."""
+
+
 def make_option(
     question: StageQuestion,
     place: NodeOffer,
@@ -417,7 +422,7 @@ def make_option(
     generates, fixed_length = question.time_sigmas_of
     moe = any(role.architecture.mixture is not None for role in question.work.roles)
     sigma = question.knowledge.time_sigma(question.stage, place.accelerator, moe=moe)
-    sigma = math.hypot(sigma, math.log(place.slowdown) / Z90)  # one in ten: the other programs are gone
+    sigma = math.hypot(sigma, LOAD_SIGMA * math.log(place.slowdown))
     return Option(
         place=place,
         num_nodes=num_nodes,
@@ -471,7 +476,7 @@ def _beside_other_programs(place: NodeOffer, terms: tuple[Term, ...]) -> tuple[T
             value=(place.slowdown - 1) * sum(term.value for term in terms),
             unit="seconds",
             formula=f"({place.slowdown:.2f} - 1) x the estimate: equal shares of the processors",
-            source="processor time that the probe of this machine got",
+            source="system load of the last five minutes, while others were at work, and stages side by side",
         ),
     )
 

@@ -55,7 +55,7 @@ RESTART_SOURCE = "judgement: rescheduling, loading, warm-up; detection comes on 
 START_SECONDS = 300.0
 FIRST_LOCAL_START_SECONDS = 3.3
 """From the start of a run's first stage here to its first step: torch and transformers are imported. Median of five
-runs of cai-smoke on two quiet cores, 3.2 to 3.4 s (`benchmarks/recorded_runs.jsonl`, 2026-11)."""
+runs of cai-smoke on two quiet cores, 3.2 to 3.4 s (an earlier series of `tools/record_runs.py`, 2026-11)."""
 LOCAL_START_SECONDS = 0.25
 """The same of every later stage, which is forked from the process that has imported them: of the same runs; model,
 tokenizer and data of a few MB are loaded."""
@@ -296,7 +296,7 @@ def risk_assumptions(
 def _shared_machine(place: NodeOffer) -> tuple[Assumption, ...]:
     if place.slowdown <= 1.0:
         return ()
-    source = "other programs took processor time while the plan was made; that they stay is a judgement"
+    source = "system load of the last five minutes, and stages side by side; that they stay is a judgement"
     name, value = "clock over processor time of a local stage", round(place.slowdown, 2)
     return (Assumption(name=name, value=value, source=source),)
 

@@ -255,7 +255,7 @@ def planned_samples(stage: Stage, option: Option, project: Project) -> PlannedSa
     layout = executable(option.layout, rows=stage.SEQUENCES_PER_ROW, dtype=option.dtype)
     why = why_no_samples(
         is_compiled=bool(stage.resources is not None and stage.resources.compile),
-        is_spread=layout.zero > 0 or layout.tensor > 1,
+        zero=layout.zero,
         generates=getattr(stage, "generator", None) == NATIVE,
     )
     return PlannedSamples(prompts=settings.count, share=0.0 if why else settings.share, why_none=why)

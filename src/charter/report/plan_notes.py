@@ -39,7 +39,7 @@ def sample_lines(plan: Plan) -> Iterator[str]:
     for stage in plan.stages:
         if stage.samples is not None and stage.samples.why_none:
             refused.setdefault(stage.samples.why_none, []).append(stage.name)
-    none = "; ".join(f"none of {', '.join(names)}: {why}" for why, names in refused.items())
+    none = "; ".join(f"none at {', '.join(names)}: {why}" for why, names in refused.items())
     if drawn and drawn[0].samples is not None:
         first, most = drawn[0].samples, [stage.sample_usd for stage in drawn]
         priced = [part for part in most if part is not None]

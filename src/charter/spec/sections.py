@@ -237,8 +237,8 @@ class Metering:
 class Samples:
     """Answers of the models in training to the same prompts at every checkpoint, for people to read.
 
-    They change no bit of what is trained, and no hash covers them. A stage whose model is compiled, or spread over
-    processes without generating anyway (PPO does), draws none.
+    They change no bit of what is trained, and no hash covers them. A stage whose model is compiled draws none,
+    nor does one under ZeRO-3 that does not generate anyway, as PPO does.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
@@ -257,18 +257,22 @@ ANSWER_PROMPTS = frozenset({"pretrain", "sft", "dpo", "ppo"})
 """Kinds of stage whose model is asked at its checkpoints."""
 
 
-def why_no_samples(*, is_compiled: bool, is_spread: bool, generates: bool) -> str:
+FREES_LAYERS = 3
+"""The ZeRO stage from which a process holds a layer's weights only while it computes with them."""
+
+
+def why_no_samples(*, is_compiled: bool, zero: int, generates: bool) -> str:
     """Return the reason why a model in training answers no prompts; empty where it does.
 
-    A model that is compiled for training would be compiled again. One that is spread over processes is gathered for
-    answers, whose memory only a stage that generates anyway is planned with.
+    A model that is compiled for training would be compiled again. For answers all weights are in place, as in a step of
+    training under ZeRO-1 or 2; under ZeRO-3 only a stage that generates anyway is planned with that memory.
 
-    >>> why_no_samples(is_compiled=False, is_spread=True, generates=False)
-    'its model is spread over processes'
+    >>> why_no_samples(is_compiled=False, zero=3, generates=False)
+    'ZeRO-3 never has all weights in one place'
     """
     if is_compiled:
         return "its model is compiled"
-    return "its model is spread over processes" if is_spread and not generates else ""
+    return "ZeRO-3 never has all weights in one place" if zero >= FREES_LAYERS and not generates else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Answers on their way to a rollout: drawn in parts by one version of the policy after the other, on record, scored.
+"""Answers of a rollout: in flight, drawn by one version of the policy after the other; on record; scored.
 
 Legend: B answers, R tokens of an answer, K rewards of a list, F figures of an answer of several turns.
 """

@@ -154,9 +154,8 @@ def sample_drawer(
     """Return what answers the prompts of a stage; None where it has none, or cannot answer without a risk."""
     prompts = read_sample_prompts(setup.stage.path)
     layout = setup.layout
-    is_spread = layout.zero > 0 or layout.tensor > 1
     if prompts is None or not prompts.prompts:
         return None
-    if why_no_samples(is_compiled=layout.compile, is_spread=is_spread, generates=generates):
+    if why_no_samples(is_compiled=layout.compile, zero=layout.zero, generates=generates):
         return None
     return SampleDrawer(setup, model, parallel, prompts, dtype)

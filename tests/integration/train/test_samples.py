@@ -52,6 +52,23 @@ def test_checkpoints_answer_and_bits_stay(kind, engine_inputs, tmp_path):
     assert sample_seconds(sampled.path) > 0 == sample_seconds(plain.path)
 
 
+@pytest.mark.parametrize("layout", [{"zero": 2}, pytest.param({"tensor": 2}, marks=pytest.mark.thorough)])
+def test_a_model_of_two_processes_answers_too(layout, engine_inputs, tmp_path):
+    frozen = {"world_size": 2, "micro_batch": 2, **layout}
+    plain, sampled = (
+        stage(engine_inputs, tmp_path / name, "sft", checkpoint_every=1, steps=2, frozen=frozen)
+        for name in ("plain", "sampled")
+    )
+    write_sample_prompts(sampled.path, prompts(1.0))
+    run(plain, sft)
+    run(sampled, sft)
+    torch.testing.assert_close(weights(sampled), weights(plain), rtol=0, atol=0)
+    asked = {(row["step"], row["id"]) for row in rows(sampled)}
+    assert asked == {(step, name) for step in (1, 2) for name, _ in ASKED}
+    assert len(rows(sampled)) == len(asked) + 1, "the first answer shows what one takes; one process writes them down"
+    assert sample_seconds(sampled.path) > 0
+
+
 def test_answers_stop_where_their_time_is_used_up(engine_inputs, tmp_path, monkeypatch):
     clock = count()
     monkeypatch.setattr(samples, "monotonic", lambda: float(next(clock)))

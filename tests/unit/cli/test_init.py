@@ -19,13 +19,15 @@ def test_a_project_is_written_and_the_next_two_commands_are_named(tmp_path):
     assert result.exit_code == 0
     assert load_project(directory).name == "cai-smoke"
     assert result.output.splitlines()[-2:] == [
-        f"  charter plan '{directory}/charter.yaml'",
+        f"  charter plan -C '{directory}'",
         f"  charter run -C '{directory}'",
     ]
 
 
 def test_files_that_are_still_missing_are_named(tmp_path):
-    assert "add helpful_chat.jsonl" in invoke("-t", "cai-8b", str(tmp_path / "x")).output
+    output = invoke("-t", "cai-8b", str(tmp_path / "x")).output
+    assert "add helpful_chat.jsonl" in output
+    assert output.rstrip().endswith("--dry-run  # what is still missing")
 
 
 def test_the_templates_are_listed():

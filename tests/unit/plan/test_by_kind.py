@@ -228,7 +228,7 @@ def test_answers_to_read_have_a_price_or_a_reason(tmp_path):
     assert smaller.stages[0].sample_usd == pytest.approx(stage.sample_usd / 2)
     spread = replace(stage, samples=PlannedSamples(prompts=20, share=0.0, why_none="its model is compiled"))
     assert list(sample_lines(replace(plan, stages=(spread,)))) == [
-        "Samples to read: none of rl: its model is compiled."
+        "Samples to read: none at rl: its model is compiled."
     ]
 
 
