@@ -23,7 +23,6 @@ from charter.physics.runs import RlConstants
 from charter.physics.stacks import PROFILES, StackProfile
 from charter.physics.step_time import native_profile
 from charter.physics.terms import Z90
-from charter.spec.ppo_stage import PpoStage
 from charter.spec.stage import DpoStage, PreferenceModelStage, PretrainStage, SftStage
 from charter.spec.stage_base import FP8, NATIVE, Stage
 
@@ -150,7 +149,7 @@ class Knowledge:
 
 def time_group(stage: Stage, *, moe: bool) -> tuple[str, str]:
     """The quantity and the group of measurements whose errors a stage's time shares."""
-    if isinstance(stage, PpoStage):
+    if stage.ROLLS_OUT:
         return RL_STEP, "rl time"
     if isinstance(stage, SftStage | PretrainStage | PreferenceModelStage | DpoStage):
         adapter = stage.adapter is not None
@@ -160,7 +159,7 @@ def time_group(stage: Stage, *, moe: bool) -> tuple[str, str]:
 
 def memory_group(stage: Stage) -> tuple[str, str]:
     """The quantity and the group of measurements whose errors a stage's peak memory shares."""
-    if isinstance(stage, PpoStage):
+    if stage.ROLLS_OUT:
         return TRAINING_MEMORY, "rl memory"
     if time_group(stage, moe=False)[0] == TRAINING:
         return TRAINING_MEMORY, "adapter memory" if getattr(stage, "adapter", None) is not None else "training memory"

@@ -38,9 +38,7 @@ from charter.plan.stage_time import (
     update_seconds,
     update_terms,
 )
-from charter.spec.execution import shared_rows
 from charter.spec.layout import Layout
-from charter.spec.ppo_stage import PpoStage
 from charter.spec.stage_base import NATIVE
 from charter.units import format_seconds
 
@@ -159,7 +157,7 @@ def _shares(question: StageQuestion) -> tuple[tuple[int, int], ...]:
     if question.engine != NATIVE:
         return ()
     stage = question.stage
-    return tuple((int(getattr(stage, name)), together) for name, together in shared_rows(stage).items())
+    return tuple((int(getattr(stage, name)), together) for name, together in stage.shared_rows.items())
 
 
 def _evaluate(task: TimedStage, batch: Sequence[tuple[NodeGroup, Space]], limit: float) -> Iterator[Searched]:
@@ -445,7 +443,7 @@ def layout_verdicts(question: StageQuestion | None, option: Option) -> tuple[Rej
 
     PPO has placements instead of families (plan/rl_search.py).
     """
-    if question is None or not question.work.trained or option.place.is_cpu or isinstance(question.stage, PpoStage):
+    if question is None or not question.work.trained or option.place.is_cpu or question.stage.ROLLS_OUT:
         return ()
     site = NodeGroup(place=option.place, num_nodes=option.num_nodes)
     searched = next(search_sites(question, [site]))

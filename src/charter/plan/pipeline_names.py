@@ -1,8 +1,8 @@
 """Names of a pipeline: rows and tokens of a data set or of an earlier stage, and the model behind a name."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from charter.errors import DataError, SpecError
 from charter.physics.identity_questions import IdentityWatch
@@ -135,24 +135,31 @@ class Library:
         return corpus
 
     def _made_by(self, stage: Stage, vocab_size: int | None) -> Corpus:
-        match stage:
-            case PrepareStage():
-                return self.corpus(stage.data, vocab_size)
-            case GenerateStage(makes="prompts"):
-                rows = float(stage.num_prompts or 0)
-                source = self.prompts(stage.prompts, vocab_size)
-                return Corpus(rows=rows, prompt_tokens=source.prompt_tokens, response_tokens=0.0, texts=rows)
-            case GenerateStage():
-                source = self.prompts(stage.prompts, vocab_size)
-                rows = float(stage.num_prompts or source.rows) * stage.answers_per_prompt
-                return _answered(rows, min(source.prompt_tokens, stage.max_prompt_tokens), stage.expected_new_tokens)
-            case CritiqueStage():
-                source = self.prompts(stage.prompts, vocab_size)
-                rows = float(stage.num_prompts or source.rows) * stage.revisions
-                return _answered(rows, min(source.prompt_tokens, stage.max_prompt_tokens), stage.expected_new_tokens)
-            case LabelStage():
-                return self._labelled(stage, vocab_size)
-        raise DataError(f"a stage of kind {stage.kind} makes no data")
+        made_by: Mapping[type[Stage], Callable[[Any, int | None], Corpus]] = {
+            PrepareStage: self._prepared,
+            GenerateStage: self._generated,
+            CritiqueStage: self._revised,
+            LabelStage: self._labelled,
+        }
+        if type(stage) not in made_by:
+            raise DataError(f"a stage of kind {stage.kind} makes no data")
+        return made_by[type(stage)](stage, vocab_size)
+
+    def _prepared(self, stage: PrepareStage, vocab_size: int | None) -> Corpus:
+        return self.corpus(stage.data, vocab_size)
+
+    def _generated(self, stage: GenerateStage, vocab_size: int | None) -> Corpus:
+        source = self.prompts(stage.prompts, vocab_size)
+        if stage.makes == "prompts":
+            rows = float(stage.num_prompts or 0)
+            return Corpus(rows=rows, prompt_tokens=source.prompt_tokens, response_tokens=0.0, texts=rows)
+        rows = float(stage.num_prompts or source.rows) * stage.answers_per_prompt
+        return _answered(rows, min(source.prompt_tokens, stage.max_prompt_tokens), stage.expected_new_tokens)
+
+    def _revised(self, stage: CritiqueStage, vocab_size: int | None) -> Corpus:
+        source = self.prompts(stage.prompts, vocab_size)
+        rows = float(stage.num_prompts or source.rows) * stage.revisions
+        return _answered(rows, min(source.prompt_tokens, stage.max_prompt_tokens), stage.expected_new_tokens)
 
     def _labelled(self, stage: LabelStage, vocab_size: int | None) -> Corpus:
         existing = self.corpus(stage.candidates, vocab_size)

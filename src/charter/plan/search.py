@@ -15,7 +15,6 @@ from charter.plan.purchase import markets
 from charter.plan.rl_search import across, rl_answers
 from charter.plan.servers import answering_options, endpoint_only, with_endpoints, without_accelerators
 from charter.plan.stage_memory import Peak
-from charter.spec.ppo_stage import PpoStage
 from charter.spec.stage_base import NATIVE, Sampling
 from charter.units import GIB
 
@@ -37,7 +36,7 @@ def search(question: StageQuestion, places: tuple[NodeOffer, ...]) -> Found:
             options += markets(question, replace(_billed(question, option), place=site.place, price=site.place.price))
         rejected += missed.rejected if not fitting else ()
         misses += missed.peaks if not fitting else ()
-    if isinstance(question.stage, PpoStage):
+    if question.stage.ROLLS_OUT:
         options += [_billed(question, option) for option in across(question, places)]
     options += without_accelerators(question)
     return Found(
@@ -73,7 +72,7 @@ def _answers(question: StageQuestion, sites: Sequence[NodeGroup]) -> dict[tuple[
     for site in sites:
         first.setdefault(_hardware(site), site)
     if question.work.trained and not any(site.place.is_cpu for site in first.values()):
-        answers = rl_answers if isinstance(question.stage, PpoStage) else options_of
+        answers = rl_answers if question.stage.ROLLS_OUT else options_of
         return dict(zip(first, answers(question, list(first.values())), strict=True))
     return {key: _on(question, site.place, site.num_nodes) for key, site in first.items()}
 
@@ -222,7 +221,7 @@ def _other_engines(question: StageQuestion, places: tuple[NodeOffer, ...]) -> li
     if not question.work.trained or any(place.is_cpu for place in places):
         return []
     engines = []
-    for name in (NATIVE, *rl_engines()) if isinstance(question.stage, PpoStage) else engine_names():
+    for name in (NATIVE, *rl_engines()) if question.stage.ROLLS_OUT else engine_names():
         options = search(replace(question, engine=name, peaks={}), places).options
         if options:
             best = min(options, key=lambda option: option.overhead.useful_seconds)

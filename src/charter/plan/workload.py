@@ -1,10 +1,10 @@
 """Work of every kind of stage, from its fields and the size of its data: building blocks, answering, training."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import ceil
+from typing import Any
 
-from charter.errors import SpecError
 from charter.physics.generation import USUAL_SPREAD, ResponseLengths
 from charter.plan.phase import (
     PADDING_GROWTH,
@@ -383,16 +383,26 @@ RATING_TOKENS = 40
 """Of the wording around a rated answer: 158 characters (`feedback/rating.py`) at about 4 to a token of English."""
 
 
-def language_model(stage: PretrainStage | SftStage, models: Models, library: Library) -> Workload:
-    """Pretraining (packed sequences) and supervised fine-tuning (one conversation per sequence)."""
+def pretraining(stage: PretrainStage, models: Models, library: Library) -> Workload:
+    """Texts one after the other, cut into sequences."""
+    role, corpus = _learner(stage, models, library)
+    return _language(stage, role, corpus.texts * corpus.row_tokens / stage.seq_len, float(stage.seq_len), ragged=False)
+
+
+def fine_tuning(stage: SftStage, models: Models, library: Library) -> Workload:
+    """One conversation per sequence."""
+    role, corpus = _learner(stage, models, library)
+    assume_padding(library)
+    return _language(stage, role, corpus.texts, min(corpus.row_tokens, stage.seq_len), ragged=True)
+
+
+def _learner(stage: PretrainStage | SftStage, models: Models, library: Library) -> tuple[Role, Corpus]:
     role = models.role("model", stage.init, trained=True, adapter=stage.adapter)
-    corpus = library.corpus(stage.data, role.vocab_size)
-    if isinstance(stage, PretrainStage):
-        rows, tokens = ceil(corpus.texts * corpus.row_tokens / stage.seq_len), float(stage.seq_len)
-    else:
-        rows, tokens = ceil(corpus.texts), min(corpus.row_tokens, stage.seq_len)
-        assume_padding(library)
-    steps, ragged = training_steps(stage, rows), isinstance(stage, SftStage)
+    return role, library.corpus(stage.data, role.vocab_size)
+
+
+def _language(stage: PretrainStage | SftStage, role: Role, rows: float, tokens: float, *, ragged: bool) -> Workload:
+    steps = training_steps(stage, ceil(rows))
     phase = train("model", steps=steps, batch=stage.global_batch, tokens=tokens, longest=stage.seq_len, ragged=ragged)
     return Workload(
         roles=(role,), phases=(phase,), counters=Counters(tokens=phase.sequences * tokens, records=phase.sequences)
@@ -569,30 +579,21 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     )
 
 
-# -------- The work of every kind of stage, derived from its fields and from the size of its data.
-
-
 def workload(stage: Stage, models: Models, library: Library) -> Workload:
     """Roles, phases and counters of one stage."""
-    match stage:
-        case PretrainStage() | SftStage():
-            return language_model(stage, models, library)
-        case PreferenceModelStage():
-            return preference_model(stage, models, library)
-        case JudgeStage():
-            return judge(stage, models, library)
-        case DpoStage():
-            return dpo(stage, models, library)
-        case PpoStage():
-            return ppo(stage, models, library)
-        case CritiqueStage():
-            return critique(stage, models, library)
-        case LabelStage():
-            return label(stage, models, library)
-        case GenerateStage():
-            return generate(stage, models, library)
-        case EvalStage():
-            return evaluate(stage, models, library)
-        case PrepareStage():
-            return prepare(stage, models, library)
-    raise SpecError(f"the planner does not know stages of kind {stage.kind!r}")
+    return WORK[type(stage)](stage, models, library)
+
+
+WORK: Mapping[type[Stage], Callable[[Any, Models, Library], Workload]] = {
+    PretrainStage: pretraining,
+    SftStage: fine_tuning,
+    PreferenceModelStage: preference_model,
+    JudgeStage: judge,
+    DpoStage: dpo,
+    PpoStage: ppo,
+    CritiqueStage: critique,
+    LabelStage: label,
+    GenerateStage: generate,
+    EvalStage: evaluate,
+    PrepareStage: prepare,
+}

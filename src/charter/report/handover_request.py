@@ -89,7 +89,7 @@ def handover_of(
             data={role: f"{DATA_DIR}/{role}{data_suffix}" for role in data_roles(stage)},
         ),
         rows=rows,
-        placement=placement_of(option) if isinstance(stage, PpoStage) else None,
+        placement=placement_of(option) if stage.ROLLS_OUT else None,
         keep_last=project.storage.keep_last,
         sources=sources,
     )

@@ -28,7 +28,6 @@ from charter.plan.project_plan import read_inputs
 from charter.run.graph import Pipeline, PlannedStage, job_of
 from charter.run.served import check_served
 from charter.spec.architecture import Architecture
-from charter.spec.execution import shared_rows
 from charter.spec.graph import inputs_of
 from charter.spec.layout import WHOLE_BITS
 from charter.spec.ppo_stage import PpoStage
@@ -138,7 +137,7 @@ def check_accelerators(project: Project, stage: Stage, where: str) -> Iterator[P
 
 def _batches(name: str, stage: Stage, data: int) -> Iterator[Problem]:
     """Every data rank takes the same number of rows of a batch; the answers to one prompt stay together."""
-    for field, together in shared_rows(stage).items():
+    for field, together in stage.shared_rows.items():
         rows, unit = int(getattr(stage, field)), data * together
         if rows % unit:
             below, above = rows // unit * unit, -(-rows // unit) * unit

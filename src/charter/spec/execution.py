@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from charter.spec.layout import Layout
-from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Project
-from charter.spec.stage_base import Optimization, ServerPool, Stage, StageResources
+from charter.spec.stage_base import ServerPool, Stage, StageResources
 
 TRAINER = "trainer"
 """The role of the processes that train, and of all that share their accelerators."""
@@ -157,19 +156,6 @@ def executable(layout: Layout, *, rows: int = 1, dtype: str = "") -> ExecutableL
         offload="all" if layout.offload_parameters else "optimizer" if layout.offload_optimizer else "none",
         dtype=dtype,
     )
-
-
-def shared_rows(stage: Stage) -> dict[str, int]:
-    """Return the fields that count rows which data ranks share evenly, and how many of those rows stay together.
-
-    >>> from charter.spec.stage import SftStage
-    >>> shared_rows(SftStage(init="base", data=("chats",)))
-    {'global_batch': 1}
-    """
-    if isinstance(stage, PpoStage):
-        mix = {"ptx_batch": 1} if stage.ptx_weight else {}
-        return {"rollout_batch": stage.samples_per_prompt, "minibatch": 1, **mix}
-    return {"global_batch": 1} if isinstance(stage, Optimization) else {}
 
 
 def shares_accelerators(stage: Stage) -> bool:

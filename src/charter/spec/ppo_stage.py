@@ -37,6 +37,7 @@ class PpoStage(Sampling, Stage):
         {"policy": MODEL, "reward": MODEL, "judge": MODEL, "teacher": MODEL, "prompts": DATA, "ptx_data": DATA}
     )
     MAKES: ClassVar[str] = MODEL
+    ROLLS_OUT: ClassVar[bool] = True
     kind: Literal["ppo"] = "ppo"
     policy: str
     reward: str | None = None
@@ -215,6 +216,12 @@ class PpoStage(Sampling, Stage):
     def has_reference(self) -> bool:
         """Return True if the policy's start is kept to measure the KL from it: only where a penalty reads it."""
         return self.kl_coefficient > 0 and self.teacher is None
+
+    @property
+    def shared_rows(self) -> Mapping[str, int]:
+        """Return the rollout, whose groups stay together, and the batches that it is learnt in."""
+        mix = {"ptx_batch": 1} if self.ptx_weight else {}
+        return {"rollout_batch": self.samples_per_prompt, "minibatch": 1, **mix}
 
     def steps_of(self, rows: float) -> int:
         """Return its rollouts."""

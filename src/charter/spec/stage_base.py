@@ -67,6 +67,11 @@ class Optimization:
     guard: Guard | None = None
     """What happens when the loss is not finite or jumps; the stage stops unless given."""
 
+    @property
+    def shared_rows(self) -> Mapping[str, int]:
+        """Return the batch, of which every row is alone."""
+        return {"global_batch": 1}
+
     def steps_of(self, rows: float) -> int:
         """Return the optimizer steps over so many rows."""
         return self.steps or ceil(rows / self.global_batch)
@@ -198,6 +203,8 @@ class Stage:
     """Sequences that a row of its data becomes: two where answers are compared."""
     MAKES: ClassVar[str] = DATA
     """What its output is to a later stage."""
+    ROLLS_OUT: ClassVar[bool] = False
+    """Whether it learns from answers that it draws itself: reinforcement learning."""
     RUNS: ClassVar[bool] = True
     """Whether the native engine runs this kind yet; the others only plan."""
 
@@ -227,6 +234,11 @@ class Stage:
         """The name or names that stand in a role of `REFERENCES`."""
         value: str | tuple[str, ...] | None = getattr(self, role)
         return value
+
+    @property
+    def shared_rows(self) -> Mapping[str, int]:
+        """Return the fields that count rows which data ranks share evenly, and how many of those rows stay together."""
+        return {}
 
     def steps_of(self, rows: float) -> int:
         """Return the steps of the stage over so many rows, in the unit in which its process reports; 0: not known."""

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, TypeVar
 
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout
 from charter.spec.stage_base import Engine, Stage
 
 Arrangement = Literal["colocated", "offloaded", "split", "async"]
+Kind = TypeVar("Kind", bound=Stage)
 CPU = "cpu"
 
 
@@ -81,6 +82,12 @@ class Handover:
     """Checkpoints that are kept."""
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """File of the user's own reward functions, as charter.yaml names it -> its text."""
+
+    def stage_as(self, kind: type[Kind]) -> Kind:
+        """The fields of the stage, which is of a kind that the engine's mapping was written for."""
+        if not isinstance(self.stage, kind):
+            raise AssertionError(f"{self.engine} maps no stages of kind {self.stage.kind} so")
+        return self.stage
 
     @property
     def is_cpu(self) -> bool:

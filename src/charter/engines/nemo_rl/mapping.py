@@ -4,7 +4,8 @@ SFT, reward model, DPO, and GRPO with RLOO as its leave-one-out form. Read in ne
 and nemo_rl/algorithms/advantage_estimator.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from charter.engines.common.formulas import name_formulas
 from charter.engines.common.mapping import NATIVE_ONLY, FieldMapper, Sheet
@@ -16,6 +17,7 @@ from charter.engines.nemo_rl.settings import OFF, PRECISIONS, check_machine, map
 from charter.errors import Problem
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.stage import DpoStage, PreferenceModelStage, SftStage
+from charter.spec.stage_base import Stage
 
 LENGTH = ("stage.epochs", "stage.steps")
 PAIRS = 2
@@ -427,7 +429,8 @@ NOTES = (
 def render_nemo_rl(handover: Handover) -> RenderedRun:
     """The stage as NeMo RL's configuration; a `SpecError` holds every field that it cannot express."""
     mapper = FieldMapper(handover)
-    sheet, resume = _sheet(mapper), GRPO if isinstance(handover.stage, PpoStage) else SUPERVISED
+    write, resume = SHEETS[type(handover.stage)]
+    sheet = write(mapper, handover.stage)
     rows = mapper.finish()
     name = sheet.file.removesuffix(".yaml")
     files = {sheet.file: sheet.text(), **sheet.files}
@@ -441,14 +444,10 @@ def render_nemo_rl(handover: Handover) -> RenderedRun:
     return RenderedRun(files=files, command=command, mapping=rows, resume=resume, formulas=mapper.formulas, notes=notes)
 
 
-def _sheet(mapper: FieldMapper) -> Sheet:
-    stage = mapper.handover.stage
-    match stage:
-        case SftStage():
-            return sft_sheet(mapper, stage)
-        case PreferenceModelStage():
-            return reward_sheet(mapper, stage)
-        case DpoStage():
-            return dpo_sheet(mapper, stage)
-    assert isinstance(stage, PpoStage)
-    return grpo_sheet(mapper, stage)
+SHEETS: Mapping[type[Stage], tuple[Callable[[FieldMapper, Any], Sheet], Resume]] = {
+    SftStage: (sft_sheet, SUPERVISED),
+    PreferenceModelStage: (reward_sheet, SUPERVISED),
+    DpoStage: (dpo_sheet, SUPERVISED),
+    PpoStage: (grpo_sheet, GRPO),
+}
+"""Writer of the configuration of a kind, and what a resumed run keeps."""

@@ -16,6 +16,7 @@ trainer/ppo_utils/experience_maker.py (compute_advantages_and_returns) and sampl
 import json
 import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from charter.engines.common.adapter import ROW
 from charter.engines.common.formulas import name_formulas
@@ -40,28 +41,21 @@ from charter.engines.openrlhf.settings import (
 from charter.errors import Problem
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.stage import DpoStage, PreferenceModelStage, SftStage
+from charter.spec.stage_base import Stage
 
 MODULES = {"sft": "train_sft", "preference_model": "train_rm", "dpo": "train_dpo"}
 
 
 def supervised_arguments(handover: Handover) -> Arguments:
     """Options of the program that trains this kind, with the mapping of every field."""
-    given = Arguments(handover)
-    stage = handover.stage
-    assert isinstance(stage, SftStage | PreferenceModelStage | DpoStage)
+    given, stage = Arguments(handover), handover.stage
     given.to("stage.init", "--model.model_name_or_path", handover.paths.models["init"])
     engine_wide(given, sequences_per_row=stage.SEQUENCES_PER_ROW, recompute="--model.gradient_checkpointing_enable")
     precision(given)
     optimizer(given, ("",), updates=handover.target_steps)
     given.to("stage.learning_rate", "--adam.lr")
     given.to("stage.seq_len", "--data.max_len", note="cut at the right, the last token becomes the end token")
-    _data(given, stage)
-    if isinstance(stage, SftStage):
-        _sft(given, stage)
-    elif isinstance(stage, PreferenceModelStage):
-        _preference_model(given)
-    else:
-        _dpo(given, stage)
+    SUPERVISED[type(stage)](given, stage)
     return given
 
 
@@ -84,6 +78,7 @@ def _data(given: Arguments, stage: SftStage | PreferenceModelStage | DpoStage) -
 
 def _sft(given: Arguments, stage: SftStage) -> None:
     """Every assistant turn counts; the loss is the mean over all their tokens in a batch (trainer/sft_trainer.py)."""
+    _data(given, stage)
     given.give("--data.input_key", "messages")
     given.give("--data.multiturn")
     adapter(given)
@@ -91,8 +86,9 @@ def _sft(given: Arguments, stage: SftStage) -> None:
     given.fields.same("stage.packing", False, reason)
 
 
-def _preference_model(given: Arguments) -> None:
+def _preference_model(given: Arguments, stage: PreferenceModelStage) -> None:
     """Bradley-Terry on the score at the last token (models/loss.py PairWiseLoss, models/model.py)."""
+    _data(given, stage)
     _pairs(given)
     given.give("--model.loss_type", "sigmoid")
     given.give("--model.compute_fp32_loss_enable")
@@ -111,12 +107,16 @@ def _preference_model(given: Arguments) -> None:
 
 def _dpo(given: Arguments, stage: DpoStage) -> None:
     """The reference is the model that training starts from (models/loss.py DPOLoss)."""
+    _data(given, stage)
     _pairs(given)
     given.give("--ref.model_name_or_path", given.handover.paths.models["init"])
     given.to("stage.beta", "--model.beta")
     given.to("stage.label_smoothing", "--model.label_smoothing")
     given.fields.same("stage.loss", "dpo", NATIVE_ONLY)
     adapter(given)
+
+
+SUPERVISED: Mapping[type[Stage], Any] = {SftStage: _sft, PreferenceModelStage: _preference_model, DpoStage: _dpo}
 
 
 def _pairs(given: Arguments) -> None:
@@ -330,8 +330,7 @@ NO_UPPER = 1e9
 
 def ppo_arguments(handover: Handover) -> Arguments:
     """Options of the program, with the mapping of every field."""
-    given, stage = Arguments(handover), handover.stage
-    assert isinstance(stage, PpoStage)
+    given, stage = Arguments(handover), handover.stage_as(PpoStage)
     rewards = map_rewards(given.fields, stage, offered_rewards(handover))
     name_formulas(given.fields, stage)
     given.fields.refuse_native_rewards(FURTHER)

@@ -475,8 +475,7 @@ def render_verl(handover: Handover) -> RenderedRun:
             command = ("bash", RAY_SCRIPT, *command)
         resume, notes = PPO_RESUME, ((*NOTES, PACKAGES, UNLIMITED) if rewards.files else PPO_NOTES)
     else:
-        assert isinstance(handover.stage, SftStage)
-        sheet = sft_sheet(mapper, handover.stage)
+        sheet = sft_sheet(mapper, handover.stage_as(SftStage))
         rows = mapper.finish()
         command = (*_torchrun(handover), "-m", "verl.trainer.sft_trainer", *_hydra(SFT_FILE))
         resume = SFT_RESUME
