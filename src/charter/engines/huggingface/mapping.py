@@ -5,7 +5,8 @@ GRPOTrainer and RLOOTrainer (1.16.0).
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import yaml
 
@@ -30,7 +31,7 @@ from charter.engines.huggingface.settings import (
 from charter.errors import SpecError
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.stage import DpoStage, PreferenceModelStage, PretrainStage, SftStage
-from charter.spec.stage_base import Stage
+from charter.spec.stage_base import Optimization, Stage
 
 ESTIMATORS = ("grpo", "rloo")
 LOSS_TYPES = {"token": "dapo", "sequence": "grpo", "constant": "dr_grpo"}
@@ -281,23 +282,35 @@ def map_supervised(configuration: Configuration, stage: Supervised) -> None:
     map_batches(configuration, batch=stage.global_batch, field="global_batch")
     map_optimization(configuration, stage)
     configuration.deepspeed["gradient_clipping"] = stage.gradient_clip
-    cut = "TRL cuts the end of a longer pair, here its prompt" if isinstance(stage, DpoStage) else "Charter cuts before"
-    configuration.write("stage.seq_len", {"max_length": stage.seq_len}, note=cut)
+    configuration.write("stage.seq_len", {"max_length": stage.seq_len}, note=configuration.kind.cut_note)
     mapper.charter("stage.epochs", "counted in steps, which max_steps says, and written row by row in the data file")
     mapper.charter("stage.steps", "the target that max_steps says; Charter checks that it was reached")
     mapper.same("stage.dropout", 0.0, "TRL's scripts load a model with the dropout of its own config")
     configuration.put({"train_sampling_strategy": "sequential", "enable_jit_checkpoint": True})
-    if isinstance(stage, PreferenceModelStage):
-        _map_preference_model(configuration, stage)
-    elif isinstance(stage, DpoStage):
-        _map_dpo(configuration, stage)
-    else:
-        _map_language(configuration, stage)
 
 
-def _map_language(configuration: Configuration, stage: PretrainStage | SftStage) -> None:
+def _map_pretraining(configuration: Configuration, stage: PretrainStage) -> None:
+    map_supervised(configuration, stage)
+    _map_language(configuration, is_packed=False)
+
+
+def _map_sft(configuration: Configuration, stage: SftStage) -> None:
+    map_supervised(configuration, stage)
+    _map_language(configuration, is_packed=stage.packing)
+    note = "packed by best fit, and drawn in TRL's own order" if stage.packing else "a conversation is a row"
+    configuration.write("stage.packing", {"packing": stage.packing}, note=note)
+    if not stage.packing:
+        return
+    configuration.put({"packing_strategy": "bfd", "train_sampling_strategy": "random"})
+    if attention(configuration.handover) != FLASH:
+        reason = f"TRL keeps packed conversations apart with {FLASH} only (sft_trainer.py)"
+        configuration.mapper.refuse("stage.packing", reason, f"resources: {{attention: {FLASH}}}, or packing: false")
+    if configuration.handover.layout.context > 1:
+        configuration.mapper.refuse("stage.packing", "SFTTrainer refuses packing beside context parallelism")
+
+
+def _map_language(configuration: Configuration, *, is_packed: bool) -> None:
     """Rows hold their tokens and which of them count, so that TRL neither tokenises nor chooses."""
-    is_packed = isinstance(stage, SftStage) and stage.packing
     configuration.put(
         {
             "loss_type": "nll",
@@ -310,22 +323,11 @@ def _map_language(configuration: Configuration, stage: PretrainStage | SftStage)
     context = configuration.handover.layout.context
     if context > 1:
         configuration.put({"pad_to_multiple_of": 2 * context})
-    if not isinstance(stage, SftStage):
-        return
-    note = "packed by best fit, and drawn in TRL's own order" if is_packed else "a conversation is a row"
-    configuration.write("stage.packing", {"packing": is_packed}, note=note)
-    if not is_packed:
-        return
-    configuration.put({"packing_strategy": "bfd", "train_sampling_strategy": "random"})
-    if attention(configuration.handover) != FLASH:
-        reason = f"TRL keeps packed conversations apart with {FLASH} only (sft_trainer.py)"
-        configuration.mapper.refuse("stage.packing", reason, f"resources: {{attention: {FLASH}}}, or packing: false")
-    if context > 1:
-        configuration.mapper.refuse("stage.packing", "SFTTrainer refuses packing beside context parallelism")
 
 
 def _map_preference_model(configuration: Configuration, stage: PreferenceModelStage) -> None:
     """A sequence classifier with one label; its head is drawn at random, here it starts from zero."""
+    map_supervised(configuration, stage)
     mapper = configuration.mapper
     configuration.put({"disable_dropout": True})
     pooled = "transformers reads a sequence classifier at the last token that is not padding"
@@ -339,6 +341,7 @@ def _map_preference_model(configuration: Configuration, stage: PreferenceModelSt
 
 
 def _map_dpo(configuration: Configuration, stage: DpoStage) -> None:
+    map_supervised(configuration, stage)
     configuration.put(
         {
             "loss_type": ["sigmoid"],
@@ -368,7 +371,7 @@ MEASURED = (
 
 def resume_of(configuration: Configuration) -> Resume:
     """The guarantee of this stage on these processes."""
-    stage, handover = configuration.handover.stage, configuration.handover
+    stage, handover, order = configuration.handover.stage, configuration.handover, configuration.kind.order
     if isinstance(stage, PpoStage) and stage.generator == "vllm":
         return Resume(
             guarantee="best_effort",
@@ -382,7 +385,7 @@ def resume_of(configuration: Configuration) -> Resume:
             source=TRAINER,
         )
     if configuration.backend == "process" and handover.is_cpu and configuration.mapper.value("stage.dtype") == "fp32":
-        return Resume(guarantee="bit_exact", reason=f"{RESTORED}; {_order(stage)}", source=MEASURED)
+        return Resume(guarantee="bit_exact", reason=f"{RESTORED}; {order}", source=MEASURED)
     what = {
         "process": "on an accelerator, or in 16 bits, sums in another order were not ruled out",
         "torchrun": "sums over processes in the order of an undisturbed run were not measured",
@@ -392,17 +395,18 @@ def resume_of(configuration: Configuration) -> Resume:
     }[configuration.backend]
     return Resume(
         guarantee="same_data_order",
-        reason=f"{RESTORED}; {_order(stage)}; {what}",
-        source=ROLLOUTS if isinstance(stage, PpoStage) else TRAINER,
+        reason=f"{RESTORED}; {order}; {what}",
+        source=TRAINER if isinstance(stage, Optimization) else ROLLOUTS,
     )
 
 
-def _order(stage: Stage) -> str:
-    if isinstance(stage, PpoStage):
-        return "prompts are read in the order of the file, and checkpoints fall between rollouts"
-    return "rows are read in the order of the file"
-
-
+MAPPINGS: Mapping[type[Stage], Callable[[Configuration, Any], None]] = {
+    PretrainStage: _map_pretraining,
+    SftStage: _map_sft,
+    PreferenceModelStage: _map_preference_model,
+    DpoStage: _map_dpo,
+    PpoStage: map_reinforcement,
+}
 CACHE = "datasets"
 """Below the work directory: what the library `datasets` makes of the data file."""
 
@@ -410,13 +414,7 @@ CACHE = "datasets"
 def render_trl(handover: Handover) -> RenderedRun:
     """The stage as TRL's configuration; a `SpecError` holds everything that it cannot express."""
     configuration = Configuration(handover)
-    match handover.stage:
-        case PpoStage() as stage:
-            map_reinforcement(configuration, stage)
-        case PretrainStage() | SftStage() | PreferenceModelStage() | DpoStage() as stage:
-            map_supervised(configuration, stage)
-        case stage:
-            raise AssertionError(f"TRL has no trainer for {stage.kind}")
+    MAPPINGS[type(handover.stage)](configuration, handover.stage)
     map_parallelism(configuration)
     return RenderedRun(
         mapping=configuration.mapper.finish(),

@@ -23,6 +23,48 @@ Backend = Literal["process", "torchrun", "ddp", "fsdp", "deepspeed"]
 """One process; several on processors; several on accelerators: copies (DDP), FSDP2, or DeepSpeed's ZeRO."""
 
 
+BESIDE = "beside all linear layers but the output, as here"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrlTrainer:
+    """TRL's trainer of a kind of stage, and its differences from the others."""
+
+    script: str = "sft"
+    """Of `trl.scripts`; that of reinforcement learning has the name of its estimator."""
+    peft_task: str = "CAUSAL_LM"
+    peft_saved: tuple[str, ...] | None = None
+    """Modules beside the adapter that are trained whole."""
+    adapter_note: str = BESIDE
+    cut_note: str = "Charter cuts before"
+    rate_note: str = ""
+    order: str = "rows are read in the order of the file"
+    shards_sequences: bool = False
+
+
+AS_IT_BEGAN = f"{BESIDE}; the reference is the model without its adapter, which is where it began, as here"
+TRAINERS: Mapping[type[Stage], TrlTrainer] = {
+    PretrainStage: TrlTrainer(shards_sequences=True),
+    SftStage: TrlTrainer(shards_sequences=True),
+    PreferenceModelStage: TrlTrainer(
+        script="reward",
+        peft_task="SEQ_CLS",
+        peft_saved=("score",),
+        adapter_note=f"{BESIDE}; the head is trained whole, as here",
+    ),
+    DpoStage: TrlTrainer(
+        script="dpo",
+        adapter_note=AS_IT_BEGAN,
+        cut_note="TRL cuts the end of a longer pair, here its prompt",
+    ),
+    PpoStage: TrlTrainer(
+        adapter_note=AS_IT_BEGAN,
+        rate_note="moves with every update, here with every rollout",
+        order="prompts are read in the order of the file, and checkpoints fall between rollouts",
+    ),
+}
+
+
 @dataclass
 class Configuration:
     """The settings of TRL's trainer, of Accelerate and of DeepSpeed, and the mapping into them."""
@@ -41,15 +83,13 @@ class Configuration:
     @property
     def script(self) -> str:
         """Return the script of `trl.scripts` that trains the stage."""
-        match self.handover.stage:
-            case PreferenceModelStage():
-                return "reward"
-            case DpoStage():
-                return "dpo"
-            case PpoStage(estimator=estimator):
-                return estimator
-            case _:
-                return "sft"
+        stage = self.handover.stage
+        return stage.estimator if isinstance(stage, PpoStage) else self.kind.script
+
+    @property
+    def kind(self) -> TrlTrainer:
+        """Return the facts of TRL's trainer of this kind of stage."""
+        return TRAINERS[type(self.handover.stage)]
 
     @property
     def trainer_file(self) -> str:
@@ -177,7 +217,7 @@ def map_optimization(configuration: Configuration, stage: Optimization | PpoStag
 
 def _map_schedule(configuration: Configuration, stage: Optimization | PpoStage) -> None:
     ratio, name = stage.min_learning_rate_ratio, "stage.min_learning_rate_ratio"
-    by_update = "moves with every update, here with every rollout" if isinstance(stage, PpoStage) else ""
+    by_update = configuration.kind.rate_note
     if stage.schedule == "constant":
         settings: dict[str, object] = {"lr_scheduler_type": "constant_with_warmup"}
         configuration.mapper.charter(name, "decides nothing here: a constant rate does not decay")
@@ -238,7 +278,7 @@ def _map_adapter(configuration: Configuration, adapter: Adapter | None, dtype: s
         )
     if adapter.base_bits not in (4, 8, WHOLE_BITS):
         configuration.mapper.refuse("stage.adapter", "bitsandbytes has 8 and 4 bits")
-    is_reward = isinstance(configuration.handover.stage, PreferenceModelStage)
+    kind = configuration.kind
     if not is_unquantised:
         configuration.put({"dtype": TORCH_DTYPES[dtype]})
     configuration.write(
@@ -249,28 +289,16 @@ def _map_adapter(configuration: Configuration, adapter: Adapter | None, dtype: s
             "lora_alpha": adapter.alpha,
             "lora_dropout": 0.0,
             "lora_target_modules": ["all-linear"],
-            "lora_task_type": "SEQ_CLS" if is_reward else "CAUSAL_LM",
-            "lora_modules_to_save": ["score"] if is_reward else None,
+            "lora_task_type": kind.peft_task,
+            "lora_modules_to_save": None if kind.peft_saved is None else list(kind.peft_saved),
             "load_in_4bit": adapter.base_bits == 4,
             "load_in_8bit": adapter.base_bits == 8,
             "bnb_4bit_quant_type": "nf4",
             "use_bnb_nested_quant": False,
         },
         how="computed",
-        note=f"{_adapter_note(configuration.handover.stage)}; TRL keeps the matrices of a quantised base in bf16",
+        note=f"{kind.adapter_note}; TRL keeps the matrices of a quantised base in bf16",
     )
-
-
-def _adapter_note(stage: Stage) -> str:
-    """Return a note on the layers that have an adapter, and on the reference model."""
-    note = "beside all linear layers but the output, as here"
-    match stage:
-        case PreferenceModelStage():
-            return f"{note}; the head is trained whole, as here"
-        case DpoStage() | PpoStage():
-            return f"{note}; the reference is the model without its adapter, which is where it began, as here"
-        case _:
-            return note
 
 
 def _map_optimizer(configuration: Configuration, stage: Optimization | PpoStage) -> None:
@@ -464,7 +492,7 @@ def _map_fsdp(configuration: Configuration) -> None:
             mapper.to(f"layout.{name}", f"{ACCELERATE_FILE}: {degrees}.{degrees}_{key}")
         else:
             mapper.same(f"layout.{name}", 1, "planned for the engine accelerate only")
-    if layout.context > 1 and not isinstance(handover.stage, PretrainStage | SftStage):
+    if layout.context > 1 and not configuration.kind.shards_sequences:
         reason = "TRL shards sequences of its SFTTrainer only"
         mapper.refuse("layout.context", reason, "context: 1")
     if layout.context > 1 and attention(handover) != DEFAULT_ATTENTION:
