@@ -99,6 +99,7 @@ def test_runs_are_tagged_grouped_and_a_view_is_saved(scratch, dashboard_of, visi
     page.goto("/")
     page.get_by_label("Grouped by").select_option("seed")
     page.get_by_role("button", name="Show").click()
+    page.locator("tr.group").first.wait_for()
     assert [text.split()[0] for text in page.locator("tr.group").all_inner_texts()] == ["3", "none"]
     page.get_by_label("Name of this view").fill("By seed")
     page.get_by_role("button", name="Save").click()
@@ -107,6 +108,7 @@ def test_runs_are_tagged_grouped_and_a_view_is_saved(scratch, dashboard_of, visi
     page.get_by_role("link", name="By seed").click()
     page.locator("tr.group").first.wait_for()
     page.get_by_role("link", name="seed: 3").click()
+    page.wait_for_url("**tag=seed**")
     assert page.locator("tr.project").count() == 1
     page.get_by_role("button", name="Forget the view By seed").click()
     assert page.get_by_role("link", name="By seed").count() == 0
