@@ -49,8 +49,7 @@ class Judging:
     """Asks the judges of a stage; they are loaded, or called, when first asked."""
 
     def __init__(self, stage: StageDir, constitution: Callable[[], Constitution]) -> None:
-        assert isinstance(stage.job.spec, EvalStage)
-        self._stage, self._spec, self._constitution = stage, stage.job.spec, constitution
+        self._stage, self._spec, self._constitution = stage, stage.job.spec_as(EvalStage), constitution
         self._open = ExitStack()
 
     def close(self) -> None:

@@ -335,8 +335,7 @@ class _Work:
     """The rows of one stage and the files of their digests."""
 
     def __init__(self, stage: StageDir) -> None:
-        assert isinstance(stage.job.spec, PrepareStage)
-        self.stage, self.spec = stage, stage.job.spec
+        self.stage, self.spec = stage, stage.job.spec_as(PrepareStage)
         self.files = BatchFiles(stage.path)
         self.skipped = SkippedRows()
         self.count = sum(1 for _ in self._rows("data", self.skipped))

@@ -16,7 +16,7 @@ DPO = DpoStage(init="sft", data=("pairs",), steps=1000)
 
 
 def stage(name, usd):
-    return SimpleNamespace(name=name, usd=SimpleNamespace(p90=usd * 10**6), counters=None)
+    return SimpleNamespace(name=name, usd=SimpleNamespace(p90=usd * 10**6), counters=SimpleNamespace(records=0.0))
 
 
 @pytest.mark.parametrize(

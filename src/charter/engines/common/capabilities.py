@@ -200,7 +200,7 @@ def refused_kernels(
     if recompute == Recompute.SELECTIVE and (compiled or attention == "flex_attention"):
         beside = "compile" if compiled else f"attention {attention}"
         yield "recompute", f"selective recomputation beside {beside} has never run; use recompute full, or none"
-    if compiled and stage.kind == "ppo":
+    if compiled and stage.ROLLS_OUT:
         yield (
             "compile",
             "compile and PPO do not go together: rollouts call the plain module, whose last bits differ from the "

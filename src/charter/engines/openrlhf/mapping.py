@@ -536,7 +536,7 @@ RAY_ADDRESS = "http://127.0.0.1:8265"
 
 def render_openrlhf(handover: Handover) -> RenderedRun:
     """The stage as a command line; a `SpecError` holds every field that OpenRLHF cannot express."""
-    is_ppo = handover.stage.kind == "ppo"
+    is_ppo = handover.stage.ROLLS_OUT
     given = ppo_arguments(handover) if is_ppo else supervised_arguments(handover)
     words, mapping = given.finish()
     module = f"openrlhf.cli.{MODULE if is_ppo else MODULES[handover.stage.kind]}"

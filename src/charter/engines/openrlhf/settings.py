@@ -155,8 +155,11 @@ def _micro_batch(given: Arguments, sequences_per_row: int, micro_batch: int) -> 
         rows = max(1, rows)
     note = "a pair is one here and two sequences of the plan" if sequences_per_row > 1 else "sequences of a rank"
     given.to("layout.micro_batch", "--train.micro_batch_size", rows, how="computed", note=note)
-    batch = stage.minibatch if isinstance(stage, PpoStage) else stage.global_batch
-    field = "stage.minibatch" if isinstance(stage, PpoStage) else "stage.global_batch"
+    batch, field = (
+        (stage.minibatch, "stage.minibatch")
+        if isinstance(stage, PpoStage)
+        else (stage.global_batch, "stage.global_batch")
+    )
     steps = layout.accumulation * layout.micro_batch // micro_batch
     if rows * steps * layout.data == batch:
         given.to(field, "--train.batch_size", batch)
