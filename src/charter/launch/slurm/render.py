@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from urllib.parse import urlencode
 
+from charter.catalog import accelerators
 from charter.errors import UsageError
 from charter.launch.job import SUPERVISOR, StageJob
 from charter.launch.slurm.states import INTERRUPTED_EXIT
@@ -71,6 +72,7 @@ def minutes(seconds: float) -> int:
 
 def _size(job: StageJob, settings: SlurmSettings) -> dict[str, str]:
     count = job.nodes + job.spare_nodes
+    _check_tpu(job, settings)
     kind = gres_type(job.accelerator, settings.gpu_types) if job.accelerator else ""
     gpus = ":".join(filter(None, ("gpu", kind, str(job.accelerators_per_node))))
     memory = job.memory_bytes_per_node
@@ -82,6 +84,18 @@ def _size(job: StageJob, settings: SlurmSettings) -> dict[str, str]:
         "mem": f"{math.ceil(memory / MIB)}M" if memory else "",
         "gres": gpus if job.accelerators_per_node else "",
     }
+
+
+def _check_tpu(job: StageJob, settings: SlurmSettings) -> None:
+    """Refuse TPUs: Slurm finds none by itself (`man gres.conf`, AutoDetect), so that no type is usual for them."""
+    if not job.accelerator or not job.accelerators_per_node or job.accelerator in settings.gpu_types:
+        return
+    if accelerators.get(job.accelerator).kind == "tpu":
+        raise UsageError(
+            f"Slurm has no TPUs of its own, and {job.stage} asks for {job.accelerator}:{job.accelerators_per_node}\n"
+            f"  submit it elsewhere, or say what this cluster calls them: "
+            f"launch.slurm.gpu_types: {{{job.accelerator}: NAME}}"
+        )
 
 
 def _time(job: StageJob) -> dict[str, str]:

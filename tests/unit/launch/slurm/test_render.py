@@ -43,6 +43,13 @@ def test_bash_can_read_every_golden_script(name):
     assert done.returncode == 0, done.stderr
 
 
+def test_tpus_are_refused_unless_the_cluster_names_them():
+    asked = job(accelerator="TPU-v5p", accelerators_per_node=4)
+    with pytest.raises(UsageError, match=r"Slurm has no TPUs.*TPU-v5p:4(.|\n)*gpu_types"):
+        render(asked, SlurmSettings())
+    assert "#SBATCH --gres=gpu:v5p:4\n" in render(asked, SlurmSettings(gpu_types={"TPU-v5p": "v5p"}))
+
+
 def test_a_secret_is_never_in_the_script_and_its_absence_is_said():
     script = render(job(secrets={"KEY": "env:JUDGE_KEY"}), SlurmSettings())
     assert "JUDGE_KEY" in script
