@@ -153,10 +153,12 @@ class ReferencePoint:
     spec: DpoStage
     padding: int
     nats: Tensor = field(init=False)
+    log_ratio: Tensor = field(init=False)
+    """The mean before it is cut at 0, for the record."""
     others: Sequence[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.nats = torch.zeros((), dtype=torch.float64, device=self.setup.device)
+        self.log_ratio = self.nats = torch.zeros((), dtype=torch.float64, device=self.setup.device)
         self.others = others_of(self.data)
 
     def unrelated(self, row: int) -> EncodedDpoPair:
@@ -181,7 +183,8 @@ class ReferencePoint:
             sums += torch.stack([ratio_B.sum(), torch.ones_like(ratio_B).sum()])
         self.policy.train()
         total, count = self.setup.ranks.sum(sums).unbind()
-        self.nats = (total / count.clamp_min(1)).clamp_min(0)
+        self.log_ratio = total / count.clamp_min(1)
+        self.nats = self.log_ratio.clamp_min(0)
 
 
 def run(stage: StageDir) -> None:
@@ -198,7 +201,7 @@ def run(stage: StageDir) -> None:
     point = ReferencePoint(setup, *models, data, spec, padding) if spec.loss == "kto" else None
 
     def loss_of(rows: Sequence[int], step: int) -> BatchLoss:
-        return pairs_loss(
+        result = pairs_loss(
             trained.parallel.call,
             reference.module,
             [data[row] for row in rows],
@@ -207,6 +210,9 @@ def run(stage: StageDir) -> None:
             device=setup.device,
             reference_point=None if point is None else point.nats,
         )
+        if point is None:
+            return result
+        return replace(result, sums={**result.sums, "unrelated_log_ratio": point.log_ratio * len(rows)})
 
     train_and_publish(
         setup,

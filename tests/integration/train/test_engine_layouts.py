@@ -127,9 +127,11 @@ def test_processes_share_one_reference_point(engine_inputs, tmp_path, layout):
     settings = {"loss": "kto", "steps": 3, "learning_rate": 1e-2}
     one = run(short(engine_inputs, tmp_path / "one", "dpo", **settings), dpo)
     two = run(short(engine_inputs, tmp_path / "two", "dpo", frozen={**layout, "micro_batch": 2}, **settings), dpo)
-    assert max(line["reference_point"] for line in metrics(one)) > 0.01
+    # Of either sign: the point itself is 0 where policies give unrelated answers less than they did.
+    assert max(abs(line["unrelated_log_ratio"]) for line in metrics(one)) > 0.01
     for first, second in zip(metrics(one), metrics(two), strict=True):
-        for name in ("reference_point", "loss", "gradient_norm"):
+        assert first["reference_point"] == max(0.0, first["unrelated_log_ratio"])
+        for name in ("unrelated_log_ratio", "reference_point", "loss", "gradient_norm"):
             assert second[name] == pytest.approx(first[name], rel=2e-2, abs=1e-3), name
 
 
