@@ -6,7 +6,7 @@ Imports SQLAlchemy: import it lazily.
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-import psycopg
 from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError
@@ -127,6 +126,8 @@ def _connect_server(address: str) -> Database:
     """A PostgreSQL server. A commit that returned is on the server's disk, whatever its default is."""
     url = server_url(address)
     try:
+        from charter.ledger.bound_connection import BoundConnection
+
         settings = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, **TCP_SETTINGS}
         unset = {name: value for name, value in settings.items() if name not in url.query}
         engine = create_engine(url, connect_args=unset, pool_pre_ping=True)
@@ -272,10 +273,6 @@ the ledger asks of it takes milliseconds, and seconds at a million rows. Opening
 SILENCE_SECONDS = 75.0
 """After so long without a byte the connection is given up here: a server that is frozen, not gone, keeps its TCP
 connection alive and ends no statement. More than `STATEMENT_SECONDS`, so that one that works has said so before."""
-LOOK_SECONDS = 0.1
-"""Between two looks at the clock while nothing is heard."""
-PQGen = Generator[int, int, Any]
-"""How psycopg asks to be told when a socket can be read or written: it yields what it waits for."""
 TCP_SETTINGS = {
     "keepalives": 1,
     "keepalives_idle": 15,
@@ -285,31 +282,3 @@ TCP_SETTINGS = {
 }
 """Seconds, and milliseconds for the last: a machine that is gone is noticed after half a minute. The kernel's own
 settings take two hours for it, and a quarter of one for data that nobody acknowledges."""
-
-
-class BoundConnection(psycopg.Connection[Any]):  # type: ignore[misc]  # psycopg is not checked
-    """A connection that breaks when its server has been silent for too long while it owed an answer."""
-
-    longest_silence_seconds: float | None = None
-    """None waits for ever."""
-
-    def wait(self, gen: PQGen, interval: float = LOOK_SECONDS, **more: Any) -> Any:
-        """Wait for an answer; psycopg does so here for every statement, commit and rollback."""
-        limit = self.longest_silence_seconds
-        return super().wait(gen if limit is None else self._impatient(gen, limit), interval, **more)
-
-    def _impatient(self, gen: PQGen, limit: float) -> PQGen:
-        """The same waits, of which one that is too long ends the connection."""
-        heard = time.monotonic()
-        try:
-            wanted = next(gen)
-            while True:
-                ready = yield wanted
-                if ready:
-                    heard = time.monotonic()
-                elif time.monotonic() - heard > limit:
-                    self.close()
-                    raise psycopg.OperationalError(f"the server owed an answer and was silent for {limit:g} s")
-                wanted = gen.send(ready)
-        except StopIteration as done:
-            return done.value

@@ -476,28 +476,29 @@ def parallelize(
         recompute_layers(module, layout.recompute)
     if not is_empty(module):
         module.to(ranks.device)
-    if ranks.world_size == 1 or (not trained and layout.zero < 3 and layout.tensor == 1):
-        fill_weights(module, weights, ranks.device)
-        return Parallel(module, call=_compiled(module, layout, trained), is_first=ranks.is_first)
-    if layout.tensor == 1 and layout.zero == 0:
-        fill_weights(module, weights, ranks.device)
-        wrapped = _averaged(_compiled(module, layout, trained), ranks)
-        return DdpParallel(module, wrapped, is_first=ranks.is_first)
-    mesh = split_tensors(module, layout, ranks)
-    if layout.compile and trained:
-        for layer in decoder_layers(module):
-            layer.compile(dynamic=True)
-    shard(module, layout, mesh, ranks, dtype=COMPUTE[dtype])
-    fill_weights(module, weights, ranks.device, parameters_on=parameters_device(layout, ranks.device))
-    return FsdpParallel(module, frees=frees_layers(layout), is_first=ranks.is_first)
+    is_alone = ranks.world_size == 1 or (not trained and layout.zero < 3 and layout.tensor == 1)
+    is_sharded = not is_alone and (layout.tensor > 1 or layout.zero > 0)
+    mesh = split_tensors(module, layout, ranks) if is_sharded else None
+    if trained and layout.compile:
+        compile_layers(module)
+    if mesh is not None:
+        shard(module, layout, mesh, ranks, dtype=COMPUTE[dtype])
+        fill_weights(module, weights, ranks.device, parameters_on=parameters_device(layout, ranks.device))
+        return FsdpParallel(module, frees=frees_layers(layout), is_first=ranks.is_first)
+    fill_weights(module, weights, ranks.device)
+    if is_alone:
+        return Parallel(module, is_first=ranks.is_first)
+    return DdpParallel(module, _averaged(module, ranks), is_first=ranks.is_first)
 
 
-def _compiled(module: nn.Module, layout: StageLayout, trained: bool) -> nn.Module:
-    """Return the module that training calls: compiled where asked for; `module` itself, which rollouts call, is not."""
-    if not (layout.compile and trained):
-        return module
-    compiled: nn.Module = torch.compile(module, dynamic=True)  # type: ignore[assignment]
-    return compiled
+def compile_layers(module: nn.Module) -> None:
+    """Compile every decoder layer in place; what is around them stays eager.
+
+    The layers of a model share one compiled code, so that a long model takes no longer than a short one, and sums over
+    the positions that a loss asks for, which `torch.compile` cannot follow, are left to eager code.
+    """
+    for layer in decoder_layers(module):
+        layer.compile(dynamic=True)
 
 
 def _averaged(module: nn.Module, ranks: Ranks) -> nn.parallel.DistributedDataParallel:
