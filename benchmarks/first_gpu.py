@@ -197,7 +197,13 @@ def attending(backend: str, total: int, count: int, device: Any) -> Any:
         from torch.nn.attention.varlen import varlen_attn
 
         bounds = torch.arange(0, total + 1, each, dtype=torch.int32, device=device)
-        return lambda q, k, v: varlen_attn(q, k, v, bounds, bounds, each, each, window_size=(-1, 0), enable_gqa=True)
+
+        def joined(q: Any, k: Any, v: Any) -> Any:
+            # torch 2.11 has no `enable_gqa` here: keys and values are repeated, as its sdpa does inside.
+            repeated = (item.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for item in (k, v))
+            return varlen_attn(q, *repeated, bounds, bounds, each, each, window_size=(-1, 0))
+
+        return joined
     from torch.nn.attention.flex_attention import flex_attention
 
     from charter.train.packing import block_mask

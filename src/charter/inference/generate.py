@@ -3,20 +3,20 @@
 Legend: B sequences, Q prompt tokens (padded at the left), R answer tokens, V vocabulary, L answers not yet finished.
 """
 
-import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from charter.inference.fused import FusedDecoder, JointCache, autocast_as_is
 from charter.models.engine_layout import DEFAULT_ATTENTION
 from charter.models.language_model import LanguageModel
 from charter.models.length_groups import CUDA_PASS_TOKENS, length_groups
-from charter.models.runtime import SIXTEEN_BITS, is_queued, on_device, precision
+from charter.models.runtime import is_queued, on_device, precision
 
 ROOM_TOKENS = 64
 """Columns that are added at once: the copy of a row's keys is then 1/64 of what one at every token takes."""
@@ -63,46 +63,10 @@ def new_cache(config: Any) -> DynamicCache:
     return cache
 
 
-@dataclass
-class JointCache:
-    """Keys and values of every layer in one tensor each, with room in it, for a `FusedDecoder`."""
-
-    pairs_LNTD: list[Tensor]
-    """Of each layer: N heads, those of the keys before those of the values."""
-    bias_LT: Tensor | None
-    """Added to the scores: 0 where a column is a token, else minus infinity; None where no row is padded."""
-
-    @staticmethod
-    def of(cache: DynamicCache, mask_LT: Tensor | None, dtype: torch.dtype) -> "JointCache":
-        """Take over a cache after the prompts, layer by layer; the mask has room for all answers."""
-        pairs = []
-        for layer in cache.layers:
-            pair_LNTD = torch.cat([layer.keys, layer.values], 1).to(dtype)
-            layer.keys = layer.values = layer._roomy_keys = layer._roomy_values = None
-            pairs.append(_with_room(pair_LNTD, ROOM_TOKENS))
-        bias_LT = None
-        if mask_LT is not None:
-            bias_LT = torch.zeros(mask_LT.shape, dtype=dtype, device=mask_LT.device)
-            bias_LT = _aligned(bias_LT.masked_fill_(mask_LT == 0, float("-inf")))
-        return JointCache(pairs, bias_LT)
-
-    def make_room(self, columns: int) -> None:
-        """See to it that so many columns fit."""
-        if columns > self.pairs_LNTD[0].shape[2]:
-            self.pairs_LNTD = [_with_room(pair_LNTD, ROOM_TOKENS) for pair_LNTD in self.pairs_LNTD]
-
-    def keep(self, row_L: Tensor, first_column: int) -> None:
-        """Go on with some rows, without the first columns."""
-        self.pairs_LNTD = [pair_LNTD[row_L, :, first_column:] for pair_LNTD in self.pairs_LNTD]
-        if self.bias_LT is not None:
-            self.bias_LT = _aligned(self.bias_LT[row_L, first_column:])
-
-
 def keep_rows(cache: DynamicCache | JointCache, row_L: Tensor, first_column: int) -> int:
     """Go on with some rows of a cache; how many columns it has lost at its left, 0 where it cannot lose any."""
     if isinstance(cache, JointCache):
-        cache.keep(row_L, first_column)
-        return first_column
+        return cache.keep(row_L, first_column)
     layers = [layer for layer in cache.layers if isinstance(layer, RoomyLayer)]
     if len(layers) < len(cache.layers):
         cache.batch_select_indices(row_L)
@@ -110,187 +74,6 @@ def keep_rows(cache: DynamicCache | JointCache, row_L: Tensor, first_column: int
     for layer in layers:
         layer.keep(row_L, first_column)
     return first_column
-
-
-BIAS_ALIGNMENT = 16
-"""Elements of a row of the bias: fused attention copies one whose rows begin at other addresses."""
-
-
-def _aligned(bias_LT: Tensor) -> Tensor:
-    return torch.nn.functional.pad(bias_LT, (0, -bias_LT.shape[1] % BIAS_ALIGNMENT))
-
-
-FUSABLE = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Model types whose layers are those of `FusedDecoder`: two norms, rotated attention, a gated feed-forward part."""
-
-
-@dataclass(frozen=True)
-class _FusedLayer:
-    """Weights of one layer, with what is multiplied by the same input in one matrix."""
-
-    norm_H: Tensor
-    qkv_NH: Tensor
-    qkv_bias_N: Tensor | None
-    head_norm_ND: Tensor | None
-    """Of queries and keys, where they are normalised per head."""
-    out_HN: Tensor
-    mlp_norm_H: Tensor
-    gate_up_NH: Tensor
-    down_HN: Tensor
-
-
-class FusedDecoder:
-    """One token of every row by a third of the operations that the model's own classes launch.
-
-    Few operations matter where a token takes as long as they take to launch. Queries, keys and values are one product,
-    gate and up another; one rotation turns all heads, those of the values by nothing, so that keys and values are
-    written at once; angles and mask are made once for all layers. Weights in 16 bits are joined in place; of those in
-    fp32 there are copies in autocast's type, in place of its own, and the residual stream stays in fp32.
-    """
-
-    def __init__(self, model: Any, dtype: torch.dtype) -> None:
-        self.model, self.body, self.dtype = model, model.get_decoder(), dtype
-        attention = self.body.layers[0].self_attn
-        self.size, self.scaling = int(attention.head_dim), float(attention.scaling)
-        self.heads, self.kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
-        self.epsilon = float(model.config.rms_norm_eps)
-        self.layers = [self._fused(layer) for layer in self.body.layers]
-        self.head_VH = self._single(model.get_output_embeddings())
-
-    @staticmethod
-    def of(model: Any, device: torch.device) -> "FusedDecoder | None":
-        """The decoder of a model on an accelerator that computes in 16 bits; None for others."""
-        if not is_queued(device) or model.config.model_type not in FUSABLE or not _is_plain_decoder(model):
-            return None
-        stored = model.get_decoder().layers[0].self_attn.q_proj.weight.dtype
-        autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else stored
-        return FusedDecoder(model, autocast) if autocast in SIXTEEN_BITS.values() else None
-
-    def _fused(self, layer: Any) -> _FusedLayer:
-        attention, mlp = layer.self_attn, layer.mlp
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        biases = [item.bias for item in projections if item.bias is not None]
-        head_norm_ND = None
-        if hasattr(attention, "q_norm"):
-            norms = ((attention.q_norm.weight, self.heads), (attention.k_norm.weight, self.kv_heads))
-            head_norm_ND = torch.cat([weight.expand(count, -1) for weight, count in norms]).to(self.dtype)
-        return _FusedLayer(
-            norm_H=layer.input_layernorm.weight,
-            qkv_NH=self._joint(projections),
-            qkv_bias_N=torch.cat(biases).to(self.dtype) if biases else None,
-            head_norm_ND=head_norm_ND,
-            out_HN=self._single(attention.o_proj),
-            mlp_norm_H=layer.post_attention_layernorm.weight,
-            gate_up_NH=self._joint((mlp.gate_proj, mlp.up_proj)),
-            down_HN=self._single(mlp.down_proj),
-        )
-
-    def _single(self, projection: nn.Module) -> Tensor:
-        weight: Tensor = projection.get_parameter("weight").detach().to(self.dtype)
-        return weight
-
-    def _joint(self, projections: Sequence[nn.Linear]) -> Tensor:
-        joint_NH = torch.cat([self._single(item) for item in projections])
-        sizes = [item.out_features for item in projections]
-        for item, part_NH in zip(projections, torch.split(joint_NH, sizes), strict=True):
-            if item.weight.dtype == self.dtype:
-                item.weight.data = part_NH
-        return joint_NH
-
-    def logits(self, ids_L: Tensor, position_LQ: Tensor, cache: JointCache, column: int) -> Tensor:
-        """Logits after one token of every row, whose keys and values are written to `column`."""
-        with _autocast(ids_L.device, enabled=False):
-            stream_LH = torch.nn.functional.embedding(ids_L, self.model.get_input_embeddings().weight)
-            angles = self._angles(stream_LH, position_LQ)
-            cache.make_room(column + 1)
-            bias_LHGT = None
-            if cache.bias_LT is not None:
-                shape = (len(ids_L), self.kv_heads, self.heads // self.kv_heads, column + 1)
-                bias_LHGT = cache.bias_LT[:, None, None, : column + 1].expand(shape)
-            for layer, pair_LNTD in zip(self.layers, cache.pairs_LNTD, strict=True):
-                seen_LN = self._attention(
-                    layer, self._normed(stream_LH, layer.norm_H), angles, pair_LNTD, column, bias_LHGT
-                )
-                stream_LH = _added(stream_LH, seen_LN, layer.out_HN)
-                inner_LN = torch.mm(self._normed(stream_LH, layer.mlp_norm_H), layer.gate_up_NH.t())
-                gate_LN, up_LN = inner_LN.chunk(2, -1)
-                stream_LH = _added(stream_LH, torch.nn.functional.silu(gate_LN) * up_LN, layer.down_HN)
-            return torch.mm(self._normed(stream_LH, self.body.norm.weight), self.head_VH.t()).float()
-
-    def _normed(self, stream_LH: Tensor, weight_H: Tensor) -> Tensor:
-        return torch.nn.functional.rms_norm(stream_LH, stream_LH.shape[-1:], weight_H, self.epsilon).to(self.dtype)
-
-    def _angles(self, stream_LH: Tensor, position_LQ: Tensor) -> tuple[Tensor, Tensor]:
-        """Factors of every head's values and of their other half; values of attention keep what they are."""
-        cos_L1D, sin_L1D = self.body.rotary_emb(stream_LH[:, None], position_ids=position_LQ)
-        rotated, half = self.heads + self.kv_heads, self.size // 2
-        shape = (len(stream_LH), rotated + self.kv_heads, self.size)
-        cos_LND = stream_LH.new_ones(shape, dtype=self.dtype)
-        sin_LND = stream_LH.new_zeros(shape, dtype=self.dtype)
-        cos_LND[:, :rotated], sin_LND[:, :rotated] = cos_L1D, sin_L1D
-        sin_LND[:, :rotated, :half].neg_()
-        return cos_LND, sin_LND
-
-    def _attention(
-        self,
-        layer: _FusedLayer,
-        inputs_LH: Tensor,
-        angles: tuple[Tensor, Tensor],
-        pair_LNTD: Tensor,
-        column: int,
-        bias_LHGT: Tensor | None,
-    ) -> Tensor:
-        """Attention of every head, side by side; queries that share a head of keys are read as queries of one head."""
-        rows, rotated = len(inputs_LH), self.heads + self.kv_heads
-        if layer.qkv_bias_N is None:
-            joint_LN = torch.mm(inputs_LH, layer.qkv_NH.t())
-        else:
-            joint_LN = torch.addmm(layer.qkv_bias_N, inputs_LH, layer.qkv_NH.t())
-        joint_LND = joint_LN.view(rows, rotated + self.kv_heads, self.size)
-        if layer.head_norm_ND is not None:
-            heads_LND = joint_LND[:, :rotated]
-            heads_LND.copy_(
-                torch.nn.functional.rms_norm(heads_LND, (self.size,), None, self.epsilon) * layer.head_norm_ND
-            )
-        cos_LND, sin_LND = angles
-        joint_LND = torch.addcmul(joint_LND * cos_LND, joint_LND.roll(self.size // 2, -1), sin_LND)
-        pair_LNTD[:, :, column] = joint_LND[:, self.heads :]
-        seen_LHGD = torch.nn.functional.scaled_dot_product_attention(
-            joint_LND[:, : self.heads].view(rows, self.kv_heads, -1, self.size),
-            pair_LNTD[:, : self.kv_heads, : column + 1],
-            pair_LNTD[:, self.kv_heads :, : column + 1],
-            attn_mask=bias_LHGT,
-            scale=self.scaling,
-        )
-        return seen_LHGD.reshape(rows, -1)
-
-
-def _autocast(device: torch.device, **changes: bool) -> contextlib.AbstractContextManager[object]:
-    """Autocast as it is, but for some of its settings; nothing where it is not in use."""
-    kind = device.type
-    if not torch.is_autocast_enabled(kind):
-        return contextlib.nullcontext()
-    return torch.autocast(kind, torch.get_autocast_dtype(kind), **changes)
-
-
-def _added(stream_LH: Tensor, inner_LN: Tensor, weight_HN: Tensor) -> Tensor:
-    """Add a product to the residual stream: in one operation where both are of one type."""
-    if stream_LH.dtype == inner_LN.dtype:
-        return torch.addmm(stream_LH, inner_LN, weight_HN.t())
-    return stream_LH + torch.mm(inner_LN, weight_HN.t())
-
-
-def _is_plain_decoder(model: Any) -> bool:
-    """Return True if every projection is a whole local matrix, and nothing is hooked to the layers."""
-    if model.config._attn_implementation != DEFAULT_ATTENTION or model.config.hidden_act != "silu":
-        return False
-    for item in model.modules():
-        if item._forward_hooks or item._forward_pre_hooks:
-            return False
-        if isinstance(item, nn.Linear) and (type(item) is not nn.Linear or type(item.weight) is not nn.Parameter):
-            return False
-    inner = (linear for layer in model.get_decoder().layers for linear in (layer.mlp.gate_proj, layer.self_attn.o_proj))
-    return all(type(item) is nn.Linear and item.bias is None for item in inner)
 
 
 @dataclass(frozen=True)
@@ -529,7 +312,7 @@ class _Unfinished:
         if fused is None:
             return self._model_logits(model)
         # What autocast keeps of weights would be a second copy of them beside the decoder's.
-        with _autocast(self.ids_LQ.device, cache_enabled=False):
+        with autocast_as_is(self.ids_LQ.device, cache_enabled=False):
             logits_LV = self._model_logits(model)
         if all(isinstance(layer, RoomyLayer) for layer in self.cache.layers):
             self.cache = JointCache.of(self.cache, self.mask_LT, fused.dtype)

@@ -8,8 +8,10 @@ pytest.importorskip("transformers")
 import tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from charter.inference import fused as decoding
 from charter.inference import generate as sampling
-from charter.inference.generate import FusedDecoder, JointCache, SamplingSettings, generate, keep_rows, new_cache
+from charter.inference.fused import FusedDecoder, JointCache
+from charter.inference.generate import SamplingSettings, generate, keep_rows, new_cache
 from charter.models.runtime import precision
 
 pytestmark = pytest.mark.torch
@@ -41,10 +43,10 @@ def model_of(kind, *, layers=2, **more):
 @pytest.mark.parametrize("padded", [False, True])
 @torch.no_grad()
 def test_a_fused_token_has_the_logits_of_the_classes(kind, padded):
-    model, prompt = model_of(kind), 9
+    model, prompt = model_of(kind), 25
     mask_LT = torch.ones(3, prompt + 8, dtype=torch.long)
     if padded:
-        mask_LT[1, :4] = mask_LT[2, :2] = 0
+        mask_LT[1, :20] = mask_LT[2, :18] = 0
     ids_LT = torch.arange(3 * (prompt + 8)).view(3, -1) % 97
     position_LT = (mask_LT.cumsum(1) - 1).clamp_min(0)
 
@@ -65,8 +67,8 @@ def test_a_fused_token_has_the_logits_of_the_classes(kind, padded):
     for column in range(prompt, prompt + 4):
         logits_LV = fused.logits(ids_LT[:, column], position_LT[:, column : column + 1], joint, column)
         torch.testing.assert_close(logits_LV, by_classes(slice(column, column + 1), own), rtol=0, atol=2e-5)
-    rows, lost, column = torch.tensor([1, 2]), 2 * padded, prompt + 4
-    assert keep_rows(joint, rows, lost) == lost
+    rows, lost, column = torch.tensor([1, 2]), 16 * padded, prompt + 4
+    assert keep_rows(joint, rows, 18 * padded) == lost, "columns go by 16"
     logits_LV = fused.logits(ids_LT[rows, column], position_LT[rows, column : column + 1], joint, column - lost)
     torch.testing.assert_close(logits_LV, by_classes(slice(column, column + 1), own)[rows], rtol=0, atol=2e-5)
 
@@ -76,7 +78,7 @@ def test_fused_answers_are_those_of_the_classes(monkeypatch, stored):
     model = tiny.language_model()
     model.model.to(stored)
     prompts = [list(range(5, 5 + length)) for length in (9, 4, 6, 9)]
-    settings = SamplingSettings(max_new_tokens=70, min_new_tokens=70, temperature=0.0, dtype="bf16")
+    settings = SamplingSettings(max_new_tokens=150, min_new_tokens=150, temperature=0.0, dtype="bf16")
     steps = []
 
     def answers():
@@ -84,10 +86,11 @@ def test_fused_answers_are_those_of_the_classes(monkeypatch, stored):
 
     plain = answers()
     logits = FusedDecoder.logits
-    monkeypatch.setattr(sampling, "is_queued", lambda device: True)
+    for module in (sampling, decoding):
+        monkeypatch.setattr(module, "is_queued", lambda device: True)
     monkeypatch.setattr(FusedDecoder, "logits", lambda *args: steps.append(1) or logits(*args))
     fused = answers()
-    assert len(steps) >= 69, "all tokens but the first"
+    assert len(steps) >= 149, "all tokens but the first"
     assert (plain[:, :8] == fused[:, :8]).float().mean() > 0.9
     assert torch.equal(fused, answers()), "the same bits again"
 

@@ -1,0 +1,310 @@
+"""One token of every row of a batch by joint products, its operations launched at once where a GPU allows it.
+
+Legend: L rows, T columns with room for more, N heads (of queries, keys and values side by side), D values of a head,
+H width of the residual stream, V vocabulary.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache
+
+from charter.models.engine_layout import DEFAULT_ATTENTION
+from charter.models.runtime import SIXTEEN_BITS, is_queued
+
+ROOM_COLUMNS = 128
+"""Columns that are added at once. Attention reads all of them, and a graph is recorded anew when there are more: twice
+the time to launch a token, against 126 tokens that are launched at once."""
+ALIGNED_COLUMNS = 16
+"""Columns come in such numbers: fused attention copies a bias whose rows are of another length."""
+
+
+@dataclass
+class JointCache:
+    """Keys and values of every layer in one tensor each, with room in it, for a `FusedDecoder`.
+
+    Columns that no token has written yet hold 0 and are out of sight, so that every token up to the last column has
+    operations of the same shapes.
+    """
+
+    pairs_LNTD: list[Tensor]
+    """Of each layer: N heads, those of the keys before those of the values. Another list is another memory."""
+    bias_LT: Tensor
+    """Added to the scores: 0 where a column is a token, else minus infinity."""
+
+    @staticmethod
+    def of(cache: DynamicCache, mask_LT: Tensor | None, dtype: torch.dtype) -> "JointCache":
+        """Take over a cache after the prompts, layer by layer; None as mask where no row is padded."""
+        pairs, used = [], cache.layers[0].keys.shape[2]
+        columns = _aligned(used + ROOM_COLUMNS)
+        for layer in cache.layers:
+            rows, heads, _, size = layer.keys.shape
+            pair_LNTD = layer.keys.new_zeros((rows, 2 * heads, columns, size), dtype=dtype)
+            pair_LNTD[:, :heads, :used], pair_LNTD[:, heads:, :used] = layer.keys, layer.values
+            layer.keys = layer.values = layer._roomy_keys = layer._roomy_values = None
+            pairs.append(pair_LNTD)
+        bias_LT = pairs[0].new_full((len(pairs[0]), columns), float("-inf"))
+        bias_LT[:, :used] = 0.0
+        if mask_LT is not None:
+            bias_LT[:, :used].masked_fill_(mask_LT[:, :used] == 0, float("-inf"))
+        return JointCache(pairs, bias_LT)
+
+    def make_room(self, columns: int) -> None:
+        """See to it that so many columns fit."""
+        if columns > self.bias_LT.shape[1]:
+            more = _aligned(columns + ROOM_COLUMNS) - self.bias_LT.shape[1]
+            pad = torch.nn.functional.pad
+            self.pairs_LNTD = [pad(pair_LNTD, (0, 0, 0, more)) for pair_LNTD in self.pairs_LNTD]
+            self.bias_LT = pad(self.bias_LT, (0, more), value=float("-inf"))
+
+    def keep(self, row_L: Tensor, first_column: int) -> int:
+        """Go on with some rows, without columns before the first; how many are gone."""
+        lost = first_column // ALIGNED_COLUMNS * ALIGNED_COLUMNS
+        self.pairs_LNTD = [pair_LNTD[row_L, :, lost:] for pair_LNTD in self.pairs_LNTD]
+        self.bias_LT = self.bias_LT[row_L, lost:]
+        return lost
+
+
+def _aligned(columns: int) -> int:
+    return -(-columns // ALIGNED_COLUMNS) * ALIGNED_COLUMNS
+
+
+@contextlib.contextmanager
+def _in_one_column() -> Iterator[None]:
+    """Write to one column, which has one order, without torch's strict form: it sorts, and copies all columns."""
+    is_strict = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(is_strict, warn_only=only_warns)
+
+
+class TokenGraph:
+    """The operations of one token as a CUDA graph over the memory of a cache: one launch instead of hundreds."""
+
+    def __init__(self, decoder: "FusedDecoder", ids_L: Tensor, position_LQ: Tensor, cache: JointCache) -> None:
+        self.pairs_LNTD = cache.pairs_LNTD
+        self._ids_L, self._position_LQ = ids_L.clone(), position_LQ.clone()
+        self._column_1 = ids_L.new_zeros(1)
+        self._graph = torch.cuda.CUDAGraph()
+        stream, now = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(now)
+        with torch.cuda.stream(stream):
+            # `torch.cuda.graph` would hand all cached memory back to the driver first, and wait for the device.
+            self._graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                self._logits_LV = decoder.one_token(self._ids_L, self._position_LQ, cache, self._column_1)
+            finally:
+                self._graph.capture_end()
+        now.wait_stream(stream)
+
+    def logits(self, ids_L: Tensor, position_LQ: Tensor, column: int) -> Tensor:
+        """Logits of these tokens, in memory that the next token writes anew."""
+        self._ids_L.copy_(ids_L)
+        self._position_LQ.copy_(position_LQ)
+        self._column_1.fill_(column)
+        self._graph.replay()
+        return self._logits_LV
+
+
+FUSABLE = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Model types whose layers are those of `FusedDecoder`: two norms, rotated attention, a gated feed-forward part."""
+
+
+@dataclass(frozen=True)
+class _FusedLayer:
+    """Weights of one layer, with what is multiplied by the same input in one matrix."""
+
+    norm_H: Tensor
+    qkv_NH: Tensor
+    qkv_bias_N: Tensor | None
+    head_norm_ND: Tensor | None
+    """Of queries and keys, where they are normalised per head."""
+    out_HN: Tensor
+    mlp_norm_H: Tensor
+    gate_up_NH: Tensor
+    down_HN: Tensor
+
+
+class FusedDecoder:
+    """One token of every row by a third of the operations that the model's own classes launch.
+
+    Few operations matter where a token takes as long as they take to launch. Queries, keys and values are one product,
+    gate and up another; one rotation turns all heads, those of the values by nothing, so that keys and values are
+    written at once; angles and mask are made once for all layers. Weights in 16 bits are joined in place; of those in
+    fp32 there are copies in autocast's type, in place of its own, and the residual stream stays in fp32.
+    """
+
+    def __init__(self, model: Any, dtype: torch.dtype) -> None:
+        self.model, self.body, self.dtype = model, model.get_decoder(), dtype
+        attention = self.body.layers[0].self_attn
+        self.size, self.scaling = int(attention.head_dim), float(attention.scaling)
+        self.heads, self.kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
+        self.epsilon = float(model.config.rms_norm_eps)
+        self.layers = [self._fused(layer) for layer in self.body.layers]
+        self.head_VH = self._single(model.get_output_embeddings())
+        self._seen: list[Tensor] | None = None
+        self._graph: TokenGraph | None = None
+        self._has_graphs = self.head_VH.is_cuda and _has_fixed_angles(self.body.rotary_emb)
+
+    @staticmethod
+    def of(model: Any, device: torch.device) -> "FusedDecoder | None":
+        """The decoder of a model on an accelerator that computes in 16 bits; None for others."""
+        if not is_queued(device) or model.config.model_type not in FUSABLE or not _is_plain_decoder(model):
+            return None
+        stored = model.get_decoder().layers[0].self_attn.q_proj.weight.dtype
+        autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else stored
+        return FusedDecoder(model, autocast) if autocast in SIXTEEN_BITS.values() else None
+
+    def _fused(self, layer: Any) -> _FusedLayer:
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        biases = [item.bias for item in projections if item.bias is not None]
+        head_norm_ND = None
+        if hasattr(attention, "q_norm"):
+            norms = ((attention.q_norm.weight, self.heads), (attention.k_norm.weight, self.kv_heads))
+            head_norm_ND = torch.cat([weight.expand(count, -1) for weight, count in norms]).to(self.dtype)
+        return _FusedLayer(
+            norm_H=layer.input_layernorm.weight,
+            qkv_NH=self._joint(projections),
+            qkv_bias_N=torch.cat(biases).to(self.dtype) if biases else None,
+            head_norm_ND=head_norm_ND,
+            out_HN=self._single(attention.o_proj),
+            mlp_norm_H=layer.post_attention_layernorm.weight,
+            gate_up_NH=self._joint((mlp.gate_proj, mlp.up_proj)),
+            down_HN=self._single(mlp.down_proj),
+        )
+
+    def _single(self, projection: nn.Module) -> Tensor:
+        weight: Tensor = projection.get_parameter("weight").detach().to(self.dtype)
+        return weight
+
+    def _joint(self, projections: Sequence[nn.Linear]) -> Tensor:
+        joint_NH = torch.cat([self._single(item) for item in projections])
+        sizes = [item.out_features for item in projections]
+        for item, part_NH in zip(projections, torch.split(joint_NH, sizes), strict=True):
+            if item.weight.dtype == self.dtype:
+                item.weight.data = part_NH
+        return joint_NH
+
+    def logits(self, ids_L: Tensor, position_LQ: Tensor, cache: JointCache, column: int) -> Tensor:
+        """Logits after one token of every row, whose keys and values are written to `column`; valid until the next.
+
+        On a GPU the first token over a memory is computed operation by operation, which loads their kernels; the second
+        one is recorded as a graph, and all others are one launch each.
+        """
+        cache.make_room(column + 1)
+        if self._graph is not None and self._graph.pairs_LNTD is cache.pairs_LNTD:
+            return self._graph.logits(ids_L, position_LQ, column)
+        self._graph = None
+        if self._has_graphs and self._seen is cache.pairs_LNTD:
+            self._graph = TokenGraph(self, ids_L, position_LQ, cache)
+            return self._graph.logits(ids_L, position_LQ, column)
+        self._seen = cache.pairs_LNTD
+        return self.one_token(ids_L, position_LQ, cache, torch.full((1,), column, device=ids_L.device))
+
+    def one_token(self, ids_L: Tensor, position_LQ: Tensor, cache: JointCache, column_1: Tensor) -> Tensor:
+        """Logits after one token of every row, operation by operation; nothing here depends on the column's number."""
+        with autocast_as_is(ids_L.device, enabled=False):
+            stream_LH = torch.nn.functional.embedding(ids_L, self.model.get_input_embeddings().weight)
+            angles = self._angles(stream_LH, position_LQ)
+            with _in_one_column():
+                cache.bias_LT.index_fill_(1, column_1, 0.0)
+            shape = (len(ids_L), self.kv_heads, self.heads // self.kv_heads, cache.bias_LT.shape[1])
+            bias_LHGT = cache.bias_LT[:, None, None].expand(shape)
+            for layer, pair_LNTD in zip(self.layers, cache.pairs_LNTD, strict=True):
+                inputs_LH = self._normed(stream_LH, layer.norm_H)
+                seen_LN = self._attention(layer, inputs_LH, angles, pair_LNTD, column_1, bias_LHGT)
+                stream_LH = _added(stream_LH, seen_LN, layer.out_HN)
+                inner_LN = torch.mm(self._normed(stream_LH, layer.mlp_norm_H), layer.gate_up_NH.t())
+                gate_LN, up_LN = inner_LN.chunk(2, -1)
+                stream_LH = _added(stream_LH, torch.nn.functional.silu(gate_LN) * up_LN, layer.down_HN)
+            return torch.mm(self._normed(stream_LH, self.body.norm.weight), self.head_VH.t()).float()
+
+    def _normed(self, stream_LH: Tensor, weight_H: Tensor) -> Tensor:
+        return torch.nn.functional.rms_norm(stream_LH, stream_LH.shape[-1:], weight_H, self.epsilon).to(self.dtype)
+
+    def _angles(self, stream_LH: Tensor, position_LQ: Tensor) -> tuple[Tensor, Tensor]:
+        """Factors of every head's values and of their other half; values of attention keep what they are."""
+        cos_L1D, sin_L1D = self.body.rotary_emb(stream_LH[:, None], position_ids=position_LQ)
+        rotated, half = self.heads + self.kv_heads, self.size // 2
+        shape = (len(stream_LH), rotated + self.kv_heads, self.size)
+        cos_LND = stream_LH.new_ones(shape, dtype=self.dtype)
+        sin_LND = stream_LH.new_zeros(shape, dtype=self.dtype)
+        cos_LND[:, :rotated], sin_LND[:, :rotated] = cos_L1D, sin_L1D
+        sin_LND[:, :rotated, :half].neg_()
+        return cos_LND, sin_LND
+
+    def _attention(
+        self,
+        layer: _FusedLayer,
+        inputs_LH: Tensor,
+        angles: tuple[Tensor, Tensor],
+        pair_LNTD: Tensor,
+        column_1: Tensor,
+        bias_LHGT: Tensor,
+    ) -> Tensor:
+        """Attention of every head, side by side; queries that share a head of keys are read as queries of one head."""
+        rows, rotated = len(inputs_LH), self.heads + self.kv_heads
+        if layer.qkv_bias_N is None:
+            joint_LN = torch.mm(inputs_LH, layer.qkv_NH.t())
+        else:
+            joint_LN = torch.addmm(layer.qkv_bias_N, inputs_LH, layer.qkv_NH.t())
+        joint_LND = joint_LN.view(rows, rotated + self.kv_heads, self.size)
+        if layer.head_norm_ND is not None:
+            heads_LND = joint_LND[:, :rotated]
+            heads_LND.copy_(
+                torch.nn.functional.rms_norm(heads_LND, (self.size,), None, self.epsilon) * layer.head_norm_ND
+            )
+        cos_LND, sin_LND = angles
+        joint_LND = torch.addcmul(joint_LND * cos_LND, joint_LND.roll(self.size // 2, -1), sin_LND)
+        with _in_one_column():
+            pair_LNTD.index_copy_(2, column_1, joint_LND[:, self.heads :, None])
+        seen_LHGD = torch.nn.functional.scaled_dot_product_attention(
+            joint_LND[:, : self.heads].view(rows, self.kv_heads, -1, self.size),
+            pair_LNTD[:, : self.kv_heads],
+            pair_LNTD[:, self.kv_heads :],
+            attn_mask=bias_LHGT,
+            scale=self.scaling,
+        )
+        return seen_LHGD.reshape(rows, -1)
+
+
+def autocast_as_is(device: torch.device, **changes: bool) -> contextlib.AbstractContextManager[object]:
+    """Autocast as it is, but for some of its settings; nothing where it is not in use."""
+    kind = device.type
+    if not torch.is_autocast_enabled(kind):
+        return contextlib.nullcontext()
+    return torch.autocast(kind, torch.get_autocast_dtype(kind), **changes)
+
+
+def _added(stream_LH: Tensor, inner_LN: Tensor, weight_HN: Tensor) -> Tensor:
+    """Add a product to the residual stream: in one operation where both are of one type."""
+    if stream_LH.dtype == inner_LN.dtype:
+        return torch.addmm(stream_LH, inner_LN, weight_HN.t())
+    return stream_LH + torch.mm(inner_LN, weight_HN.t())
+
+
+def _has_fixed_angles(rotary: Any) -> bool:
+    """Return True if no length of a text changes how positions become angles: the host would have to look at them."""
+    kind = str(getattr(rotary, "rope_type", "default"))
+    return "dynamic" not in kind and kind != "longrope"
+
+
+def _is_plain_decoder(model: Any) -> bool:
+    """Return True if every projection is a whole local matrix, and nothing is hooked to the layers."""
+    if model.config._attn_implementation != DEFAULT_ATTENTION or model.config.hidden_act != "silu":
+        return False
+    for item in model.modules():
+        if item._forward_hooks or item._forward_pre_hooks:
+            return False
+        if isinstance(item, nn.Linear) and (type(item) is not nn.Linear or type(item.weight) is not nn.Parameter):
+            return False
+    inner = (linear for layer in model.get_decoder().layers for linear in (layer.mlp.gate_proj, layer.self_attn.o_proj))
+    return all(type(item) is nn.Linear and item.bias is None for item in inner)
