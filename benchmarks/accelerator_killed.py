@@ -1,11 +1,12 @@
 """Training killed with SIGKILL on this machine's accelerator, PPO above all: the same bits as without a kill?
 
-    python benchmarks/accelerator_killed.py [--seed 7] [--ppo-kills 3] [--precision bf16]
+    python benchmarks/accelerator_killed.py [--seed 7] [--kill pretrain,sft,pm,dpo,ppo,ppo,ppo] [--precision bf16]
 
-A language model of 26 M parameters with heads of 64 is trained from scratch, then a preference model, DPO and PPO, with
-the engine and the command that every project uses, `charter run`. In a second directory the same run loses all of its
-processes at once, the supervisor too: once in every stage, and in PPO several times, at moments drawn after a line of
-its metrics; each time the same command goes on. Then the hashes of all published files are compared. Where the machine
+A language model of 26 M parameters with heads of 64 is trained from scratch and fine-tuned on packed rows, then a
+preference model, DPO and PPO, with the engine and the command that every project uses, `charter run`. In a second
+directory the same run loses all of its processes at once, the supervisor too, in the stages that are named, at moments
+drawn after a line of their metrics; each time the same command goes on. Then the hashes of all published files are
+compared. Where the machine
 has no GPU the same is done on processors. Needs what the extra `run` brings, and no network. The last line is one JSON
 object.
 """
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "cases")]
 
 from hosted_case import CHARTER, descendants  # noqa: E402
 
-STAGES = ("pretrain", "pm", "dpo", "ppo")
+STAGES = ("pretrain", "sft", "pm", "dpo", "ppo")
 LONGEST_SECONDS = 240.0
 """Of one command: a run that hangs ends the benchmark."""
 PROJECT = """name: killed
@@ -40,17 +42,20 @@ models:
                    intermediate_size: {inner}, vocab_size: 2048, max_position_embeddings: 1024, tied_embeddings: true}}
     tokenizer: {{train_on: [texts], vocab_size: 2048}}
 data:
+  demos:   {{path: preference_train.jsonl, column: chosen, limit: 200}}
   texts:   {{path: preference_train.jsonl, column: both, limit: 400}}
   pairs:   {{path: preference_train.jsonl, limit: 200}}
   prompts: {{path: prompts.jsonl, limit: 64}}
 pipeline:
   pretrain: {{kind: pretrain, init: base, data: [texts], steps: 24, global_batch: 16, seq_len: 256, learning_rate: 1e-3,
              dtype: {precision}, checkpoint_every: 4}}
-  pm:  {{kind: preference_model, init: pretrain, data: [pairs], steps: 16, global_batch: 8, seq_len: 256,
+  sft: {{kind: sft, init: pretrain, data: [demos], packing: true, steps: 12, global_batch: 4, seq_len: 1024,
+        learning_rate: 5e-4, dtype: {precision}, checkpoint_every: 3}}
+  pm:  {{kind: preference_model, init: sft, data: [pairs], steps: 16, global_batch: 8, seq_len: 256,
         learning_rate: 3e-4, dtype: {precision}, checkpoint_every: 4}}
-  dpo: {{kind: dpo, init: pretrain, data: [pairs], steps: 16, global_batch: 8, seq_len: 256, learning_rate: 3e-4,
+  dpo: {{kind: dpo, init: sft, data: [pairs], steps: 16, global_batch: 8, seq_len: 256, learning_rate: 3e-4,
         dtype: {precision}, checkpoint_every: 4}}
-  ppo: {{kind: ppo, policy: pretrain, reward: pm, prompts: [prompts], episodes: 384, rollout_batch: 32, minibatch: 8,
+  ppo: {{kind: ppo, policy: sft, reward: pm, prompts: [prompts], episodes: 384, rollout_batch: 32, minibatch: 8,
         ppo_epochs: 2, learning_rate: 1e-4, value_learning_rate: 1e-4, kl_coefficient: 0.1, max_new_tokens: 32,
         max_prompt_tokens: 64, dtype: {precision}, checkpoint_every: 2, checkpoint_epochs: true}}
 seed: 7
@@ -63,7 +68,7 @@ SHAPES = {
     False: {"width": 128, "layers": 2, "heads": 4, "kv_heads": 2, "inner": 352},
 }
 """Of the model, with a GPU and without."""
-LINES_OF_METRICS = {"pretrain": 24, "pm": 16, "dpo": 16, "ppo": 12}
+LINES_OF_METRICS = {"pretrain": 24, "sft": 12, "pm": 16, "dpo": 16, "ppo": 12}
 
 
 def environment() -> dict[str, str]:
@@ -110,22 +115,19 @@ def kill_everything(run: subprocess.Popen[bytes]) -> None:
     run.wait()
 
 
-def run_killed(root: Path, *, ppo_kills: int, draws: random.Random) -> list[dict[str, Any]]:
-    """Run to the end through one kill in every stage, and more in PPO; where each of them hit."""
+def run_killed(root: Path, *, stages: Sequence[str], draws: random.Random) -> list[dict[str, Any]]:
+    """Run to the end through a kill in each of the stages named; where each of them hit."""
     kills: list[dict[str, Any]] = []
-    after = 0
-    for stage in STAGES:
-        for number in range(ppo_kills if stage == "ppo" else 1):
-            steps, parts = LINES_OF_METRICS[stage], ppo_kills + 1 if stage == "ppo" else 2
-            after = steps * (number + 1) // parts
-            run = start(root)
-            while run.poll() is None and metric_lines(root, stage) < after:
-                time.sleep(0.005)
-            time.sleep(draws.uniform(0.0, 0.6))
-            was_running = run.poll() is None
-            kill_everything(run)
-            kills.append({"stage": stage, "lines": metric_lines(root, stage), "was_running": was_running})
-            print(json.dumps(kills[-1]), file=sys.stderr, flush=True)
+    for place, stage in enumerate(stages):
+        number, of = stages[: place + 1].count(stage), stages.count(stage) + 1
+        run, after = start(root), LINES_OF_METRICS[stage] * number // of
+        while run.poll() is None and metric_lines(root, stage) < after:
+            time.sleep(0.005)
+        time.sleep(draws.uniform(0.0, 0.6))
+        was_running = run.poll() is None
+        kill_everything(run)
+        kills.append({"stage": stage, "lines": metric_lines(root, stage), "was_running": was_running})
+        print(json.dumps(kills[-1]), file=sys.stderr, flush=True)
     finish(start(root), root)
     return kills
 
@@ -142,7 +144,7 @@ def main() -> int:
     """Run twice, once killed, and compare; 1 where a hash differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=7, help="of the moments of the kills")
-    parser.add_argument("--ppo-kills", type=int, default=3)
+    parser.add_argument("--kill", default="pretrain,sft,pm,dpo,ppo,ppo,ppo", help="stages, in order, each time once")
     parser.add_argument("--precision", default="bf16", choices=["fp32", "bf16"])
     options = parser.parse_args()
     import torch
@@ -155,7 +157,7 @@ def main() -> int:
         began = time.monotonic()
         finish(start(calm), calm)
         calm_seconds = time.monotonic() - began
-        kills = run_killed(killed, ppo_kills=options.ppo_kills, draws=random.Random(options.seed))
+        kills = run_killed(killed, stages=options.kill.split(","), draws=random.Random(options.seed))
         wanted, got = outputs_of(calm), outputs_of(killed)
         frozen = json.loads(next(calm.glob("run/stages/ppo-*/job.json")).read_text())
     identical = {stage: bool(wanted[stage]) and got[stage] == wanted[stage] for stage in STAGES}

@@ -11,7 +11,15 @@ from charter.models.chat import Encoded
 from charter.models.runtime import FLASH
 from charter.spec.stage import SftStage
 from charter.train.models import TrainedModel, stage_model, trained_model
-from charter.train.packing import check_packable, model_inputs, pack, packed_batch
+from charter.train.packing import (
+    VARLEN,
+    check_packable,
+    model_inputs,
+    pack,
+    packed_attention,
+    packed_batch,
+    take_bounds,
+)
 from charter.train.pretrain import language_loss
 from charter.train.setup import Setup, set_up
 from charter.train.supervised import BatchLoss, train_and_publish
@@ -61,11 +69,13 @@ def _packed(setup: Setup, spec: SftStage, trained: TrainedModel, data: TokenRows
     """Conversations share rows by a precomputed index."""
     check_packable(trained.model.model.config, spec.seq_len)
     index = pack(data.lengths(), spec.seq_len)
-    attention = setup.layout.attention
+    attention = packed_attention(setup.layout.attention, dtype=spec.dtype, dropout=spec.dropout, device=setup.device)
+    if attention == VARLEN:
+        take_bounds()
 
     def loss_of(rows: Sequence[int], step: int) -> BatchLoss:
         batch = packed_batch([[data[item] for item in index[row]] for row in rows], padding=trained.model.padding_id)
-        batch = batch.flattened() if attention == FLASH else batch
+        batch = batch.flattened() if attention in (FLASH, VARLEN) else batch
         inputs = model_inputs(batch, attention=attention, device=setup.device)
         return language_loss(
             trained.parallel.call,

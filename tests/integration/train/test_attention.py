@@ -20,7 +20,7 @@ from charter.inference.generate import SamplingSettings, generate, new_cache
 from charter.models.chat import Encoded
 from charter.models.runtime import ATTENTION, FLASH, configure, precision
 from charter.spec.stage import SftStage
-from charter.train.packing import check_packable, model_inputs, packed_batch
+from charter.train.packing import VARLEN, check_packable, model_inputs, packed_batch, take_bounds
 from charter.train.sft import collate
 
 CPU = torch.device("cpu")
@@ -110,9 +110,28 @@ def flex(monkeypatch):
     monkeypatch.setattr(masking_utils, "create_block_mask", blocks)
 
 
+@pytest.fixture
+def varlen(monkeypatch, flash):
+    """Torch's own attention by bounds, which has kernels for CUDA only, by the same plain products."""
+    from torch.nn.attention import varlen as module
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    def attend(q, k, v, bounds_q, bounds_k, longest_q, longest_k, *, scale=None, window_size=(-1, -1)):
+        assert window_size == (-1, 0), "a token sees what precedes it"
+        assert q.shape == k.shape == v.shape
+        more = {"softmax_scale": scale, "causal": True, "deterministic": True}
+        return flash.varlen(q, k, v, bounds_q, bounds_k, longest_q, longest_k, **more)
+
+    monkeypatch.setattr(module, "varlen_attn", attend)
+    take_bounds()
+    yield flash
+    AttentionInterface.register("sdpa", sdpa_attention_forward)
+
+
 def model_with(attention):
     model = tiny.language_model()
-    model.model.eval().config._attn_implementation = attention
+    model.model.eval().config._attn_implementation = "sdpa" if attention == VARLEN else attention
     return model
 
 
@@ -129,7 +148,7 @@ def inputs_of(layout, attention):
     rows = rows_of((17, 17) if layout == "alone" else LENGTHS)
     if layout == "packed":
         batch = packed_batch([rows], padding=0)
-        batch = batch.flattened() if attention == FLASH else batch
+        batch = batch.flattened() if attention in (FLASH, VARLEN) else batch
         first = len(rows[0].ids)
         return model_inputs(batch, attention=attention, device=CPU), [(0, 0, first), (0, first, first + LENGTHS[1])]
     if layout in ("alone", "right padded"):
@@ -198,6 +217,19 @@ def off_with_a_cache(attention, dtype):
             parts.append(out.logits.float())
     off_BT = (torch.cat(parts, 1) - at_once).abs().amax(-1)
     return max(off_BT[row, first:behind].max().item() for row, first, behind in spans)
+
+
+@pytest.mark.usefixtures("varlen")
+def test_attention_by_bounds_sees_what_a_mask_lets_it_see():
+    for dtype in SIXTEEN:
+        assert [*leaks(VARLEN, "packed", dtype)] == []
+        logits = {}
+        for attention in (VARLEN, "sdpa"):
+            inputs, _ = inputs_of("packed", attention)
+            with torch.no_grad(), precision(dtype, CPU):
+                logits[attention] = model_with(attention).model(**inputs, use_cache=False).logits
+        torch.testing.assert_close(logits[VARLEN], logits["sdpa"], rtol=0, atol=2e-2)
+    assert all([*leaks("sdpa", layout, "bf16")] == [] for layout in LAYOUTS), "without bounds nothing has changed"
 
 
 @pytest.mark.usefixtures("flash", "flex")
