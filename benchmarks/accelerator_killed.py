@@ -59,7 +59,7 @@ pipeline:
         ppo_epochs: 2, learning_rate: 1e-4, value_learning_rate: 1e-4, kl_coefficient: 0.1, max_new_tokens: 32,
         max_prompt_tokens: 64, dtype: {precision}, checkpoint_every: 2, checkpoint_epochs: true}}
 seed: 7
-resources: {{infra: local, cpus: 2, max_parallel_stages: 1}}
+resources: {{infra: local, cpus: 2, max_parallel_stages: 2}}
 storage: {{keep_last: 2}}
 samples: {{count: 0}}
 """
