@@ -107,6 +107,7 @@ def _configuration(case: Case, machine: Machine) -> dict[str, str]:
         "config_id": hashlib.sha256(repr((case, gpu)).encode()).hexdigest()[:10],
         "weight": 1,
     }
+    row |= _typed(case, gpu, machine)
     if kind != "inference":
         row |= {"seq": case.seq, "mean_len": case.seq, "gbs": case.global_batch, "shard": "none"}
         row |= {"recompute": "full" if case.recompute else "none", "adapter": "lora" if case.lora_rank else "full"}
@@ -117,6 +118,32 @@ def _configuration(case: Case, machine: Machine) -> dict[str, str]:
     if kind == "ppo":
         row |= {"samples_per_step": case.rollout_batch, "n_generations": 1, "gen_tp": 1, "gen_dp": 1, "rl_mode": "sync"}
     return {column: str(value) for column, value in row.items()}
+
+
+def _typed(case: Case, gpu: str, machine: Machine) -> dict[str, Any]:
+    """The columns that say in words of their own what `framework`, `dtype` and `notes` say in prose."""
+    weights = "bf16" if case.precision == PURE else "fp32"
+    typed = {
+        "stack": "charter",
+        "stack_version": f"torch {machine.torch.partition('+')[0]}",
+        "accelerator": gpu,
+        "compute_dtype": "bf16",
+        "parameter_dtype": "bf16" if case.lora_rank else weights,
+        "gradient_dtype": weights,
+        "optimizer_dtype": weights,
+        "master_dtype": "none",
+        "recompute_kind": "full" if case.recompute else "none",
+        "attention_kernel": "sdpa",
+        "logits_kernel": "none" if case.kind == "rm" else "chunked",
+        "shard_kind": "none",
+    }
+    if case.kind == "inference":
+        typed |= dict.fromkeys(("gradient_dtype", "optimizer_dtype", "master_dtype", "recompute_kind"), "none")
+        typed["logits_kernel"] = "none"
+    if case.answer_tokens:
+        typed |= {"prompt_tokens": case.prompt_tokens, "response_tokens_mean": case.answer_tokens}
+        typed["response_tokens_cap"] = case.answer_tokens
+    return typed
 
 
 def _shape(case: Case) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
+from charter.engines.native.capabilities import FUSED_TYPES
 from charter.models.engine_layout import DEFAULT_ATTENTION
 from charter.models.runtime import SIXTEEN_BITS, is_queued
 
@@ -113,10 +114,6 @@ class TokenGraph:
         return self._logits_LV
 
 
-FUSABLE = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Model types whose layers are those of `FusedDecoder`: two norms, rotated attention, a gated feed-forward part."""
-
-
 @dataclass(frozen=True)
 class _FusedLayer:
     """Weights of one layer, with what is multiplied by the same input in one matrix."""
@@ -156,7 +153,7 @@ class FusedDecoder:
     @staticmethod
     def of(model: Any, device: torch.device) -> "FusedDecoder | None":
         """The decoder of a model on an accelerator that computes in 16 bits; None for others."""
-        if not is_queued(device) or model.config.model_type not in FUSABLE or not _is_plain_decoder(model):
+        if not is_queued(device) or model.config.model_type not in FUSED_TYPES or not _is_plain_decoder(model):
             return None
         stored = model.get_decoder().layers[0].self_attn.q_proj.weight.dtype
         autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else stored

@@ -38,6 +38,8 @@ gradient of the output projection, which is made in the forward pass (`charter.m
 tiles for the log-probability of each token (PPO, DPO), whose gradients come in the backward pass, from fp32
 probabilities that are kept for it up to `KEPT_LOGITS` and made again above it. An entropy bonus, whose gradient is
 4 bytes more per logit of a tile, is not counted."""
+OWN_LOSSES: tuple[CrossEntropy, ...] = ("tiled", "each")
+"""Losses of Charter's engine (`charter.models.token_forward`)."""
 KEPT_LOGITS, CPU_KEPT_LOGITS = 2.0**30, 2.0**26
 """Logits whose probabilities Charter's own loss of each token keeps for the backward pass at most."""
 LOSS_TILE, CPU_LOSS_TILE = 2.0**28, 2.0**20
@@ -104,6 +106,9 @@ class MemoryProfile:
     """16-bit copies of the largest matrix while a quantised one is used."""
     quantised_keeps_inputs: bool = False
     """The quantised product keeps its input though its weight is frozen (bitsandbytes until 0.42)."""
+    autocast_adapters: bool = False
+    """Adapters of peft under autocast over a base of which only linear layers are cast: each adapted matrix keeps a
+    16-bit copy of its own input, and a frozen embedding stays in the parameters' type."""
     workspace: float = 1.0
     """Share of the stack-independent workspace."""
     source: str = ""
@@ -244,10 +249,12 @@ COMPOSER = MemoryProfile(
 )
 NATIVE = MemoryProfile(
     name="native",
+    cross_entropy="tiled",
     keeps_products=True,
     second_stage_shards_weights=True,
     ends_apart=True,
-    source="Charter's own engine: transformers classes under FSDP2, torch's loss",
+    autocast_adapters=True,
+    source="Charter's own engine: transformers classes under FSDP2, a loss of its own in tiles",
 )
 PROFILES = {
     profile.name: profile

@@ -27,6 +27,7 @@ from charter.physics.memory_profiles import (
     LOSS_BYTES,
     LOSS_CHUNK,
     LOSS_TILE,
+    OWN_LOSSES,
     AdapterUse,
     MemoryJob,
 )
@@ -308,6 +309,8 @@ class MemoryShape:
     compute_bytes: Array
     adapter: Array
     adapter_parameters: Array
+    embedding_bytes: Array
+    """Of a frozen embedding beside adapters, where nothing is sharded."""
     trained_ends: Array
     base_bytes: Array
     quantises_head: Array
@@ -394,10 +397,6 @@ def _layer_numbers(job: MemoryJob) -> dict[str, float]:
     }
 
 
-OWN_LOSSES = ("tiled", "each")
-"""Losses of Charter's engine (`charter.models.token_forward`)."""
-
-
 def _loss_numbers(job: MemoryJob) -> dict[str, float]:
     """The cross-entropy over the vocabulary."""
     kind, a = job.cross_entropy or job.profile.cross_entropy, job.architecture
@@ -436,6 +435,7 @@ def _state_numbers(job: MemoryJob) -> dict[str, float]:
         "adapter_parameters": _adapter_size(job.architecture, adapter) if adapter else 0.0,
         "trained_ends": adapter is not None and adapter.trains_ends,
         "base_bytes": adapter.base_bytes if adapter else 2.0,
+        "embedding_bytes": precision.parameter_bytes if job.profile.autocast_adapters else 2.0,
         "quantises_head": adapter is not None and adapter.quantises_head,
     }
 
@@ -547,11 +547,15 @@ def _adapter_activations(job: MemoryJob) -> LayerActivations:
         "down": a.hidden_size,
     }
     chosen = [name for name in inputs if name in adapter.groups]
+    shared = {"qkv": a.hidden_size, "up": a.hidden_size}
+    copied = (
+        value * job.profile.autocast_adapters * sum(inputs[name] - shared.get(name, inputs[name]) for name in chosen)
+    )
     dropped = (value + 1) * adapter.dropout * sum(inputs[name] for name in chosen)
     scaled = value * adapter.scaled_outputs * sum(outputs.values())
     narrow = value * adapter.rank * len(chosen) * 1.5
     return LayerActivations(
-        replicated=dropped + narrow,
+        replicated=dropped + narrow + copied,
         sharded=scaled,
         scores=0.0,
         layer_input=0.0,

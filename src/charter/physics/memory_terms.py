@@ -169,7 +169,7 @@ def base_column(rank: Rank, values: Array) -> ExplainedColumn:
         "frozen base",
         "parameters",
         values,
-        "{size:.3g} B x {matrices:,.0f} + 2 B x {rest:,.0f}, over {shards:.0f} (routed experts over {shards:.0f} / EP)",
+        "{size:.3g} B x {matrices:,.0f}; {rest:,.0f} of ends in 2 or 4 B; over {shards:.0f} (routed experts / EP)",
         "Hu et al. 2021; Dettmers et al. 2023 (nf4: 4.127 bits with double quantisation, embeddings in 16)",
         size=s.base_bytes,
         matrices=p.matrices,
@@ -185,7 +185,10 @@ def _base_shards(rank: Rank) -> Array:
 def _frozen_base(rank: Rank) -> Array:
     s, p = rank.shape, rank.parameters
     head = s.quantises_head * s.model.head_beside_embedding / rank.layouts.tensor * (s.base_bytes < 2)
-    dense = s.base_bytes * (p.matrices - p.experts + head) + 2.0 * (p.total - p.matrices - head)
+    rest = p.total - p.matrices - head
+    narrow = np.minimum(s.model.head_beside_embedding / rank.layouts.tensor - head, rest)
+    wide = np.where(rank.layouts.zero == 0, s.embedding_bytes, 2.0)
+    dense = s.base_bytes * (p.matrices - p.experts + head) + 2.0 * narrow + wide * (rest - narrow)
     return array(np.where(s.adapter > 0, rank.sharded(dense, s.base_bytes * p.experts, 3), 0.0))
 
 
@@ -354,6 +357,9 @@ def _weight_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     quantised = (s.adapter > 0) & (s.base_bytes < 2)
     stored = np.where(quantised, s.base_bytes, value)
     copies = np.where((s.parameter_bytes > value) & (s.adapter == 0) & (rank.gathers == 0), p.total, 0.0)
+    # Beside adapters a tied projection is stored as the embedding is, and cast anew by every product.
+    is_cast = (s.adapter > 0) & (s.embedding_bytes > value) & (s.model.head_beside_embedding == 0) & (s.loss_bytes > 0)
+    copies = np.where(is_cast & (rank.layouts.zero == 0), s.model.embedding / rank.layouts.tensor, copies)
     head = s.quantises_head * s.model.head_beside_embedding
     matrix = np.maximum(s.model.largest_matrix, head) / rank.layouts.tensor
     return {

@@ -278,7 +278,7 @@ def training_job(work: Workload, role: Role, accelerator: Accelerator, dtype: st
         adapter=AdapterUse.of(role.adapter) if role.adapter else None,
         head=_head(role),
         logit_share=phase.logit_share,
-        cross_entropy=("each" if work.together else "tiled") if engine == NATIVE else None,
+        cross_entropy="each" if work.together and engine == NATIVE else None,
         fp8=dtype == FP8,
         fp8_copies=FP8_COPIES_BYTES if dtype == FP8 else 0.0,
         accelerator=accelerator,

@@ -8,7 +8,8 @@ from math import ceil
 import numpy as np
 
 from charter.catalog.accelerators import Accelerator
-from charter.engines.common.capabilities import Capabilities
+from charter.engines.common.capabilities import NVIDIA, Capabilities
+from charter.engines.native.capabilities import FUSED_TYPES
 from charter.physics import serving_devices
 from charter.physics.columns import Array, Layouts, array
 from charter.physics.devices import DeviceColumns, group
@@ -123,7 +124,8 @@ def answering_terms(
         role, turns = work.role(phase.role), ceil(phase.steps / (1 if phase.role in alone else replicas))
         if phase.work == "generate":
             together = max(1, int(batches[phase.name]))
-            terms += _decoding(role, phase, turns, phase.batch, together, tensor, 1, accelerator, knowledge)
+            engine = native_decoder(role, accelerator, Layout(tensor=tensor))
+            terms += _decoding(role, phase, turns, phase.batch, together, tensor, 1, accelerator, knowledge, engine)
             if phase.call_seconds:
                 terms.append(tools_term(phase))
         else:
@@ -135,8 +137,9 @@ def _rollouts(
     role: Role, phase: RolePhase, layout: Layout, together: int, accelerator: Accelerator, knowledge: Knowledge
 ) -> list[Term]:
     """The batch is split over the replicas; sharded weights are gathered once per rollout."""
+    replicas, engine = layout.data, native_decoder(role, accelerator, layout)
     terms = _decoding(
-        role, phase, phase.steps, phase.batch, together, layout.tensor, layout.data, accelerator, knowledge
+        role, phase, phase.steps, phase.batch, together, layout.tensor, replicas, accelerator, knowledge, engine
     )
     if layout.zero >= ZeroStage.PARAMETERS:
         terms += over_steps(phase, phase.steps, (_gather(role, layout, accelerator, knowledge),))
@@ -204,6 +207,13 @@ def gathered_bytes(role: Role, layout: Layout) -> float:
     return 2.0 * count_parameters(role.architecture).total / layout.tensor
 
 
+def native_decoder(role: Role, accelerator: Accelerator, layout: Layout) -> serving_devices.GenerationEngine:
+    """Return how the native engine decodes: as a captured graph where the model is complete on one GPU, and plain."""
+    is_plain = layout.tensor == 1 and layout.zero == ZeroStage.NONE and role.adapter is None
+    is_fused = role.architecture.model_type in FUSED_TYPES and accelerator.vendor == NVIDIA
+    return serving_devices.NATIVE_CAPTURED if is_plain and is_fused else serving_devices.NATIVE
+
+
 def _decoding(
     role: Role,
     phase: RolePhase,
@@ -214,7 +224,7 @@ def _decoding(
     replicas: int,
     accelerator: Accelerator,
     knowledge: Knowledge,
-    engine: serving_devices.GenerationEngine = serving_devices.NATIVE,
+    engine: serving_devices.GenerationEngine,
 ) -> list[Term]:
     one = _generation(
         role.architecture,

@@ -24,6 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from charter.catalog import accelerators, models
 from charter.models import parallel
+from charter.models.adapters import add_adapter
 from charter.models.decoder import tie, tied_weights
 from charter.models.engine_layout import StageLayout
 from charter.models.preference import ScalarModel
@@ -33,7 +34,7 @@ from charter.physics.memory import training_memory
 from charter.plan.knowledge import Knowledge
 from charter.plan.phase import Counters, Role, RolePhase, Workload
 from charter.plan.stage_memory import training_peak
-from charter.spec.layout import Layout, Recompute, ZeroStage
+from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 from charter.train.optimizers import make_optimizer
 
 pytestmark = pytest.mark.torch
@@ -270,6 +271,37 @@ def test_the_peak_of_a_policy_is_the_planned_one(kind, label, live, monkeypatch)
     ratio = planned_policy_peak(architecture, layout, ROWS[kind]) / measured
     print(f"RATIO {kind} {label}: {ratio:.3f} of {measured / 2**30:.2f} GiB")
     assert ratio == pytest.approx(1, abs=OFF)
+
+
+@pytest.mark.parametrize(("name", "layers"), [("Llama-3.1-8B", 4), ("Llama-3.2-1B", 4)])
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_the_peak_of_a_step_of_adapters_is_the_planned_one(name, layers, live):
+    """Each adapted matrix keeps an input of its own; an embedding stays in fp32, a tied output projection with it."""
+    architecture, rank = replace(models.get(name).architecture, num_layers=layers), 16
+    model = fake_model(architecture)
+    add_adapter(model, Adapter(rank=rank), seed=1)
+    parallel.cast_frozen(model, torch.bfloat16, everything=False)
+    trained, ties = {name for name, item in model.named_parameters() if item.requires_grad}, tied_weights(model)
+    with FakeTensorMode(allow_non_fake_inputs=True), live:
+        with_fake_memory(model)
+        tie(model, ties)
+        for parameter, item in model.named_parameters():
+            item.requires_grad_(parameter in trained)
+        weights = [item for item in model.parameters() if item.requires_grad]
+        optimizer = make_optimizer([(weights, 1e-5)], SPEC)
+        live.peak = live.now
+        for _ in range(PASSES):
+            at_N = torch.zeros(TOKENS - 1, dtype=torch.long)
+            with precision("bf16", CPU):
+                asked = {"input_ids": torch.zeros((1, TOKENS), dtype=torch.long), "at_N": at_N, "target_N": at_N}
+                loss = model(**asked, summed=True).loss_sum
+            loss.backward()
+            del loss
+        optimizer.step()
+    plan = training_memory(architecture, Layout(accumulation=PASSES), seq_len=TOKENS, adapter=Adapter(rank=rank))
+    planned = max(sum(term.value for term in terms if term.name not in NOT_ALLOCATED) for terms in plan.phases.values())
+    print(f"RATIO {name} adapters: {planned / live.peak:.3f} of {live.peak / 2**30:.2f} GiB")
+    assert planned / live.peak == pytest.approx(1, abs=OFF)
 
 
 def cases():

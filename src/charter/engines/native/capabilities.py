@@ -5,6 +5,9 @@ from charter.physics.precision import FSDP_MIXED
 from charter.spec.layout import Recompute
 from charter.spec.stage_base import NATIVE
 
+FUSED_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Model types that one accelerator decodes by joint products, as a captured graph (`inference/fused.py`): two norms,
+rotated attention, a gated feed-forward part."""
 CAPABILITIES = Capabilities(
     name=NATIVE,
     does="FSDP2 (ZeRO-3), HSDP, DDP, tensor parallelism inside a node, offload to the host",

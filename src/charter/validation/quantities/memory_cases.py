@@ -21,6 +21,7 @@ from charter.physics.memory_profiles import (
     MEGATRON_STACK,
     NANOTRON,
     NATIVE,
+    OWN_LOSSES,
     TORCHTITAN,
     TORCHTUNE,
     UNSLOTH,
@@ -343,7 +344,8 @@ def with_kernels(row: Measurement, profile: MemoryProfile) -> MemoryProfile:
     """A chunked loss over Hugging Face's classes is Liger's, which by default also fuses norms, rotary embedding and
     the gated MLP (linkedin/Liger-Kernel, `apply_liger_kernel_to_*`).
     """
-    fused = row.logits_kernel == "chunked" and profile.implementation == "huggingface"
+    has_liger = row.logits_kernel == "chunked" and profile.cross_entropy not in OWN_LOSSES
+    fused = has_liger and profile.implementation == "huggingface"
     return replace(profile, implementation="triton") if fused else profile
 
 
@@ -357,7 +359,7 @@ def loss_kernel(row: Measurement, profile: MemoryProfile, architecture: Architec
     own: dict[str, tuple[CrossEntropy, ...]] = {
         "full": ("eager", "released", "native"),
         "fused": ("fused", "inplace"),
-        "chunked": ("chunked",),
+        "chunked": ("chunked", *OWN_LOSSES),
     }
     sixteen = profile is DEEPSPEED and _has_master(row) and architecture.model_type in KEEP_SIXTEEN
     if sixteen and row.logits_kernel == "full":
@@ -374,7 +376,7 @@ def adapter_of(row: Measurement, profile: MemoryProfile) -> AdapterUse | None:
     printed = re.search(r"trainable params:? ([\d,]+)", text)
     second = re.search(r"adapter_?v2|ia3", text) is not None
     first = row.adapter == "adapter" and not second
-    lean = profile.name in ("unsloth", "torchtune", "megatron", "torchtitan", "maxtext")
+    lean = profile.name in ("native", "unsloth", "torchtune", "megatron", "torchtitan", "maxtext")
     narrow = profile.name == "litgpt" or re.search(r"q_proj[^a-z]+v_proj|\bq,? ?v\b|attention only", text)
     targets = frozenset(("norms",)) if second else frozenset(("q", "v")) if narrow else LINEAR
     return AdapterUse(
