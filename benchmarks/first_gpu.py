@@ -1,12 +1,13 @@
 """First minutes of the engine on one GPU: does it run strictly, are its bits the same twice, what does it take.
 
-    .venv/bin/python benchmarks/first_gpu.py --output first_gpu.jsonl --budget-seconds 530
+    .venv/bin/python benchmarks/first_gpu.py --output first_gpu.jsonl --budget-seconds 530 [--together]
 
 Call it again with the same output, on the same machine and commit, until it says that nothing is left: what is measured
 already is not measured again. Cases are ordered by worth, so that a machine lent for 25 minutes gives the first ones:
-steps that must be exact before all, then what exactness costs, attention by backend, the large model, sampling. Every
-case is a process of its own and ends alone; its line is on the disk as soon as it is measured. A case takes 120 s at
-most, and none is begun that might not end within the budget.
+steps that must be exact before all, then what exactness costs, attention by backend, packed rows, decoding, the large
+model. Every case is a process of its own and ends alone; its line is on the disk as soon as it is measured. A case
+takes 120 s at most, and none is begun that might not end within the budget. `--together` computes them in one process:
+on a machine whose disk takes 15 s to read torch, that is four times as many in the same minutes.
 
 Needs torch and transformers; no network, no package of attention, no installed Charter. Without a GPU the same cases
 run at the size of a test: do that before taking a GPU's time. Weights are random.
@@ -17,6 +18,7 @@ second, without attention and recomputation, thus a lower bound of what was comp
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -27,6 +29,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
@@ -37,6 +40,7 @@ LONGEST_SECONDS = 120.0
 LARGEST_HASHED_PARAMETERS = 2_000_000_000
 """Above it, copying the weights to the host and hashing them takes longer than the steps."""
 WARMUP, REPEATS = 2, 5
+VARLEN = "varlen"
 BACKENDS = ("sdpa causal", "sdpa mask", "varlen", "flex")
 Fields = Mapping[str, Any]
 
@@ -64,6 +68,7 @@ def cases(*, on_gpu: bool) -> Iterator[Fields]:
     }
     big_sft = {**sft, "model": big, "micro_batch": 1, "recompute": True}
     big_lora = {**sft, "model": big, "kind": "lora", "lora_rank": 16}
+    big_decode = {**decode, "model": big, "precision": "bf16-true"}
     yield from (
         {"name": f"{kind} {turn}", **fields} for kind, fields in (("sft", sft), ("ppo", ppo)) for turn in (1, 2)
     )
@@ -73,23 +78,33 @@ def cases(*, on_gpu: bool) -> Iterator[Fields]:
         for strict in (True, False):
             name = f"attention {backend}{'' if strict else ' not strict'}"
             yield {"name": name, "backend": backend, "tokens": length, "conversations": counts, "strict": strict}
+    rows = {"model": small, "rows": 2, "each": 512 if on_gpu else 16, "conversations": 16 if on_gpu else 4}
+    for kept_apart in (VARLEN, "sdpa") if on_gpu else ("sdpa",):
+        for strict in (True, False):
+            name = f"packed {kept_apart}{'' if strict else ' not strict'}"
+            yield {"name": name, "kept_apart": kept_apart, **rows, "strict": strict}
+    for name, fields in (("decode", {**decode, "model": small}), ("8B decode", big_decode)):
+        yield {"name": name, **fields}
+        yield {"name": f"{name} without graphs", **fields, "graphs": False}
     yield {"name": "rm", **sft, "kind": "rm", "seq": long // 2}
     yield {"name": "lora", **sft, "kind": "lora", "lora_rank": 16}
     yield {"name": "sft recompute", **sft, "recompute": True}
     yield {"name": "8B lora", **big_lora}
+    yield {"name": "8B lora not strict", **big_lora, "strict": False}
     yield {"name": "8B sft", **big_sft}
-    yield {"name": "decode", **decode, "model": small}
-    yield {"name": "8B decode", **decode, "model": big, "precision": "bf16-true"}
     yield {"name": "8B sft long", **big_sft, "seq": 4 * long}
 
 
 def measured(fields: Fields, *, on_gpu: bool) -> dict[str, Any]:
     """Measure one case in this process."""
-    own = {name: value for name, value in fields.items() if name not in ("name", "strict")}
-    strict = bool(fields.get("strict", True))
-    return (
-        attention(own, strict=strict, on_gpu=on_gpu) if "backend" in own else steps(own, strict=strict, on_gpu=on_gpu)
-    )
+    own = {name: value for name, value in fields.items() if name not in ("name", "strict", "graphs")}
+    measure = attention if "backend" in own else packed if "kept_apart" in own else steps
+    with contextlib.ExitStack() as stack:
+        if not fields.get("graphs", True):
+            from charter.inference import fused
+
+            stack.enter_context(mock.patch.object(fused, "_has_fixed_angles", return_value=False))
+        return measure(own, strict=bool(fields.get("strict", True)), on_gpu=on_gpu)
 
 
 def steps(fields: Fields, *, strict: bool, on_gpu: bool) -> dict[str, Any]:
@@ -172,6 +187,54 @@ def attention(fields: Fields, *, strict: bool, on_gpu: bool) -> dict[str, Any]:
     return {"attention": rows}
 
 
+def packed(fields: Fields, *, strict: bool, on_gpu: bool) -> dict[str, Any]:
+    """Forward and backward of the engine's loss over packed rows, whose conversations a mask or bounds keep apart."""
+    import torch
+    from measured_steps.child import clock as waited
+    from measured_steps.grid import Case
+    from measured_steps.subjects import language_model, token_ids
+
+    from charter.models.chat import Encoded
+    from charter.models.runtime import configure
+    from charter.models.token_forward import give_token_forward
+    from charter.train import packing
+    from charter.train.pretrain import language_loss
+
+    device = configure({"threads": 4, "device": "cuda" if on_gpu else "cpu"})
+    torch.use_deterministic_algorithms(True, warn_only=not strict)
+    rows, each, count = (int(fields[name]) for name in ("rows", "each", "conversations"))
+    case = Case(kind="sft", model=fields["model"], micro_batch=rows, seq=each * count)
+    model = language_model(case, device)
+    give_token_forward(model.model)
+    batch = packing.packed_batch(
+        [
+            [
+                Encoded(tuple(token_ids(each, case.architecture.vocab_size, row * count + n)), (True,) * each)
+                for n in range(count)
+            ]
+            for row in range(rows)
+        ],
+        padding=0,
+    )
+    if fields["kept_apart"] == packing.VARLEN:
+        batch = batch.flattened()
+        packing.take_bounds()
+    seconds = []
+    for _ in range(WARMUP + REPEATS):
+        start = waited()
+        inputs = packing.model_inputs(batch, attention=fields["kept_apart"], device=device)
+        loss = language_loss(
+            model.model, batch.ids_BT, batch.counted_BT, dtype="bf16", device=device, tokens=batch.tokens, more=inputs
+        )
+        loss.loss_sum.backward()
+        model.model.zero_grad()
+        seconds.append(waited() - start)
+    ordered = sorted(seconds[WARMUP:])
+    peak = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None
+    spread = [ordered[0], ordered[-1]]
+    return {"pass_s": ordered[len(ordered) // 2], "spread": spread, "tokens": batch.tokens, "peak_gib": peak}
+
+
 def attending(backend: str, total: int, count: int, device: Any) -> Any:
     """A function of queries, keys and values (T, heads, size) over `count` conversations; None where it cannot run."""
     import torch
@@ -218,6 +281,22 @@ def clock(on_gpu: bool) -> float:
     if on_gpu:
         torch.cuda.synchronize()
     return time.perf_counter()
+
+
+def here_and_now(fields: Fields, *, on_gpu: bool) -> dict[str, Any]:
+    """One case in this process, whose memory is given back after it; what went wrong where it does not end well."""
+    import gc
+
+    import torch
+
+    try:
+        return measured(fields, on_gpu=on_gpu)
+    except Exception as error:  # whatever a case dies of, the others are measured
+        return {"error": f"{type(error).__name__}: {error}"[-600:]}
+    finally:
+        gc.collect()
+        if on_gpu:
+            torch.cuda.empty_cache()
 
 
 def in_child(fields: Fields, seconds: float) -> dict[str, Any]:
@@ -279,6 +358,7 @@ def main() -> int:
     parser.add_argument("--output", "-o", type=Path, default=Path("first_gpu.jsonl"))
     parser.add_argument("--budget-seconds", type=float, default=530.0, help="no case is begun that might end after it")
     parser.add_argument("--names", default="", help="only cases whose names begin with one of these, such as sft,ppo")
+    parser.add_argument("--together", action="store_true", help="all cases in one process: more of them in the time")
     parser.add_argument("--case", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     import torch
@@ -293,11 +373,12 @@ def main() -> int:
     todo = left(every, lines_of(options.output), here)
     print(json.dumps(here), f"{len(todo)} of {len(every)} cases left", flush=True)
     for number, fields in enumerate(todo):
-        if end - time.monotonic() < LONGEST_SECONDS:
+        if end - time.monotonic() < (LONGEST_SECONDS / 4 if options.together else LONGEST_SECONDS):
             print(f"time is up: {len(todo) - number} left; call again", flush=True)
             return 0
         start = time.monotonic()
-        result = {"name": fields["name"], "case": dict(fields), "machine": here, **in_child(fields, LONGEST_SECONDS)}
+        found = here_and_now(fields, on_gpu=on_gpu) if options.together else in_child(fields, LONGEST_SECONDS)
+        result = {"name": fields["name"], "case": dict(fields), "machine": here, **found}
         result = with_bits(result, fields["name"], lines_of(options.output))
         result["wall_s"] = round(time.monotonic() - start, 1)
         with options.output.open("a", encoding="utf-8") as log:

@@ -165,7 +165,7 @@ def test_budget_verdict_follows_the_range(lab):
 
 
 def test_a_budget_that_is_not_kept_says_how_much_less_work_would_keep_it(lab):
-    critique = CritiqueStage(policy="base", critic="base", prompts=("prompts",), rollout_batch=1024)
+    critique = CritiqueStage(policy="base", critic="base", prompts=("prompts",), rollout_batch=128, revisions=8)
     usd = lab.one(critique).usd.p90 / 1e6
     advice = lab.one(critique, budget=Budget(limit=0.4 * usd)).budget_advice
     found = re.match(r"stage with num_prompts: ([0-9_]+) \(planned: 20_000\)", advice[0])

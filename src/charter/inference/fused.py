@@ -5,7 +5,7 @@ H width of the residual stream, V vocabulary.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,20 +54,39 @@ class JointCache:
             bias_LT[:, :used].masked_fill_(mask_LT[:, :used] == 0, float("-inf"))
         return JointCache(pairs, bias_LT)
 
+    @staticmethod
+    def joined(parts: Sequence["JointCache"]) -> "JointCache":
+        """Put the rows of several caches below each other, layer by layer; the parts are used up."""
+        if len(parts) == 1:
+            return parts[0]
+        pairs = []
+        for layer in range(len(parts[0].pairs_LNTD)):
+            pairs.append(torch.cat([part.pairs_LNTD[layer] for part in parts]))
+            for part in parts:
+                part.pairs_LNTD[layer] = pairs[-1]
+        return JointCache(pairs, torch.cat([part.bias_LT for part in parts]))
+
     def make_room(self, columns: int) -> None:
         """See to it that so many columns fit."""
         if columns > self.bias_LT.shape[1]:
             more = _aligned(columns + ROOM_COLUMNS) - self.bias_LT.shape[1]
             pad = torch.nn.functional.pad
-            self.pairs_LNTD = [pad(pair_LNTD, (0, 0, 0, more)) for pair_LNTD in self.pairs_LNTD]
+            self._change(lambda pair_LNTD: pad(pair_LNTD, (0, 0, 0, more)))
             self.bias_LT = pad(self.bias_LT, (0, more), value=float("-inf"))
 
     def keep(self, row_L: Tensor, first_column: int) -> int:
         """Go on with some rows, without columns before the first; how many are gone."""
         lost = first_column // ALIGNED_COLUMNS * ALIGNED_COLUMNS
-        self.pairs_LNTD = [pair_LNTD[row_L, :, lost:] for pair_LNTD in self.pairs_LNTD]
+        self._change(lambda pair_LNTD: pair_LNTD[row_L, :, lost:])
         self.bias_LT = self.bias_LT[row_L, lost:]
         return lost
+
+    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Put another tensor in the place of each, and let go of the old one before the next is made."""
+        old, self.pairs_LNTD = self.pairs_LNTD, []
+        for number, pair_LNTD in enumerate(old):
+            self.pairs_LNTD.append(change(pair_LNTD))
+            old[number] = self.pairs_LNTD[-1]
 
 
 def _aligned(columns: int) -> int:

@@ -17,6 +17,7 @@ from charter.models.engine_layout import DEFAULT_ATTENTION
 from charter.models.language_model import LanguageModel
 from charter.models.length_groups import CUDA_PASS_TOKENS, length_groups
 from charter.models.runtime import is_queued, on_device, precision
+from charter.physics.inference_memory import PASS_TOKENS
 
 ROOM_TOKENS = 64
 """Columns that are added at once: the copy of a row's keys is then 1/64 of what one at every token takes."""
@@ -160,6 +161,8 @@ of the best time, all rows in one group 1.5 times.
 """
 LOOK_TOKENS = 16
 """On an accelerator the host looks at every 16th token which rows have ended: it waits for all that was launched."""
+PROMPT_TOKENS = int(PASS_TOKENS)
+"""Tokens of prompts that one pass reads on an accelerator, at most, and one prompt at least: what fills it."""
 STAYING_SHARE = 0.75
 """Finished rows leave once this share or less goes on: each time costs a copy of the cache."""
 
@@ -314,23 +317,40 @@ class _Unfinished:
             return self._model_logits(model)
         # What autocast keeps of weights would be a second copy of them beside the decoder's.
         with autocast_as_is(self.ids_LQ.device, cache_enabled=False):
-            logits_LV = self._model_logits(model)
-        if all(isinstance(layer, RoomyLayer) for layer in self.cache.layers):
-            self.cache = JointCache.of(self.cache, self.mask_LT, fused.dtype)
-        return logits_LV
+            if not all(isinstance(layer, RoomyLayer) for layer in self.cache.layers):
+                return self._model_logits(model)
+            return self._prompt_logits(model, fused.dtype)
+
+    def _prompt_logits(self, model: Any, dtype: torch.dtype) -> Tensor:
+        """Logits after the prompts, read some rows at a time: all at once would need more memory than the answers."""
+        rows_each = max(1, PROMPT_TOKENS // self.ids_LQ.shape[1])
+        logits, caches = [], []
+        for start in range(0, len(self.ids_LQ), rows_each):
+            rows = slice(start, start + rows_each)
+            out = self._call(model, new_cache(model.config), rows)
+            logits.append(out.logits[:, -1].float())
+            caches.append(
+                JointCache.of(out.past_key_values, self.mask_LT if self.mask_LT is None else self.mask_LT[rows], dtype)
+            )
+        self.cache = JointCache.joined(caches)
+        return torch.cat(logits)
 
     def _model_logits(self, model: Any) -> Tensor:
-        out = model(
-            input_ids=self.ids_LQ,
-            attention_mask=self._mask(),
-            position_ids=self.position_LQ,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        out = self._call(model, self.cache, slice(None))
         self.cache = out.past_key_values
         logits_LV: Tensor = out.logits[:, -1].float()
         return logits_LV
+
+    def _call(self, model: Any, cache: Any, rows: slice) -> Any:
+        mask = self._mask()
+        return model(
+            input_ids=self.ids_LQ[rows],
+            attention_mask=None if mask is None else mask[rows],
+            position_ids=self.position_LQ[rows],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
 
     def _mask(self) -> Tensor | None:
         """Columns that are tokens.

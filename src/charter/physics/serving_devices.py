@@ -317,6 +317,7 @@ FASTER_TRANSFORMER = GenerationEngine(
 )
 
 _NAMES: tuple[tuple[str, GenerationEngine], ...] = (
+    (r"\bcharter\b", NATIVE_CAPTURED),
     (r"tensorrt|trt[- ]?llm|\btrt\b|\bnim\b", TENSORRT),
     (r"sglang|\bsgl\b", SGLANG),
     (r"vllm|aphrodite|\brouter\b", VLLM),

@@ -73,6 +73,30 @@ def test_a_fused_token_has_the_logits_of_the_classes(kind, padded):
     torch.testing.assert_close(logits_LV, by_classes(slice(column, column + 1), own)[rows], rtol=0, atol=2e-5)
 
 
+def test_prompts_are_read_in_passes_of_so_many_tokens(monkeypatch):
+    """The same answers, and no pass over more than fits."""
+    model = tiny.language_model()
+    prompts = [list(range(5, 5 + length)) for length in (9, 4, 6, 9, 8)]
+    settings = SamplingSettings(max_new_tokens=12, min_new_tokens=12, temperature=0.0, dtype="bf16")
+    for module in (sampling, decoding):
+        monkeypatch.setattr(module, "is_queued", lambda device: True)
+    forward, widths = model.model.forward, []
+
+    def noted(*args, **given):
+        widths.append(given["input_ids"].numel())
+        return forward(*args, **given)
+
+    monkeypatch.setattr(model.model, "forward", noted)
+    answers = []
+    for most in (sampling.PROMPT_TOKENS, 20):
+        widths.clear()
+        monkeypatch.setattr(sampling, "PROMPT_TOKENS", most)
+        answers.append(generate(model, prompts, seeds=range(5), settings=settings).answer_BR)
+        assert max(widths) <= most
+    assert len(widths) == 3
+    assert (answers[0] == answers[1]).float().mean() > 0.9
+
+
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
 def test_fused_answers_are_those_of_the_classes(monkeypatch, stored):
     model = tiny.language_model()

@@ -203,8 +203,8 @@ def refused_kernels(
     if compiled and stage.ROLLS_OUT:
         yield (
             "compile",
-            "compile and PPO do not go together: rollouts call the plain module, whose last bits differ from the "
-            "compiled one's, and the first ratio of the two would not be 1; remove compile",
+            "compile and PPO do not go together: scoring and training compile to different code, whose last bits "
+            "differ, and the first ratio of the two would not be 1; remove compile",
         )
 
 
