@@ -59,7 +59,7 @@ def test_rows_are_complete_and_positive(measured):
         assert row.value > 0
         assert row.prefix == "OWN"
         assert None not in (row.hidden, row.layers, row.heads, row.vocab, row.params_b, row.mbs, row.gpus, row.tp)
-        assert row.framework.startswith("charter native (HF + torch ")
+        assert row.framework.startswith("charter torch ")
     metrics = Counter((row.kind, row.metric) for row in rows)
     assert metrics["sft", "step_time_s"] == metrics["sft", "peak_mem_gib"] == 3
     assert metrics["inference", "out_tokens_per_s"] == 1

@@ -97,6 +97,57 @@ def test_prompts_are_read_in_passes_of_so_many_tokens(monkeypatch):
     assert (answers[0] == answers[1]).float().mean() > 0.9
 
 
+class ReplayedGraph:
+    """A CUDA graph as far as a processor has one: the operations recorded last, computed again into the same memory."""
+
+    def __init__(self, decoder, ids_L, position_LQ, cache):
+        self.pairs_LNTD, self.given = cache.pairs_LNTD, (decoder, cache)
+        decoder.recorded += 1
+
+    def logits(self, ids_L, position_LQ, column):
+        decoder, cache = self.given
+        assert cache.pairs_LNTD is self.pairs_LNTD, "recorded over memory that is gone"
+        decoder.replayed += 1
+        return decoder.one_token(ids_L, position_LQ, cache, torch.tensor([column]))
+
+
+def test_a_token_is_recorded_again_when_its_memory_changes(monkeypatch):
+    """Room that is added and rows that leave are another memory; what is drawn is the same with graphs as without."""
+    model, decoders = tiny.language_model(), []
+    prompts = [list(range(5, 5 + length)) for length in (9, 4, 6, 9)]
+    settings = SamplingSettings(max_new_tokens=150, temperature=0.0, dtype="bf16")
+    for module in (sampling, decoding):
+        monkeypatch.setattr(module, "is_queued", lambda device: True)
+
+    def answers(has_graphs):
+        build = FusedDecoder.__init__
+
+        def built(self, *given):
+            build(self, *given)
+            self._has_graphs, self.recorded, self.replayed = has_graphs, 0, 0
+            decoders.append(self)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(FusedDecoder, "__init__", built)
+            patched.setattr(decoding, "TokenGraph", ReplayedGraph)
+            return generate(model, prompts, seeds=[1, 2, 3, 4], settings=settings)
+
+    monkeypatch.setattr(type(model), "end_id", property(lambda self: -1))
+    first_end = int(answers(False).answer_BR[0, 20])
+    monkeypatch.setattr(type(model), "end_id", property(lambda self: first_end))
+    plain, graphs = answers(False), answers(True)
+    assert torch.equal(plain.answer_BR, graphs.answer_BR)
+    assert plain.answer_mask_BR[0].sum() <= 21 < plain.answer_BR.shape[1], "a row leaves, and others go on"
+    assert (decoders[1].recorded, decoders[1].replayed) == (0, 0)
+    assert decoders[2].recorded == 3, "at the start, without the row that left, with more room"
+    assert decoders[2].replayed == 149 - 3
+
+
+def test_angles_that_depend_on_the_length_are_not_recorded():
+    for kind, is_fixed in (("default", True), ("llama3", True), ("dynamic", False), ("longrope", False)):
+        assert decoding._has_fixed_angles(type("Rotary", (), {"rope_type": kind})) is is_fixed
+
+
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
 def test_fused_answers_are_those_of_the_classes(monkeypatch, stored):
     model = tiny.language_model()
