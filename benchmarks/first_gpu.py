@@ -377,8 +377,8 @@ def main() -> int:
             print(f"time is up: {len(todo) - number} left; call again", flush=True)
             return 0
         start = time.monotonic()
-        found = here_and_now(fields, on_gpu=on_gpu) if options.together else in_child(fields, LONGEST_SECONDS)
-        result = {"name": fields["name"], "case": dict(fields), "machine": here, **found}
+        figures = here_and_now(fields, on_gpu=on_gpu) if options.together else in_child(fields, LONGEST_SECONDS)
+        result = {"name": fields["name"], "case": dict(fields), "machine": here, **figures}
         result = with_bits(result, fields["name"], lines_of(options.output))
         result["wall_s"] = round(time.monotonic() - start, 1)
         with options.output.open("a", encoding="utf-8") as log:

@@ -6,10 +6,10 @@ Imports SQLAlchemy: import it lazily.
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -126,8 +126,6 @@ def _connect_server(address: str) -> Database:
     """A PostgreSQL server. A commit that returned is on the server's disk, whatever its default is."""
     url = server_url(address)
     try:
-        from charter.ledger.bound_connection import BoundConnection
-
         settings = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, **TCP_SETTINGS}
         unset = {name: value for name, value in settings.items() if name not in url.query}
         engine = create_engine(url, connect_args=unset, pool_pre_ping=True)
@@ -138,7 +136,7 @@ def _connect_server(address: str) -> Database:
         ) from error
 
     def open_bound(_dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
-        connection = BoundConnection.connect(*arguments, **options)
+        connection = bound_connection().connect(*arguments, **options)
         connection.longest_silence_seconds = SILENCE_SECONDS
         return connection
 
@@ -282,3 +280,45 @@ TCP_SETTINGS = {
 }
 """Seconds, and milliseconds for the last: a machine that is gone is noticed after half a minute. The kernel's own
 settings take two hours for it, and a quarter of one for data that nobody acknowledges."""
+LOOK_SECONDS = 0.1
+"""Between two looks at the clock while nothing is heard."""
+PQGen = Generator[int, int, Any]
+"""How psycopg asks to be told when a socket can be read or written: it yields what it waits for."""
+
+
+@cache
+def bound_connection() -> Any:
+    """Return the class of connections that break when their server has been silent for too long.
+
+    A class of psycopg's, which only the extra `postgres` brings.
+    """
+    import psycopg
+
+    class BoundConnection(psycopg.Connection[Any]):  # type: ignore[misc]  # psycopg is not checked
+        """A connection that breaks when its server has been silent for too long while it owed an answer."""
+
+        longest_silence_seconds: float | None = None
+        """None waits for ever."""
+
+        def wait(self, gen: PQGen, interval: float = LOOK_SECONDS, **more: Any) -> Any:
+            """Wait for an answer; psycopg does so here for every statement, commit and rollback."""
+            limit = self.longest_silence_seconds
+            return super().wait(gen if limit is None else self._impatient(gen, limit), interval, **more)
+
+        def _impatient(self, gen: PQGen, limit: float) -> PQGen:
+            """The same waits, of which one that is too long ends the connection."""
+            heard = time.monotonic()
+            try:
+                wanted = next(gen)
+                while True:
+                    ready = yield wanted
+                    if ready:
+                        heard = time.monotonic()
+                    elif time.monotonic() - heard > limit:
+                        self.close()
+                        raise psycopg.OperationalError(f"the server owed an answer and was silent for {limit:g} s")
+                    wanted = gen.send(ready)
+            except StopIteration as done:
+                return done.value
+
+    return BoundConnection
