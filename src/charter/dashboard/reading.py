@@ -314,6 +314,11 @@ class ProjectReader:
         self._attempts: dict[str, tuple[str, tuple[Accounted, ...]]] = {}
         self._asking = threading.Lock()
 
+    @property
+    def is_read(self) -> bool:
+        """Return True if there is a snapshot already: the first one takes as long as reading the project does."""
+        return self._latest is not None
+
     def snapshot(self, *, wait: bool = False) -> Snapshot:
         """The project now, at most a moment old; `wait` reads it at once if anything has changed."""
         latest = self._latest

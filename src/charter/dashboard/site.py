@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from charter.dashboard.discovery import find_projects
 from charter.dashboard.reading import ProjectReader
 from charter.dashboard.settings import Settings
+from charter.dashboard.snapshot import Snapshot
 from charter.dashboard.stamped import Stamp, stamp_of
 from charter.dashboard.view.curves import Curve, PhaseShare, Steady, curves_of, phases_of, steady_of
 from charter.dashboard.work.pool import Workers
@@ -198,6 +199,8 @@ class MeterFiles:
 
 
 DISCOVERY_SECONDS = 10.0
+FIRST_SECONDS = 0.15
+"""A page of all projects waits so long for those that were never read; the others come as they are read beside it."""
 
 
 class ProjectSite:
@@ -212,6 +215,7 @@ class ProjectSite:
         self._readers: dict[str, ProjectReader] = {}
         self._found_at = float("-inf")
         self._lock = threading.Lock()
+        self._catching_up = threading.Lock()
 
     def readers(self) -> tuple[ProjectReader, ...]:
         """The readers of all projects, in the order of their labels."""
@@ -226,7 +230,29 @@ class ProjectSite:
         """The reader of one project; a key is looked up, never made into a path."""
         return next((reader for reader in self.readers() if reader.found.key == key), None)
 
+    def snapshots(self) -> tuple[list[Snapshot], int]:
+        """Return all projects that were read, and how many were not yet: these are read now, beside the request."""
+        until = time.monotonic() + FIRST_SECONDS
+        ready: list[Snapshot] = []
+        unread: list[ProjectReader] = []
+        for reader in self.readers():
+            if reader.is_read or time.monotonic() < until:
+                ready.append(reader.snapshot())
+            else:
+                unread.append(reader)
+        if unread and self._catching_up.acquire(blocking=False):
+            threading.Thread(target=self._catch_up, args=(unread,), daemon=True).start()
+        return ready, len(unread)
+
+    def _catch_up(self, unread: Sequence[ProjectReader]) -> None:
+        try:
+            for reader in unread:
+                reader.snapshot()
+        finally:
+            self._catching_up.release()
+
     def version(self, reader: ProjectReader | None) -> str:
         """Return a value that changes whenever a project has changed, or any of them."""
-        readers = (reader,) if reader else self.readers()
-        return "/".join(item.snapshot().version for item in readers)
+        if reader is not None:
+            return reader.snapshot().version
+        return "/".join(item.snapshot().version if item.is_read else "unread" for item in self.readers())

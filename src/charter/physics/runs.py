@@ -77,6 +77,7 @@ class RlStack:
 
 
 _STACKS: tuple[tuple[str, RlStack], ...] = (
+    (r"\bcharter\b", RlStack(label="native", engine="charter", packs=False, resharding=False, overhead=0.05)),
     (r"nemo[- ]?rl", RlStack(label="nemo-rl", engine="vllm")),
     (r"nemo[- ]?aligner", RlStack(label="nemo-aligner", engine="tensorrt-llm", packs=False)),
     (r"verl|hybridflow", RlStack(label="verl", engine="vllm", overhead=0.7)),

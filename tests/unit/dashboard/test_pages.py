@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from charter.artifacts.sample_prompts import SamplePrompts, append_samples, write_sample_prompts
 from charter.cli.main import app
+from charter.dashboard import site as site_module
 from charter.dashboard.app import ASSET_FILES, asset_bytes
 from charter.dashboard.discovery import find_projects, key_of
 from charter.dashboard.export import export_pages
@@ -182,6 +183,32 @@ def test_a_key_is_looked_up(settings, case):
     assert site.reader(reader.found.key) is reader
     for key in ("", "..", "../demo", str(case.root), "demo", reader.found.key + "/"):
         assert site.reader(key) is None
+
+
+def test_the_first_page_does_not_wait_until_every_project_is_read(client, case, monkeypatch):
+    """What was read in time is shown, the rest is read beside it, and the page's version changes when it is."""
+    may_read, is_read, starts = threading.Event(), threading.Event(), []
+    catch_up = ProjectSite._catch_up
+
+    def held(site, unread):
+        starts.append(unread)
+        may_read.wait()
+        catch_up(site, unread)
+        is_read.set()
+
+    monkeypatch.setattr(site_module, "FIRST_SECONDS", -1.0)
+    monkeypatch.setattr(ProjectSite, "_catch_up", held)
+    first, again = client.get("/"), client.get("/")
+    for page in (first, again):
+        assert "1 more project being read" in page.text
+        assert "No project here yet" not in page.text
+        assert case.project.name not in page.text
+    may_read.set()
+    is_read.wait()
+    assert len(starts) == 1, "two requests start one reading"
+    page = client.get("/?sort=name")  # a page that was not stored a moment ago
+    assert "being read" not in page.text
+    assert f">{case.project.name}</a>" in page.text
 
 
 def test_an_evaluation_says_whether_its_policy_is_better(client, case, at):

@@ -119,9 +119,11 @@ class HomeView:
     spent_usd: float
     needs_somebody: int
     """Failed, or waiting for approval."""
+    unread: int
+    """Projects that are not among these, since they are still being read."""
 
 
-def home_view(snapshots: Sequence[Snapshot], query: TableQuery | None = None) -> HomeView:
+def home_view(snapshots: Sequence[Snapshot], query: TableQuery | None = None, *, unread: int = 0) -> HomeView:
     """Return one page of the table; all of it without a query, as an export has it."""
     rows = sorted(map(_row, snapshots), key=lambda row: (_ORDER.index(row.state), -(row.last_at or 0)))
     wish = query or TableQuery()
@@ -156,6 +158,7 @@ def home_view(snapshots: Sequence[Snapshot], query: TableQuery | None = None) ->
         per_hour_usd=sum(row.money.per_hour_usd or 0.0 for row in rows),
         spent_usd=sum(row.money.spent_usd or 0.0 for row in rows),
         needs_somebody=sum(row.state in ("failed", "waiting") for row in rows),
+        unread=unread,
     )
 
 
