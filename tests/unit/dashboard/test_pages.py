@@ -185,7 +185,7 @@ def test_a_key_is_looked_up(settings, case):
         assert site.reader(key) is None
 
 
-def test_the_first_page_does_not_wait_until_every_project_is_read(client, case, monkeypatch):
+def test_the_first_page_does_not_wait_for_every_project(client, case, monkeypatch):
     """What was read in time is shown, the rest is read beside it, and the page's version changes when it is."""
     may_read, is_read, starts = threading.Event(), threading.Event(), []
     catch_up = ProjectSite._catch_up
