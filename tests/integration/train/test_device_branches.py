@@ -1,0 +1,351 @@
+"""What the engine does on a GPU only, without one: fake tensors say they lie there, and calls of torch are replaced."""
+
+import contextlib
+import types
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import tiny
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.fsdp import CPUOffloadPolicy
+
+from charter.errors import DataError, StageError
+from charter.inference import fused, score, vllm_worker
+from charter.inference.fused import FusedDecoder, JointCache, TokenGraph
+from charter.inference.generate import _groups
+from charter.models import language_model, parallel, ranks, runtime, token_forward
+from charter.models.adapters import add_adapter
+from charter.models.engine_layout import StageLayout
+from charter.models.ranks import Ranks
+from charter.spec.layout import Adapter
+from charter.train import meter, models
+from charter.train.checkpoint import HostBuffers
+from charter.train.packing import packed_attention
+
+pytestmark = pytest.mark.torch
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+class Stop(Exception):
+    """The call of which a test wants to know."""
+
+
+def noting(calls, name, returns=None):
+    """A function that notes with what it was called."""
+    return lambda *args, **more: calls.append((name, args, more)) or returns
+
+
+def as_on_a_gpu(module):
+    """The module with fake weights that say they lie on a GPU."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return module.to(GPU)
+
+
+# -------- What is loaded, cast, spread and copied.
+
+
+def test_a_model_that_answers_has_16_bits_there():
+    assert language_model.answering_dtype(GPU) is torch.bfloat16
+    assert language_model.answering_dtype(CPU) is torch.float32
+
+
+def test_each_process_reads_its_own_parts_there():
+    def reads(device):
+        setup = types.SimpleNamespace(device=device, layout=StageLayout(), job=types.SimpleNamespace(spec=object()))
+        return models.reads_parts(setup)
+
+    assert (reads(GPU), reads(CPU)) == (True, False)
+
+
+def test_what_is_frozen_is_cast_once_there(monkeypatch):
+    """Frozen models, and the base under adapters; on a processor autocast decides."""
+
+    monkeypatch.setattr(parallel, "fill_weights", lambda *_, **__: None)
+
+    def weights(device, *, trained):
+        model = tiny.language_model().model
+        if trained:
+            add_adapter(model, Adapter(rank=2), seed=1)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            spread = parallel.parallelize(model, StageLayout(), Ranks(device=device), dtype="bf16", trained=trained)
+            layer = spread.module.get_decoder().layers[0].self_attn
+            base = layer.q_proj.base_layer if trained else layer.q_proj
+            return base.weight.dtype
+
+    assert (weights(GPU, trained=False), weights(GPU, trained=True)) == (torch.bfloat16, torch.bfloat16)
+    assert weights(CPU, trained=True) is torch.float32
+
+
+def test_offloading_means_something_there_only():
+    everything = StageLayout(world_size=2, zero=3, offload="all")
+    assert isinstance(parallel.offload_policy(everything, GPU), CPUOffloadPolicy)
+    assert not isinstance(parallel.offload_policy(everything, CPU), CPUOffloadPolicy)
+    assert parallel.is_needless(everything, CPU)
+    assert not parallel.is_needless(everything, GPU)
+    with pytest.raises(StageError, match="not supported on an accelerator"):
+        parallel.check_offload(StageLayout(world_size=2, zero=3, offload="optimizer"), GPU)
+
+
+def test_ddp_is_told_its_gpu_and_keeps_its_random_state(monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", noting(calls, "ddp"))
+    for device in (torch.device("cuda", 3), CPU):
+        parallel._averaged(torch.nn.Linear(2, 2), Ranks(device=device, world_size=2, data_size=2))
+    assert [more["device_ids"] for _, _, more in calls] == [[3], None]
+
+    @contextlib.contextmanager
+    def fork_rng(devices):
+        forks.append(list(devices))
+        yield
+
+    forks = []
+    monkeypatch.setattr(torch.random, "fork_rng", fork_rng)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    module, loss = torch.nn.Linear(2, 2), types.SimpleNamespace(backward=lambda: None)
+    for spread in (module, as_on_a_gpu(torch.nn.Linear(2, 2))):
+        wrapped = parallel.DdpParallel.__new__(parallel.DdpParallel)
+        wrapped.module = spread
+        wrapped.warm(lambda: loss)
+    with runtime.seeded(1):
+        pass
+    assert forks == [[], [0, 1], [0, 1]]
+
+
+def test_processes_meet_over_nccl_there(monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr(ranks, "rank_of_process", lambda: 0)
+    monkeypatch.setattr(ranks, "world_of_process", lambda: 2)
+    monkeypatch.setattr(ranks, "_store", lambda *_: None)
+    monkeypatch.setattr(ranks, "PrefixStore", lambda *_: None)
+    monkeypatch.setattr(ranks.dist, "is_initialized", lambda: False)
+    monkeypatch.setattr(ranks.dist, "init_process_group", noting(calls, "init"))
+    monkeypatch.setattr(ranks.dist, "new_group", lambda *members, **more: members)
+    for device in (GPU, CPU):
+        ranks.join(tmp_path, device)
+    assert [args[0] for _, args, _ in calls] == ["cpu:gloo,cuda:nccl", "gloo"]
+
+
+def test_states_are_copied_to_pinned_memory_and_waited_for(monkeypatch):
+    waits, empty, pinned = [], torch.empty, []
+
+    def made(*args, pin_memory=False, **more):
+        pinned.append(pin_memory)
+        return empty(*args, **more)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", noting(waits, "synchronize"))
+    with FakeTensorMode():
+        state = {"weight": torch.ones(4, 4, device=GPU), "moment": torch.ones(4, device=GPU)}
+        monkeypatch.setattr(torch, "empty", made)
+        buffers = HostBuffers()
+        first, second = buffers.copy(state), buffers.copy(state)
+    assert {item.device.type for item in first.values()} == {"cpu"}
+    assert all(first[name] is second[name] for name in state), "buffers are filled anew"
+    assert (pinned, len(waits)) == ([True, True], 2)
+    HostBuffers().copy({"weight": torch.ones(2)})
+    assert (pinned[2:], len(waits)) == ([False], 2)
+
+
+def test_inputs_go_over_without_a_wait(monkeypatch):
+    moves = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: moves.append("pinned") or self)
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device, **more: moves.append((device, more)) or self)
+    runtime.on_device(torch.ones(1), GPU)
+    runtime.on_device(torch.ones(1), CPU)
+    assert moves == ["pinned", (GPU, {"non_blocking": True}), (CPU, {})]
+    assert (runtime.is_queued(GPU), runtime.is_queued(CPU)) == (True, False)
+
+
+def test_attention_of_cuda_alone_is_refused_where_there_is_none(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DataError, match="needs a CUDA device"):
+        runtime.checked_attention("flex_attention")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert runtime.checked_attention("flex_attention") == "flex_attention"
+
+
+def test_packed_rows_have_bounds_where_kernels_take_them():
+    case = {"dtype": "bf16", "dropout": 0.0, "device": GPU}
+    assert packed_attention("sdpa", **case) == "varlen"
+    for change in ({"dtype": "fp32"}, {"dropout": 0.1}, {"device": CPU}):
+        assert packed_attention("sdpa", **{**case, **change}) == "sdpa"
+    assert packed_attention("flex_attention", **case) == "flex_attention"
+
+
+# -------- How much goes through the model at once.
+
+
+def test_passes_and_tiles_are_larger_there(monkeypatch):
+    prompts = [[1] * length for length in (4, 9, 30, 90)]
+    assert len(_groups(prompts, 8, GPU)) < len(_groups(prompts, 8, CPU))
+    vocabulary, rows = 100_000, 100_000
+    with FakeTensorMode():
+        sizes = {}
+        for device in (GPU, CPU):
+            hidden = torch.empty(rows, 4, device=device)
+            parts = [*token_forward._chunks(hidden, torch.empty(vocabulary, 4, device=device))]
+            sizes[device.type] = parts[0].stop
+    assert sizes == {"cuda": token_forward.CUDA_CHUNK // vocabulary, "cpu": token_forward.LEAST_ROWS}
+
+
+def test_more_probabilities_stay_for_the_backward_pass_there(monkeypatch):
+    context = types.SimpleNamespace(
+        needs_input_grad=(True, True),
+        save_for_backward=lambda *_: None,
+        set_materialize_grads=lambda _: None,
+        mark_non_differentiable=lambda _: None,
+    )
+
+    def sizes_kept(*, is_cuda):
+        sizes = []
+
+        def new_empty(size, dtype):
+            return sizes.append(size)
+
+        hidden = types.SimpleNamespace(is_cuda=is_cuda, shape=(2000, 4), new_empty=new_empty)
+        monkeypatch.setattr(token_forward, "_matmul_inputs", lambda *_: (hidden, torch.empty(100_000, 4)))
+        monkeypatch.setattr(token_forward, "_chunks", lambda *_: iter(()))
+        token_forward._TokenFigures.forward(context, torch.empty(2000, 4), torch.empty(1), None, 1.0, None)
+        return sizes
+
+    assert (sizes_kept(is_cuda=True), sizes_kept(is_cuda=False)) == ([(2000, 100_000)], [])
+
+
+def test_scores_are_read_in_larger_passes_there(monkeypatch):
+    asked = []
+
+    def groups(lengths, *, pass_tokens):
+        asked.append(pass_tokens)
+        raise Stop
+
+    monkeypatch.setattr(score, "length_groups", groups)
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
+    for device in (GPU, CPU):
+        with FakeTensorMode():
+            weights = [torch.empty(1, device=device)]
+        module = types.SimpleNamespace(parameters=lambda weights=weights: iter(weights))
+        with pytest.raises(Stop):
+            score.score_rows(types.SimpleNamespace(scalar=module), [[1]], [1])
+        with pytest.raises(Stop):
+            score.last_token_log_probabilities(types.SimpleNamespace(model=module), [[1, 2]], [3])
+    assert asked == [score.CUDA_PASS_TOKENS] * 2 + [score.CPU_PASS_TOKENS] * 2
+
+
+# -------- Time and memory as the device has them.
+
+
+class Event:
+    """An event of a device whose clock a test sets, in milliseconds."""
+
+    now = 0.0
+
+    def __init__(self, *, enable_timing):
+        assert enable_timing
+
+    def record(self, stream):
+        assert stream == "the stream"
+        self.at = Event.now
+
+    def elapsed_time(self, other):
+        return other.at - self.at
+
+
+def test_phases_are_timed_by_the_device(monkeypatch, tmp_path):
+    waits = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the stream")
+    monkeypatch.setattr(torch.cuda, "synchronize", noting(waits, "synchronize"))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 3)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5)
+    own = meter.Meter(tmp_path, device=GPU)
+    own.watch([], [], look=True)
+    with own.phase("generate"):
+        Event.now += 2000.0
+    with own.phase("update"):
+        Event.now += 500.0
+    own.add({"tokens": 10})
+    figures = own.metrics()
+    assert (figures["seconds_generate"], figures["seconds_update"]) == (2.0, 0.5)
+    assert (figures["allocated_bytes"], figures["peak_bytes"]) == (3.0, 5.0)
+    assert waits, "the marks have been passed before they are read"
+
+
+def test_the_peak_rate_is_that_of_the_gpu(monkeypatch):
+    for name, expected in (("NVIDIA H200", 989e12), ("a card that nobody has seen", None)):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        peak = meter.peak_of(GPU, "bf16")
+        assert peak == (pytest.approx(expected, rel=0.01) if expected else None)
+    assert meter.peak_of(CPU, "bf16") is None
+
+
+# -------- Answers.
+
+
+def test_a_decoder_on_a_gpu_records_its_tokens():
+    model = tiny.language_model().model.to(torch.bfloat16)
+    assert not FusedDecoder(model, torch.bfloat16)._has_graphs
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert FusedDecoder(model.to(GPU), torch.bfloat16)._has_graphs
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_token_is_recorded_beside_the_stream_and_replayed(monkeypatch, fails):
+    calls = []
+
+    class Stream:
+        def wait_stream(self, other):
+            calls.append("waits")
+
+    class Graph:
+        def capture_begin(self, *, capture_error_mode):
+            calls.append(f"begins {capture_error_mode}")
+
+        def capture_end(self):
+            calls.append("ends")
+
+        def replay(self):
+            calls.append("replays")
+
+    class Decoder:
+        def one_token(self, ids_L, position_LQ, cache, column_1):
+            calls.append("token")
+            if fails:
+                raise Stop
+            self.inputs = ids_L, position_LQ, column_1
+            return torch.zeros(2, 5)
+
+    monkeypatch.setattr(fused.torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(fused.torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(fused.torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(fused.torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    decoder, cache = Decoder(), JointCache([torch.zeros(2, 2, 4, 1)], torch.zeros(2, 4))
+    ids_L, position_LQ = torch.tensor([7, 8]), torch.tensor([[1], [2]])
+    recorded = ["waits", "begins thread_local", "token", "ends"]
+    if fails:
+        with pytest.raises(Stop):
+            TokenGraph(decoder, ids_L, position_LQ, cache)
+        assert calls == recorded, "a recording that fails is ended"
+        return
+    graph = TokenGraph(decoder, ids_L, position_LQ, cache)
+    assert graph.pairs_LNTD is cache.pairs_LNTD
+    logits_LV = graph.logits(torch.tensor([9, 3]), torch.tensor([[4], [5]]), 6)
+    assert calls == [*recorded, "waits", "replays"]
+    assert logits_LV.shape == (2, 5)
+    assert [item.tolist() for item in decoder.inputs] == [[9, 3], [[4], [5]], [6]], "what it reads was written over"
+
+
+def test_vllm_records_graphs_where_there_is_a_gpu(monkeypatch):
+    eager = []
+
+    def engine(*, enforce_eager, **more):
+        eager.append(enforce_eager)
+        raise Stop
+
+    monkeypatch.setattr(vllm_worker.importlib, "import_module", lambda name: types.SimpleNamespace(LLM=engine))
+    for is_available in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda is_available=is_available: is_available)
+        with pytest.raises(Stop):
+            vllm_worker.VllmEngine().start(model="m", dtype="bfloat16", options={})
+    assert eager == [False, True]
