@@ -13,7 +13,8 @@ Needs torch and transformers; no network, no package of attention, no installed 
 run at the size of a test: do that before taking a GPU's time. Weights are random.
 
 Beside what `measured_steps` returns a line has `bits` (the first 16 digits of the SHA-256 over all weights after the
-last step), `same_bits` where the same case ran before, `tokens_per_s`, and `tflops_6n`: 6 x parameters x tokens per
+last step, or over the answers), `same_bits` where a case must give those of an earlier one (`like`), `equal` where
+answers by graphs were compared with answers without, `tokens_per_s`, and `tflops_6n`: 6 x parameters x tokens per
 second, without attention and recomputation, thus a lower bound of what was computed.
 """
 
@@ -69,9 +70,9 @@ def cases(*, on_gpu: bool) -> Iterator[Fields]:
     big_sft = {**sft, "model": big, "micro_batch": 1, "recompute": True}
     big_lora = {**sft, "model": big, "kind": "lora", "lora_rank": 16}
     big_decode = {**decode, "model": big, "precision": "bf16-true"}
-    yield from (
-        {"name": f"{kind} {turn}", **fields} for kind, fields in (("sft", sft), ("ppo", ppo)) for turn in (1, 2)
-    )
+    for kind, fields in (("sft", sft), ("ppo", ppo)):
+        yield {"name": f"{kind} 1", **fields}
+        yield {"name": f"{kind} 2", **fields, "like": f"{kind} 1"}
     yield {"name": "sft not strict", **sft, "strict": False}
     length, counts = (8192, (1, 8, 16)) if on_gpu else (64, (1, 4))
     for backend in BACKENDS:
@@ -83,9 +84,14 @@ def cases(*, on_gpu: bool) -> Iterator[Fields]:
         for strict in (True, False):
             name = f"packed {kept_apart}{'' if strict else ' not strict'}"
             yield {"name": name, "kept_apart": kept_apart, **rows, "strict": strict}
+    for name, fields in (("answers", {"model": small}), ("8B answers", {"model": big, "precision": "bf16-true"})):
+        yield {"name": name, **fields, "answers": 300 if on_gpu else 200}
     for name, fields in (("decode", {**decode, "model": small}), ("8B decode", big_decode)):
+        for batch in (1, 8, 64) if on_gpu else (2,):
+            sizes = {**fields, "micro_batch": batch, "seq": short + 2 * 64, "answer_tokens": 2 * 64}
+            yield {"name": f"{name} {batch}", **sizes}
+            yield {"name": f"{name} {batch} without graphs", **sizes, "graphs": False, "like": f"{name} {batch}"}
         yield {"name": name, **fields}
-        yield {"name": f"{name} without graphs", **fields, "graphs": False}
     yield {"name": "rm", **sft, "kind": "rm", "seq": long // 2}
     yield {"name": "lora", **sft, "kind": "lora", "lora_rank": 16}
     yield {"name": "sft recompute", **sft, "recompute": True}
@@ -97,8 +103,9 @@ def cases(*, on_gpu: bool) -> Iterator[Fields]:
 
 def measured(fields: Fields, *, on_gpu: bool) -> dict[str, Any]:
     """Measure one case in this process."""
-    own = {name: value for name, value in fields.items() if name not in ("name", "strict", "graphs")}
-    measure = attention if "backend" in own else packed if "kept_apart" in own else steps
+    own = {name: value for name, value in fields.items() if name not in ("name", "strict", "graphs", "like")}
+    kinds = {"backend": attention, "kept_apart": packed, "answers": answers_by_graphs}
+    measure = next((kinds[name] for name in kinds if name in own), steps)
     with contextlib.ExitStack() as stack:
         if not fields.get("graphs", True):
             from charter.inference import fused
@@ -122,8 +129,20 @@ def steps(fields: Fields, *, strict: bool, on_gpu: bool) -> dict[str, Any]:
         bits = bits_of(module)
         return seconds
 
+    generate = child.generate
+
+    def hashed(*args: Any, **more: Any) -> Any:
+        nonlocal bits
+        answers = generate(*args, **more)
+        bits = hashlib.sha256(answers.answer_BR.cpu().numpy().tobytes()).hexdigest()[:16]
+        return answers
+
     child.timed_steps = ppo_case.timed_steps = hashing  # type: ignore[attr-defined]
-    rows = child.measure(case, "cuda" if on_gpu else "cpu", 4, 3 if case.model == BIG else 6, 2, strict=strict)
+    child.generate = hashed
+    try:
+        rows = child.measure(case, "cuda" if on_gpu else "cpu", 4, 3 if case.model == BIG else 6, 2, strict=strict)
+    finally:  # the next case may be measured in this process too
+        child.timed_steps, ppo_case.timed_steps, child.generate = timed_steps, timed_steps, generate  # type: ignore[attr-defined]
     if bits:
         rows["bits"] = bits
     if case.kind in ("sft", "lora", "rm"):
@@ -185,6 +204,42 @@ def attention(fields: Fields, *, strict: bool, on_gpu: bool) -> dict[str, Any]:
             "bits": digest,
         }
     return {"attention": rows}
+
+
+def answers_by_graphs(fields: Fields, *, strict: bool, on_gpu: bool) -> dict[str, Any]:
+    """Whether answers by recorded tokens are those of tokens launched one operation at a time, bit for bit.
+
+    `padded`: prompts of many lengths, past the first room of the cache; `leaving`: a quarter of the rows ends early.
+    """
+    import torch
+    from measured_steps.grid import Case
+    from measured_steps.subjects import language_model, stage_dtype, token_ids
+
+    from charter.inference import fused
+    from charter.inference.generate import SamplingSettings, generate
+    from charter.models.runtime import configure
+
+    device = configure({"threads": 4, "device": "cuda" if on_gpu else "cpu"})
+    torch.use_deterministic_algorithms(True, warn_only=not strict)
+    most, shape = int(fields["answers"]), {name: value for name, value in fields.items() if name != "answers"}
+    case = Case(kind="inference", micro_batch=8, seq=2 * most, **shape)
+    model, vocabulary = language_model(case, device), case.architecture.vocab_size
+
+    def answers(prompts: Sequence[Sequence[int]], tokens: int, *, end: int, least: int, heat: float) -> list[Any]:
+        model.tokenizer.eos_token_id = end  # type: ignore[misc]
+        settings = SamplingSettings(tokens, least, temperature=heat, dtype=stage_dtype(case))
+        with mock.patch.object(fused, "_has_fixed_angles", return_value=False):
+            plain = generate(model, prompts, seeds=range(len(prompts)), settings=settings).answer_BR
+        return [plain, generate(model, prompts, seeds=range(len(prompts)), settings=settings).answer_BR]
+
+    padded = [token_ids(length, vocabulary, length) for length in (5, 40, 17, 33, 40, 28, 9, 40)]
+    several = [token_ids(24 + number % 4, vocabulary, number % 4) for number in range(16)]
+    equal = {"padded": torch.equal(*answers(padded, most, end=-1, least=most, heat=1.0))}
+    drawn = answers(several, 60, end=-1, least=0, heat=0.0)[0]
+    last = int(drawn[0, 40])
+    ending = answers(several, most, end=last, least=0, heat=0.0)
+    rows = int((ending[0] == last).any(1).sum())
+    return {"equal": {**equal, "leaving": torch.equal(*ending)}, "rows_that_end": rows}
 
 
 def packed(fields: Fields, *, strict: bool, on_gpu: bool) -> dict[str, Any]:
@@ -343,13 +398,12 @@ def left(every: Sequence[Fields], lines: Sequence[Mapping[str, Any]], here: Mapp
     return [fields for fields in every if fields["name"] not in done]
 
 
-def with_bits(found: dict[str, Any], name: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The result of a second turn, with whether its bits are those of the first."""
-    kind, _, turn = name.rpartition(" ")
-    if turn != "2" or "bits" not in found:
-        return found
-    first = next((line for line in lines if line["name"] == f"{kind} 1" and line["machine"] == found["machine"]), {})
-    return {**found, "same_bits": first.get("bits") == found["bits"]}
+def with_bits(result: dict[str, Any], like: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The result of a case, with whether its bits are those of the case that it must be like."""
+    if not like or "bits" not in result:
+        return result
+    first = next((line for line in lines if line["name"] == like and line["machine"] == result["machine"]), {})
+    return {**result, "same_bits": first.get("bits") == result["bits"]}
 
 
 def main() -> int:
@@ -379,7 +433,7 @@ def main() -> int:
         start = time.monotonic()
         figures = here_and_now(fields, on_gpu=on_gpu) if options.together else in_child(fields, LONGEST_SECONDS)
         result = {"name": fields["name"], "case": dict(fields), "machine": here, **figures}
-        result = with_bits(result, fields["name"], lines_of(options.output))
+        result = with_bits(result, fields.get("like", ""), lines_of(options.output))
         result["wall_s"] = round(time.monotonic() - start, 1)
         with options.output.open("a", encoding="utf-8") as log:
             log.write(json.dumps(result) + "\n")

@@ -54,7 +54,7 @@ def branches(root: Path = ROOT) -> dict[str, list[int]]:
 
 
 def problems(root: Path = ROOT) -> list[str]:
-    """What the table lacks, and what it names in vain."""
+    """Return a line for each branch that the table lacks, and for each entry that it has in vain."""
     tested: dict[str, str] = tomllib.loads((root / TABLE.relative_to(ROOT)).read_text(encoding="utf-8"))["tests"]
     present = branches(root)
     lacking = [

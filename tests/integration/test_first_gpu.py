@@ -29,6 +29,8 @@ def test_exactness_comes_first_and_every_case_has_its_name(script, on_gpu):
     names = [fields["name"] for fields in every]
     assert names[:5] == ["sft 1", "sft 2", "ppo 1", "ppo 2", "sft not strict"]
     assert len(set(names)) == len(names)
+    for number, fields in enumerate(every):
+        assert fields.get("like", names[0]) in names[: number + 1], "what it must be like is measured before it"
     strict = {name for name in names if not name.endswith("not strict")}
     assert all(fields.get("strict", True) == (fields["name"] in strict) for fields in every)
 
@@ -42,11 +44,12 @@ def test_cases_of_another_machine_or_commit_are_measured_again(script, tmp_path)
     assert script.left(every, script.lines_of(tmp_path / "none"), HERE) == every
 
 
-def test_a_second_turn_says_if_its_bits_are_the_first_ones(script):
+def test_a_case_says_if_its_bits_are_those_it_must_have(script):
     lines = [{"name": "sft 1", "machine": HERE, "bits": "ab"}]
     for bits, same in (("ab", True), ("cd", False)):
-        assert script.with_bits({"bits": bits, "machine": HERE}, "sft 2", lines)["same_bits"] is same
-    assert "same_bits" not in script.with_bits({"error": "no memory", "machine": HERE}, "sft 2", lines)
+        assert script.with_bits({"bits": bits, "machine": HERE}, "sft 1", lines)["same_bits"] is same
+    assert "same_bits" not in script.with_bits({"error": "no memory", "machine": HERE}, "sft 1", lines)
+    assert "same_bits" not in script.with_bits({"bits": "ab", "machine": HERE}, "", lines)
 
 
 def test_a_mask_over_one_conversation_is_causal_attention(script):

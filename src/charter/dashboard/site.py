@@ -199,7 +199,7 @@ class MeterFiles:
 
 
 DISCOVERY_SECONDS = 10.0
-FIRST_SECONDS = 0.15
+FIRST_SECONDS = 0.1
 """A page of all projects waits so long for those that were never read; the others come as they are read beside it."""
 
 

@@ -33,9 +33,13 @@ class JointCache:
     """
 
     pairs_LNTD: list[Tensor]
-    """Of each layer: N heads, those of the keys before those of the values. Another list is another memory."""
+    """Of each layer: N heads, those of the keys before those of the values."""
     bias_LT: Tensor
     """Added to the scores: 0 where a column is a token, else minus infinity."""
+    is_warm: bool = False
+    """A token has gone through this memory, operation by operation."""
+    graph: "TokenGraph | None" = None
+    """The operations of a token over this memory; it ends with it, so that no other batch finds its memory taken."""
 
     @staticmethod
     def of(cache: DynamicCache, mask_LT: Tensor | None, dtype: torch.dtype) -> "JointCache":
@@ -83,10 +87,9 @@ class JointCache:
 
     def _change(self, change: Callable[[Tensor], Tensor]) -> None:
         """Put another tensor in the place of each, and let go of the old one before the next is made."""
-        old, self.pairs_LNTD = self.pairs_LNTD, []
-        for number, pair_LNTD in enumerate(old):
-            self.pairs_LNTD.append(change(pair_LNTD))
-            old[number] = self.pairs_LNTD[-1]
+        self.graph, self.is_warm = None, False
+        for number in range(len(self.pairs_LNTD)):
+            self.pairs_LNTD[number] = change(self.pairs_LNTD[number])
 
 
 def _aligned(columns: int) -> int:
@@ -109,7 +112,6 @@ class TokenGraph:
     """The operations of one token as a CUDA graph over the memory of a cache: one launch instead of hundreds."""
 
     def __init__(self, decoder: "FusedDecoder", ids_L: Tensor, position_LQ: Tensor, cache: JointCache) -> None:
-        self.pairs_LNTD = cache.pairs_LNTD
         self._ids_L, self._position_LQ = ids_L.clone(), position_LQ.clone()
         self._column_1 = ids_L.new_zeros(1)
         self._graph = torch.cuda.CUDAGraph()
@@ -165,8 +167,6 @@ class FusedDecoder:
         self.epsilon = float(model.config.rms_norm_eps)
         self.layers = [self._fused(layer) for layer in self.body.layers]
         self.head_VH = self._single(model.get_output_embeddings())
-        self._seen: list[Tensor] | None = None
-        self._graph: TokenGraph | None = None
         self._has_graphs = self.head_VH.is_cuda and _has_fixed_angles(self.body.rotary_emb)
 
     @staticmethod
@@ -216,13 +216,11 @@ class FusedDecoder:
         one is recorded as a graph, and all others are one launch each.
         """
         cache.make_room(column + 1)
-        if self._graph is not None and self._graph.pairs_LNTD is cache.pairs_LNTD:
-            return self._graph.logits(ids_L, position_LQ, column)
-        self._graph = None
-        if self._has_graphs and self._seen is cache.pairs_LNTD:
-            self._graph = TokenGraph(self, ids_L, position_LQ, cache)
-            return self._graph.logits(ids_L, position_LQ, column)
-        self._seen = cache.pairs_LNTD
+        if self._has_graphs and cache.is_warm and cache.graph is None:
+            cache.graph = TokenGraph(self, ids_L, position_LQ, cache)
+        if cache.graph is not None:
+            return cache.graph.logits(ids_L, position_LQ, column)
+        cache.is_warm = True
         return self.one_token(ids_L, position_LQ, cache, torch.full((1,), column, device=ids_L.device))
 
     def one_token(self, ids_L: Tensor, position_LQ: Tensor, cache: JointCache, column_1: Tensor) -> Tensor:

@@ -28,11 +28,11 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append columns."""
+        key_states = key_states.to(value_states.dtype)  # under autocast rotation makes fp32 of them, attention 16 bits
         if not self.is_initialized:
-            self.lazy_initialization(key_states.to(value_states.dtype), value_states)
+            self.lazy_initialization(key_states, value_states)
             self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
             self._roomy_keys, self._roomy_values = self.keys, self.values
-        key_states = key_states.to(value_states.dtype)  # under autocast rotation makes fp32 of them, attention 16 bits
         used, more = self.keys.shape[2], key_states.shape[2]
         if used + more > self._roomy_keys.shape[2]:
             self._roomy_keys = _with_room(self.keys, more + ROOM_TOKENS)

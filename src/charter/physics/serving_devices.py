@@ -269,8 +269,8 @@ NATIVE = GenerationEngine(name="native torch", eager=True, continuous=False, lab
 NATIVE_CAPTURED = GenerationEngine(
     name="native torch, captured graph", eager=False, continuous=False, label="transformers"
 )
-"""One accelerator and a model type of `FUSED_TYPES`: a token is a CUDA graph over keys and values that stay in place.
-On an H200 it took 0.98, 1.49 and 0.54 s where this says 1.10, 1.44 and 0.44 (docs/reference/first-gpu.md)."""
+"""One accelerator and a model type of `FUSED_TYPES`: a token is a CUDA graph over keys and values that stay in place
+(docs/reference/first-gpu.md has what it took)."""
 SERVER = GenerationEngine(
     name="serving engine (vLLM-like)", eager=False, continuous=True, label="vllm", most_sequences=256
 )

@@ -208,9 +208,13 @@ def gathered_bytes(role: Role, layout: Layout) -> float:
 
 
 def native_decoder(role: Role, accelerator: Accelerator, layout: Layout) -> serving_devices.GenerationEngine:
-    """Return how the native engine decodes: as a captured graph where the model is complete on one GPU, and plain."""
+    """Return how the native engine decodes in 16 bits: as a captured graph where a plain model is complete on a GPU.
+
+    It is held to what the engine does by `tests/integration/train/test_planned_decoder.py`.
+    """
+    a = role.architecture
     is_plain = layout.tensor == 1 and layout.zero == ZeroStage.NONE and role.adapter is None
-    is_fused = role.architecture.model_type in FUSED_TYPES and accelerator.vendor == NVIDIA
+    is_fused = a.model_type in FUSED_TYPES and not a.sliding_window_layers and accelerator.vendor == NVIDIA
     return serving_devices.NATIVE_CAPTURED if is_plain and is_fused else serving_devices.NATIVE
 
 
@@ -380,7 +384,7 @@ def other_seconds(
             together = int(fit.together[phase.name][row]) if phase.work == "generate" else 0
             gathers = layout.zero >= ZeroStage.PARAMETERS and phase.work == "generate"
             network = accelerator.scaleout_bytes_per_second_per_node if gathers else None
-            key = (phase.name, accelerator.name, network, layout.data, layout.tensor, together, gathers)
+            key = (phase.name, accelerator.name, network, layout.data, layout.tensor, layout.zero, together)
             if key not in by_key:
                 by_key[key] = other_phase_seconds(
                     task.work.role(phase.role),

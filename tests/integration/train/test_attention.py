@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,8 +19,12 @@ from charter.engines.common.capabilities import refused_kernels
 from charter.errors import StageError
 from charter.inference.generate import SamplingSettings, generate, new_cache
 from charter.models.chat import Encoded
+from charter.models.engine_layout import StageLayout
+from charter.models.parallel import Parallel
 from charter.models.runtime import ATTENTION, FLASH, configure, precision
+from charter.models.token_forward import give_token_forward
 from charter.spec.stage import SftStage
+from charter.train import sft
 from charter.train.packing import VARLEN, check_packable, model_inputs, packed_batch, take_bounds
 from charter.train.sft import collate
 
@@ -119,6 +124,7 @@ def varlen(monkeypatch, flash):
 
     def attend(q, k, v, bounds_q, bounds_k, longest_q, longest_k, *, scale=None, window_size=(-1, -1)):
         assert window_size == (-1, 0), "a token sees what precedes it"
+        assert scale == pytest.approx(q.shape[-1] ** -0.5), "the model's own, which may be another than the usual"
         assert q.shape == k.shape == v.shape
         more = {"softmax_scale": scale, "causal": True, "deterministic": True}
         return flash.varlen(q, k, v, bounds_q, bounds_k, longest_q, longest_k, **more)
@@ -230,6 +236,33 @@ def test_attention_by_bounds_sees_what_a_mask_lets_it_see():
                 logits[attention] = model_with(attention).model(**inputs, use_cache=False).logits
         torch.testing.assert_close(logits[VARLEN], logits["sdpa"], rtol=0, atol=2e-2)
     assert all([*leaks("sdpa", layout, "bf16")] == [] for layout in LAYOUTS), "without bounds nothing has changed"
+
+
+def test_a_packed_step_by_bounds_has_the_loss_of_one_by_a_mask(monkeypatch, varlen):
+    """Through what a stage of SFT calls: it takes the bounds, flattens the rows, and reads them."""
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    class Rows(list):
+        def lengths(self):
+            return [len(row.ids) for row in self]
+
+    data = Rows(rows_of((20, 13, 9, 24, 5)))
+    spec = SftStage(init="a", data=("d",), dtype="bf16", packing=True, seq_len=40)
+    losses = {}
+    for attention in ("sdpa", VARLEN):
+        AttentionInterface.register("sdpa", sdpa_attention_forward)
+        monkeypatch.setattr(sft, "packed_attention", lambda *_, attention=attention, **__: attention)
+        model = tiny.language_model()
+        give_token_forward(model.model)
+        trained = SimpleNamespace(model=model, parallel=Parallel(model.model))
+        setup = SimpleNamespace(layout=StageLayout(), device=CPU)
+        count, loss_of = sft._packed(setup, spec, trained, data)
+        loss = loss_of(range(count), 0)
+        assert len(varlen.bounds) == (tiny.ARCHITECTURE.num_layers if attention == VARLEN else 0)
+        losses[attention] = (loss.loss_sum.item(), loss.terms, loss.counters["tokens"])
+    assert count == 2
+    assert losses[VARLEN] == pytest.approx(losses["sdpa"], rel=2e-3)
 
 
 @pytest.mark.usefixtures("flash", "flex")

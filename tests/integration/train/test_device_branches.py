@@ -329,7 +329,6 @@ def test_a_token_is_recorded_beside_the_stream_and_replayed(monkeypatch, fails):
         assert calls == recorded, "a recording that fails is ended"
         return
     graph = TokenGraph(decoder, ids_L, position_LQ, cache)
-    assert graph.pairs_LNTD is cache.pairs_LNTD
     logits_LV = graph.logits(torch.tensor([9, 3]), torch.tensor([[4], [5]]), 6)
     assert calls == [*recorded, "waits", "replays"]
     assert logits_LV.shape == (2, 5)

@@ -1,5 +1,7 @@
 """One token by joint products: the logits of the model's own classes, by a third of the operations."""
 
+import weakref
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -73,6 +75,45 @@ def test_a_fused_token_has_the_logits_of_the_classes(kind, padded):
     torch.testing.assert_close(logits_LV, by_classes(slice(column, column + 1), own)[rows], rtol=0, atol=2e-5)
 
 
+@torch.no_grad()
+def test_prompts_read_in_parts_leave_what_they_leave_together(monkeypatch):
+    """Logits, keys, values and what is in sight: each part has the rows, positions and padding that are its own."""
+    model = tiny.language_model()
+    prompts = [list(range(5, 5 + length)) for length in (9, 2, 6, 1, 8)]
+    logits, caches = {}, {}
+    for most in (sampling.PROMPT_TOKENS, 20):
+        monkeypatch.setattr(sampling, "PROMPT_TOKENS", most)
+        batch = sampling._Unfinished.of(model, range(5), prompts, room=4)
+        logits[most] = batch._prompt_logits(model.model, torch.float32)
+        caches[most] = batch.cache
+    (one, other), (together, parts) = logits.values(), caches.values()
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+    torch.testing.assert_close(together.bias_LT, parts.bias_LT, rtol=0, atol=0)
+    in_sight_LT = together.bias_LT == 0
+    for mine, its in zip(together.pairs_LNTD, parts.pairs_LNTD, strict=True):
+        shown = [item.transpose(1, 2)[in_sight_LT] for item in (mine, its)]
+        torch.testing.assert_close(*shown, rtol=0, atol=1e-5)
+
+
+def test_keys_are_kept_as_values_are():
+    """Rotation makes fp32 of them under autocast, and attention reads 16 bits: twice the memory for nothing."""
+    layer = sampling.RoomyLayer()
+    keys, values = layer.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4, dtype=torch.bfloat16))
+    assert {keys.dtype, values.dtype, layer._roomy_keys.dtype} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("warn_only", [False, True])
+def test_a_column_is_written_without_the_strict_form_which_then_holds_again(warn_only):
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    try:
+        with decoding._in_one_column():
+            assert not torch.are_deterministic_algorithms_enabled()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled() is warn_only
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_prompts_are_read_in_passes_of_so_many_tokens(monkeypatch):
     """The same answers, and no pass over more than fits."""
     model = tiny.language_model()
@@ -101,12 +142,13 @@ class ReplayedGraph:
     """A CUDA graph as far as a processor has one: the operations recorded last, computed again into the same memory."""
 
     def __init__(self, decoder, ids_L, position_LQ, cache):
-        self.pairs_LNTD, self.given = cache.pairs_LNTD, (decoder, cache)
+        self.decoder, self.cache, self.memory = decoder, weakref.ref(cache), [*cache.pairs_LNTD, cache.bias_LT]
         decoder.recorded += 1
 
     def logits(self, ids_L, position_LQ, column):
-        decoder, cache = self.given
-        assert cache.pairs_LNTD is self.pairs_LNTD, "recorded over memory that is gone"
+        decoder, cache = self.decoder, self.cache()
+        present = [*cache.pairs_LNTD, cache.bias_LT]
+        assert all(one is other for one, other in zip(self.memory, present, strict=True)), "the memory is another"
         decoder.replayed += 1
         return decoder.one_token(ids_L, position_LQ, cache, torch.tensor([column]))
 
@@ -141,6 +183,32 @@ def test_a_token_is_recorded_again_when_its_memory_changes(monkeypatch):
     assert (decoders[1].recorded, decoders[1].replayed) == (0, 0)
     assert decoders[2].recorded == 3, "at the start, without the row that left, with more room"
     assert decoders[2].replayed == 149 - 3
+
+
+def test_memory_of_a_group_is_gone_before_the_next_one_is_read(monkeypatch):
+    """Keys, values and the graph over them: else a rollout would need those of two groups at once."""
+    model, caches, alive = tiny.language_model(), [], []
+    of, build = JointCache.of, FusedDecoder.__init__
+
+    def noted(*given):
+        alive.append(sum(ref() is not None for ref in caches))
+        cache = of(*given)
+        caches.append(weakref.ref(cache))
+        return cache
+
+    def built(self, *given):
+        build(self, *given)
+        self._has_graphs, self.recorded, self.replayed = True, 0, 0
+
+    for module in (sampling, decoding):
+        monkeypatch.setattr(module, "is_queued", lambda device: True)
+    monkeypatch.setattr(JointCache, "of", staticmethod(noted))
+    monkeypatch.setattr(FusedDecoder, "__init__", built)
+    monkeypatch.setattr(decoding, "TokenGraph", ReplayedGraph)
+    monkeypatch.setattr(sampling, "_groups", lambda *_: [[0, 1], [2, 3]])
+    settings = SamplingSettings(max_new_tokens=6, min_new_tokens=6, temperature=0.0, dtype="bf16")
+    generate(model, [[5, 6, 7]] * 4, seeds=[1, 2, 3, 4], settings=settings)
+    assert alive == [0, 0]
 
 
 def test_angles_that_depend_on_the_length_are_not_recorded():

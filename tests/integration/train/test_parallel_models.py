@@ -90,6 +90,16 @@ def test_token_losses_and_values_are_those_of_one_process(layout, alone):
                 assert abs(found[kind][0][name] - value).max() < 1e-4 * max(1.0, abs(value).max()), name
 
 
+def test_layers_are_compiled_where_it_is_asked_for_and_what_trains(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **given: compiled.append((type(self).__name__, given)))
+    for asked, trained in ((True, True), (True, False), (False, True)):
+        compiled.clear()
+        parallelize(tiny.language_model().model, StageLayout(compile=asked), Ranks(), dtype="fp32", trained=trained)
+        expected = [("LlamaDecoderLayer", {"dynamic": True})] * tiny.ARCHITECTURE.num_layers
+        assert compiled == (expected if asked and trained else [])
+
+
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("recompute", ["none", "full"])

@@ -166,6 +166,8 @@ def test_lora_trains_little_and_qlora_stores_less():
     wide = parts.embedding + parts.norms  # stay in fp32
     assert lora.parameter_bytes == 2 * (parts.total - wide) + 4 * wide + 4 * trained
     assert qlora.parameter_bytes < 0.45 * lora.parameter_bytes
+    sharded = training_memory(LLAMA, Layout(data=8, zero=ZeroStage.PARAMETERS), seq_len=1024, adapter=Adapter(rank=16))
+    assert sharded.parameter_bytes == pytest.approx((2 * parts.total + 4 * trained) / 8, rel=1e-6)
     assert full.total_bytes > 3 * lora.total_bytes > 3 * qlora.total_bytes
 
 

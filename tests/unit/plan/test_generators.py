@@ -52,6 +52,20 @@ def test_columns_of_served_rollouts_are_the_scalar_estimates(engine):
         assert seconds[row] == pytest.approx(others, rel=1e-9)
 
 
+def test_columns_of_native_rollouts_are_the_scalar_estimates_of_each_layout():
+    """A model that is complete on a GPU is decoded by a graph, and one that ZeRO-2 spreads is not."""
+    work, layouts = without_value(workload("Llama-3.2-1B")), [Layout(data=8), Layout(data=8, zero=ZeroStage.GRADIENTS)]
+    known = engine_knowledge("native", KNOWN)
+    columns = fit_of(work, Layouts.of(layouts), one_device(H100, 2, 1e12), dtype="bf16", known=known)
+    task = TimedStage(work=work, dtype="bf16", known=known, knowledge=KNOWN)
+    seconds = other_seconds(task, layouts, [H100] * 2, columns, np.arange(2))
+    for row, layout in enumerate(layouts):
+        terms = stage_time.training_terms(work, layout, accelerator=H100, dtype="bf16", knowledge=KNOWN)
+        others = sum(term.value for term in terms if not term.part.startswith("train"))
+        assert seconds[row] == pytest.approx(others, rel=1e-9)
+    assert seconds[1] > 1.5 * seconds[0]
+
+
 def test_the_share_of_vllm_is_there_at_every_moment():
     asked = {"accelerator": H100, "dtype": "bf16", "knowledge": KNOWN}
     beside = training_peak(served(), LAYOUTS[0], **asked)

@@ -1,0 +1,92 @@
+"""How the plan takes the native engine to decode is how it decodes: real models of many types, asked of both."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import tiny
+from test_fused_decoding import SHAPE
+
+from charter.catalog import accelerators
+from charter.catalog.huggingface import reading_of_mapping
+from charter.engines.native.capabilities import FUSED_TYPES
+from charter.inference import fused, generate
+from charter.inference.fused import FusedDecoder
+from charter.inference.generate import SamplingSettings
+from charter.models.adapters import add_adapter
+from charter.models.language_model import LanguageModel
+from charter.physics.serving_devices import NATIVE_CAPTURED
+from charter.plan.phase import Role
+from charter.plan.stage_time import native_decoder
+from charter.spec.layout import Adapter, Layout, ZeroStage
+
+pytestmark = pytest.mark.torch
+H100 = accelerators.get("H100")
+ADAPTER = Adapter(rank=2)
+CASES = {
+    "llama": ("Llama", {}, None, Layout()),
+    "qwen2": ("Qwen2", {}, None, Layout()),
+    "qwen3": ("Qwen3", {}, None, Layout()),
+    "mistral": ("Mistral", {"sliding_window": None}, None, Layout()),
+    "mistral with a window": ("Mistral", {"sliding_window": 16}, None, Layout()),
+    "gemma": ("Gemma", {}, None, Layout()),
+    "phi3": ("Phi3", {"pad_token_id": 0}, None, Layout()),
+    "mixtral": ("Mixtral", {"num_local_experts": 2}, None, Layout()),
+    "llama with an adapter": ("Llama", {}, ADAPTER, Layout()),
+    "llama, sharded": ("Llama", {}, None, Layout(data=2, zero=ZeroStage.PARAMETERS)),
+}
+"""Class, its configuration, adapter and layout."""
+
+
+def fuses(monkeypatch, model, adapter, layout):
+    """Return True if the engine answers by joint products, on a device that queues its work."""
+    if adapter is not None:
+        add_adapter(model, adapter, seed=1)
+    if layout.zero:  # what FSDP2 does to each part that it shards
+        model.get_decoder().layers[0].register_forward_pre_hook(lambda *_: None)
+    tokens, logits = [], FusedDecoder.logits
+    for module in (generate, fused):
+        monkeypatch.setattr(module, "is_queued", lambda device: True)
+    monkeypatch.setattr(FusedDecoder, "logits", lambda *given: tokens.append(1) or logits(*given))
+    settings = SamplingSettings(max_new_tokens=3, min_new_tokens=3, temperature=0.0, dtype="bf16")
+    own = LanguageModel(model=model.eval(), tokenizer=tiny.language_model().tokenizer)
+    generate.generate(own, [[5, 6, 7], [8, 9]], seeds=[1, 2], settings=settings)
+    return len(tokens) == 2
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_plan_prices_a_graph_where_the_engine_has_one(monkeypatch, case):
+    import transformers
+
+    name, more, adapter, layout = CASES[case]
+    config = getattr(transformers, f"{name}Config")(
+        **SHAPE, head_dim=8, num_hidden_layers=2, attn_implementation="sdpa", **more
+    )
+    torch.manual_seed(1)
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    architecture = reading_of_mapping(config.to_dict()).architecture
+    role = Role(name="policy", architecture=architecture, model="m", adapter=adapter)
+    planned = native_decoder(role, H100, layout) is NATIVE_CAPTURED
+    assert planned == fuses(monkeypatch, model, adapter, layout)
+    assert not planned or config.model_type in FUSED_TYPES
+
+
+def test_every_type_of_the_table_is_among_the_cases():
+    import transformers
+
+    present = {getattr(transformers, f"{name}Config").model_type for name, *_ in CASES.values()}
+    assert present >= FUSED_TYPES
+
+
+def test_other_devices_and_split_tensors_are_decoded_operation_by_operation():
+    from charter.catalog import models
+
+    role = Role(name="policy", architecture=models.get("Llama-3.1-8B").architecture, model="m")
+    assert native_decoder(role, H100, Layout()) is NATIVE_CAPTURED
+    for accelerator, layout in (
+        (accelerators.get("MI300X"), Layout()),
+        (H100, Layout(tensor=2)),
+        (H100, Layout(data=2, zero=ZeroStage.GRADIENTS)),
+    ):
+        assert native_decoder(role, accelerator, layout) is not NATIVE_CAPTURED
