@@ -103,7 +103,7 @@ def test_keys_are_kept_as_values_are():
 
 
 @pytest.mark.parametrize("warn_only", [False, True])
-def test_a_column_is_written_without_the_strict_form_which_then_holds_again(warn_only):
+def test_the_strict_form_holds_again_after_a_column_is_written(warn_only):
     torch.use_deterministic_algorithms(True, warn_only=warn_only)
     try:
         with decoding._in_one_column():

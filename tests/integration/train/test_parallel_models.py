@@ -90,7 +90,7 @@ def test_token_losses_and_values_are_those_of_one_process(layout, alone):
                 assert abs(found[kind][0][name] - value).max() < 1e-4 * max(1.0, abs(value).max()), name
 
 
-def test_layers_are_compiled_where_it_is_asked_for_and_what_trains(monkeypatch):
+def test_layers_are_compiled_where_asked_for_and_trained(monkeypatch):
     compiled = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **given: compiled.append((type(self).__name__, given)))
     for asked, trained in ((True, True), (True, False), (False, True)):

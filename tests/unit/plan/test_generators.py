@@ -52,7 +52,7 @@ def test_columns_of_served_rollouts_are_the_scalar_estimates(engine):
         assert seconds[row] == pytest.approx(others, rel=1e-9)
 
 
-def test_columns_of_native_rollouts_are_the_scalar_estimates_of_each_layout():
+def test_columns_of_native_rollouts_are_the_scalar_estimates():
     """A model that is complete on a GPU is decoded by a graph, and one that ZeRO-2 spreads is not."""
     work, layouts = without_value(workload("Llama-3.2-1B")), [Layout(data=8), Layout(data=8, zero=ZeroStage.GRADIENTS)]
     known = engine_knowledge("native", KNOWN)
