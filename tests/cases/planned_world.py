@@ -94,6 +94,8 @@ class RoleReport:
     """Ranks that divide the largest matrix between them."""
     kept_dtype: torch.dtype
     gathered_dtype: torch.dtype
+    summed_dtype: torch.dtype
+    """Of gradients that are added up over ranks."""
     weight_bytes: int
     optimizer_bytes: int
 
@@ -200,6 +202,7 @@ def report_of(command: Command, shape: Architecture, top: str, mode: str) -> Rol
         sharded_over=round(matrix.numel() / own_part(matrix).numel()),
         kept_dtype=matrix.dtype,
         gathered_dtype=policy.param_dtype or matrix.dtype,
+        summed_dtype=policy.reduce_dtype or policy.param_dtype or matrix.dtype,
         weight_bytes=sum(own_part(item).nbytes for item in module.parameters()),
         optimizer_bytes=states,
     )

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +21,7 @@ from charter.errors import StageError
 from charter.inference.generate import SamplingSettings, generate, new_cache
 from charter.models.chat import Encoded
 from charter.models.engine_layout import StageLayout
+from charter.models.language_model import new_language_model
 from charter.models.parallel import Parallel
 from charter.models.runtime import ATTENTION, FLASH, configure, precision
 from charter.models.token_forward import give_token_forward
@@ -136,7 +138,9 @@ def varlen(monkeypatch, flash):
 
 
 def model_with(attention):
-    model = tiny.language_model()
+    """A tiny model whose heads share keys and values by pairs."""
+    grouped = replace(tiny.ARCHITECTURE, num_heads=4, num_kv_heads=2)
+    model = new_language_model(grouped, tiny.train_tokenizer(tiny.TEXTS, vocab_size=400), seed=0)
     model.model.eval().config._attn_implementation = "sdpa" if attention == VARLEN else attention
     return model
 

@@ -61,28 +61,35 @@ def test_each_process_reads_its_own_parts_there():
 
 
 def test_what_is_frozen_is_cast_once_there(monkeypatch):
-    """Frozen models, and the base under adapters; on a processor autocast decides."""
+    """Frozen models, and the base under adapters; on a processor autocast decides. Norms go with what is sharded."""
 
     monkeypatch.setattr(parallel, "fill_weights", lambda *_, **__: None)
 
-    def weights(device, *, trained):
+    def weights(device, *, trained, zero=0):
         model = tiny.language_model().model
         if trained:
             add_adapter(model, Adapter(rank=2), seed=1)
         with FakeTensorMode(allow_non_fake_inputs=True):
-            spread = parallel.parallelize(model, StageLayout(), Ranks(device=device), dtype="bf16", trained=trained)
-            layer = spread.module.get_decoder().layers[0].self_attn
-            base = layer.q_proj.base_layer if trained else layer.q_proj
-            return base.weight.dtype
+            layout = StageLayout(zero=zero)
+            spread = parallel.parallelize(model, layout, Ranks(device=device), dtype="bf16", trained=trained)
+            layer = spread.module.get_decoder().layers[0]
+            projection = layer.self_attn.q_proj
+            base = projection.base_layer if trained else projection
+            return base.weight.dtype, layer.input_layernorm.weight.dtype
 
-    assert (weights(GPU, trained=False), weights(GPU, trained=True)) == (torch.bfloat16, torch.bfloat16)
-    assert weights(CPU, trained=True) is torch.float32
+    matrices = (torch.bfloat16, torch.float32)
+    assert weights(GPU, trained=False) == weights(GPU, trained=True) == matrices
+    assert weights(GPU, trained=False, zero=2) == (torch.bfloat16, torch.bfloat16)
+    assert weights(CPU, trained=True) == (torch.float32, torch.float32)
+    assert weights(CPU, trained=False, zero=2) == matrices
 
 
 def test_offloading_means_something_there_only():
     everything = StageLayout(world_size=2, zero=3, offload="all")
     assert isinstance(parallel.offload_policy(everything, GPU), CPUOffloadPolicy)
     assert not isinstance(parallel.offload_policy(everything, CPU), CPUOffloadPolicy)
+    assert parallel.parameters_device(everything, GPU) == CPU
+    assert parallel.parameters_device(StageLayout(world_size=2, zero=3), GPU) == GPU
     assert parallel.is_needless(everything, CPU)
     assert not parallel.is_needless(everything, GPU)
     with pytest.raises(StageError, match="not supported on an accelerator"):
@@ -129,13 +136,18 @@ def test_processes_meet_over_nccl_there(monkeypatch, tmp_path):
 
 
 def test_states_are_copied_to_pinned_memory_and_waited_for(monkeypatch):
-    waits, empty, pinned = [], torch.empty, []
+    calls, empty, copy, pinned = [], torch.empty, torch.Tensor.copy_, []
 
     def made(*args, pin_memory=False, **more):
         pinned.append(pin_memory)
         return empty(*args, **more)
 
-    monkeypatch.setattr(torch.cuda, "synchronize", noting(waits, "synchronize"))
+    def copied(buffer, value, *, non_blocking):
+        calls.append("queued" if non_blocking else "copied")
+        return copy(buffer, value)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copied)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("waits"))
     with FakeTensorMode():
         state = {"weight": torch.ones(4, 4, device=GPU), "moment": torch.ones(4, device=GPU)}
         monkeypatch.setattr(torch, "empty", made)
@@ -143,9 +155,9 @@ def test_states_are_copied_to_pinned_memory_and_waited_for(monkeypatch):
         first, second = buffers.copy(state), buffers.copy(state)
     assert {item.device.type for item in first.values()} == {"cpu"}
     assert all(first[name] is second[name] for name in state), "buffers are filled anew"
-    assert (pinned, len(waits)) == ([True, True], 2)
+    assert (pinned, calls) == ([True, True], ["queued", "queued", "waits"] * 2)
     HostBuffers().copy({"weight": torch.ones(2)})
-    assert (pinned[2:], len(waits)) == ([False], 2)
+    assert (pinned[2:], calls[6:]) == ([False], ["copied"])
 
 
 def test_inputs_go_over_without_a_wait(monkeypatch):
@@ -155,6 +167,11 @@ def test_inputs_go_over_without_a_wait(monkeypatch):
     runtime.on_device(torch.ones(1), GPU)
     runtime.on_device(torch.ones(1), CPU)
     assert moves == ["pinned", (GPU, {"non_blocking": True}), (CPU, {})]
+    with FakeTensorMode():
+        there = torch.ones(1, device=GPU)
+    moves.clear()
+    runtime.on_device(there, CPU)
+    assert moves == [(CPU, {})], "the host reads what it gets at once"
     assert (runtime.is_queued(GPU), runtime.is_queued(CPU)) == (True, False)
 
 
@@ -239,7 +256,7 @@ def test_scores_are_read_in_larger_passes_there(monkeypatch):
 class Event:
     """An event of a device whose clock a test sets, in milliseconds."""
 
-    now = 0.0
+    now, is_passed = 0.0, False
 
     def __init__(self, *, enable_timing):
         assert enable_timing
@@ -249,16 +266,17 @@ class Event:
         self.at = Event.now
 
     def elapsed_time(self, other):
+        assert Event.is_passed, "the marks have been passed before they are read"
         return other.at - self.at
 
 
 def test_phases_are_timed_by_the_device(monkeypatch, tmp_path):
-    waits = []
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the stream")
-    monkeypatch.setattr(torch.cuda, "synchronize", noting(waits, "synchronize"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: setattr(Event, "is_passed", device == GPU))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 3)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5)
+    monkeypatch.setattr(meter, "LiveBytes", None)  # the allocator counts: no operation goes through Python for it
     own = meter.Meter(tmp_path, device=GPU)
     own.watch([], [], look=True)
     with own.phase("generate"):
@@ -269,7 +287,6 @@ def test_phases_are_timed_by_the_device(monkeypatch, tmp_path):
     figures = own.metrics()
     assert (figures["seconds_generate"], figures["seconds_update"]) == (2.0, 0.5)
     assert (figures["allocated_bytes"], figures["peak_bytes"]) == (3.0, 5.0)
-    assert waits, "the marks have been passed before they are read"
 
 
 def test_the_peak_rate_is_that_of_the_gpu(monkeypatch):
@@ -288,6 +305,8 @@ def test_a_decoder_on_a_gpu_records_its_tokens():
     assert not FusedDecoder(model, torch.bfloat16)._has_graphs
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert FusedDecoder(model.to(GPU), torch.bfloat16)._has_graphs
+        model.get_decoder().rotary_emb.rope_type = "dynamic"
+        assert not FusedDecoder(model, torch.bfloat16)._has_graphs, "the host would look at positions"
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -295,8 +314,16 @@ def test_a_token_is_recorded_beside_the_stream_and_replayed(monkeypatch, fails):
     calls = []
 
     class Stream:
+        def __init__(self, name="beside"):
+            self.name = name
+
         def wait_stream(self, other):
-            calls.append("waits")
+            calls.append(f"{self.name} waits for {other.name}")
+
+    @contextlib.contextmanager
+    def on(stream):
+        calls.append(f"on {stream.name}")
+        yield
 
     class Graph:
         def capture_begin(self, *, capture_error_mode):
@@ -318,11 +345,11 @@ def test_a_token_is_recorded_beside_the_stream_and_replayed(monkeypatch, fails):
 
     monkeypatch.setattr(fused.torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(fused.torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(fused.torch.cuda, "current_stream", Stream)
-    monkeypatch.setattr(fused.torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(fused.torch.cuda, "current_stream", lambda: Stream("now"))
+    monkeypatch.setattr(fused.torch.cuda, "stream", on)
     decoder, cache = Decoder(), JointCache([torch.zeros(2, 2, 4, 1)], torch.zeros(2, 4))
     ids_L, position_LQ = torch.tensor([7, 8]), torch.tensor([[1], [2]])
-    recorded = ["waits", "begins thread_local", "token", "ends"]
+    recorded = ["beside waits for now", "on beside", "begins thread_local", "token", "ends"]
     if fails:
         with pytest.raises(Stop):
             TokenGraph(decoder, ids_L, position_LQ, cache)
@@ -330,7 +357,7 @@ def test_a_token_is_recorded_beside_the_stream_and_replayed(monkeypatch, fails):
         return
     graph = TokenGraph(decoder, ids_L, position_LQ, cache)
     logits_LV = graph.logits(torch.tensor([9, 3]), torch.tensor([[4], [5]]), 6)
-    assert calls == [*recorded, "waits", "replays"]
+    assert calls == [*recorded, "now waits for beside", "replays"]
     assert logits_LV.shape == (2, 5)
     assert [item.tolist() for item in decoder.inputs] == [[9, 3], [[4], [5]], [6]], "what it reads was written over"
 

@@ -5,6 +5,7 @@ counted. Copies from the host count too, unless they are asked for without a wai
 """
 
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 
@@ -203,6 +204,23 @@ def test_a_score_without_a_look_has_the_same_bits(monkeypatch):
     assert torch.equal(plain, score_rows(model, pair.ids, pair.answer_tokens))
 
 
+def test_bodies_that_ask_more_of_a_cache_are_given_none(monkeypatch):
+    """A convolution looks for its state in the cache of its layer, which the stand-in does not have."""
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    config = Lfm2Config(
+        vocab_size=97, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
+        num_hidden_layers=2, layer_types=["conv", "full_attention"],
+    )  # fmt: skip
+    torch.manual_seed(1)
+    scalar = ScalarModel(SimpleNamespace(model=Lfm2ForCausalLM(config).eval()))
+    torch.nn.init.normal_(scalar.head.weight)
+    ids_BT = torch.arange(5, 29).view(2, 12)
+    plain = scalar(ids_BT)
+    monkeypatch.setattr(token_forward, "is_queued", lambda device: True)
+    assert torch.equal(plain, scalar(ids_BT))
+
+
 @pytest.mark.parametrize(
     ("lengths", "tokens", "dtype"),
     [((9, 9), 32, torch.float32), ((9, 5), 64, torch.float32), ((9, 5), 64, torch.bfloat16)],
@@ -232,6 +250,20 @@ def test_looking_less_often_draws_the_same_tokens(monkeypatch, prompts):
     assert len(set(plain.answer_mask_BR.sum(1).tolist())) > 1, "some end early"
     assert torch.equal(plain.answer_mask_BR, queued.answer_mask_BR)
     assert torch.equal(plain.answer_BR[plain.answer_mask_BR], queued.answer_BR[plain.answer_mask_BR])
+
+
+def test_columns_behind_the_last_end_are_cut(monkeypatch):
+    """All rows have ended, and the host has not looked yet."""
+    model, settings = tiny.language_model(), SamplingSettings(max_new_tokens=48, temperature=0.0)
+
+    def answers():
+        return generate(model, [[5, 6, 7, 8]] * 2, seeds=[1, 2], settings=settings)
+
+    monkeypatch.setattr(LanguageModel, "end_id", int(answers().answer_BR[0, 5]))
+    plain = answers()
+    assert plain.answer_BR.shape[1] < LOOK_TOKENS
+    monkeypatch.setattr(sampling, "is_queued", lambda device: True)
+    assert torch.equal(plain.answer_BR, answers().answer_BR)
 
 
 def test_a_loss_without_a_look_has_the_same_bits(monkeypatch):

@@ -80,6 +80,7 @@ def check(command):
             # Rows that do not divide: the first rank has a row more than the mean.
             assert report.sharded_over == pytest.approx(planned["data"] // copies * planned["tensor"], rel=0.01)
             assert report.gathered_dtype is DTYPES[planned["dtype"]]
+            assert mode != TRAINED or report.summed_dtype is torch.float32
             assert report.kept_dtype is (torch.float32 if mode == TRAINED else DTYPES[planned["dtype"]])
             held = f"{name}: weights" if mode == TRAINED else f"{name}: frozen weights"
             if planned["offload"] == "all":

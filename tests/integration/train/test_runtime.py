@@ -63,6 +63,7 @@ def test_on_cuda_nothing_is_chosen_by_measuring(made_up, monkeypatch):
     configure({"threads": THREADS, "device": "cuda"})
     assert {name: os.environ[name] for name in CUDA_ENVIRONMENT} == CUDA_ENVIRONMENT
     assert CUDA_ENVIRONMENT["NCCL_ALGO"] == "Ring"
+    assert {"NCCL_PROTO", "NCCL_NVLS_ENABLE", "NCCL_COLLNET_ENABLE"} < set(CUDA_ENVIRONMENT)
     assert CUDA_ENVIRONMENT["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert torch.are_deterministic_algorithms_enabled()
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
