@@ -211,6 +211,24 @@ def test_memory_of_a_group_is_gone_before_the_next_one_is_read(monkeypatch):
     assert alive == [0, 0]
 
 
+def test_columns_that_no_token_has_written_hold_zero(monkeypatch):
+    """Whatever was in their memory: attention multiplies them by 0, which makes nothing of NaN but NaN."""
+    cache = new_cache(model_of("llama").config)
+    for layer in range(2):
+        cache.update(torch.ones(1, 2, 3, 8), torch.ones(1, 2, 3, 8), layer)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True)  # memory that nobody has written is NaN
+    try:
+        joint = JointCache.of(cache, None, torch.bfloat16)
+        joint.make_room(200)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for pair_LNTD in joint.pairs_LNTD:
+        assert pair_LNTD.shape[2] >= 200
+        assert pair_LNTD[:, :, :3].eq(1).all()
+        assert pair_LNTD[:, :, 3:].eq(0).all()
+
+
 def test_angles_that_depend_on_the_length_are_not_recorded():
     for kind, is_fixed in (("default", True), ("llama3", True), ("dynamic", False), ("longrope", False)):
         assert decoding._has_fixed_angles(type("Rotary", (), {"rope_type": kind})) is is_fixed
