@@ -68,6 +68,8 @@ class Capabilities:
     recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.FULL)
     exact_batch: bool = True
     """Every rank takes the same number of micro-batches of one size, so that both divide the batch."""
+    compares_batches: bool = True
+    """What is compared with a figure of the batch (KTO) may come in several micro-batches, which share that figure."""
     packs: bool = False
     """Sequences of different length share a row, so nothing is padded."""
     fills_rows: bool = False

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from charter.engines.common.formulas import name_formulas
-from charter.engines.common.mapping import NATIVE_ONLY, FieldMapper, Sheet
+from charter.engines.common.mapping import NATIVE_ONLY, REASONS_OF_VALUES, FieldMapper, Sheet
 from charter.engines.common.rendered import RAY_SCRIPT, RenderedRun, Resume, ray_script
 from charter.engines.common.request import Handover
 from charter.engines.common.reward_file import REWARDS_FILE, UNLIMITED, ExportedRewards, Offered, map_rewards
@@ -65,7 +65,7 @@ def dpo_sheet(mapper: FieldMapper, stage: DpoStage) -> Sheet:
         sheet.put(f"dpo.{name}", value)
     for name in ("preference_average_log_probs", "sft_average_log_probs"):
         sheet.put(f"dpo.{name}", False)
-    mapper.same("stage.loss", "dpo", NATIVE_ONLY)
+    mapper.same("stage.loss", "dpo", REASONS_OF_VALUES.get(stage.loss, NATIVE_ONLY))
     mapper.same("stage.label_smoothing", 0.0, "its loss takes labels as they are (DPOLossFn)")
     return sheet
 
