@@ -22,7 +22,7 @@ from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Resources, Storage
-from charter.spec.stage import SftStage
+from charter.spec.stage import JudgeStage, SftStage
 from charter.spec.stage_base import StageResources
 from charter.units import GIB
 from charter.validation.quantities.memory import OomVerdict
@@ -176,7 +176,9 @@ def test_text_of_a_rollout_is_prompts_and_answers_once(lab):
 
 def test_the_range_of_a_peak_is_the_shipped_half_width(lab):
     known = shipped()
-    for stage, group in ((SFT, "training memory"), (replace(SFT, adapter=Adapter(rank=16)), "adapter memory")):
+    judge = JudgeStage(init="base", pairs=("pairs",))
+    adapted = replace(SFT, adapter=Adapter(rank=16))
+    for stage, group in ((SFT, "training memory"), (adapted, "adapter memory"), (judge, "training memory")):
         assert memory_group(stage) == (TRAINING_MEMORY, group)
         found = lab.one(stage).stages[0]
         spread, width = found.peak_range.interval, known.half_width(TRAINING_MEMORY, group)
