@@ -431,6 +431,7 @@ def storage_terms(work: Workload, keep_last: int) -> Breakdown:
     steps = work.phases[0].steps if work.phases else 0.0
     terms = (
         *_data_terms(work),
+        *work.records,
         _stored(
             "checkpoints",
             "checkpoints",
