@@ -1,4 +1,4 @@
-"""Answers the questions of a stage with a model behind an OpenAI-compatible endpoint.
+"""Answers the questions of a stage with a model behind an endpoint.
 
 Here a question becomes requests, and what came back an answer. Who sends them, stores the answers and counts the money
 is `inference/endpoint`. A server knows no padding and cuts no prompts: `min_new_tokens` and `max_prompt_tokens` are not
@@ -56,7 +56,7 @@ class ServedModel:
             raise DataError(not_served(self._name))
         if ask.votes:
             return [self._choice_request(ask, vote=number) for number in range(ask.votes)]
-        return [] if self._serving.log_probabilities == "none" else [self._choice_request(ask)]
+        return [self._choice_request(ask)] if self._serving.gives_log_probabilities else []
 
     def reply(self, ask: Ask, replies: Sequence[CallReply]) -> Reply:
         """The answer to one question."""
@@ -80,6 +80,7 @@ class ServedModel:
             top_p=ask.top_p,
             seed=ask.seed % LARGEST_SEED,
             stop=(NEXT_TURN,) if continues else (),
+            is_message=self._serving.api == "messages",
         )
 
     def _choice_request(self, ask: Choose, *, vote: int | None = None) -> CallRequest:
@@ -101,6 +102,7 @@ class ServedModel:
             temperature=0.0 if vote is None else 1.0,
             seed=seed % LARGEST_SEED,
             top_log_probabilities=TOP if vote is None else 0,
+            is_message=self._serving.api == "messages",
         )
 
     def _text(self, ask: Sample, reply: CallReply) -> Text:

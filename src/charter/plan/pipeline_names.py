@@ -282,7 +282,7 @@ def _watch(serving: Serving) -> IdentityWatch:
     return IdentityWatch(
         every=MOST_BATCHED if serving.batch and serving.canary_every else serving.canary_every,
         servers=1 + len(serving.also_endpoints),
-        by_text=serving.log_probabilities == "none",
+        by_text=not serving.gives_log_probabilities,
     )
 
 

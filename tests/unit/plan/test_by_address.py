@@ -190,6 +190,26 @@ def test_a_stage_that_trains_does_not_wait_a_day_for_every_step(made):
     ]
 
 
+@pytest.mark.parametrize(
+    "serving", [{"api": "messages"}, {"api": "messages", "batch": True}, {"log_probabilities": "none"}]
+)
+def test_a_judge_without_log_probabilities_is_refused(made, serving):
+    served = replace(SERVED, **serving)
+    stages = {
+        "judge": JUDGED,
+        "also_judges": EvalStage(policy="base", against="base", judge="base", also_judges=("judge",)),
+        "reward": RATED,
+    }
+    for role, stage in stages.items():
+        problems = [item for item in check_graph(made(stage, served)) if "a day" not in item.message]
+        assert [(item.path, "its server gives none" in item.message) for item in problems] == [
+            (f"pipeline.stage.{role}", True)
+        ]
+    assert check_graph(made(replace(JUDGED, votes=5), served)) == []
+    assert check_graph(made(CritiqueStage(policy="judge", critic="judge", prompts=("prompts",)), served)) == []
+    assert check_graph(made(JUDGED, replace(served, mode="own"))) == []
+
+
 def test_a_log_of_the_provider_is_priced_by_where_a_call_went(made):
     price = price_by_address(made(JUDGED, replace(SERVED, batch=True)))
     direct, by_file = (price(f"{SERVED.endpoint}{below}", 1000, 0, 100) for below in ("", BATCHES))
