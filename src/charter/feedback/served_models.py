@@ -17,11 +17,10 @@ from charter.feedback.reading import NONE_GIVEN, TOP, choice_in, read_choices
 from charter.feedback.wording import conversation_text
 from charter.inference.endpoint.call import CallReply, CallRequest
 from charter.spec.project import Serving
+from charter.spec.stage import VOTE_TOKENS
 
 NEXT_TURN = "\nHuman:"
 """Where the answer of a model that only continues text ends."""
-VOTE_TOKENS = 8
-"""Longest sampled vote: a letter with brackets and a few words of wording."""
 LARGEST_SEED = 2**31
 """Seeds are sent below it: some servers read 32 bits."""
 CONTENT_FILTER = "content_filter"
