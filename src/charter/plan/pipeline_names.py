@@ -308,4 +308,5 @@ def _api_price(serving: Serving) -> ApiPrice:
         concurrency=float(serving.concurrency),
         batch_discount=1.0 - serving.batch_price if serving.batch else 0.0,
         by_batch=serving.batch,
+        thinking_tokens=float(serving.thinking_tokens),
     )

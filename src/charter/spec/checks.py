@@ -243,6 +243,7 @@ def _check_endpoint_price(serving: Serving, path: str) -> Iterator[Problem]:
     prices = [name for name in vars(serving) if "usd_per_million" in name]
     yield from check_ranges(serving, path, [(name, NOT_NEGATIVE) for name in prices])
     yield from check_ranges(serving, path, [("cached_prompt_share", SHARE), ("concurrency", AT_LEAST_ONE)])
+    yield from check_ranges(serving, path, [("thinking_tokens", NOT_NEGATIVE)])
     if serving.batch and (serving.endpoint is None or serving.also_endpoints):
         hint = "give the one endpoint whose batch interface takes files of requests"
         yield Problem(message="batch needs an endpoint, and one alone", path=f"{path}.batch", hint=hint)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from charter.errors import Problem
-from charter.spec.project import ModelSpec, Project
+from charter.spec.project import ModelSpec, Project, Serving
 from charter.spec.stage import TRAINS, references
 from charter.spec.stage_base import MODEL, Stage
 from charter.spec.suggest import did_you_mean
@@ -90,11 +90,18 @@ def _check_choices(
         serving = project.serving.get(name)
         if serving is None or not serving.is_used or serving.gives_log_probabilities:
             continue
-        why = "api: messages knows none" if serving.api == "messages" else "log_probabilities: none"
-        message = f"judgements of {name!r} are read from log-probabilities, and its server gives none ({why})"
+        message = (
+            f"judgements of {name!r} are read from log-probabilities, and its server gives none ({_silence(serving)})"
+        )
         other = "give votes, 5 say, or " if hasattr(stage, "votes") else ""
         hint = f"{other}ask a model whose server gives them (vLLM, SGLang, OpenAI's chat API)"
         yield Problem(message=message, path=f"pipeline.{stage_name}.{role}", hint=hint)
+
+
+def _silence(serving: Serving) -> str:
+    if serving.api == "messages":
+        return "api: messages knows none"
+    return "thinking_tokens: it thinks first" if serving.thinking_tokens else "log_probabilities: none"
 
 
 def _clashes(project: Project) -> list[Problem]:

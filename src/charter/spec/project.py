@@ -179,6 +179,9 @@ class Serving:
     """`none`: the server gives none, so labels need `votes`."""
     prefill: bool = False
     """The server continues a last turn of the assistant (vLLM, SGLang: `continue_final_message`)."""
+    thinking_tokens: Count = 0
+    """Room for what the model thinks before each answer: added to every limit of tokens, and planned as written in
+    full. A model that thinks has no choice as its first token, so labels need `votes`."""
     revision: str | None = None
     """Which weights the endpoint serves, in your words; another one is another model, whose answers are bought anew."""
     canary_every: Count = 256
@@ -218,8 +221,8 @@ class Serving:
 
     @property
     def gives_log_probabilities(self) -> bool:
-        """Return True if choices are read from probabilities: the file does not deny them, and the API knows them."""
-        return self.log_probabilities == "top" and self.api != "messages"
+        """Return True if choices are read from probabilities of the first token: nothing in the file speaks against."""
+        return self.log_probabilities == "top" and self.api != "messages" and not self.thinking_tokens
 
     @property
     def is_by_address(self) -> bool:

@@ -191,7 +191,13 @@ def test_a_stage_that_trains_does_not_wait_a_day_for_every_step(made):
 
 
 @pytest.mark.parametrize(
-    "serving", [{"api": "messages"}, {"api": "messages", "batch": True}, {"log_probabilities": "none"}]
+    "serving",
+    [
+        {"api": "messages"},
+        {"api": "messages", "batch": True},
+        {"log_probabilities": "none"},
+        {"thinking_tokens": 500},
+    ],
 )
 def test_a_judge_without_log_probabilities_is_refused(made, serving):
     served = replace(SERVED, **serving)
@@ -218,6 +224,16 @@ def test_every_vote_is_a_request_that_is_planned(planned):
     assert (by_letter.requests, by_letter.output_tokens) == (80_000, 80_000)
     assert (by_votes.requests, by_votes.output_tokens) == (400_000, VOTE_TOKENS * 400_000)
     assert by_votes.input_tokens == 5 * by_letter.input_tokens
+
+
+def test_thoughts_are_planned_as_written(planned):
+    stage = replace(JUDGED, votes=5)
+    plain, thinking = (
+        planned(stage, replace(SERVED, api="messages", thinking_tokens=tokens)).stages[0].done.api
+        for tokens in (0, 1000)
+    )
+    assert thinking[0].output_tokens == plain[0].output_tokens + 1000 * 400_000
+    assert thinking[1] == plain[1], "the fixed questions have limits of their own"
 
 
 def test_a_log_of_the_provider_is_priced_by_where_a_call_went(made):
