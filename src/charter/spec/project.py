@@ -163,7 +163,7 @@ class Serving:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     endpoint: str | None = None
-    """OpenAI-compatible address of a server that answers for the model."""
+    """Address of a server that answers for the model, in the words of `api`."""
     pool: ServerPool | None = None
     """Servers that Charter starts for every stage that asks the model, in place of an endpoint."""
     also_endpoints: Names = ()
