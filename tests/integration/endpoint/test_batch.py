@@ -223,17 +223,19 @@ def test_an_error_that_comes_again_ends_the_stage_unpaid(anthropic, calls, tmp_p
     assert calls.totals().sums.most_micro_usd == 0
 
 
-def test_a_lost_batch_with_lost_results_is_of_unknown_cost(anthropic, calls, tmp_path, caplog):
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_batch_with_lost_results_is_of_unknown_cost(anthropic, calls, tmp_path, caplog, is_lost):
     url, server = anthropic
     begin(url, server, calls, tmp_path, 4)
-    lose_number(tmp_path)
+    if is_lost:
+        lose_number(tmp_path)
     ((name, batch),) = server.batches.items()
     batch |= {"processing_status": "ended", "archived_at": batch["created_at"]}
     ask(url, server, calls, tmp_path, range(4))
     sums = calls.totals().sums
     assert (sums.answered, sums.unknown, sums.settled_micro_usd) == (4, 4, half_the_bill(server))
     assert sums.most_micro_usd > sums.settled_micro_usd
-    assert f"it may have been batch {name}" in caplog.text
+    assert f"{'it may have been' if is_lost else 'it was'} batch {name}" in caplog.text
 
 
 def test_an_older_batch_is_not_waited_for(anthropic, calls, tmp_path):

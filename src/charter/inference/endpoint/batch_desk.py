@@ -32,14 +32,7 @@ from charter.inference.endpoint.money import prices_of
 from charter.inference.endpoint.parsing import StrictJsonError, message_in_error, one_line, strict_loads
 from charter.inference.endpoint.rules import AGAIN, utc_now, wait_seconds
 from charter.inference.endpoint.settling import CallJournal
-from charter.inference.endpoint.transport import (
-    MESSAGES,
-    Received,
-    Transport,
-    TransportFailure,
-    body_of,
-    path_of,
-)
+from charter.inference.endpoint.transport import MESSAGES, Received, Transport, TransportFailure, body_of, path_of
 from charter.inference.endpoint.wanted import PendingQuestion
 from charter.ledger.calls import NewCall, Settlement
 from charter.spec.project import BATCHES, MOST_BATCHED
@@ -464,25 +457,34 @@ class BatchDesk(Desk):
         began, doubtful = self._loop.time(), ""
         for batch in await self._listed(slip):
             if self._interface.names_batches:
-                return await self._follow_batch(self._numbered(rest, batch))
+                await self._follow_batch(self._numbered(rest, batch))
+                return
             if batch.get("archived_at"):
                 doubtful = doubtful or _identifier(batch)
                 continue
             results = await self._results(await self._end_of(rest, _identifier(batch)))
             if not results.keys().isdisjoint(call.call_id for call in slip.calls):
-                return await self._read_results(rest, results, began)
-        if doubtful:
-            why = f"it may have been batch {doubtful}, whose results the provider keeps no longer"
-            log.warning("%s: a file of %d questions is asked again; %s", self.setting.name, len(rest.calls), why)
-            await self._drop(rest, why, settling.not_known)
-        else:
-            await self._drop(rest, "never handed over")
-        return super()._wait(*(self._asked.pop(call.key) for call in rest.calls if call.key in self._asked))
+                await self._read_results(rest, results, began)
+                return
+        await self._put_anew(rest, doubtful and f"it may have been batch {doubtful}")
 
     async def _follow_batch(self, slip: BatchSlip) -> None:
         """Wait for the end of a batch, and read what there is."""
-        began = self._loop.time()
-        await self._read_results(slip, await self._results(await self._end_of(slip, slip.batch_id)), began)
+        began, state = self._loop.time(), await self._end_of(slip, slip.batch_id)
+        if state.get("archived_at"):
+            await self._put_anew(slip, f"it was batch {slip.batch_id}")
+        else:
+            await self._read_results(slip, await self._results(state), began)
+
+    async def _put_anew(self, slip: BatchSlip, taken: str) -> None:
+        """Give a slip up, and ask for what is still waited for; `taken` says which batch it was, if it was one."""
+        if taken:
+            why = f"{taken}, whose results the provider keeps no longer"
+            log.warning("%s: a file of %d questions is asked again; %s", self.setting.name, len(slip.calls), why)
+            await self._drop(slip, why, settling.not_known)
+        else:
+            await self._drop(slip, "never handed over")
+        super()._wait(*(self._asked.pop(call.key) for call in slip.calls if call.key in self._asked))
 
     async def _end_of(self, slip: BatchSlip, batch_id: str) -> Mapping[str, Any]:
         """Wait for the end of a batch, and return what is then said of it."""
