@@ -172,3 +172,17 @@ def test_a_failure_to_answer_stops_no_stage(engine_inputs, tmp_path, monkeypatch
     assert "no samples from here on: out of memory" in capfd.readouterr().err
     assert not (found.path / SAMPLES_FILE).exists()
     assert (found.outputs / "model").is_dir()
+
+
+@pytest.mark.thorough
+def test_a_sharded_policy_answers_where_it_generates(engine_inputs, tmp_path):
+    plain, sampled = (
+        stage(engine_inputs, tmp_path / name, "ppo", checkpoint_every=1, frozen={"micro_batch": 2, **SHARDED})
+        for name in ("plain", "sampled")
+    )
+    write_sample_prompts(sampled.path, prompts(PLENTY))
+    run(plain, ppo)
+    run(sampled, ppo)
+    torch.testing.assert_close(weights(sampled), weights(plain), rtol=0, atol=0)
+    answered = [(row["step"], row["id"]) for row in rows(sampled)]
+    assert answered == [(step, name) for step in (1, 2) for name, _ in ASKED]
