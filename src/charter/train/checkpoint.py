@@ -262,7 +262,8 @@ class Checkpointer:
     def load_latest(self) -> Position | None:
         """Load the newest verified checkpoint of this job; None, and nothing touched, where there is none.
 
-        Damaged ones are set aside, and the lines of `metrics.jsonl` that will be written again are cut off.
+        Damaged ones are set aside, and the lines of `metrics.jsonl` and `samples.jsonl` that will be written again are
+        cut off.
         """
         self.finish()
         self._together.first(self.stage.sweep)
@@ -270,8 +271,12 @@ class Checkpointer:
         if newest is not None:
             self._load(newest)
         self._last = newest
-        self._together.first(lambda: self.stage.cut_metrics(newest.step if newest else 0))
+        self._together.first(lambda: self._cut(newest.step if newest else 0))
         return newest
+
+    def _cut(self, step: int) -> None:
+        self.stage.cut_metrics(step)
+        self.stage.cut_samples(step)
 
     def set_aside_after(self, step: int) -> None:
         """Rename every checkpoint of more than `step` finished steps, so that it is not taken again."""
