@@ -1,11 +1,6 @@
 """One HTTP exchange with a server, under a deadline and a limit of bytes; whatever happens is a value.
 
-A response that remembers its connection, which aiohttp gives back to its pool as soon as the last byte is there.
-
-A server that sent one reply too many is out of step: every later reply on that connection would be taken for the one
-after it. So a connection on which nonsense came is closed.
-
-The body of a request. A chat goes to `/chat/completions`, plain text to `/completions`, Anthropic's API to `/messages`.
+A chat goes to `/chat/completions`, plain text to `/completions`, and what is asked of Anthropic's API to `/messages`.
 """
 
 import asyncio
@@ -14,9 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
-
-from aiohttp import ClientResponse
-from aiohttp.connector import Connection
 
 from charter.inference.endpoint.call import CallRequest
 from charter.inference.endpoint.parsing import one_line
@@ -27,24 +19,10 @@ if TYPE_CHECKING:
     from aiohttp.connector import Connection
 
 
-class NotingResponse(ClientResponse):
-    """As its base class; `line` is the connection it came over."""
-
-    line: asyncio.BaseTransport | None = None
-
-    async def start(self, connection: Connection) -> "NotingResponse":
-        """Read the head of the reply."""
-        self.line = connection.transport
-        await super().start(connection)
-        return self
-
-
 MAX_TOKENS = "max_tokens"
 """The limit of generated tokens, as all servers of one's own call it."""
 MAX_COMPLETION_TOKENS = "max_completion_tokens"
 """The same for OpenAI's reasoning models, which refuse the older name."""
-
-
 MESSAGES = "/messages"
 VERSION_OF_MESSAGES = "2023-06-01"
 """`anthropic-version`, which every request names (https://platform.claude.com/docs/en/api/versioning). The next one,
