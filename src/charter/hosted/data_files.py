@@ -19,8 +19,8 @@ from charter.artifacts.group import START
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.whole_dir import publish_dir
 from charter.data.dataset import Pair, Turn, read_conversations, read_pairs, read_prompts
+from charter.data.rows import messages
 from charter.engines import handover_engine
-from charter.engines.common.adapter import messages
 from charter.engines.common.engine import NOTHING, PARQUET, TOKENS
 from charter.engines.common.reward_file import row_text
 from charter.engines.installed import adapter_of

@@ -249,6 +249,7 @@ def label(stage: LabelStage, models: Models, library: Library) -> Workload:
         for name, part in corpora
         for tokens in [judged_tokens(part, stage, library)]
     )
+    questions = models.voted(stage, questions)
     if stage.chain_of_thought:
         questions = tuple(
             phase

@@ -81,6 +81,8 @@ class Capabilities:
     it is not a choice, since the engine has one way to generate."""
     vllm_everywhere: bool = False
     """Every data rank has a vLLM of its own beside it; else the first rank alone."""
+    answers: tuple[str, ...] = ()
+    """Kinds of stage whose model answers prompts at its checkpoints for people to read, in each of its layouts."""
     makers: tuple[str, ...] = (NVIDIA,)
     """Of the accelerators that its documentation names, and that Charter writes its files for."""
     untried: tuple[str, ...] = ()
