@@ -26,6 +26,8 @@ BANNED = ("found", "known", "made", "kept", "whole", "asked", "told", "held")
 QUESTION = re.compile(r"(What|Whether|How|Where|Which|Why|When|Who)\b")
 ENGINES = ("verl", "openrlhf", "nemo_rl", "trl")
 TINY_LINES, LONG_FILE_LINES, LONG_NAME = 3, 600, 60
+TWIN_LENGTH = 400
+"""Of a parsed body as text, below which two functions may well say the same: about a line."""
 STAGE_CHECK = re.compile(r"isinstance\([^)]*Stage\b|\b(stage|spec)\.kind [=!]=|^\s*case [^:]*\w+Stage\(")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -102,6 +104,29 @@ def _matching(pattern: re.Pattern[str], files: Iterable[Path], root: Path) -> tu
     )
 
 
+def twins(modules: Sequence[Module], root: Path) -> tuple[str, ...]:
+    """Return the functions that say what an earlier one says, but for the names of arguments and variables."""
+    first: dict[str, str] = {}
+    places = []
+    for module in modules:
+        for node in module.nodes:
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            names += [item.id for item in bound_names(node) if item.id not in names]
+            text = "".join(map(ast.dump, body))
+            for number, name in enumerate(dict.fromkeys(names)):
+                text = text.replace(f"id='{name}'", f"id={number}")
+            if len(text) < TWIN_LENGTH:
+                continue
+            place = f"{module.path.relative_to(root)}:{node.lineno} {node.name}"
+            if text in first:
+                places.append(f"{place} = {first[text]}")
+            first.setdefault(text, place)
+    return tuple(places)
+
+
 def figures(root: Path, public: Sequence[str] = (), waiting: Collection[str] = ()) -> dict[str, Figure]:
     """Return all figures of a repository (`src`, `tests`, `tools`, `benchmarks`) by their names."""
     modules = read_modules(root / "src")
@@ -158,6 +183,7 @@ def figures(root: Path, public: Sequence[str] = (), waiting: Collection[str] = (
             "class names used twice or more",
             tuple(f"{name} {len(places)}" for name, places in sorted(classes.items()) if len(places) > 1),
         ),
+        "twins": Figure("functions that say what another one says, but for names", twins(modules, root)),
         "banned_names": Figure(f"local names {', '.join(BANNED)}, in src, tools and benchmarks", tuple(banned)),
         "question_docstrings": Figure(f"docstrings that open with a question word,{share}", tuple(questions)),
         "stage_checks": Figure(

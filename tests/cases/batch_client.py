@@ -1,4 +1,4 @@
-"""Questions by file, asked by a process that may be killed: `batch_client.py URL PLACE COUNT`."""
+"""Questions by file, asked by a process that may be killed: `batch_client.py URL PLACE COUNT API`."""
 
 import sys
 from pathlib import Path
@@ -7,6 +7,7 @@ from charter.data.dataset import Turn
 from charter.inference.endpoint import batch_desk
 from charter.inference.endpoint.call import CallRequest
 from charter.inference.endpoint.gate import SpendingGate
+from charter.inference.endpoint.identity import Canaries
 from charter.inference.endpoint.pool import EndpointPool
 from charter.ledger.calls import CallStore
 from charter.spec.project import Serving
@@ -14,18 +15,25 @@ from charter.spec.project import Serving
 PRICES = dict(usd_per_million_input_tokens=200.0, usd_per_million_output_tokens=800.0)
 
 
-def question(number: int) -> CallRequest:
+def question(number: int, api: str = "chat") -> CallRequest:
     """One of many questions."""
-    turns = (Turn("user", f"question {number}"),)
-    return CallRequest(declared="judge", model="judge", turns=turns, max_new_tokens=8)
+    turns = (Turn("system", "Be short."), Turn("user", f"question {number}"))
+    return CallRequest(declared="judge", model="judge", turns=turns, max_new_tokens=8, is_message=api == "messages")
 
 
 def asking(
-    url: str, calls: CallStore, place: Path, *, batch: bool = True, gate: SpendingGate | None = None
+    url: str,
+    calls: CallStore,
+    place: Path,
+    *,
+    api: str = "chat",
+    batch: bool = True,
+    gate: SpendingGate | None = None,
+    canaries: Canaries | None = None,
 ) -> EndpointPool:
     """The client, with its slips beside the store."""
-    serving = Serving(endpoint=url, batch=batch, batch_poll=0.01, request_timeout=300.0, **PRICES)
-    return EndpointPool.open("judge", serving, calls, directory=place / "slips", gate=gate)
+    serving = Serving(endpoint=url, api=api, batch=batch, batch_poll=0.01, request_timeout=300.0, **PRICES)
+    return EndpointPool.open("judge", serving, calls, directory=place / "slips", gate=gate, canaries=canaries)
 
 
 def store(place: Path) -> CallStore:
@@ -35,5 +43,6 @@ def store(place: Path) -> CallStore:
 
 if __name__ == "__main__":
     batch_desk.GATHER_SECONDS = 0.01
-    with store(Path(sys.argv[2])) as stored, asking(sys.argv[1], stored, Path(sys.argv[2])) as pool:
-        pool.submit([question(number) for number in range(int(sys.argv[3]))]).result()
+    url, place, count, api = sys.argv[1:]
+    with store(Path(place)) as stored, asking(url, stored, Path(place), api=api) as pool:
+        pool.submit([question(number, api) for number in range(int(count))]).result()

@@ -1,4 +1,4 @@
-"""A real OpenAI-compatible server whose answers hang on the request alone, and which fails when told to.
+"""A real server, of OpenAI's API and of Anthropic's, whose answers hang on the request alone; it fails when told to.
 
     python tests/cases/fault_server.py --port 0 --log requests.jsonl --faults 0.2 --seed 7
 
@@ -107,9 +107,9 @@ class FaultServer:
         self._log = os.open(behaviour.log, os.O_CREAT | os.O_APPEND | os.O_WRONLY) if behaviour.log else None
 
     def application(self) -> web.Application:
-        """Routes of an OpenAI-compatible server."""
+        """Routes of both APIs."""
         app = web.Application(client_max_size=1 << 26)
-        for path in ("/v1/chat/completions", "/v1/completions"):
+        for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages"):
             app.router.add_post(path, self.answer)
         app.router.add_get("/v1/models", self.models)
         return app
@@ -131,6 +131,9 @@ class FaultServer:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        if (wrong := wrong_in_message(request, body)) is not None:
+            self._write(request, "400", {}, "", "")
+            return web.json_response({"type": "error", "error": wrong}, status=400)
         if self.behaviour.limit_name not in body:
             message = f"Unsupported parameter: use {self.behaviour.limit_name!r} instead."
             self._write(request, "400", {}, "", "")
@@ -141,14 +144,15 @@ class FaultServer:
         digest = self.digest_of(body)
         self.seen[digest] += 1
         fault = self._fault(number, digest)
-        value = reply_to(body, digest, self.behaviour, request.path.endswith("/chat/completions"), number)
+        value = reply_to(body, digest, self.behaviour, "messages" in body, number)
         self._write(request, fault, value["usage"], digest, prompt)
         while number >= self._let_through():
             await asyncio.sleep(0.01)
         slow = self.behaviour.slow_every and number % self.behaviour.slow_every == self.behaviour.slow_every - 1
         await asyncio.sleep(self.behaviour.slow_seconds if slow else self.behaviour.seconds)
         if fault == "ok":
-            self.last_body = body_sent = json.dumps(value).encode()
+            is_message = request.path.endswith("/messages")
+            self.last_body = body_sent = json.dumps(message_of(value) if is_message else value).encode()
             if self.behaviour.lags:
                 body_sent = self.last_of_connection.get(request.transport, self.last_body)
                 self.last_of_connection[request.transport] = self.last_body
@@ -187,7 +191,7 @@ class FaultServer:
             "billed": is_billed,
             "prompt_tokens": usage["prompt_tokens"] if is_billed else 0,
             "completion_tokens": usage["completion_tokens"] if is_billed else 0,
-            "has_key": "Authorization" in request.headers,
+            "has_key": bool({"Authorization", "x-api-key"} & request.headers.keys()),
         }
         self.requests.append(line)
         if self._log is not None:
@@ -234,6 +238,50 @@ def reply_to(body: dict[str, Any], digest: str, behaviour: Behaviour, is_chat: b
     usage = {"prompt_tokens": max(1, len(prompt) // 4), "completion_tokens": max(1, len(text) // 4)}
     reply_id = f"cmpl-{digest[:16]}-{number}"
     return {"id": reply_id, "model": behaviour.model, "choices": [choice], "usage": usage}
+
+
+MESSAGE_FIELDS = {"model", "max_tokens", "messages", "system", "temperature", "top_p", "stop_sequences"}
+
+
+def wrong_in_message(request: web.Request, body: dict[str, Any]) -> dict[str, str] | None:
+    """The error of Anthropic's API where a request is not in its words; None of one in the other API's."""
+    if "/messages" not in request.path:
+        return None
+    words = ""
+    if request.headers.get("anthropic-version") != "2023-06-01":
+        words = "anthropic-version: header is required"
+    elif "Authorization" in request.headers:
+        words = "x-api-key: header is required"
+    for item in body.get("requests", [{"params": body}]):
+        fields = item["params"]
+        if strange := sorted(fields.keys() - MESSAGE_FIELDS):
+            words = f"{strange[0]}: Extra inputs are not permitted"
+        elif "max_tokens" not in fields:
+            words = "max_tokens: Field required"
+        elif any(turn["role"] not in ("user", "assistant") or not turn["content"] for turn in fields["messages"]):
+            words = "messages: a role that is none, or no text"
+    return {"type": "invalid_request_error", "message": words} if words else None
+
+
+def message_of(value: dict[str, Any]) -> dict[str, Any]:
+    """The same reply in the words of Anthropic's API, after a thought, with half of the prompt from a cache."""
+    choice, usage = value["choices"][0], value["usage"]
+    cached = usage["prompt_tokens"] // 2
+    return {
+        "id": value["id"].replace("cmpl-", "msg_"),
+        "type": "message",
+        "role": "assistant",
+        "model": value["model"],
+        "content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": choice["message"]["content"]}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": usage["prompt_tokens"] - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": usage["completion_tokens"],
+        },
+    }
 
 
 def spoilt(fault: str, value: dict[str, Any]) -> bytes:

@@ -25,14 +25,17 @@ def stage_of(kind, **changes):
             return PreferenceModelStage(**{"init": "base", "data": ("pairs",), **common, **changes})
         case "dpo":
             return DpoStage(**{"init": "base", "data": ("pairs",), **common, **changes})
+        case "kto":
+            return stage_of("dpo", **{"loss": "kto", **changes})
     rollouts = {"episodes": 640, "rollout_batch": BATCH, "minibatch": BATCH, "samples_per_prompt": 4}
     estimator = {"estimator": kind, "policy": "base", "reward": "pm", "prompts": ("asked",)}
     return PpoStage(**{**estimator, **rollouts, "loss_aggregation": "token", **changes})
 
 
 def layout_of(kind, *, data=1, micro_rows=2, **changes):
-    """A layout whose batch comes out even; a pair counts two sequences."""
-    each = 2 if kind in ("preference_model", "dpo") else 1
+    """A layout whose batch comes out even; a pair counts two sequences, and by kto a micro-batch is the batch."""
+    each = 2 if kind in ("preference_model", "dpo", "kto") else 1
+    micro_rows = BATCH // data if kind == "kto" else micro_rows
     accumulation = BATCH // (data * micro_rows)
     return Layout(**{"data": data, "micro_batch": micro_rows * each, "accumulation": accumulation, **changes})
 
@@ -96,4 +99,4 @@ def _zero(engine, kind):
         yield engine, "zero 3 all", {"layout": layout_of(kind, data=4, **moved)}
 
 
-KINDS = ("pretrain", "sft", "preference_model", "dpo", "grpo", "rloo")
+KINDS = ("pretrain", "sft", "preference_model", "dpo", "kto", "grpo", "rloo")

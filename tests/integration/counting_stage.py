@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gate import hold
 
+from charter.artifacts.sample_prompts import SAMPLE_PROMPTS, append_sample_begin
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.errors import StageError
@@ -58,7 +59,10 @@ def _publish(out: Path, value: str) -> None:
 
 
 def _misbehave(stage: StageDir, step: int) -> None:
-    """`COUNTING_FAIL=sft:4:stage` fails there at every attempt; `:defect`, `:exit0` and `:hang` likewise."""
+    """`COUNTING_FAIL=sft:4:stage` fails there at every attempt; `:defect`, `:exit0` and `:hang` likewise.
+
+    `:answering` fails while there are prompts to answer for people to read.
+    """
     name, _, rest = os.environ.get("COUNTING_FAIL", "").partition(":")
     if name != stage.job.stage or int(rest.partition(":")[0]) != step:
         return
@@ -67,6 +71,9 @@ def _misbehave(stage: StageDir, step: int) -> None:
             raise StageError("the loss is not a number")
         case "defect":
             raise KeyError("nobody expected this")
+        case "answering" if (stage.path / SAMPLE_PROMPTS).exists():
+            append_sample_begin(stage.path, step)
+            raise MemoryError
         case "exit0":
             sys.exit(0)
         case "hang":

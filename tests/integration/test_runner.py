@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from charter.artifacts import faults
+from charter.artifacts.sample_prompts import SAMPLE_PROMPTS
 from charter.artifacts.stage_process import run_stage
 from charter.artifacts.whole_dir import read_sealed, write_sealed
 
@@ -369,3 +370,15 @@ def test_a_running_stage_is_seen_as_running(work):
     assert work.status()["a"]["state"] == "running"
     assert work.status()["b"]["state"] == "pending"
     process.kill()
+
+
+def test_a_stage_that_falls_over_in_answers_goes_on_without(work, undisturbed):
+    with (work.root / "charter.yaml").open("a") as file:
+        file.write("samples: {prompts: chat}\n")
+    done = work.run(COUNTING_FAIL="b:3:answering")
+    assert done.code == 0, done.err
+    assert done.names("stage_restart") == ["b"]
+    assert "it goes on without them" in done.only("stage_note")["message"]
+    assert not (work.stage_dir("b") / SAMPLE_PROMPTS).exists()
+    assert (work.stage_dir("c") / SAMPLE_PROMPTS).exists()
+    assert work.outputs() == undisturbed

@@ -6,9 +6,18 @@ import sys
 import forks
 import pytest
 
+from charter.dashboard.export import export_pages
+from charter.dashboard.settings import Settings
+
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
+SHARDED = (
+    "resources.accelerators=[cpu:2]",
+    "pipeline.sft.resources.zero=3",
+    "samples.prompts=demonstrations",
+    "samples.share=1.0",
+)
 CHARTER_YAML = """\
 name: small-sft-dpo
 preset: sft-dpo
@@ -57,3 +66,23 @@ def test_the_preset_runs_and_prefers_what_was_chosen(project):
     assert seen[-1]["reward_margin"] > 0.05
     assert seen[-1]["accuracy"] == 1.0
     assert (stage / "outputs" / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.thorough
+def test_pages_show_what_a_sharded_model_answers(project, tmp_path_factory):
+    words = [word for setting in SHARDED for word in ("--set", setting)]
+    command = [sys.executable, "-m", "charter.cli.main", "run", "-C", str(project), "--yes", "--only", "sft", *words]
+    done = forks.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (stage,) = (project / "run" / "stages").glob("sft-*")
+    frozen = json.loads((stage / "job.json").read_text())["frozen"]
+    assert (frozen["world_size"], frozen["zero"]) == (2, 3)
+    answered = [json.loads(line) for line in (stage / "samples.jsonl").read_text().splitlines()]
+    assert sorted(row["prompt"][0]["content"] for row in answered) == sorted(
+        f"How do I learn about {t}?" for t in TOPICS
+    )
+    out = tmp_path_factory.mktemp("pages") / "out"
+    export_pages(Settings(roots=(project,), token="correct-horse-battery-staple-0123456789"), out)
+    (page,) = [path.read_text() for path in out.glob("*samples*.html")]
+    assert all(f"learn about {topic}?" in page for topic in TOPICS)
+    assert f"step {answered[-1]['step']}" in page

@@ -17,12 +17,13 @@ from charter.plan.knowledge import TRAINING, TRAINING_MEMORY, memory_group, ship
 from charter.plan.node_needs import Wires, storage_terms
 from charter.plan.option import DeviceGroup, RoleGroup
 from charter.plan.phase import Counters, Role, RolePhase, Workload
+from charter.plan.rl_work import characters
 from charter.report.plan_explain import explain_stage
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Resources, Storage
-from charter.spec.stage import SftStage
+from charter.spec.stage import JudgeStage, SftStage
 from charter.spec.stage_base import StageResources
 from charter.units import GIB
 from charter.validation.quantities.memory import OomVerdict
@@ -167,6 +168,21 @@ def test_a_rollout_counts_what_policy_and_value_send(lab):
     assert stage.node.bytes_per_second <= sum(item.bytes_per_second for item in stage.node.traffic)
 
 
+def test_answers_in_flight_are_stored_for_a_replay(lab):
+    """By the native engine alone, whether or not checkpoints are removed."""
+    flying = replace(PPO, asynchrony="in_flight", max_age=2, mean_new_tokens=100)
+    stored = {
+        item.engine: lab.one(item, storage=Storage(keep_last=1)).stages[0].node.storage
+        for item in (flying, replace(flying, engine="openrlhf"))
+    }
+    (term,) = [term for term in stored["native"].terms if term.name == "rollouts on record"]
+    prompt, token = 60, 5.134 + 2
+    each = 73 + prompt * token + 100 * (token + characters(16) + 2 + 21.5)
+    assert term.value == pytest.approx(8192 * each, rel=1e-3)
+    assert stored["native"].part("data") == term.value
+    assert stored["openrlhf"].part("data") == 0
+
+
 def test_text_of_a_rollout_is_prompts_and_answers_once(lab):
     stage = lab.one(PPO).stages[0]
     assert stage.node.tokens_per_second * stage.option.overhead.useful_seconds * stage.option.num_nodes == (
@@ -176,7 +192,9 @@ def test_text_of_a_rollout_is_prompts_and_answers_once(lab):
 
 def test_the_range_of_a_peak_is_the_shipped_half_width(lab):
     known = shipped()
-    for stage, group in ((SFT, "training memory"), (replace(SFT, adapter=Adapter(rank=16)), "adapter memory")):
+    judge = JudgeStage(init="base", pairs=("pairs",))
+    adapted = replace(SFT, adapter=Adapter(rank=16))
+    for stage, group in ((SFT, "training memory"), (adapted, "adapter memory"), (judge, "training memory")):
         assert memory_group(stage) == (TRAINING_MEMORY, group)
         found = lab.one(stage).stages[0]
         spread, width = found.peak_range.interval, known.half_width(TRAINING_MEMORY, group)

@@ -107,16 +107,21 @@ def write_hint(path: Path, value: object) -> None:
 
 def append_line(path: Path, value: object, *, sync: bool = False) -> None:
     """Add one JSON line with a single write, so that a crash can tear at most the last line."""
+    append_lines(path, [value], sync=sync)
+
+
+def append_lines(path: Path, values: Iterable[object], *, sync: bool = False) -> None:
+    """Add JSON lines with a single write: a process that is killed has written all of them or none."""
     fence.check(path)
-    line = (json.dumps(value, ensure_ascii=False) + "\n").encode()
+    lines = "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values).encode()
     with (
-        disk_full_is_said(path, needed_bytes=len(line)),
+        disk_full_is_said(path, needed_bytes=len(lines)),
         faults.durable_action(f"append {path.name}", writes=path),
     ):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
-            written = os.write(descriptor, line)
-            if written != len(line):
+            written = os.write(descriptor, lines)
+            if written != len(lines):
                 os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if sync:

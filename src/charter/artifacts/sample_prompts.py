@@ -63,10 +63,26 @@ def read_sample_prompts(stage_dir: Path) -> SamplePrompts | None:
 
 
 def append_samples(stage_dir: Path, step: int, answers: Sequence[tuple[str, Sequence[Mapping[str, str]], str]]) -> None:
-    """Write down what the model answers at a step: identifier, turns and answer of each prompt."""
-    for name, turns, answer in answers:
-        row = {"id": name, "step": step, "prompt": [dict(turn) for turn in turns], "answer": answer}
-        durable.append_line(stage_dir / SAMPLES_FILE, row)
+    """Write down what the model answers at a step, all at once: identifier, turns and answer of each prompt."""
+    rows = [
+        {"id": name, "step": step, "prompt": [dict(turn) for turn in turns], "answer": answer}
+        for name, turns, answer in answers
+    ]
+    durable.append_lines(stage_dir / SAMPLES_FILE, rows)
+
+
+def has_samples_of(stage_dir: Path, step: int) -> bool:
+    """Return True if a stage's last answers are those of a step."""
+    return (_last_row(stage_dir / SAMPLES_FILE) or {}).get("step") == step
+
+
+def _last_row(path: Path) -> Mapping[str, object] | None:
+    """Return the last line of a file as a mapping; None where it has none."""
+    try:
+        row = loads_json(path.read_bytes().splitlines()[-1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return row if isinstance(row, Mapping) else None
 
 
 def append_rollout_sample(
@@ -84,9 +100,22 @@ def append_rollout_sample(
     durable.append_line(stage_dir / ROLLOUTS_FILE, {**row, "score": score, "rewards": dict(rewards)})
 
 
+_BEGUN = "begun"
+
+
+def append_sample_begin(stage_dir: Path, step: int) -> None:
+    """Write down that a round of answers begins."""
+    durable.append_line(stage_dir / SAMPLE_TIMES, {"step": step, _BEGUN: True})
+
+
 def append_sample_time(stage_dir: Path, step: int, seconds: float) -> None:
     """Write down what a round of answers took, whether they were finished or not."""
     durable.append_line(stage_dir / SAMPLE_TIMES, {"step": step, "seconds": round(seconds, 6)})
+
+
+def was_answering(stage_dir: Path) -> bool:
+    """Return True if a stage that has ended was in a round of answers."""
+    return _BEGUN in (_last_row(stage_dir / SAMPLE_TIMES) or ())
 
 
 def sample_seconds(stage_dir: Path) -> float:
@@ -141,16 +170,25 @@ def read_notes(run_dir: Path) -> dict[str, SampleNote]:
 
 
 def affordable(
-    *, share: float, elapsed_seconds: float, spent_seconds: float, seconds_each: float | None, prompts: int
+    *,
+    share: float,
+    elapsed_seconds: float,
+    spent_seconds: float,
+    seconds_each: float | None,
+    prompts: int,
+    together: bool = False,
 ) -> int:
     """Return how many prompts may be answered now, so that answers take at most `share` of a stage's time.
 
-    One while nobody knows what one takes, and the allowance is not used up.
+    One while nobody knows what one takes, and the allowance is not used up. All or none with `together`, where one
+    takes as long as all.
 
     >>> affordable(share=0.01, elapsed_seconds=1000.0, spent_seconds=0.0, seconds_each=None, prompts=20)
     1
     >>> affordable(share=0.01, elapsed_seconds=1000.0, spent_seconds=2.0, seconds_each=1.0, prompts=20)
     8
+    >>> affordable(share=0.01, elapsed_seconds=1000.0, spent_seconds=2.0, seconds_each=1.0, prompts=20, together=True)
+    0
     >>> affordable(share=0.01, elapsed_seconds=10.0, spent_seconds=0.2, seconds_each=0.01, prompts=20)
     0
     """
@@ -158,5 +196,6 @@ def affordable(
     if allowed <= 0:
         return 0
     if seconds_each is None:
-        return min(1, prompts)
-    return min(prompts, int(allowed / max(seconds_each, 1e-9)))
+        return prompts if together else min(1, prompts)
+    count = min(prompts, int(allowed / max(seconds_each, 1e-9)))
+    return count if count == prompts or not together else 0

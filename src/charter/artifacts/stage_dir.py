@@ -15,6 +15,7 @@ from charter.artifacts.file_facts import FileFact
 from charter.artifacts.group import GROUP, PUBLISH, SAVE, Heartbeat, rank_of_process
 from charter.artifacts.job import Job, read_job
 from charter.artifacts.record import OUTPUTS, RECORD_FILE, record_of, write_record
+from charter.artifacts.sample_prompts import SAMPLES_FILE
 from charter.artifacts.whole_dir import publish_dir
 from charter.errors import StageError, loads_json
 
@@ -242,18 +243,25 @@ class StageDir:
 
     def cut_metrics(self, step: int) -> int:
         """Cut the lines of steps after `step`, which will be done again, and a torn last line; return the last step."""
-        path = self.path / METRICS
-        if not path.exists():
-            return 0
-        keep_bytes, last = 0, 0
-        with path.open("rb") as file:
-            for line in file:
-                if (of := _step_of(line)) > step:
-                    break
-                keep_bytes, last = keep_bytes + len(line), int(of)
-        if keep_bytes < path.stat().st_size:
-            durable.truncate(path, keep_bytes)
-        return last
+        return _cut_lines(self.path / METRICS, step)
+
+    def cut_samples(self, step: int) -> None:
+        """Cut the answers for people to read of steps after `step`, likewise."""
+        _cut_lines(self.path / SAMPLES_FILE, step)
+
+
+def _cut_lines(path: Path, step: int) -> int:
+    if not path.exists():
+        return 0
+    keep_bytes, last = 0, 0
+    with path.open("rb") as file:
+        for line in file:
+            if (of := _step_of(line)) > step:
+                break
+            keep_bytes, last = keep_bytes + len(line), int(of)
+    if keep_bytes < path.stat().st_size:
+        durable.truncate(path, keep_bytes)
+    return last
 
 
 def _as_kept(files: Mapping[str, FileFact], earlier: Mapping[str, FileFact]) -> Mapping[str, FileFact]:
@@ -267,7 +275,7 @@ def _as_kept(files: Mapping[str, FileFact], earlier: Mapping[str, FileFact]) -> 
 
 
 def _step_of(line: bytes) -> float:
-    """The step of a metrics line; a torn or foreign line counts as one to cut."""
+    """The step of a line; a torn or foreign line counts as one to cut."""
     try:
         return float(loads_json(line)["step"]) if line.endswith(b"\n") else float("inf")
     except (ValueError, KeyError, TypeError):

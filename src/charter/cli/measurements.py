@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from charter.validation.typed_rows import Conversion
+    from charter.validation.typed_rows import TypedTable
 
 FileArgument = Annotated[Path, typer.Argument(help="CSV of measurements (docs/reference/measurements.md).")]
 OutputOption = Annotated[Path, typer.Option("--output", "-o", help="The CSV to write, not the file that is read.")]
@@ -53,7 +53,7 @@ def share(
     typer.echo("read it before you hand it on: numbers and shapes are yours")
 
 
-def _write(table: "Conversion", file: Path, output: Path) -> None:
+def _write(table: "TypedTable", file: Path, output: Path) -> None:
     from charter.artifacts.durable import write_file
     from charter.errors import UsageError
 

@@ -47,7 +47,8 @@ def ui(
     """Show runs, costs and plans in a browser; only for whoever has the printed address."""
     from charter.dashboard.discovery import check_roots
     from charter.dashboard.serving import missing_extra, serve
-    from charter.dashboard.settings import Settings, is_loopback, token_from
+    from charter.dashboard.settings import Settings, token_from
+    from charter.inference.serve.options import is_loopback
     from charter.redaction import show
 
     roots = tuple(directories or [Path(".")])

@@ -12,7 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from charter.dashboard.links import API, ASSETS, PLAIN_LINKS
 from charter.dashboard.render import render_plain
-from charter.dashboard.settings import LOOPBACK_NAMES, OPERATOR, VIEWER, Settings, is_loopback
+from charter.dashboard.settings import LOOPBACK_NAMES, OPERATOR, VIEWER, Settings
+from charter.inference.serve.options import is_loopback
 
 READING = frozenset({"GET", "HEAD"})
 METHODS = READING | {"POST"}

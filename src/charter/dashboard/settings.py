@@ -1,12 +1,12 @@
 """Settings of the dashboard: projects, address, audience; checked before a socket is opened."""
 
-import ipaddress
 import os
 import secrets
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from charter.errors import UsageError
+from charter.inference.serve.options import is_loopback
 
 SHORTEST_TOKEN = 32
 """Characters of a token of one's own: as many as 128 bits in hexadecimal."""
@@ -48,20 +48,6 @@ class Settings:
     def scheme(self) -> str:
         """`http` or `https`."""
         return "https" if self.tls else "http"
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if an address is reached from this machine only; a name other than `localhost` is not trusted to be.
-
-    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("0.0.0.0"), is_loopback("example.org")
-    (True, True, False, False)
-    """
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def check_settings(settings: Settings) -> None:

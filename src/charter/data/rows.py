@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Literal, NoReturn
@@ -154,6 +154,17 @@ class Turn:
 
 
 Turns = tuple[Turn, ...]
+
+
+def messages(turns: Sequence[Turn]) -> list[dict[str, str]]:
+    """Return turns as chat templates take them.
+
+    >>> messages([Turn(role="user", content="Hi")])
+    [{'role': 'user', 'content': 'Hi'}]
+    """
+    return [{"role": turn.role, "content": turn.content} for turn in turns]
+
+
 RowKind = Literal["messages", "prompt", "completion", "pair", "text", "question", "critique"]
 
 

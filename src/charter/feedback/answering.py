@@ -151,7 +151,8 @@ def _canaries(item: JobInput, serving: Serving, stage: StageDir) -> "Canaries | 
         served=served_name(item, serving),
         revision=item.fingerprint,
         continues=serving.api == "completions",
-        gives_log_probabilities=serving.log_probabilities == "top",
+        is_message=serving.api == "messages",
+        gives_log_probabilities=serving.gives_log_probabilities,
         directory=stage.of_run(MODELS_DIR),
         every=MOST_BATCHED if serving.batch else serving.canary_every,
     )

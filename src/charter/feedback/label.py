@@ -302,7 +302,7 @@ def check_judge(job: Job, spec: LabelStage) -> None:
         return
     if spec.format == YES_NO_MEAN:
         raise DataError(not_served(name))
-    if serving.log_probabilities == "none" and not spec.votes:
+    if not serving.gives_log_probabilities and not spec.votes:
         raise DataError(f"stage {job.stage}: the server of {name} gives no log-probabilities\n  {VOTES_NEEDED}")
 
 

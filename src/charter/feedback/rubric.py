@@ -28,7 +28,7 @@ ROW_COLUMN = "rubric"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class AnswerGroup:
     """Answers to one prompt, with the criteria that hold for all of them; every draw hangs on the id."""
 
     id: str
@@ -106,7 +106,7 @@ def combined(marks: Sequence[float], weights: Sequence[float], how: str) -> floa
 
 
 def rubric_rating(
-    groups: Sequence[Group], rubric: Rubric, *, seed: int, stage: str, role: str
+    groups: Sequence[AnswerGroup], rubric: Rubric, *, seed: int, stage: str, role: str
 ) -> Making[list[float | Invalid]]:
     """The mark of every answer, group by group, or why it has none."""
     if rubric.ask == "pairwise":
@@ -149,7 +149,7 @@ def _of_answer(marks: Sequence[float | Invalid], criteria: Sequence[Principle], 
 
 
 def _pairwise(
-    groups: Sequence[Group], rubric: Rubric, *, seed: int, stage: str, role: str
+    groups: Sequence[AnswerGroup], rubric: Rubric, *, seed: int, stage: str, role: str
 ) -> Making[list[float | Invalid]]:
     """Each answer against those that follow it in its group, as on a ring; equal answers are even without asking."""
     places = [

@@ -1,4 +1,4 @@
-"""Answers the questions of a stage with a model behind an OpenAI-compatible endpoint.
+"""Answers the questions of a stage with a model behind an endpoint.
 
 Here a question becomes requests, and what came back an answer. Who sends them, stores the answers and counts the money
 is `inference/endpoint`. A server knows no padding and cuts no prompts: `min_new_tokens` and `max_prompt_tokens` are not
@@ -17,11 +17,10 @@ from charter.feedback.reading import NONE_GIVEN, TOP, choice_in, read_choices
 from charter.feedback.wording import conversation_text
 from charter.inference.endpoint.call import CallReply, CallRequest
 from charter.spec.project import Serving
+from charter.spec.stage import VOTE_TOKENS
 
 NEXT_TURN = "\nHuman:"
 """Where the answer of a model that only continues text ends."""
-VOTE_TOKENS = 8
-"""Longest sampled vote: a letter with brackets and a few words of wording."""
 LARGEST_SEED = 2**31
 """Seeds are sent below it: some servers read 32 bits."""
 CONTENT_FILTER = "content_filter"
@@ -56,7 +55,7 @@ class ServedModel:
             raise DataError(not_served(self._name))
         if ask.votes:
             return [self._choice_request(ask, vote=number) for number in range(ask.votes)]
-        return [] if self._serving.log_probabilities == "none" else [self._choice_request(ask)]
+        return [self._choice_request(ask)] if self._serving.gives_log_probabilities else []
 
     def reply(self, ask: Ask, replies: Sequence[CallReply]) -> Reply:
         """The answer to one question."""
@@ -75,11 +74,12 @@ class ServedModel:
             turns=() if continues else _plain(ask.turns),
             prompt=_opened(conversation_text(ask.turns), ask.prefill) if continues else "",
             prefill=ask.prefill if self._serving.prefill and not continues else "",
-            max_new_tokens=ask.max_new_tokens,
+            max_new_tokens=ask.max_new_tokens + self._serving.thinking_tokens,
             temperature=ask.temperature,
             top_p=ask.top_p,
             seed=ask.seed % LARGEST_SEED,
             stop=(NEXT_TURN,) if continues else (),
+            is_message=self._serving.api == "messages",
         )
 
     def _choice_request(self, ask: Choose, *, vote: int | None = None) -> CallRequest:
@@ -97,10 +97,11 @@ class ServedModel:
             turns=() if continues else turns,
             prompt=prompt if continues else "",
             prefill=lead_in if self._serving.prefill and not continues else "",
-            max_new_tokens=1 if vote is None else VOTE_TOKENS,
+            max_new_tokens=1 if vote is None else VOTE_TOKENS + self._serving.thinking_tokens,
             temperature=0.0 if vote is None else 1.0,
             seed=seed % LARGEST_SEED,
             top_log_probabilities=TOP if vote is None else 0,
+            is_message=self._serving.api == "messages",
         )
 
     def _text(self, ask: Sample, reply: CallReply) -> Text:

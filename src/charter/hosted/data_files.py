@@ -6,8 +6,10 @@ cannot express of a row (a soft label) is refused with the number of such rows, 
 """
 
 import json
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,8 +19,8 @@ from charter.artifacts.group import START
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.whole_dir import publish_dir
 from charter.data.dataset import Pair, Turn, read_conversations, read_pairs, read_prompts
+from charter.data.rows import messages
 from charter.engines import handover_engine
-from charter.engines.common.adapter import messages
 from charter.engines.common.engine import NOTHING, PARQUET, TOKENS
 from charter.engines.common.reward_file import row_text
 from charter.engines.installed import adapter_of
@@ -73,11 +75,19 @@ def reward_rows(setup: Setup, tokenizer: Any, spec: PreferenceModelStage) -> Pai
     return PairRows(rows=rows, tokens=tokens)
 
 
-def dpo_rows(pairs: Sequence[Pair], tokenizer: Any, seq_len: int) -> PairRows:
-    """`prompt`, `chosen` and `rejected` as messages, which the engine tokenises itself."""
+def dpo_rows(pairs: Sequence[Pair], tokenizer: Any, seq_len: int, *, drops: bool = False) -> PairRows:
+    """`prompt`, `chosen` and `rejected` as messages, which the engine tokenises itself.
+
+    An engine that `drops` what has no room for an answer is not given such pairs, since every batch after them would
+    be another one.
+    """
     pairs = hard(pairs)
-    rows, tokens, cut = [], [], 0
+    rows: list[dict[str, Any]] = []
+    tokens, cut = [], 0
     for pair in pairs:
+        encoded = encode_pair(tokenizer, pair, max_tokens=1 << 30)
+        if drops and len(encoded.prompt) >= seq_len:
+            continue
         rows.append(
             {
                 "prompt": messages(pair.prompt),
@@ -85,7 +95,6 @@ def dpo_rows(pairs: Sequence[Pair], tokenizer: Any, seq_len: int) -> PairRows:
                 "rejected": messages([Turn("assistant", pair.rejected)]),
             }
         )
-        encoded = encode_pair(tokenizer, pair, max_tokens=1 << 30)
         lengths = [len(encoded.prompt) + len(answer) for answer in (encoded.chosen, encoded.rejected)]
         cut += max(lengths) > seq_len
         tokens.append(sum(min(length, seq_len) for length in lengths))
@@ -93,7 +102,13 @@ def dpo_rows(pairs: Sequence[Pair], tokenizer: Any, seq_len: int) -> PairRows:
         f"{cut} of {len(pairs)} pairs are longer than seq_len {seq_len}: the engine cuts them by its own rule, "
         "where the native engine keeps at most 3/4 of it for an answer and cuts the prompt at the left"
     )
-    return PairRows(rows=rows, tokens=tokens, notes=(note,) if cut else ())
+    left_out = len(pairs) - len(rows)
+    if pairs and not rows:
+        raise DataError(f"none of {len(pairs)} pairs has a prompt of less than seq_len {seq_len} tokens")
+    without = (
+        f"{left_out} of {len(pairs)} pairs, whose prompt alone fills seq_len {seq_len}, are left out: TRL drops them"
+    )
+    return PairRows(rows=rows, tokens=tokens, notes=(*([note] if cut else []), *([without] if left_out else [])))
 
 
 def hard(pairs: Sequence[Pair]) -> list[Pair]:
@@ -144,6 +159,8 @@ class RoleRows:
     sequences: int = 1
     packs: bool = False
     """The engine packs the rows into batches of its own."""
+    apart: bool = False
+    """Both answers of a pair are rows of their own."""
     notes: tuple[str, ...] = ()
     """What a reader of the log must know."""
 
@@ -171,10 +188,11 @@ def write_data(stage: StageDir, setup: Setup, tokenizer: Any, directory: Path) -
     target = total_steps(epochs=spec.epochs, steps=spec.steps, rows=rows.count, global_batch=spec.global_batch)
     order = range(rows.items) if rows.packs else _in_order(stage, target, spec.global_batch, rows.count)
     counters = {} if rows.packs else _counters(rows, target, spec.global_batch, order, pairs=rows.sequences == 2)
-    path = _write(stage, directory, "data", (rows.row(index) for index in order))
+    lines = _answers(rows, order, spec.global_batch) if rows.apart else (rows.row(index) for index in order)
+    path = _write(stage, directory, "data", lines)
     return DataFiles(
         paths={"data": path},
-        rows={"data": len(order)},
+        rows={"data": len(order) * (2 if rows.apart else 1)},
         target_steps=target,
         counters=counters,
         notes=rows.notes,
@@ -223,7 +241,8 @@ def _scored_pairs(stage: StageDir, setup: Setup, tokenizer: Any, spec: Preferenc
 
 
 def _chosen_pairs(stage: StageDir, setup: Setup, tokenizer: Any, spec: DpoStage) -> RoleRows:
-    return _listed(dpo_rows(setup.rows("data", read_pairs), tokenizer, spec.seq_len), spec.SEQUENCES_PER_ROW)
+    rows = dpo_rows(setup.rows("data", read_pairs), tokenizer, spec.seq_len, drops=True)
+    return replace(_listed(rows, spec.SEQUENCES_PER_ROW), apart=spec.loss == "kto")
 
 
 def _conversation_messages(stage: StageDir, setup: Setup, tokenizer: Any, spec: SftStage) -> RoleRows:
@@ -282,6 +301,45 @@ def _in_order(stage: StageDir, target: int, batch: int, rows: int) -> list[int]:
     """The rows of every batch, one batch after the other, as the native engine draws them."""
     seed = draw_seed(stage.job.seed, stage.job.stage, "order")
     return [row for step in range(target) for row in batch_rows(step, rows=rows, batch=batch, seed=seed)]
+
+
+MOST_ORDERS = 200
+"""Of a batch, that are tried: one is enough unless pairs share prompts."""
+
+
+def _answers(rows: RoleRows, order: Sequence[int], batch: int) -> Iterator[Row]:
+    """Yield the answers to the pairs of each batch with their labels, all chosen ones first.
+
+    TRL's KTOTrainer reads a prompt with the answer of the row before, and the first of a micro-batch with its last one
+    (kto_trainer.py, _prepare_dataset); so pairs are put in an order in which that is no answer to the same prompt.
+    """
+    for start in range(0, len(order), batch):
+        pairs, draw = [rows.row(index) for index in order[start : start + batch]], random.Random(start)
+        for _ in range(MOST_ORDERS):
+            if _meet_others([str(pair["prompt"]) for pair in pairs]):
+                break
+            draw.shuffle(pairs)
+        else:
+            prompts = len({str(pair["prompt"]) for pair in pairs})
+            raise DataError(
+                f"loss: kto compares answers with those to other prompts, and the {batch} pairs of batch "
+                f"{start // batch + 1} have {prompts} prompts, which could not be kept apart in TRL's micro-batches\n"
+                "  change global_batch, or compute the stage with `engine: native`"
+            )
+        for name in ("chosen", "rejected"):
+            yield from ({"prompt": one["prompt"], "completion": one[name], "label": name == "chosen"} for one in pairs)
+
+
+def _meet_others(prompts: Sequence[str]) -> bool:
+    """Return True if no answer meets its own prompt in micro-batches of any size, the prompts being read twice in turn.
+
+    >>> _meet_others("ab"), _meet_others("abcb"), _meet_others("aba"), _meet_others("a")
+    (True, True, False, False)
+    """
+    rows = [*prompts, *prompts]
+    sizes = [size for size in range(2, len(rows) + 1) if len(rows) % size == 0]
+    ends = ((first, first + size - 1) for size in sizes for first in range(0, len(rows), size))
+    return all(one != other for one, other in pairwise(rows)) and all(rows[one] != rows[other] for one, other in ends)
 
 
 def _counters(

@@ -212,16 +212,20 @@ def generate(
     prompt_width: int | None = None,
     tell: Callable[[], None] = lambda: None,
     watch: Watch | None = None,
+    agree: Callable[[Tensor], Tensor] = lambda token_L: token_L,
+    on: torch.device | None = None,
 ) -> Answers:
     """Sample one answer per prompt with a key/value cache; `tell` is called at every token.
 
     Draw t of sequence b depends on `seeds[b]` and t alone. Logits still depend on the shape of the batch, so for
     bit-exact replay the caller repeats the same batch whole; within it prompts of like length go together.
     `prompt_width` pads the returned prompts, not what the model reads. `watch` may end answers before their end token;
-    their masks then go on to the longest.
+    their masks then go on to the longest. Processes that each hold parts of the weights must make the same passes:
+    `agree` turns what one of them drew into what all go on with. `on` is where the model computes, unless it is where
+    its weights are.
     """
     model = language_model.model.eval()
-    device = next(model.parameters()).device
+    device = next(model.parameters()).device if on is None else on
     padding, end = language_model.padding_id, language_model.end_id
     draws_BR = on_device(uniform_draws(seeds, settings.max_new_tokens), device)
     answer_BR = torch.full(draws_BR.shape, padding, dtype=torch.long, device=device)
@@ -229,14 +233,15 @@ def generate(
     with precision(settings.dtype, device):
         fused = FusedDecoder.of(model, device)
         for rows in _groups(prompts, settings.max_new_tokens, device):
-            batch = _Unfinished.of(language_model, rows, [prompts[row] for row in rows], settings.max_new_tokens)
+            texts = [prompts[row] for row in rows]
+            batch = _Unfinished.of(language_model, rows, texts, settings.max_new_tokens, device)
             for step in range(settings.max_new_tokens):
                 if not len(batch.row_L):
                     break
                 logits_LV = batch.next_logits(model, fused)
                 if step < settings.min_new_tokens:
                     logits_LV[:, end] = float("-inf")
-                token_L = choose(logits_LV, draws_BR[batch.row_L, step], settings)
+                token_L = agree(choose(logits_LV, draws_BR[batch.row_L, step], settings))
                 answer_BR[batch.row_L, step] = torch.where(batch.finished_L, padding, token_L)
                 stops_L = False if watch is None else watch(batch.row_L, logits_LV, token_L)
                 batch.extend(token_L, (token_L == end) | stops_L, look=(step + 1) % looks_each == 0)
@@ -289,10 +294,13 @@ class _Unfinished:
 
     @staticmethod
     def of(
-        language_model: LanguageModel, rows: Sequence[int], prompts: Sequence[Sequence[int]], room: int
+        language_model: LanguageModel,
+        rows: Sequence[int],
+        prompts: Sequence[Sequence[int]],
+        room: int,
+        device: torch.device,
     ) -> "_Unfinished":
         """A group's rows and prompts, before the first token."""
-        device = next(language_model.model.parameters()).device
         width = max(1, *map(len, prompts))
         ids_LQ, mask_LQ = pad_left(prompts, padding=language_model.padding_id, width=width)
         position_LQ = (mask_LQ.cumsum(1) - 1).clamp_min(0)

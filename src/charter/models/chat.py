@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from charter.data.dataset import Turn
+from charter.data.rows import messages
 from charter.errors import DataError
 
 
@@ -16,17 +17,13 @@ class Encoded:
     is_answer: tuple[bool, ...]
 
 
-def _messages(turns: Sequence[Turn]) -> list[dict[str, str]]:
-    return [{"role": turn.role, "content": turn.content} for turn in turns]
-
-
 def _ids(tokenizer: Any, text: str) -> list[int]:
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
 
 
 def _template(tokenizer: Any, turns: Sequence[Turn], *, generation: bool) -> str:
-    text: str = tokenizer.apply_chat_template(_messages(turns), tokenize=False, add_generation_prompt=generation)
+    text: str = tokenizer.apply_chat_template(messages(turns), tokenize=False, add_generation_prompt=generation)
     return text
 
 

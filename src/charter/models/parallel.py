@@ -109,6 +109,9 @@ class Parallel:
     Backward passes leave gradients that are averaged over the data ranks.
     """
 
+    frees: bool = False
+    """Whether every pass gathers the weights, and frees those of each layer once it is through."""
+
     def __init__(self, module: nn.Module, *, call: Callable[..., Any] | None = None, is_first: bool = True) -> None:
         self.module = module
         """The model class itself; called without gradients for rollouts and scores."""
@@ -401,7 +404,7 @@ class FsdpParallel(Parallel):
         super().__init__(module, is_first=is_first)
         self._parts = [item for item in module.modules() if isinstance(item, FSDPModule)]
         self._heads = {id(item) for item in module.modules() if isinstance(item, AskedHead)}
-        self._frees = frees
+        self.frees = frees
         self._is_gathered = False
         module.register_forward_hook(self._after_forward)
 
@@ -427,7 +430,7 @@ class FsdpParallel(Parallel):
             self._is_gathered = False
             self._reshard()
             for part in self._parts[1:]:
-                part.set_reshard_after_forward(self._frees and id(part) not in self._heads, recurse=False)
+                part.set_reshard_after_forward(self.frees and id(part) not in self._heads, recurse=False)
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:

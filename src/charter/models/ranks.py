@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from charter.artifacts.group import GROUP, NODE_ADDRESS, WORLD_SIZE, rank_of_process
+from charter.artifacts.group import GROUP, NODE_ADDRESS, rank_of_process, world_size
 from charter.artifacts.lease import host_id
 from charter.errors import StageError
 
@@ -101,14 +101,9 @@ class Ranks:
             dist.barrier(group=self.host_group)
 
 
-def world_of_process() -> int:
-    """Return the number of processes of the stage."""
-    return int(os.environ.get(WORLD_SIZE, "1"))
-
-
 def join(stage_dir: Path, device: torch.device, *, tensor: int = 1) -> Ranks:
     """Meet the other processes of the stage; with `tensor` > 1, neighbouring ranks share one copy of the model."""
-    rank, world = rank_of_process(), world_of_process()
+    rank, world = rank_of_process(), world_size()
     if world == 1:
         return Ranks(device=device)
     if world % tensor:

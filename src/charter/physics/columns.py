@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,17 @@ def array(value: object) -> Array:
     ((), dtype('float64'))
     """
     return np.asarray(value, dtype=np.float64)
+
+
+Columns = TypeVar("Columns", bound=Any)
+"""A frozen dataclass of columns."""
+
+
+def stacked(items: Sequence[Columns]) -> Columns:
+    """Return one value that holds a column for each configuration, every field stacked along a first dimension."""
+    names = [item.name for item in fields(items[0])]
+    columns: Columns = type(items[0])(**{name: np.stack([getattr(item, name) for item in items]) for name in names})
+    return columns
 
 
 # -------- Many layouts at once: every field of a layout as an array, so that one formula serves a plan and a search.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -109,11 +109,6 @@ class InferenceShape:
             "cpu": job.accelerator is not None and job.accelerator.kind == "cpu",
         }
         return cls(**{name: array(value) for name, value in numbers.items()})
-
-    @classmethod
-    def stacked(cls, shapes: Sequence[InferenceShape]) -> InferenceShape:
-        """Many jobs."""
-        return cls(**{item.name: array([getattr(one, item.name) for one in shapes]) for item in fields(cls)})
 
 
 def _live_bytes(a: Architecture) -> float:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from charter.physics.columns import Array, Layouts, array
+from charter.physics.columns import Array, Layouts, array, stacked
 from charter.physics.constants import ALL_KERNELS_BYTES, context_factor
 from charter.physics.kept_activations import (
     ALL_MATRICES,
@@ -132,11 +132,6 @@ class ModelColumns:
             layer_experts=array(expert * mixture.num_experts if mixture else 0),
             largest_matrix=array(a.hidden_size * max(widths)),
         )
-
-    @classmethod
-    def stacked(cls, models: Sequence[ModelColumns]) -> ModelColumns:
-        """Many models, one per configuration."""
-        return cls(**{item.name: array([getattr(one, item.name) for one in models]) for item in fields(cls)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,7 +360,7 @@ class MemoryShape:
             for item in fields(cls)
             if item.name not in ("model", "source")
         }
-        return cls(model=ModelColumns.stacked([one.model for one in shapes]), **columns)
+        return cls(model=stacked([one.model for one in shapes]), **columns)
 
 
 def _layer_numbers(job: MemoryJob) -> dict[str, float]:

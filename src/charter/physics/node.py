@@ -3,7 +3,7 @@
 from charter.physics.memory_shape import rank_parameters
 from charter.physics.precision import FSDP_MIXED, TrainingPrecision
 from charter.physics.shapes import adapter_parameters, count_parameters, num_moe_layers
-from charter.physics.terms import Breakdown, Term
+from charter.physics.terms import Breakdown, Term, bytes_term
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 from charter.units import GIB
@@ -46,7 +46,7 @@ def host_terms(*, loading_bytes: float, checkpoint_bytes: float, offload_bytes: 
 
 
 def _host_term(name: str, value: float, formula: str, source: str) -> Term:
-    return Term(name=name, part="system memory", value=value, unit="bytes", formula=formula, source=source)
+    return bytes_term(name, "system memory", value, formula, source)
 
 
 # -------- Processor cores of a node that keep data loading hidden behind the accelerators.
@@ -129,7 +129,7 @@ def network_bytes_per_step(
 
 
 def _wire_term(name: str, value: float, formula: str, source: str) -> Term:
-    return Term(name=name, part="network", value=value, unit="bytes", formula=formula, source=source)
+    return bytes_term(name, "network", value, formula, source)
 
 
 # -------- Bytes on disk: checkpoints, weights, text.

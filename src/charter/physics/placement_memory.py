@@ -9,13 +9,13 @@ from typing import Literal
 import numpy as np
 
 from charter.catalog.accelerators import Accelerator
-from charter.physics.columns import Array, Layouts, array
+from charter.physics.columns import Array, Layouts, array, stacked
 from charter.physics.inference_memory import InferenceJob, InferenceShape, inference_memory_table, job_inference_memory
 from charter.physics.memory import training_memory, training_memory_table
 from charter.physics.memory_profiles import NATIVE, AdapterUse, Head, MemoryJob, MemoryProfile
 from charter.physics.memory_shape import MemoryShape, frozen_parameters, rank_parameters
 from charter.physics.precision import FSDP_MIXED, TrainingPrecision
-from charter.physics.terms import MemoryBreakdown, Term, TermTable
+from charter.physics.terms import MemoryBreakdown, Term, TermTable, bytes_term
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout
 
@@ -142,11 +142,10 @@ def _frozen(job: PpoJob, role: PpoRole) -> Term:
     layout = job.scoring_layout or job.layout
     rank = rank_parameters(role.architecture, layout, scalar_head=role.scalar_head)
     sharded_parameters = float(frozen_parameters(role.architecture, Layouts.of(layout), scalar_head=role.scalar_head))
-    return Term(
+    return bytes_term(
         name="frozen weights",
         part="parameters",
         value=2.0 * sharded_parameters,
-        unit="bytes",
         formula=f"2 B x {sharded_parameters:,.0f} of {rank.total:,.0f}",
         source="weights only, sharded like the trained ones under ZeRO-3",
     )
@@ -180,11 +179,10 @@ def _scoring(job: PpoJob) -> dict[str, tuple[tuple[str, Term], ...]]:
 
 def _scored_logits(role: PpoRole, layout: Layout, tokens: float) -> Term:
     size = 6.0 * tokens * role.architecture.vocab_size / layout.tensor
-    return Term(
+    return bytes_term(
         name="logits",
         part="logits",
         value=size,
-        unit="bytes",
         formula=f"6 B x {tokens:,.0f} positions x vocabulary / TP {layout.tensor}",
         source="16-bit logits and fp32 log-probabilities of every position",
     )
@@ -307,7 +305,7 @@ def generation_bytes(
         for tensor in tensors
         for limit in limits
     ]
-    decode = inference_memory_table(InferenceShape.stacked(shapes)).phases["decode"]
+    decode = inference_memory_table(stacked(shapes)).phases["decode"]
     sizes = [column.values for column in decode.columns if column.name not in FIXED]
     return array(sum(sizes, start=np.float64(0.0))).reshape(len(tensors), len(limits))
 

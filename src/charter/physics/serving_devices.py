@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-
-import numpy as np
+from dataclasses import dataclass
 
 from charter.catalog.accelerators import Accelerator
 from charter.physics.columns import Array, array
@@ -199,11 +196,6 @@ class ServingDevice:
             "send_bytes_per_second": send,
         }
         return cls(**{name: array(value) for name, value in columns.items()})
-
-    @classmethod
-    def stacked(cls, groups: Sequence[ServingDevice]) -> ServingDevice:
-        """One column per configuration."""
-        return cls(**{item.name: np.stack([getattr(group, item.name) for group in groups]) for item in fields(cls)})
 
 
 def _has_rate(accelerator: Accelerator, compute: str) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -66,11 +65,6 @@ class ServingModel:
         (6.98, 65536.0)
         """
         return _served(architecture)
-
-    @classmethod
-    def stacked(cls, models: Sequence[ServingModel]) -> ServingModel:
-        """One column per configuration."""
-        return cls(**{item.name: np.stack([getattr(model, item.name) for model in models]) for item in fields(cls)})
 
     def experts_reached(self, tokens: Array) -> Array:
         """Expected routed experts of a layer that get at least one of `tokens` tokens: `E (1 - (1 - k / E)^n)`.

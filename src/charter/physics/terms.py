@@ -32,6 +32,11 @@ class Term:
     source: str
 
 
+def bytes_term(name: str, part: str, value: float, formula: str, source: str) -> Term:
+    """Return an addend in bytes."""
+    return Term(name=name, part=part, value=value, unit="bytes", formula=formula, source=source)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Interval:
     """The 10th, 50th and 90th percentile of a quantity."""

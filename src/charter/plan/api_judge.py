@@ -38,6 +38,8 @@ class ApiPrice:
     tokens_per_second: float = 60.0
     """Of one answer as it streams; judgement where nobody measured it."""
     first_token_seconds: float = 1.0
+    thinking_tokens: float = 0.0
+    """Written before each answer, and charged like it."""
 
     @property
     def is_known(self) -> bool:

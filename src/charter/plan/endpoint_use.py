@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from charter.physics.flops import active_parameters
 from charter.physics.identity_questions import QUESTION_TOKENS, QUESTIONS
 from charter.physics.terms import Term
-from charter.plan.api_judge import ApiJudgement, ApiPrice, api_judgement
+from charter.plan.api_judge import ApiJudgement, api_judgement
 from charter.plan.phase import RolePhase, Workload
 
 # -------- Use of endpoints by a stage: seconds of what they answer under their limits, and their bill.
@@ -26,7 +26,7 @@ def endpoint_terms(work: Workload) -> tuple[Term, ...]:
             source=SOURCE,
         )
         for phase, usage in _judged(work)
-        for read, written in [phase.request_tokens]
+        for read, written in [_request_tokens(work, phase)]
     )
 
 
@@ -63,18 +63,26 @@ def _identity(work: Workload, remote: tuple[RolePhase, ...], model: str) -> tupl
 
 
 def _judged(work: Workload) -> list[tuple[RolePhase, ApiJudgement]]:
-    return [
-        (phase, _judgement(work.endpoints[phase.role], phase, alone=phase not in work.phases))
-        for phase in endpoint_phases(work)
-    ]
+    return [(phase, _judgement(work, phase)) for phase in endpoint_phases(work)]
 
 
-def _judgement(price: ApiPrice, phase: RolePhase, *, alone: bool) -> ApiJudgement:
-    """`alone`: each question is a request of its own, whatever the others are: the fixed ones."""
-    if alone:
+def _judgement(work: Workload, phase: RolePhase) -> ApiJudgement:
+    price = work.endpoints[phase.role]
+    if _is_identity(work, phase):
         price = replace(price, by_batch=False, batch_discount=0.0)
-    read, written = phase.request_tokens
+    read, written = _request_tokens(work, phase)
     return api_judgement(price, requests=phase.sequences, input_tokens=read, output_tokens=written)
+
+
+def _is_identity(work: Workload, phase: RolePhase) -> bool:
+    """Return True of the fixed questions: each is a request of its own, whatever the others are, and has its limit."""
+    return phase not in work.phases
+
+
+def _request_tokens(work: Workload, phase: RolePhase) -> tuple[float, float]:
+    """Tokens read and written for one request, with what is thought before."""
+    read, written = phase.request_tokens
+    return read, written + (0.0 if _is_identity(work, phase) else work.endpoints[phase.role].thinking_tokens)
 
 
 # -------- Work of a stage in countable units: model operations here, tokens of models that an endpoint answers for.
@@ -132,7 +140,7 @@ def work_done(work: Workload) -> WorkDone:
 
 
 def _api(work: Workload, phase: RolePhase) -> ApiUse:
-    read, written = phase.request_tokens
+    read, written = _request_tokens(work, phase)
     return ApiUse(
         model=work.model_of(phase.role),
         what=phase.name,

@@ -23,8 +23,7 @@ from charter.physics.runs import RlConstants
 from charter.physics.stacks import PROFILES, StackProfile
 from charter.physics.step_time import native_profile
 from charter.physics.terms import Z90
-from charter.spec.stage import DpoStage, PreferenceModelStage, PretrainStage, SftStage
-from charter.spec.stage_base import FP8, NATIVE, Stage
+from charter.spec.stage_base import FP8, NATIVE, Optimization, Stage
 
 # -------- Constants of the planner beside its formulas: fitted ones, their uncertainty, and paces measured on a run.
 
@@ -151,7 +150,7 @@ def time_group(stage: Stage, *, moe: bool) -> tuple[str, str]:
     """The quantity and the group of measurements whose errors a stage's time shares."""
     if stage.ROLLS_OUT:
         return RL_STEP, "rl time"
-    if isinstance(stage, SftStage | PretrainStage | PreferenceModelStage | DpoStage):
+    if isinstance(stage, Optimization):
         adapter = stage.adapter is not None
         return TRAINING, "training moe" if moe else "training adapter" if adapter else "training dense"
     return SERVING, "inference time"

@@ -137,9 +137,9 @@ def search_sites(question: StageQuestion, sites: Sequence[NodeGroup]) -> Iterato
 
 def asked(question: StageQuestion, site: NodeGroup) -> SpaceRequest:
     """The space of a stage on a site."""
-    phase = question.training
+    phase, able = question.training, engine_knowledge(question.engine, question.knowledge).does
     return SpaceRequest(
-        engine=engine_knowledge(question.engine, question.knowledge).does,
+        engine=able,
         architecture=question.work.trained[0].architecture,
         num_accelerators=site.num_nodes * site.place.per_node,
         per_node=site.place.per_node,
@@ -148,6 +148,7 @@ def asked(question: StageQuestion, site: NodeGroup) -> SpaceRequest:
         longest=round(phase.longest_tokens),
         fixed=question.fixed,
         together=question.work.together,
+        undivided=getattr(question.stage, "loss", "") == "kto" and not able.compares_batches,
         shares=_shares(question),
     )
 

@@ -81,6 +81,8 @@ class SpaceRequest:
     fixed: StageResources | None
     together: bool
     """Several roles share the accelerators (PPO, DPO): data and tensor parallelism only."""
+    undivided: bool = False
+    """The share of a replica is one micro-batch."""
     shares: tuple[tuple[int, int], ...] = ()
     """Rows that all data ranks share evenly, each with how many of them stay together; empty: any split will do."""
 
@@ -170,11 +172,11 @@ def _sharded(request: SpaceRequest, split: Family) -> Iterator[Family]:
 def _inner(request: SpaceRequest, family: Family) -> Iterator[tuple[float, float, float]]:
     """Micro-batch, accumulation and code of the recomputation; interleaving needs whole rounds of micro-batches."""
     share = ceil(request.batch / family.data / request.unit) * request.unit
-    for mode, micro in product(
-        _recomputations(request), micro_batches(share, request.unit, request.fixes("micro_batch"))
-    ):
+    fixed = request.fixes("micro_batch")
+    sizes = micro_batches(share, request.unit, share if request.undivided and fixed is None else fixed)
+    for mode, micro in product(_recomputations(request), sizes):
         accumulation = ceil(share / micro)
-        if request.engine.exact_batch and share % micro:
+        if (request.engine.exact_batch and share % micro) or (request.undivided and accumulation > 1):
             continue
         if family.interleave > 1 and accumulation % family.pipeline:
             continue

@@ -21,7 +21,7 @@ from charter.physics.node import (
 )
 from charter.physics.shapes import count_parameters
 from charter.physics.step_time import training_step
-from charter.physics.terms import Breakdown, Term
+from charter.physics.terms import Breakdown, Term, bytes_term
 from charter.plan.knowledge import Knowledge
 from charter.plan.option import Option
 from charter.plan.phase import Role, RolePhase, Workload
@@ -431,17 +431,18 @@ def storage_terms(work: Workload, keep_last: int) -> Breakdown:
     steps = work.phases[0].steps if work.phases else 0.0
     terms = (
         *_data_terms(work),
-        _stored(
+        *work.records,
+        bytes_term(
             "checkpoints",
             "checkpoints",
             retained,
             f"({keep_last} kept + 1 in writing) x {full:,.0f} B",
             "14 B per trained parameter",
         ),
-        _stored(
+        bytes_term(
             "weights it makes", "weights", published, "2 B x parameters of the first trained role", "16-bit weights"
         ),
-        _stored(
+        bytes_term(
             "metrics and logs",
             "logs",
             log_bytes(steps),
@@ -461,7 +462,7 @@ def _data_terms(work: Workload) -> tuple[Term, ...]:
     total = sum(weights.values())
     generated = work.counters.generated_tokens * BYTES_PER_TOKEN_OF_TEXT if work.data_bytes else 0.0
     answers = tuple(
-        _stored(f"text of {name}", "data", generated * weight / total, "4 B x tokens at most", "plan/workload.py")
+        bytes_term(f"text of {name}", "data", generated * weight / total, "4 B x tokens at most", "plan/workload.py")
         for name, weight in weights.items()
         if total
     )
@@ -469,10 +470,6 @@ def _data_terms(work: Workload) -> tuple[Term, ...]:
     verdicts = VERDICT_BYTES * work.counters.pairs
     return (
         *answers,
-        _stored("prompts and given texts", "data", given, "4 B x tokens", "plan/workload.py"),
-        _stored("verdicts", "data", verdicts, f"{VERDICT_BYTES:g} B x pairs", "judgement (physics/node.py)"),
+        bytes_term("prompts and given texts", "data", given, "4 B x tokens", "plan/workload.py"),
+        bytes_term("verdicts", "data", verdicts, f"{VERDICT_BYTES:g} B x pairs", "judgement (physics/node.py)"),
     )
-
-
-def _stored(name: str, part: str, value: float, formula: str, source: str) -> Term:
-    return Term(name=name, part=part, value=value, unit="bytes", formula=formula, source=source)

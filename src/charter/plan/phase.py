@@ -150,6 +150,8 @@ class Workload:
     """Rollouts are drawn a step before they are learnt from."""
     data_bytes: float = 0.0
     """Bytes of what the stage writes beside checkpoints."""
+    records: tuple[Term, ...] = ()
+    """The same of a stage that learns from rollouts: what it keeps of them."""
     asked: tuple[EndpointUse, ...] = ()
     """Models that are never here: an endpoint answers for them."""
     remote: tuple[str, ...] = ()

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from charter.errors import DataError, SpecError
 from charter.physics.identity_questions import IdentityWatch
 from charter.plan.api_judge import ApiPrice
-from charter.plan.phase import EndpointUse, Role
+from charter.plan.phase import EndpointUse, Role, RolePhase
 from charter.plan.risk import Assumption
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import MOST_BATCHED, DataSpec, Project, Serving
-from charter.spec.stage import CritiqueStage, GenerateStage, LabelStage, PrepareStage
+from charter.spec.stage import VOTE_TOKENS, CritiqueStage, GenerateStage, LabelStage, PrepareStage
 from charter.spec.stage_base import Stage
 
 if TYPE_CHECKING:
@@ -255,6 +255,16 @@ class Models:
         shape = self.architectures.get(self.base_name(name))
         return EndpointUse(name=role, model=name, vocab_size=None if shape is None else shape.vocab_size)
 
+    def voted(self, stage: LabelStage, questions: tuple[RolePhase, ...]) -> tuple[RolePhase, ...]:
+        """Return questions to a judge; as often as it votes, at the longest, where its address gives nothing else."""
+        serving = self.project.serving.get(stage.judge)
+        if not stage.votes or serving is None or not serving.is_by_address or serving.gives_log_probabilities:
+            return questions
+        new = float(VOTE_TOKENS)
+        return tuple(
+            replace(item, work="generate", steps=item.steps * stage.votes, new_tokens=new) for item in questions
+        )
+
     def whereabouts(self, *roles: Role | EndpointUse, may_choose: bool = True) -> Whereabouts:
         """Return which of a stage's models are here, which at an address, which may be either, and what that charges.
 
@@ -282,7 +292,7 @@ def _watch(serving: Serving) -> IdentityWatch:
     return IdentityWatch(
         every=MOST_BATCHED if serving.batch and serving.canary_every else serving.canary_every,
         servers=1 + len(serving.also_endpoints),
-        by_text=serving.log_probabilities == "none",
+        by_text=not serving.gives_log_probabilities,
     )
 
 
@@ -298,4 +308,5 @@ def _api_price(serving: Serving) -> ApiPrice:
         concurrency=float(serving.concurrency),
         batch_discount=1.0 - serving.batch_price if serving.batch else 0.0,
         by_batch=serving.batch,
+        thinking_tokens=float(serving.thinking_tokens),
     )

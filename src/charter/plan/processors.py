@@ -9,7 +9,7 @@ from charter.physics.kept_activations import layer_activations
 from charter.physics.memory_profiles import CPU_KEPT_LOGITS, CPU_LOSS_TILE, LEAST_TILE_ROWS
 from charter.physics.memory_terms import CPU_PROCESS_BYTES
 from charter.physics.shapes import adapter_parameters, count_parameters
-from charter.physics.terms import Term
+from charter.physics.terms import Term, bytes_term
 from charter.plan.machine import (
     ACTIVATION_PASSES,
     ANSWER_SECONDS,
@@ -132,7 +132,7 @@ def _last_of_recomputed(role: Role, layout: Layout, sizes: "_Sizes", flow: tuple
     layers = count_parameters(a).total - table * (1 if a.tied_embeddings else 2)
     gradients = FP32 * (layers * (1 - 1 / a.num_layers) + tables - (0 if a.tied_embeddings else table))
     return (
-        bytes_term("gradients of the layers above", "gradients", gradients, f"{FP32:g} B x their parameters"),
+        bytes_term("gradients of the layers above", "gradients", gradients, f"{FP32:g} B x their parameters", SOURCE),
         _hidden("input of the first layer", 2 * sizes.hidden),
         *flow,
     )
@@ -216,21 +216,16 @@ def _live(role: Role, tokens: float, layout: Layout) -> tuple[Term, ...]:
 
 
 def _head(name: str, sizes: _Sizes) -> Term:
-    return bytes_term(name, "gradients", sizes.head, f"{FP32:g} B x vocabulary x hidden size")
+    return bytes_term(name, "gradients", sizes.head, f"{FP32:g} B x vocabulary x hidden size", SOURCE)
 
 
 def _hidden(name: str, value: float) -> Term:
-    return bytes_term(name, "activations", value, f"{FP32:g} B x positions x hidden size")
+    return bytes_term(name, "activations", value, f"{FP32:g} B x positions x hidden size", SOURCE)
 
 
 def logit_term(name: str, value: float) -> Term:
     """Something of the size of logits."""
-    return bytes_term(name, "logits", value, f"{FP32:g} B x positions x vocabulary")
-
-
-def bytes_term(name: str, part: str, value: float, formula: str, source: str = SOURCE) -> Term:
-    """A term in bytes."""
-    return Term(name=name, part=part, value=value, unit="bytes", formula=formula, source=source)
+    return bytes_term(name, "logits", value, f"{FP32:g} B x positions x vocabulary", SOURCE)
 
 
 # -------- Peak bytes of a stage that trains on the processors of one machine, under the native engine.

@@ -11,7 +11,7 @@ import numpy as np
 
 from charter.catalog.accelerators import Accelerator
 from charter.engines.common.capabilities import Arrangement, RlEngine
-from charter.physics.columns import Array, array
+from charter.physics.columns import Array, array, stacked
 from charter.physics.constants import ServingConstants
 from charter.physics.devices import DeviceColumns
 from charter.physics.generation import Drain, issue_of, rollout_terms
@@ -287,8 +287,8 @@ class Groups:
         limit = array([together for _, _, together in rows])
         model = ServingModel.of(work.policy.architecture)
         table = rollout_terms(
-            ServingModel.stacked([model] * count),
-            ServingDevice.stacked([devices[tensor] for _, tensor, _ in rows]),
+            stacked([model] * count),
+            stacked([devices[tensor] for _, tensor, _ in rows]),
             issue_of([VLLM] * count),
             ServingConstants(
                 **{name: np.full(count, float(getattr(plain, name))) for name in plain.__dataclass_fields__}

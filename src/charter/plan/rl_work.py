@@ -9,6 +9,7 @@ from charter.engines.common.capabilities import RlEngine
 from charter.physics.generation import USUAL_SPREAD, ResponseLengths
 from charter.physics.placement_memory import PpoRole
 from charter.physics.shapes import adapter_parameters, count_parameters
+from charter.physics.terms import Term
 from charter.plan.phase import RolePhase, Workload
 from charter.plan.pipeline_names import Library
 from charter.spec.layout import Layout, Recompute, ZeroStage
@@ -110,6 +111,64 @@ def rl_work(work: Workload) -> RlWork:
         logit_share=first.logit_share,
         ahead=work.ahead,
     )
+
+
+ANSWER_BYTES = 73.0
+"""Names and brackets of an answer on record, a JSON line (train/ppo_answers.py, `Flight.record`)."""
+PROBABILITY_BYTES = 21.5
+"""Of a log-probability in 32 bits as JSON writes it, with its comma: 18.8 characters where words are improbable, 20.8
+near 0, as json.dumps writes 20,000 draws of each."""
+SEPARATOR_BYTES = 2.0
+REWARDS_BYTES, REWARD_BYTES = 300.0, 27.0
+"""Of the rewards of a rollout beside its answers (digest, times, money), and of one reward of an answer with its mark
+of failure, on a line each: 3 characters (1.0) to 20 (a score), taken as 6 (train/rewards/mixture.py). Judgement."""
+ROW_BYTES = 26.0
+"""Brackets of an answer among the rewards."""
+
+
+def rollout_records(stage: PpoStage, *, prompt_tokens: float, vocab_size: int) -> tuple[Term, ...]:
+    """Bytes of what the native engine writes down of every rollout before the update, and never removes.
+
+    Answers in flight by one file for each rollout, so that other processes make the same updates from it; rewards of a
+    list by another, so that none is asked twice. Not counted: replies of environments, groups that are sampled again.
+    """
+    if is_hosted(stage):
+        return ()
+    rollouts = ceil(stage.episodes / stage.rollout_batch)
+    answers, token = rollouts * stage.rollout_batch, characters(vocab_size) + SEPARATOR_BYTES
+    drawn = token + characters(rollouts) + SEPARATOR_BYTES + PROBABILITY_BYTES * (2 if stage.generator == "vllm" else 1)
+    each = ANSWER_BYTES + prompt_tokens * token + stage.expected_new_tokens * drawn
+    one = f"{ANSWER_BYTES:g} + {prompt_tokens:g} x {token:.1f} + {stage.expected_new_tokens:g} x {drawn:.1f}"
+    rewards = len(stage.rewards) * REWARD_BYTES + ROW_BYTES
+    terms = (
+        Term(
+            name="rollouts on record",
+            part="data",
+            value=answers * each if stage.asynchrony == "in_flight" else 0.0,
+            unit="bytes",
+            formula=f"{answers:,} answers x ({one}) B: prompt, tokens, versions, log-probabilities as JSON",
+            source="train/ppo_answers.py",
+        ),
+        Term(
+            name="rewards on record",
+            part="data",
+            value=answers * rewards + rollouts * REWARDS_BYTES if stage.rewards else 0.0,
+            unit="bytes",
+            formula=f"{answers:,} answers x {rewards:g} B + {rollouts:,} rollouts x {REWARDS_BYTES:g} B",
+            source="train/rewards/mixture.py",
+        ),
+    )
+    return tuple(term for term in terms if term.value)
+
+
+def characters(below: int) -> float:
+    """Mean digits of the whole numbers below a bound, each as often as any other.
+
+    >>> characters(10), characters(100), round(characters(128_256), 2)
+    (1.0, 1.9, 5.13)
+    """
+    powers = [10**digits for digits in range(1, len(str(below)))]
+    return sum((1 - power / below for power in powers if power < below), start=1.0)
 
 
 def assume_rollouts(stage: PpoStage, library: Library) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from charter.cost.monte_carlo import exactly
 from charter.errors import InfeasibleError, UsageError
 from charter.physics.scaling.hyperparameters import PublishedRun, Rule, nearest_runs, rules
 from charter.physics.scaling.laws import (
@@ -187,7 +188,7 @@ def _sized(question: ScaleQuestion) -> tuple[Interval, Interval]:
     if size is not None and tokens is not None:
         if question.budget_usd is not None or question.compute_flops is not None:
             raise UsageError("size and tokens fix the compute: leave --budget and --compute out, or one of the two")
-        return _exactly(size), _exactly(tokens)
+        return exactly(size), exactly(tokens)
     if question.compute_flops is not None and question.budget_usd is not None:
         raise UsageError("give --budget or --compute, not both")
     if question.compute_flops is not None:
@@ -221,9 +222,9 @@ def _split(question: ScaleQuestion, compute: float) -> tuple[Interval, Interval]
     """Parameters and tokens that spend a compute: one given, or the best pair."""
     if question.num_parameters is not None:
         tokens = compute / (FLOPS_PER_PARAMETER_AND_TOKEN * question.num_parameters)
-        return _exactly(question.num_parameters), _exactly(tokens)
+        return exactly(question.num_parameters), exactly(tokens)
     if question.num_tokens is not None:
-        return _exactly(compute / (FLOPS_PER_PARAMETER_AND_TOKEN * question.num_tokens)), _exactly(question.num_tokens)
+        return exactly(compute / (FLOPS_PER_PARAMETER_AND_TOKEN * question.num_tokens)), exactly(question.num_tokens)
     size, tokens_ = question.law.optimal(compute)
     if question.unique_tokens is None or tokens_.p50 <= question.unique_tokens:
         return size, tokens_
@@ -257,10 +258,6 @@ def _compute_of(law: FittedLaw, *, size: float | None, tokens: float | None) -> 
         low, high = (middle, high) if below else (low, middle)
     parameters, num_tokens = law.law.optimal(math.exp(high))
     return FLOPS_PER_PARAMETER_AND_TOKEN * parameters * num_tokens
-
-
-def _exactly(value: float) -> Interval:
-    return Interval(p10=value, p50=value, p90=value)
 
 
 def _around(value: float, like: Interval) -> Interval:

@@ -27,7 +27,7 @@ from charter.physics.precision import FP32, FSDP_MIXED, TrainingPrecision
 from charter.physics.serving_devices import SERVER
 from charter.physics.shapes import count_parameters
 from charter.physics.step_time import Index, distinct
-from charter.physics.terms import MemoryBreakdown, Term
+from charter.physics.terms import MemoryBreakdown, Term, bytes_term
 from charter.plan.knowledge import FP8_COPIES_BYTES, EngineKnowledge, Knowledge, engine_knowledge
 from charter.plan.phase import Role, RolePhase, Workload
 from charter.spec.layout import Layout
@@ -172,11 +172,10 @@ class ServerBeside:
         share, weights = self.memory_share * accelerator.memory_bytes, _served_weights(role)
         fits = weights + kv_cache_bytes(role.architecture, phase.longest_tokens) <= share
         refusal = f"; {weights / GIB:.1f} GiB of weights and one answer do not fit into it"
-        return Term(
+        return bytes_term(
             name="vLLM beside the trainer",
             part="kv_cache",
             value=share if fits else accelerator.memory_bytes,
-            unit="bytes",
             formula=f"{self.memory_share:g} of {accelerator.memory_bytes / GIB:.1f} GiB{'' if fits else refusal}",
             source="gpu_memory_utilization: weights in 16 bits, keys and values, work space",
         )
@@ -301,11 +300,10 @@ def _frozen(role: Role, layout: Layout, width_bytes: float, engine: str) -> Term
     value = float(_frozen_columns(role, layouts, width_bytes, engine))
     wider = value - width_bytes * sharded_parameters
     rest = f" + {wider:,.0f} B" if wider else ""
-    return Term(
+    return bytes_term(
         name="frozen weights",
         part="parameters",
         value=value,
-        unit="bytes",
         formula=f"{width_bytes:g} B x {sharded_parameters:,.0f} of {rank.total:,.0f}{rest}",
         source="weights only, sharded like the trained ones under ZeRO-3; without ZeRO embedding and norms in fp32",
     )
@@ -323,19 +321,17 @@ def _generation_terms(role: Role, phase: RolePhase, layout: Layout, sequences: i
     one = Layouts.of([layout])
     gathered, cache = float(_gathered_bytes(role, one)[0]), float(_cache_bytes(role, phase, one)[0])
     terms = [
-        Term(
+        bytes_term(
             name="weights gathered for generation",
             part="buffers",
             value=gathered,
-            unit="bytes",
             formula=f"2 B x {gathered / 2:,.0f}",
             source="decoding reads every weight for every token, so shards are gathered once per rollout",
         ),
-        Term(
+        bytes_term(
             name="keys and values",
             part="kv_cache",
             value=cache * sequences,
-            unit="bytes",
             formula=f"{sequences} sequences of {phase.longest_tokens:,.0f} tokens x {cache:,.0f} B",
             source="2 x layers x kv_heads x head_dim x bytes / TP",
         ),

@@ -6,6 +6,7 @@ from math import ceil, exp, log
 
 from charter.cost.job import micro_usd, usd
 from charter.engines import rl_engines
+from charter.engines.native.capabilities import CAPABILITIES
 from charter.physics.terms import Interval, Term
 from charter.plan.endpoint_use import NOTHING_DONE, WorkDone
 from charter.plan.knowledge import (
@@ -25,7 +26,7 @@ from charter.plan.servers import own_or_endpoint, own_roles
 from charter.plan.stage_risk import StageRisk
 from charter.spec.execution import CLIENT, TRAINER, ExecutableLayout, Execution, RoleExecution, Use, executable
 from charter.spec.project import Project
-from charter.spec.sections import ANSWER_PROMPTS, why_no_samples
+from charter.spec.sections import why_no_samples
 from charter.spec.stage import TRAINS
 from charter.spec.stage_base import NATIVE, Stage
 
@@ -249,15 +250,10 @@ class PlannedSamples:
 
 def planned_samples(stage: Stage, option: Option, project: Project) -> PlannedSamples | None:
     """Return the answers that a stage gives while it trains; None for one that is never asked."""
-    if stage.kind not in ANSWER_PROMPTS or option.engine != NATIVE or project.sample_data is None:
+    if stage.kind not in CAPABILITIES.answers or option.engine != NATIVE or project.sample_data is None:
         return None
     settings = project.samples
-    layout = executable(option.layout, rows=stage.SEQUENCES_PER_ROW, dtype=option.dtype)
-    why = why_no_samples(
-        is_compiled=bool(stage.resources is not None and stage.resources.compile),
-        zero=layout.zero,
-        generates=getattr(stage, "generator", None) == NATIVE,
-    )
+    why = why_no_samples(is_compiled=bool(stage.resources is not None and stage.resources.compile))
     return PlannedSamples(prompts=settings.count, share=0.0 if why else settings.share, why_none=why)
 
 

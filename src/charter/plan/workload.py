@@ -20,7 +20,7 @@ from charter.plan.phase import (
     reply_tokens,
 )
 from charter.plan.pipeline_names import NOTHING, Corpus, Library, Models
-from charter.plan.rl_work import assume_rollouts
+from charter.plan.rl_work import assume_rollouts, rollout_records
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import Environment
 from charter.spec.stage import (
@@ -249,6 +249,7 @@ def label(stage: LabelStage, models: Models, library: Library) -> Workload:
         for name, part in corpora
         for tokens in [judged_tokens(part, stage, library)]
     )
+    questions = models.voted(stage, questions)
     if stage.chain_of_thought:
         questions = tuple(
             phase
@@ -515,7 +516,7 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     if stage.has_value_model:
         library.assume("ppo.value model", f"starts from the {origin}, same size", "charter.train.ppo")
     prompts = library.prompts(stage.prompts, policy.vocab_size)
-    prompt = float(stage.max_prompt_tokens)
+    prompt, mean = float(stage.max_prompt_tokens), min(prompts.prompt_tokens, stage.max_prompt_tokens)
     replies, most_replies = reply_tokens(stage.environment)
     read = prompt + stage.max_new_tokens + replies
     longest = prompt + stage.max_new_tokens + most_replies
@@ -561,7 +562,7 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
             in_turns(
                 replace(
                     answers("generate", "policy", rollouts * stage.rollout_batch, stage, prompt, ragged=False),
-                    unpadded_tokens=min(prompts.prompt_tokens, prompt),
+                    unpadded_tokens=mean,
                     served=stage.generator == "vllm",
                 ),
                 stage.environment,
@@ -576,6 +577,7 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
         ),
         together=True,
         ahead=stage.ahead > 0,
+        records=rollout_records(stage, prompt_tokens=mean, vocab_size=policy.vocab_size),
     )
 
 

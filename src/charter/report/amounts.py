@@ -83,3 +83,12 @@ def planned(stage: Mapping[str, Any]) -> AmountSpread:
         )
 
     return AmountSpread(p10=amount("p10"), p50=amount("p50"), p90=amount("p90"))
+
+
+def ratio(value: float | None, base: float | None) -> float | None:
+    """A time or an amount against another, to six digits; None where there is nothing to divide by.
+
+    >>> ratio(3.0, 2.0), ratio(3.0, 0.0), ratio(None, 2.0)
+    (1.5, None, None)
+    """
+    return None if value is None or not base else round(value / base, 6)

@@ -11,6 +11,7 @@ from rich.text import Text
 from charter.physics.terms import Interval
 from charter.plan.plan import Plan
 from charter.plan.stage_plan import MicroUsd, StagePlan
+from charter.report.amounts import ratio
 from charter.report.plan_cells import full_share, hardware, layout, seconds_range, usd_range
 from charter.units import format_usd
 
@@ -89,9 +90,9 @@ MEASURES = ("seconds", "gpu_hours", "usd")
 def ratios(plan: Plan, base: Plan) -> Mapping[str, float | None]:
     """Medians of a plan over those of another; None where one has no price."""
     return {
-        "seconds": _over(plan.seconds.p50, base.seconds.p50),
-        "gpu_hours": _over(plan.gpu_hours.p50, base.gpu_hours.p50),
-        "usd": _over(None if plan.usd is None else plan.usd.p50, None if base.usd is None else base.usd.p50),
+        "seconds": ratio(plan.seconds.p50, base.seconds.p50),
+        "gpu_hours": ratio(plan.gpu_hours.p50, base.gpu_hours.p50),
+        "usd": ratio(None if plan.usd is None else plan.usd.p50, None if base.usd is None else base.usd.p50),
     }
 
 
@@ -141,17 +142,13 @@ def _stage(stage: Mapping[str, Any] | None, base: Mapping[str, Any] | None) -> d
 
 
 def _ratio(value: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, float | None]:
-    return {measure: _over(value[measure]["p50"], base[measure]["p50"]) for measure in MEASURES}
-
-
-def _over(value: float | None, base: float | None) -> float | None:
-    return None if value is None or not base else round(value / base, 6)
+    return {measure: ratio(value[measure]["p50"], base[measure]["p50"]) for measure in MEASURES}
 
 
 def _risk_of_plan(plan: Mapping[str, Any]) -> dict[str, float]:
     """Return the distance from the median to the p90 of the total, in time and money."""
     total = plan["total"]
-    spread = {measure: _over(total[measure]["p90"], total[measure]["p50"]) for measure in ("seconds", "usd")}
+    spread = {measure: ratio(total[measure]["p90"], total[measure]["p50"]) for measure in ("seconds", "usd")}
     return {f"{measure}_p90_over_p50": value for measure, value in spread.items() if value is not None}
 
 

@@ -13,6 +13,7 @@ from charter.cost.advice import Advice
 from charter.ledger.sums import Sums
 from charter.report.cost_read import CostFacts
 from charter.report.cost_storage import print_storage, storage_json
+from charter.report.cost_text import titled_table
 from charter.run.budget import STATE_NAMES, BudgetLine
 from charter.units import MICRO_USD_PER_USD, format_seconds, format_usd
 
@@ -119,7 +120,7 @@ def print_groups(facts: CostFacts, console: Console) -> None:
 
 def limits_table(lines: tuple[BudgetLine, ...]) -> Table:
     """The limits of the budget: spent, forecast, state."""
-    table = _plain("Limits")
+    table = titled_table("Limits")
     for name in ("Limit of", "Limit", "Spent", "", "Forecast (p90)", "Per hour", "Reached in", "State"):
         table.add_column(name, justify="left" if name in ("Limit of", "State") else "right")
     for line in lines:
@@ -139,7 +140,7 @@ def limits_table(lines: tuple[BudgetLine, ...]) -> Table:
 
 def advice_table(found: tuple[Advice, ...]) -> Table:
     """Advice with its saving."""
-    table = _plain("What would be cheaper")
+    table = titled_table("What would be cheaper")
     table.add_column("Stage")
     table.add_column("Saves", justify="right")
     table.add_column("What")
@@ -155,7 +156,7 @@ def _of(item: Advice) -> str:
 
 def _table_of(name: str, parts: tuple[Sums, ...]) -> Table:
     title = name.removeprefix("tag:")
-    table = _plain(f"By {title}")
+    table = titled_table(f"By {title}")
     table.add_column(title.capitalize())
     for column in ("Cost", "Waste", "Time", "Attempts"):
         table.add_column(column, justify="right")
@@ -169,7 +170,3 @@ def _table_of(name: str, parts: tuple[Sums, ...]) -> Table:
             str(part.totals.attempts),
         )
     return table
-
-
-def _plain(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))

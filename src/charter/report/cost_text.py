@@ -56,7 +56,7 @@ def state_text(state: str) -> str:
 
 def plan_against_actual(view: Overview) -> Table:
     """Planned and actual time and cost by stage, with their ratio, and the totals."""
-    table = _table("Plan against actual")
+    table = titled_table("Plan against actual")
     table.add_column("Stage")
     table.add_column("State")
     table.add_column("Planned (p50 - p90)", justify="right")
@@ -121,7 +121,7 @@ def print_imported(accounted: Sequence[Accounted], console: Console) -> None:
 
 def unit_table(view: Overview) -> Table:
     """Return the table of the cost of one kept token, pair, episode or record, by stage."""
-    table = _table("Per unit that was kept")
+    table = titled_table("Per unit that was kept")
     for name in ("Stage", "Unit"):
         table.add_column(name)
     for name in ("Kept", "Rate", "Cost per unit"):
@@ -143,7 +143,7 @@ def unit_table(view: Overview) -> Table:
 
 def calls_table(view: Overview) -> Table:
     """Calls to servers by stage: how they went, and what is billed for sure and at most."""
-    table = _table("Calls to servers")
+    table = titled_table("Calls to servers")
     table.add_column("Stage")
     for name in ("Calls", "Answered", "Unknown", "Tokens in (cached)", "Tokens out", "Settled", "At most"):
         table.add_column(name, justify="right")
@@ -212,5 +212,6 @@ def _range(low: Amount, high: Amount) -> str:
     return f"{format_seconds(low.seconds)} - {format_seconds(high.seconds)}"
 
 
-def _table(title: str) -> Table:
+def titled_table(title: str) -> Table:
+    """Return a table without lines under a bold title."""
     return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))

@@ -6,6 +6,7 @@ import html
 import json
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
+from typing import Protocol
 
 
 class Markup(str):
@@ -61,6 +62,53 @@ def table(
     footer = f"<tfoot>{line(foot, 'td')}</tfoot>" if foot else ""
     header = "<tr>" + "".join(f'<th scope="col"{c}>{esc(v)}</th>' for v, c in zip(head, classes, strict=True)) + "</tr>"
     return Markup(f'<div class="scroll"><table><thead>{header}</thead><tbody>{body}</tbody>{footer}</table></div>')
+
+
+def folded(summary: str, body: str) -> Markup:
+    """`body` behind a line to open it by."""
+    return Markup(f"<details><summary>{esc(summary)}</summary>{body}</details>")
+
+
+def card(name: str, value: str, note: str) -> Markup:
+    """A figure with its name above and a remark below."""
+    return Markup(
+        f'<div class="card"><p class="name">{esc(name)}</p><p class="value">{esc(value)}</p>'
+        f'<p class="note">{esc(note)}</p></div>'
+    )
+
+
+class Named(Protocol):
+    """A stage of a run or plan."""
+
+    @property
+    def name(self) -> str:
+        """As in `charter.yaml`."""
+
+
+class HasStages(Protocol):
+    """A run or plan."""
+
+    @property
+    def stages(self) -> Sequence[Named]:
+        """In the order of the pipeline, which gives them their colours."""
+
+
+def stage_name(view: HasStages, name: str) -> Markup:
+    """A stage's name behind a dot in its colour."""
+    names = [stage.name for stage in view.stages]
+    colour = f"s{names.index(name) % 12}" if name in names else "other"
+    return Markup(f'<span class="stage"><span class="dot {colour}"></span>{esc(name)}</span>')
+
+
+def plain_value(value: object) -> str:
+    """The value of an assumption: a number to four digits, or what else it is.
+
+    >>> plain_value(1234567.0), plain_value(0.123456), plain_value(None), plain_value("bf16")
+    ('1,234,567', '0.1235', '', 'bf16')
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "" if value is None else str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def chart(kind: str, *, label: str, height: int, caption: str = "", index: int | None = None) -> Markup:

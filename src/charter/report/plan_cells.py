@@ -215,3 +215,8 @@ def less(whole: MicroUsd, part: MicroUsd) -> MicroUsd:
     MicroUsd(p10=1, p50=2, p90=3)
     """
     return MicroUsd(p10=whole.p10 - part.p10, p50=whole.p50 - part.p50, p90=whole.p90 - part.p90)
+
+
+def median_usd(option: Option) -> float:
+    """The cost of an option at p50; 0 where nothing has a price, so that time alone orders it."""
+    return 0.0 if option.usd is None else option.usd.p50

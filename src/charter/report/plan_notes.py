@@ -12,7 +12,7 @@ from charter.plan.project_plan import MODEL
 from charter.plan.rl_work import AGE_OF_TOKENS
 from charter.plan.stage_plan import StagePlan
 from charter.plan.stage_risk import StageRisk
-from charter.report.plan_cells import VERDICT_WORDS, layout, short_date
+from charter.report.plan_cells import VERDICT_WORDS, layout, median_usd, short_date
 from charter.spec.stage_base import NATIVE
 from charter.units import GIB, format_seconds, format_usd
 
@@ -124,17 +124,13 @@ def alternatives(stage: StagePlan) -> list[tuple[str, Option]]:
     chosen = stage.option
     others: list[tuple[str, Option]] = []
     priced = [option for option in stage.options if option.usd is not None]
-    cheapest = min(priced, key=lambda option: (_usd(option), option.seconds.p50), default=None)
-    if cheapest is not None and chosen.usd is not None and _usd(cheapest) * WORTH_NAMING < _usd(chosen):
+    cheapest = min(priced, key=lambda option: (median_usd(option), option.seconds.p50), default=None)
+    if cheapest is not None and chosen.usd is not None and median_usd(cheapest) * WORTH_NAMING < median_usd(chosen):
         others.append(("Cheaper", cheapest))
-    fastest = min(stage.options, key=lambda option: (option.seconds.p50, _usd(option)), default=None)
+    fastest = min(stage.options, key=lambda option: (option.seconds.p50, median_usd(option)), default=None)
     if fastest is not None and fastest.seconds.p50 * WORTH_NAMING < chosen.seconds.p50:
         others.append(("Faster", fastest))
     return others
-
-
-def _usd(option: Option) -> float:
-    return 0.0 if option.usd is None else option.usd.p50
 
 
 def _limits(plan: Plan) -> Iterator[Text]:

@@ -8,7 +8,7 @@ from charter.ledger.account import Accounted
 from charter.report.amounts import NO_SPREAD
 from charter.report.cost import budget_json, unit_costs
 from charter.report.cost_text import UNIT_LABELS
-from charter.report.markup import Markup, chart, esc, join, section, table
+from charter.report.markup import Markup, card, chart, esc, folded, join, plain_value, section, stage_name, table
 from charter.report.measured_curves import measured_charts
 from charter.report.overview import Overview, StageView, lost
 from charter.report.read import RunFiles
@@ -146,13 +146,6 @@ def _layout(layout: Mapping[str, Any]) -> str:
     plain = (None, 0, 1, False, "", "none")
     parts = ((name, value) for name, value in layout.items() if not isinstance(value, dict | list))
     return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in parts if value not in plain)
-
-
-def stage_name(view: Overview, name: str) -> Markup:
-    """A stage's name behind a dot in its colour."""
-    names = [stage.name for stage in view.stages]
-    colour = f"s{names.index(name) % 12}" if name in names else "other"
-    return Markup(f'<span class="stage"><span class="dot {colour}"></span>{esc(name)}</span>')
 
 
 def _stage_row(view: Overview, stage: StageView) -> list[object]:
@@ -319,7 +312,7 @@ def _attempt_row(view: Overview, item: Accounted) -> list[object]:
 
 def header(view: Overview, *, title: str, subtitle: str) -> Markup:
     """Project, state, and the four numbers that matter."""
-    cards = join(_card(*card) for card in _cards(view))
+    cards = join(card(*figure) for figure in _cards(view))
     state = pill(view.state) if view.totals.attempts else ""
     return Markup(
         f'<header><p class="kicker">{esc(subtitle)}</p><h1>{esc(title)} {state}</h1>'
@@ -364,13 +357,6 @@ def _forecast_note(view: Overview) -> str:
     return f"forecast {format_seconds(view.forecast.p50.seconds)} of machine time in all"
 
 
-def _card(name: str, value: str, note: str) -> str:
-    return (
-        f'<div class="card"><p class="name">{esc(name)}</p><p class="value">{esc(value)}</p>'
-        f'<p class="note">{esc(note)}</p></div>'
-    )
-
-
 def _spent(view: Overview) -> str:
     return f"spent {format_usd(view.actual.usd)}" if view.totals.attempts else "nothing spent yet"
 
@@ -400,17 +386,11 @@ def _budget_bar(view: Overview) -> str:
 def assumptions(run: RunFiles) -> Markup:
     """Return the assumptions of the plan, with source and date."""
     rows = [
-        (item.get("name", ""), _plain(item.get("value")), item.get("source", ""), item.get("as_of") or "")
+        (item.get("name", ""), plain_value(item.get("value")), item.get("source", ""), item.get("as_of") or "")
         for item in (run.plan or {}).get("assumptions", [])
     ]
     head = ("Assumption", "Value", "Source", "As of")
     return section("Assumptions", table(head, rows, numeric=()) if rows else "")
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return "" if value is None else str(value)
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def rejected(view: Overview) -> Markup:
@@ -421,9 +401,7 @@ def rejected(view: Overview) -> Markup:
         for item in stage.planned_stage.get("rejected") or []
     ]
     shown = table(("Stage", "Option", "Reason"), rows) if rows else ""
-    return section(
-        "Options not taken", f"<details><summary>{len(rows)} options</summary>{shown}</details>" if rows else ""
-    )
+    return section("Options not taken", folded(f"{len(rows)} options", shown) if rows else "")
 
 
 def versions(run: RunFiles, *, charter_version: str) -> Markup:

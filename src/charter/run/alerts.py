@@ -19,13 +19,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from email.message import EmailMessage
 from http.client import HTTPException
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from charter.artifacts import durable
 from charter.errors import CharterError, UsageError, loads_json
+from charter.inference.serve.options import is_loopback
 from charter.spec.project import Project
 from charter.spec.sections import Alerts
 from charter.tracking.secret_texts import Secrets
@@ -283,16 +283,9 @@ def _log_in(server: smtplib.SMTP, host: str, user: str | None, password: str | N
         encrypted = True
     if user is None or password is None:
         return
-    if not encrypted and not _is_loopback(host):
+    if not encrypted and not is_loopback(host):
         raise UsageError(
             f"the mail server {host} offers no encryption, so the password is not sent to it\n"
             "  use smtps://HOST:PORT, or a server with STARTTLS"
         )
     server.login(user, password)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

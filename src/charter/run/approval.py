@@ -21,10 +21,10 @@ from charter.artifacts.job import JobInput
 from charter.artifacts.sample_prompts import SamplePrompts, write_sample_prompts
 from charter.data.dataset import each_prompt, selected_rows
 from charter.data.rows import SkippedRows
+from charter.engines.native.capabilities import CAPABILITIES
 from charter.errors import DataError, InterruptedRunError, UsageError
 from charter.run.graph import Pipeline, PlannedStage
 from charter.run.paths import run_dir
-from charter.spec.sections import ANSWER_PROMPTS
 from charter.spec.stage import STAGE_KINDS
 from charter.spec.stage_base import DATA, MODEL, NATIVE
 
@@ -214,7 +214,7 @@ def lay_sample_prompts(pipeline: Pipeline, stages: Iterable[PlannedStage]) -> No
     name = pipeline.project.sample_data
     wanted = None if name is None else _drawn_prompts(pipeline, name)
     for stage in stages:
-        if stage.spec.kind in ANSWER_PROMPTS and stage.spec.engine == NATIVE:
+        if stage.spec.kind in CAPABILITIES.answers and stage.spec.engine == NATIVE:
             durable.make_dir(stage.directory)
             write_sample_prompts(stage.directory, wanted)
 

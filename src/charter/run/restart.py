@@ -45,6 +45,8 @@ NEVER_AGAIN = {
 }
 TWICE_AT_A_STEP = frozenset({"error", "crashed", "hung"})
 """What is given up when it comes back at the same step; it comes from the work then, not from outside."""
+ITS_OWN_FAULT = TWICE_AT_A_STEP | {"out_of_memory"}
+"""What may come from the work, and is tried once more."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from charter.artifacts import durable
 from charter.artifacts.job_files import JobFiles, numbers, read_submission
+from charter.artifacts.sample_prompts import was_answering, write_sample_prompts
 from charter.artifacts.stage_state import VERIFIED
 from charter.errors import BudgetError, CharterError, ExitCode, InterruptedRunError
 from charter.launch.commands import module_of
@@ -39,7 +40,7 @@ from charter.run.hang_watch import LEAST_SECONDS, START_SECONDS, HangWatch, oom_
 from charter.run.idle import IdleClock, IdleWatch
 from charter.run.planned import EXECUTION_FILE
 from charter.run.prepare import Prepared, prepare, prepared_before
-from charter.run.restart import Ending, decide
+from charter.run.restart import ITS_OWN_FAULT, Ending, decide
 from charter.run.served import accelerators_of_node, stage_pools
 from charter.spec.execution import Execution
 from charter.spec.project import Project
@@ -417,6 +418,10 @@ class Supervisor:
             self._not_before[stage.name] = time.monotonic() + decision.wait_seconds
             waiting.insert(0, stage)
             self._events.emit("stage_restart", **details, reason=decision.reason, wait_seconds=decision.wait_seconds)
+            if ending.failure in ITS_OWN_FAULT and was_answering(stage.directory):
+                write_sample_prompts(stage.directory, None)
+                message = "it fell over while it answered prompts for people to read; it goes on without them"
+                self._events.emit("stage_note", stage=stage.name, message=message)
             return
         error = failure_of(attempt, what, ending, decision.reason)
         keep_failure(attempt, ending, what, error)

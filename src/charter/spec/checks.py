@@ -243,9 +243,13 @@ def _check_endpoint_price(serving: Serving, path: str) -> Iterator[Problem]:
     prices = [name for name in vars(serving) if "usd_per_million" in name]
     yield from check_ranges(serving, path, [(name, NOT_NEGATIVE) for name in prices])
     yield from check_ranges(serving, path, [("cached_prompt_share", SHARE), ("concurrency", AT_LEAST_ONE)])
+    yield from check_ranges(serving, path, [("thinking_tokens", NOT_NEGATIVE)])
     if serving.batch and (serving.endpoint is None or serving.also_endpoints):
-        hint = "give the one endpoint whose /batches takes files of requests"
+        hint = "give the one endpoint whose batch interface takes files of requests"
         yield Problem(message="batch needs an endpoint, and one alone", path=f"{path}.batch", hint=hint)
+    if serving.api == "messages" and serving.pool is not None:
+        hint = "leave api out: servers that Charter starts are asked in OpenAI's words"
+        yield Problem(message="messages is the API of an endpoint, not of a pool", path=f"{path}.api", hint=hint)
     yield from check_ranges(serving, path, [("batch_price", SHARE)])
     positive = ("requests_per_minute", "tokens_per_minute", "request_timeout", "batch_poll")
     yield from check_ranges(serving, path, [(name, POSITIVE) for name in positive])

@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from charter.errors import Problem
-from charter.spec.project import ModelSpec, Project
+from charter.spec.project import ModelSpec, Project, Serving
 from charter.spec.stage import TRAINS, references
 from charter.spec.stage_base import MODEL, Stage
 from charter.spec.suggest import did_you_mean
 
+CHOOSING = frozenset({"judge", "also_judges", "reward"})
+"""Roles of models whose judgements are read from the probabilities of a few tokens."""
 PREFERENCE_MODEL_ROLES = frozenset({"reward", "also_rewards", "control_reward"})
 """Roles that need a score, which only a preference model gives: a stage's, or a model marked `reward_model`."""
 MAKES_PAIRS = frozenset({"label", "prepare"})
@@ -60,6 +62,7 @@ def check_graph(project: Project, *, unreadable: Iterable[str] = ()) -> list[Pro
         for role, names in references(stage).items():
             problems += _check_role(project, name, stage, role, names, skipped)
             problems += _check_batch(project, name, stage, role, names)
+            problems += _check_choices(project, name, stage, role, names)
     problems += _check_tokenizers(project, skipped)
     problems += _check_cycles(project)
     return problems
@@ -75,6 +78,30 @@ def _check_batch(
             message = f"{name!r} is asked by batch, and every step of a {stage.kind} stage would wait for it a day"
             hint = f"leave serving.{name}.batch out, or ask another model while training"
             yield Problem(message=message, path=f"pipeline.{stage_name}.{role}", hint=hint)
+
+
+def _check_choices(
+    project: Project, stage_name: str, stage: Stage, role: str, names: tuple[str, ...]
+) -> Iterator[Problem]:
+    """Judgements are read from log-probabilities, which not every server gives; label stages may count votes."""
+    if role not in CHOOSING or getattr(stage, "votes", None):
+        return
+    for name in names:
+        serving = project.serving.get(name)
+        if serving is None or not serving.is_used or serving.gives_log_probabilities:
+            continue
+        message = (
+            f"judgements of {name!r} are read from log-probabilities, and its server gives none ({_silence(serving)})"
+        )
+        other = "give votes, 5 say, or " if hasattr(stage, "votes") else ""
+        hint = f"{other}ask a model whose server gives them (vLLM, SGLang, OpenAI's chat API)"
+        yield Problem(message=message, path=f"pipeline.{stage_name}.{role}", hint=hint)
+
+
+def _silence(serving: Serving) -> str:
+    if serving.api == "messages":
+        return "api: messages knows none"
+    return "thinking_tokens: it thinks first" if serving.thinking_tokens else "log_probabilities: none"
 
 
 def _clashes(project: Project) -> list[Problem]:

@@ -290,7 +290,8 @@ def _check(document: Document, bound: Bound, check: Check, *, told: Iterable[str
     readable = {**bound.models, **bound.data, **bound.stages}
     tables = [document.value.get(section) for section in ("models", "data", "pipeline")]
     written = {name for table in tables if isinstance(table, dict) for name in table}
-    graph = Project(name="", models=bound.models, data=bound.data, pipeline=_stages(bound))
+    serving = bound.project.serving if bound.project is not None else {}
+    graph = Project(name="", models=bound.models, data=bound.data, pipeline=_stages(bound), serving=serving)
     yield from check(bound.project or graph)
     yield from check_graph(graph, unreadable=(written - set(readable)).union(told))
 

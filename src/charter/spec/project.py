@@ -153,7 +153,7 @@ class Storage:
 BATCHES = "/batches"
 """Of a batch interface, below its endpoint: calls by file are booked under it, since their price is another."""
 MOST_BATCHED = 50_000
-"""Requests of one file (https://platform.openai.com/docs/guides/batch)."""
+"""Requests of one file (https://platform.openai.com/docs/guides/batch); Anthropic takes twice as many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +163,7 @@ class Serving:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     endpoint: str | None = None
-    """OpenAI-compatible address of a server that answers for the model."""
+    """Address of a server that answers for the model, in the words of `api`."""
     pool: ServerPool | None = None
     """Servers that Charter starts for every stage that asks the model, in place of an endpoint."""
     also_endpoints: Names = ()
@@ -172,12 +172,16 @@ class Serving:
     """What the server calls the model; its catalog name or the name in this file unless given."""
     api_key: str | None = None
     """Where the key is, never the key: `env:NAME` or `file:PATH`."""
-    api: Literal["chat", "completions"] = "chat"
-    """`completions` sends the prompt as text, which is what a pretrained judge and a prefilled answer need."""
+    api: Literal["chat", "completions", "messages"] = "chat"
+    """`completions` sends the prompt as text, which is what a pretrained judge and a prefilled answer need; `messages`
+    is Anthropic's API, which gives no log-probabilities."""
     log_probabilities: Literal["top", "none"] = "top"
     """`none`: the server gives none, so labels need `votes`."""
     prefill: bool = False
     """The server continues a last turn of the assistant (vLLM, SGLang: `continue_final_message`)."""
+    thinking_tokens: Count = 0
+    """Room for what the model thinks before each answer: added to every limit of tokens, and planned as written in
+    full. A model that thinks has no choice as its first token, so labels need `votes`."""
     revision: str | None = None
     """Which weights the endpoint serves, in your words; another one is another model, whose answers are bought anew."""
     canary_every: Count = 256
@@ -203,9 +207,10 @@ class Serving:
     concurrency: Count = 64
     """Requests in flight at once."""
     batch: bool = False
-    """Ask by files through the provider's batch interface (OpenAI's `/batches`): cheaper, and answered within a day."""
+    """Ask by files through the provider's batch interface (OpenAI's `/batches`; Anthropic's `/messages/batches` where
+    `api` is `messages`): cheaper, and answered within a day."""
     batch_price: float = 0.5
-    """Share of the prices above that a request in a batch is charged."""
+    """Share of the prices above that a request in a batch is charged; both providers publish half of them."""
     batch_poll: Seconds = 30.0
     """Between two looks at a batch that is under way."""
 
@@ -213,6 +218,11 @@ class Serving:
     def is_used(self) -> bool:
         """Return True if a run asks servers: they are given or started, and not merely compared with or left aside."""
         return (self.endpoint is not None or self.pool is not None) and self.mode != "own"
+
+    @property
+    def gives_log_probabilities(self) -> bool:
+        """Return True if choices are read from probabilities of the first token: nothing in the file speaks against."""
+        return self.log_probabilities == "top" and self.api != "messages" and not self.thinking_tokens
 
     @property
     def is_by_address(self) -> bool:

@@ -237,8 +237,7 @@ class Metering:
 class Samples:
     """Answers of the models in training to the same prompts at every checkpoint, for people to read.
 
-    They change no bit of what is trained, and no hash covers them. A stage whose model is compiled draws none,
-    nor does one under ZeRO-3 that does not generate anyway, as PPO does.
+    They change no bit of what is trained, and no hash covers them. A stage whose model is compiled draws none.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
@@ -253,26 +252,15 @@ class Samples:
     """Most of a stage's time that its answers may take; a short stage answers fewer prompts."""
 
 
-ANSWER_PROMPTS = frozenset({"pretrain", "sft", "dpo", "ppo"})
-"""Kinds of stage whose model is asked at its checkpoints."""
-
-
-FREES_LAYERS = 3
-"""The ZeRO stage from which a process holds a layer's weights only while it computes with them."""
-
-
-def why_no_samples(*, is_compiled: bool, zero: int, generates: bool) -> str:
+def why_no_samples(*, is_compiled: bool) -> str:
     """Return the reason why a model in training answers no prompts; empty where it does.
 
-    A model that is compiled for training would be compiled again. For answers all weights are in place, as in a step of
-    training under ZeRO-1 or 2; under ZeRO-3 only a stage that generates anyway is planned with that memory.
+    A model that is compiled for training would be compiled again.
 
-    >>> why_no_samples(is_compiled=False, zero=3, generates=False)
-    'ZeRO-3 never has all weights in one place'
+    >>> why_no_samples(is_compiled=True)
+    'its model is compiled'
     """
-    if is_compiled:
-        return "its model is compiled"
-    return "ZeRO-3 never has all weights in one place" if zero >= FREES_LAYERS and not generates else ""
+    return "its model is compiled" if is_compiled else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -144,6 +144,10 @@ class CritiqueStage(Sampling, Stage):
         return WorkAmount(field="num_prompts", value=rows / self.revisions)
 
 
+VOTE_TOKENS = 8
+"""Longest sampled vote: a letter with brackets and a few words of wording."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LabelStage(Sampling, Stage):
     """AI preference labels: the judge compares two answers under a principle (Bai et al. 2022, section 4).

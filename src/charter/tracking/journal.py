@@ -21,6 +21,7 @@ from charter.artifacts.stage_dir import METRICS
 from charter.errors import UsageError, loads_json
 from charter.metering.row import METER_GLOB, MeterRow, row_of
 from charter.tracking.base import MetricRow
+from charter.tracking.jsonl import metric_point
 
 REMEMBERED_STEPS = 20_000
 """Steps whose results are compared when they come again; farther back, the same result is taken for granted."""
@@ -288,13 +289,12 @@ class Collector:
 def _collect_metrics(journal: Journal, path: Path) -> None:
     """A step that is there with the same result was only done again after a kill: it is told once."""
     for end_bytes, line in lines_after(path, journal.source(path.name)):
-        point = _point(line)
-        if point is None or journal.knows(path.name, point[0], point[2]):
+        point = metric_point(line)
+        if point is None or journal.knows(path.name, point.step, point.values):
             journal.skip(path.name, end_bytes, line)
             continue
-        step, at, values = point
-        marks = {"again": True} if step <= journal.source(path.name).high_step else {}
-        journal.append(path.name, end_bytes, line, values, step=step, time=at, **marks)
+        marks = {"again": True} if point.step <= journal.source(path.name).high_step else {}
+        journal.append(path.name, end_bytes, line, point.values, step=point.step, time=point.time or 0.0, **marks)
 
 
 def _collect_samples(journal: Journal, path: Path) -> None:
@@ -340,22 +340,6 @@ def _rates(row: MeterRow) -> dict[str, float]:
         "node_sent_bytes": row.node_sent_bytes,
     }
     return {name: value / row.interval_seconds for name, value in totals.items()}
-
-
-def _point(line: bytes) -> tuple[int, float, Mapping[str, float]] | None:
-    """Step, time and finite values of a line of metrics."""
-    try:
-        content: Any = loads_json(line)
-    except ValueError:
-        return None
-    if not isinstance(content, dict) or not isinstance(content.get(STEP), int):
-        return None
-    values = {
-        name: float(value)
-        for name, value in content.items()
-        if name not in (STEP, TIME) and isinstance(value, int | float) and math.isfinite(value)
-    }
-    return content[STEP], float(content.get(TIME) or 0.0), values
 
 
 class TrackingLock:

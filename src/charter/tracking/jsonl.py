@@ -43,7 +43,7 @@ def read_metrics(path: Path) -> tuple[MetricPoint, ...]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        point = _point(line)
+        point = metric_point(line)
         if point is None and number == len(lines):
             break
         if point is None:
@@ -57,7 +57,12 @@ def series(points: tuple[MetricPoint, ...], name: str) -> Iterator[tuple[int, fl
     return ((point.step, point.values[name]) for point in points if name in point.values)
 
 
-def _point(line: bytes) -> MetricPoint | None:
+def metric_point(line: bytes) -> MetricPoint | None:
+    """The metrics of one line; None where it is torn or something else.
+
+    >>> metric_point(b'{"step": 40, "loss": 2.31}').values
+    {'loss': 2.31}
+    """
     try:
         content: Any = loads_json(line)
     except ValueError:

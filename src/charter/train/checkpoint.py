@@ -29,6 +29,7 @@ from charter.artifacts.group import SAVE
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.whole_dir import begin_dir, finish_dir, removed_on_error, settle
 from charter.errors import CharterError, UsageError
+from charter.models.parallel import own_part
 from charter.models.ranks import Ranks
 from charter.train.state import (
     TrainState,
@@ -180,12 +181,12 @@ class HostBuffers:
         """The same tensors with copies of their local parts; complete when this returns."""
         self._held = {name: buffer for name, buffer in self._held.items() if name in tensors}
         copies = {name: self._copy(name, tensor) for name, tensor in tensors.items()}
-        if any(_local(tensor).is_cuda for tensor in tensors.values()):
+        if any(own_part(tensor).is_cuda for tensor in tensors.values()):
             torch.cuda.synchronize()
         return copies
 
     def _copy(self, name: str, tensor: Tensor) -> Tensor:
-        local = _local(tensor)
+        local = own_part(tensor)
         buffer = self._held.get(name)
         if buffer is None or buffer.shape != local.shape or buffer.dtype != local.dtype:
             buffer = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
@@ -194,10 +195,6 @@ class HostBuffers:
         if isinstance(tensor, DTensor):
             return DTensor(buffer, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
         return buffer
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 _Result = TypeVar("_Result")
@@ -262,7 +259,8 @@ class Checkpointer:
     def load_latest(self) -> Position | None:
         """Load the newest verified checkpoint of this job; None, and nothing touched, where there is none.
 
-        Damaged ones are set aside, and the lines of `metrics.jsonl` that will be written again are cut off.
+        Damaged ones are set aside, and the lines of `metrics.jsonl` and `samples.jsonl` that will be written again are
+        cut off.
         """
         self.finish()
         self._together.first(self.stage.sweep)
@@ -270,8 +268,12 @@ class Checkpointer:
         if newest is not None:
             self._load(newest)
         self._last = newest
-        self._together.first(lambda: self.stage.cut_metrics(newest.step if newest else 0))
+        self._together.first(lambda: self._cut(newest.step if newest else 0))
         return newest
+
+    def _cut(self, step: int) -> None:
+        self.stage.cut_metrics(step)
+        self.stage.cut_samples(step)
 
     def set_aside_after(self, step: int) -> None:
         """Rename every checkpoint of more than `step` finished steps, so that it is not taken again."""

@@ -22,7 +22,7 @@ from charter.feedback.rating import Rated, Rating, rating
 from charter.feedback.records import Answerer, answered
 from charter.feedback.rubric import (
     ROW_COLUMN,
-    Group,
+    AnswerGroup,
     chosen_criteria,
     criteria_of,
     drawn_criteria,
@@ -89,7 +89,7 @@ class JudgeReward:
         """Known cost of the calls of this stage so far; 0 where all judges are in this process."""
         return self.answerer.settled_micro_usd()
 
-    def marks(self, groups: Sequence[Group], rubric: Rubric) -> Sequence[float | Invalid]:
+    def marks(self, groups: Sequence[AnswerGroup], rubric: Rubric) -> Sequence[float | Invalid]:
         """The mark of each answer by a rubric, or why it has none."""
         job = self.setup.job
         return answered(rubric_rating(groups, rubric, seed=job.seed, stage=job.stage, role=self.role), self.answerer)
@@ -130,7 +130,9 @@ def _criteria(setup: Setup, rubric: Rubric) -> Sequence[Principle]:
     return load_rubric(files[f"{RUBRICS} {rubric.criteria}"].location())
 
 
-def _group(answers: Sequence[Answer], name: str, criteria: Sequence[Principle], rubric: Rubric, *, seed: int) -> Group:
+def _group(
+    answers: Sequence[Answer], name: str, criteria: Sequence[Principle], rubric: Rubric, *, seed: int
+) -> AnswerGroup:
     """Answers to one prompt with their criteria; a row without criteria of its own has none."""
     first = answers[0]
     if rubric.criteria == OF_THE_ROW:
@@ -138,7 +140,7 @@ def _group(answers: Sequence[Answer], name: str, criteria: Sequence[Principle], 
         own = own if isinstance(own, list | tuple) else [own]
         criteria = chosen_criteria(criteria_of(own, origin=f"column {ROW_COLUMN}"), rubric) if own else ()
     drawn = drawn_criteria(criteria, rubric, draw_seed(seed, "rubric", name, first.seed))
-    return Group(
+    return AnswerGroup(
         id=f"{name}/{first.seed}",
         turns=first.turns,
         answers=tuple(answer.text for answer in answers),

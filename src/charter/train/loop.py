@@ -209,6 +209,8 @@ class Loop:
         self._saved_at = time.monotonic()
         self._watch_bytes()
         self.task.warm()
+        if self.samples is not None and at.step and at.part == 0:
+            self.samples.make_up(at.step)
         while at.step < self.task.target_step:
             try:
                 at = self._part(at)

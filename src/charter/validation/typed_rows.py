@@ -172,7 +172,7 @@ def _recompute(policy: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conversion:
+class TypedTable:
     """A table with its typed columns, and what was read from free text on the way."""
 
     columns: tuple[str, ...]
@@ -195,7 +195,7 @@ _TEXT_OF = {
 }  # fmt: skip
 
 
-def converted(rows: Sequence[Measurement]) -> Conversion:
+def converted(rows: Sequence[Measurement]) -> TypedTable:
     """All columns of the rows with the typed ones filled in; a row that has a `stack` is typed, and left as it is."""
     tables, inferences = [], dict[str, int]()
     for row in rows:
@@ -210,10 +210,10 @@ def converted(rows: Sequence[Measurement]) -> Conversion:
                     inferences[sentence] = inferences.get(sentence, 0) + 1
             cells |= typed
         tables.append(cells)
-    return Conversion(columns=_columns(tables), rows=tuple(tables), inferences=inferences)
+    return TypedTable(columns=_columns(tables), rows=tuple(tables), inferences=inferences)
 
 
-def shared(rows: Sequence[Measurement], prefix: str) -> Conversion:
+def shared(rows: Sequence[Measurement], prefix: str) -> TypedTable:
     """Typed rows to hand on: numbered anew, without free text; a model has the name of the catalog, or none.
 
     A row whose model no catalog has keeps its shape (hidden, layers, ...), so give it one before.
@@ -235,7 +235,7 @@ def shared(rows: Sequence[Measurement], prefix: str) -> Conversion:
         if network:
             cells["interconnect"] = f"{network / GB * 8:g} Gbit/s per node"
         tables.append(cells)
-    return Conversion(columns=_columns(tables), rows=tuple(tables))
+    return TypedTable(columns=_columns(tables), rows=tuple(tables))
 
 
 _NAMES = tuple(item.name for item in fields(Measurement) if item.name != "problems")

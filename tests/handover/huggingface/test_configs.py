@@ -28,6 +28,7 @@ CHANGES = {
     ],
     "preference_model": [{"adapter": Adapter(rank=4)}, {"center_weight": 0.01, "use_margin": True}],
     "dpo": [{"beta": 0.3, "learning_rate": 5e-7}],
+    "kto": [{"beta": 0.3, "label_smoothing": 0.125}],
     "grpo": [
         {"min_new_tokens": 4, "entropy_weight": 0.01, "loss_aggregation": "sequence"},
         {"generator": "vllm", "mismatch_clip": 2.0},
@@ -102,7 +103,7 @@ def test_trl_holds_what_was_written(answers):
                 assert found["trainer"][key] == value, (name, key)
 
 
-FILES = ("sft", "reward", "dpo", "grpo", "rloo")
+FILES = ("sft", "reward", "dpo", "kto", "grpo", "rloo")
 
 
 def test_rates_are_charters_own_after_the_warm_up(answers):

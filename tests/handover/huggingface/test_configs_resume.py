@@ -1,21 +1,25 @@
 """Rendered files run for real, and what `Resume` says of them: stopped, gone on, compared by the hash of the weights.
 
-SFT, preference models and DPO under Charter are in test_run*.py; here are GRPO and RLOO, and SFT on two processes.
+SFT, preference models, DPO and KTO under Charter are in test_run*.py; here are GRPO and RLOO, SFT on two processes, and
+the loss of KTO beside Charter's.
 """
 
 import dataclasses
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_case import handover
 
 from charter.engines import render
 from charter.engines.common.request import HandoverPaths
 from charter.spec.layout import Layout
+from charter.train.losses import kto_loss
 
 ROOT = Path(__file__).resolve().parents[3]
 PYTHON = ROOT / ".engines/huggingface/bin/python"
@@ -78,3 +82,46 @@ def test_a_run_goes_on_to_the_same_weights(tmp_path, models, kind, processes, up
     assert steps == 2 * updates
     assert again == weights
     assert guarantee == ("bit_exact" if processes == 1 else "same_data_order")
+
+
+def test_the_loss_of_kto_is_charters(tmp_path, models):
+    """Its reference point too: the mean over the batch of answers to other prompts, each answer being met once."""
+    share, beta, pairs = 0.125, 0.3, 4
+    said = {True: "ab", False: "cdefg"}
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": f"{number}?"}],
+            "completion": answer(f"{said[label]}{number}"),
+            "label": label,
+        }
+        for label in said
+        for number in range(pairs)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    paths = HandoverPaths(work=".", models={"init": f"{models}/base"}, data={"data": "rows.jsonl"})
+    layout = Layout(micro_batch=2 * pairs)
+    common = {"global_batch": pairs, "dtype": "fp32", "accelerator": "cpu", "seq_len": 128, "paths": paths}
+    run = render(handover("trl", "kto", layout=layout, beta=beta, label_smoothing=share, **common))
+    (tmp_path / "kto.yaml").write_text(run.files["kto.yaml"])
+    done = subprocess.run(
+        [PYTHON, Path(__file__).with_name("probe_kto.py")], cwd=tmp_path, env={**os.environ, **ENVIRONMENT},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    read = json.loads(done.stdout.strip().splitlines()[-1])
+    assert read["label"] == [row["label"] for row in rows]
+    point = torch.tensor(read["others"]).mean()
+    assert point > 0.05, "else it is cut at 0"
+    assert read["point"] == pytest.approx(point.item(), abs=1e-4)
+    assert len({round(value, 3) for value in (*read["nats"], *read["others"])}) == 4 * pairs
+    chosen, rejected = torch.tensor(read["nats"]).view(2, pairs)
+    zero = torch.zeros(pairs)
+    ours = kto_loss(
+        chosen, rejected, zero, zero, torch.ones(pairs), beta=beta, reference_point=point.clamp_min(0),
+        label_smoothing=share,
+    )  # fmt: skip
+    assert read["loss"] == pytest.approx(ours.loss_B.mean().item() - share, abs=1e-5)
+
+
+def answer(text):
+    return [{"role": "assistant", "content": text}]

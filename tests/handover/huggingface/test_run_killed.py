@@ -1,4 +1,6 @@
-"""TRL's SFT, reward model and DPO under Charter: killed once each, and the hashes of an undisturbed run at the end."""
+"""TRL's SFT, reward model, DPO and KTO under Charter: killed once each, and the hashes of undisturbed runs after."""
+
+import json
 
 import hosted_case as case
 import pytest
@@ -34,6 +36,30 @@ def test_three_kills_leave_the_hashes_of_an_undisturbed_run(undisturbed, tmp_pat
         ("dpo", "killed"),
         ("dpo", "done"),
     ]
+
+
+def of_kto(root):
+    """The project with two stages: SFT, and KTO from it."""
+    case.write_project(root, python=engine_python("huggingface"), steps=STEPS, every=EVERY)
+    path = root / "charter.yaml"
+    path.write_text(path.read_text().replace("kind: dpo,", "kind: dpo, loss: kto,"))
+    return root
+
+
+@pytest.mark.slow
+def test_a_killed_kto_leaves_the_hashes_of_an_undisturbed_one(tmp_path):
+    calm, root = of_kto(tmp_path / "calm"), of_kto(tmp_path / "project")
+    for path, words in ((calm, ("--only", "dpo")), (root, ("--only", "sft"))):
+        ended = case.charter(path, "run", "--yes", *words)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+    case.kill_each(root, {"dpo": "engine"}, every=EVERY, steps=STEPS, seed=7)
+    assert case.outputs_of(root)["dpo"] == case.outputs_of(calm)["dpo"]
+    stages = {stage["name"]: stage for stage in case.answered(root, "status")["stages"]}
+    assert (stages["dpo"]["attempts"], stages["dpo"]["resume_guarantee"]) == (2, "bit_exact")
+    log = (case.stage_dir(root, "dpo") / "metrics.jsonl").read_text().splitlines()
+    first = json.loads(log[0])
+    assert first["loss"] == pytest.approx(0.5), "where policy and reference are one, 1 - s(0) of every answer"
+    assert {"kl", "chosen_reward", "rejected_reward", "reward_margin"} <= set(first)
 
 
 def test_the_published_reward_model_scores_as_the_engines_own(undisturbed):

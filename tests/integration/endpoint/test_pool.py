@@ -264,6 +264,19 @@ def test_what_cannot_succeed_is_not_asked_again(calls, fault, words):
     assert calls.totals().sums.refused == 1
 
 
+def test_anthropics_messages_are_answered_and_billed(calls, monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", SECRET)
+    turns = (Turn("system", "Be short."), Turn("user", "one"))
+    asked = CallRequest(declared="judge", model="judge", turns=turns, max_new_tokens=8, is_message=True)
+    with fault_server(Behaviour(script=["status-529", "ok"])) as (url, server):
+        (reply,), stats = ask(url, calls, [asked], api="messages", api_key="env:JUDGE_KEY")
+        assert reply.text.startswith("Answer ")
+        assert [line["has_key"] for line in server.requests] == [True, True]
+        assert stats.cached_tokens > 0
+        sums = calls.totals().sums
+        assert (sums.answered, sums.unknown, sums.settled_micro_usd) == (1, 1, bill(server))
+
+
 def test_a_redirect_is_not_followed_with_the_key(calls, monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", SECRET)
     with fault_server() as (elsewhere, thief):

@@ -83,6 +83,20 @@ def test_labels_by_file_are_the_labels_one_by_one(workshop, monkeypatch):
     assert found[True] == found[False]
 
 
+def test_critiques_by_messages_are_the_same_by_file(workshop, monkeypatch):
+    monkeypatch.setattr(batch_desk, "GATHER_SECONDS", 0.01)
+    spec = CritiqueStage(policy="p", critic="c", prompts=("d",), **SAMPLING)
+    texts = {}
+    with batch_server("messages") as (url, server):
+        for by_file in (True, False):
+            more = {"api": "messages", "batch": by_file, "batch_poll": 0.01, "canary_every": 256}
+            stage = served(workshop, f"critique-{by_file}", spec, url, **more)
+            critique.run(stage)
+            texts[by_file] = published(stage)
+            assert len(server.batches) >= 2, "the answers, and what is said of them"
+    assert texts[True] == texts[False]
+
+
 def test_a_record_names_what_the_server_says_it_is(workshop):
     with fault_server() as (url, _):
         stage = served(workshop, "label", label_spec(), url)

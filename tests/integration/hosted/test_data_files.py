@@ -169,10 +169,52 @@ def test_pairs_of_dpo_are_messages_and_long_ones_are_told(tmp_path, inputs):
     assert by_prompt["What is 2?"]["rejected"] == [{"role": "assistant", "content": "It is 2."}]
     assert found.notes == ()
     assert found.counters[1]["pairs"] == 4
-    data = [pair(1), pair(2, prompt=[{"role": "user", "content": "why " * 80}])]
+    data = [pair(1), pair(2, chosen=[{"role": "assistant", "content": "because " * 80}])]
     _, found, _ = written(tmp_path / "t", inputs, DPO, data=data)
     assert len(found.notes) == 1
     assert found.notes[0].startswith("1 of 2 pairs are longer than seq_len 64")
+
+
+def test_prompts_without_room_for_an_answer_are_left_out(tmp_path, inputs):
+    """TRL would drop them, and whatever follows would be in another batch."""
+    crowded = pair(2, prompt=[{"role": "user", "content": "why " * 80}])
+    rows, found, _ = written(tmp_path / "s", inputs, DPO, data=[pair(1), crowded, pair(3)])
+    assert {row["prompt"][0]["content"] for row in rows} == {"What is 1?", "What is 3?"}
+    assert found.notes == ("1 of 3 pairs, whose prompt alone fills seq_len 64, are left out: TRL drops them",)
+    with pytest.raises(DataError, match="none of 1 pairs has a prompt of less than seq_len 64 tokens"):
+        written(tmp_path / "t", inputs, DPO, data=[crowded])
+    kept, found, _ = written(tmp_path / "u", inputs, replace(DPO, engine="openrlhf"), data=[pair(1), crowded])
+    assert len({str(row["prompt"]) for row in kept}) == 2
+    assert found.notes[0].startswith("1 of 2 pairs are longer than seq_len 64")
+
+
+KTO = replace(DPO, loss="kto")
+
+
+def test_answers_of_kto_never_meet_their_own_prompt(tmp_path, inputs):
+    """In micro-batches of any size, of which TRL reads each prompt with the answer before, the first with the last."""
+    data = [pair(number % 5, id=str(number)) for number in range(8)]
+    pairs, plain, _ = written(tmp_path / "s", inputs, DPO, data=data)
+    rows, found, _ = written(tmp_path / "t", inputs, KTO, data=data)
+    assert (found.target_steps, found.counters) == (plain.target_steps, plain.counters)
+    assert found.rows["data"] == len(rows) == 2 * len(pairs)
+    for start in range(0, len(pairs), 4):
+        batch = rows[2 * start : 2 * start + 8]
+        said = {(str(row["prompt"]), str(row["completion"]), row["label"]) for row in batch}
+        of_pairs = [
+            {(str(row["prompt"]), str(row[name]), name == "chosen") for name in ("chosen", "rejected")}
+            for row in pairs[start : start + 4]
+        ]
+        assert said == set().union(*of_pairs)
+        for size in (2, 4, 8):
+            for first in range(0, 8, size):
+                part = [row["prompt"] for row in batch[first : first + size]]
+                assert all(one != before for one, before in zip(part, [part[-1], *part[:-1]], strict=True))
+
+
+def test_a_batch_of_one_prompt_is_no_batch_of_kto(tmp_path, inputs):
+    with pytest.raises(DataError, match=r"the 4 pairs of batch 1 have 1 prompts(?s:.*)engine: native"):
+        written(tmp_path / "s", inputs, KTO, data=[pair(1), pair(1, id="2")])
 
 
 def test_prompts_are_those_of_every_rollout(tmp_path, inputs):

@@ -124,7 +124,7 @@ def test_ddp_is_told_its_gpu_and_keeps_its_random_state(monkeypatch):
 def test_processes_meet_over_nccl_there(monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(ranks, "rank_of_process", lambda: 0)
-    monkeypatch.setattr(ranks, "world_of_process", lambda: 2)
+    monkeypatch.setattr(ranks, "world_size", lambda: 2)
     monkeypatch.setattr(ranks, "_store", lambda *_: None)
     monkeypatch.setattr(ranks, "PrefixStore", lambda *_: None)
     monkeypatch.setattr(ranks.dist, "is_initialized", lambda: False)

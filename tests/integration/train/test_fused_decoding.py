@@ -83,7 +83,7 @@ def test_prompts_read_in_parts_leave_what_they_leave_together(monkeypatch):
     logits, caches = {}, {}
     for most in (sampling.PROMPT_TOKENS, 20):
         monkeypatch.setattr(sampling, "PROMPT_TOKENS", most)
-        batch = sampling._Unfinished.of(model, range(5), prompts, room=4)
+        batch = sampling._Unfinished.of(model, range(5), prompts, room=4, device=torch.device("cpu"))
         logits[most] = batch._prompt_logits(model.model, torch.float32)
         caches[most] = batch.cache
     (one, other), (together, parts) = logits.values(), caches.values()

@@ -2,14 +2,18 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from engine_bench import metrics, stage
+from engine_bench import metrics, run, stage
 
 from charter.artifacts.checkpoints import Position
+from charter.plan.rl_work import rollout_records
+from charter.spec.rewards import Reward
+from charter.train import ppo
 from charter.train.loop import Loop
 from charter.train.ppo import ppo_task
 from charter.train.ppo_sequences import answer_log_probabilities
@@ -109,6 +113,32 @@ def test_a_replay_of_the_record_makes_the_same_updates(engine_inputs, tmp_path):
     again.train()
     for name, value in task.models.trained.module.state_dict().items():
         assert torch.equal(value, again.models.trained.module.state_dict()[name]), name
+
+
+SHORT = Reward(name="short", kind="function", call="charter:overlong", arguments={"longest": 6, "cache": 6})
+LISTED = {
+    "reward": None,
+    "rewards": (SHORT, replace(SHORT, name="again")),
+    "estimator": "grpo",
+    "samples_per_prompt": 4,
+}
+
+
+@pytest.mark.parametrize("rewards", [{}, LISTED])
+def test_records_have_the_bytes_of_the_plan(engine_inputs, tmp_path, rewards):
+    """Within a tenth; the lengths are those that were drawn, where a plan has means."""
+    found = stage(engine_inputs, tmp_path / "flight", "ppo", **{**FLIGHT, "min_new_tokens": 6, **rewards})
+    run(found, ppo)
+    path, spec = found.path, replace(found.job.spec, mean_new_tokens=6)
+    sizes = {
+        f"{name} on record": sum(file.stat().st_size for file in (path / name).iterdir())
+        for name in ("rollouts", *(["rewards"] if rewards else []))
+    }
+    lines = [json.loads(line) for file in (path / "rollouts").iterdir() for line in file.read_text().splitlines()]
+    prompt = sum(len(line["prompt"]) for line in lines) / len(lines)
+    vocabulary = json.loads((engine_inputs / "base" / "model" / "config.json").read_text())["vocab_size"]
+    planned = {term.name: term.value for term in rollout_records(spec, prompt_tokens=prompt, vocab_size=vocabulary)}
+    assert planned == pytest.approx(sizes, rel=0.1)
 
 
 def test_what_is_on_record_is_what_is_learnt_from(engine_inputs, tmp_path):

@@ -45,6 +45,7 @@ def offered(stage, shape, accelerators):
             longest=stage.max_prompt_tokens + stage.max_new_tokens if is_ppo else stage.seq_len,
             fixed=None,
             together=isinstance(stage, PpoStage | DpoStage),
+            undivided=getattr(stage, "loss", "") == "kto",
         )
     )
 
@@ -63,6 +64,8 @@ def test_every_layout_that_is_offered_is_rendered(engine, kind, dtype, data):
     counts = (1, 8, 16, 64) if capabilities(engine).makers == (GOOGLE,) else (1, 2, 8, 16, 24, 64)
     accelerators = data.draw(st.sampled_from(counts))
     changes = {} if kind == "ppo" else {"global_batch": data.draw(st.sampled_from((64, 96, 512)))}
+    if kind == "dpo" and not capabilities(engine).compares_batches:
+        changes["loss"] = data.draw(st.sampled_from(("dpo", "kto")))
     stage = cases.accepted_stage(engine, kind, dtype=dtype, **changes)
     found = offered(stage, shape, accelerators)
     if not found.size:

@@ -70,6 +70,22 @@ TEXT_REPLY: dict[str, Any] = {
     "usage": USAGE,
 }
 LAYOUTS = [(CHAT, CHAT_REPLY), (TEXT, TEXT_REPLY)]
+MESSAGE = replace(CHAT, top_log_probabilities=0, is_message=True)
+MESSAGE_REPLY: dict[str, Any] = {
+    "id": "msg_1",
+    "type": "message",
+    "role": "assistant",
+    "model": "judge-2024-08-06",
+    "content": [{"type": "thinking", "thinking": "", "signature": "s"}, {"type": "text", "text": " A"}],
+    "stop_reason": "end_turn",
+    "stop_details": None,
+    "usage": {
+        "input_tokens": 5,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 4,
+        "output_tokens": 1,
+    },
+}
 NASTY = [None, True, -1, 0.5, -0.5, "", "x", [], {}, [[]], {"a": 1}, 10**12, "\ud800", 7e300, -7e300, ["a", "b"]]
 LITERALS = ["NaN", "Infinity", "-Infinity", "1e400", "-1e999", "9" * 5000, "01", "0x10", "'a'", "undefined"]
 
@@ -99,7 +115,7 @@ def changed(value: Any, path: tuple[str | int, ...], new: Any) -> Any:
 
 def hostile_bodies() -> Iterator[tuple[CallRequest, bytes]]:
     """Every value of a reply removed, replaced by each nasty one, or spelled as no number; texts cut and wrapped."""
-    for request, reply in LAYOUTS:
+    for request, reply in (*LAYOUTS, (MESSAGE, MESSAGE_REPLY)):
         for path in places(reply):
             yield request, encoded(changed(reply, path, ...))
             for new in NASTY:
@@ -232,6 +248,29 @@ def test_both_layouts_say_the_same(request_, body):
     assert (reply.text, reply.model, reply.prompt_tokens, reply.cached_tokens) == (" A", "judge-2024-08-06", 9, 4)
     assert [token.top for token in reply.log_probabilities] == [((" A", A), (" B", B))]
     assert from_stored(to_stored(reply)) == reply
+
+
+def test_a_message_says_the_same_without_its_thoughts():
+    reply = parse_reply(encoded(MESSAGE_REPLY), MESSAGE).reply
+    assert (reply.text, reply.model, reply.finish_reason) == (" A", "judge-2024-08-06", "stop")
+    assert (reply.prompt_tokens, reply.cached_tokens, reply.completion_tokens) == (9, 4, 1)
+    for reason, finish in (("stop_sequence", "stop"), ("max_tokens", "length")):
+        assert parse_reply(encoded({**MESSAGE_REPLY, "stop_reason": reason}), MESSAGE).reply.finish_reason == finish
+    details = {"type": "refusal", "category": "cyber", "explanation": "I will not."}
+    refused = {**MESSAGE_REPLY, "stop_reason": "refusal", "stop_details": details, "content": []}
+    reply = parse_reply(encoded(refused), MESSAGE).reply
+    assert (reply.text, reply.refusal) == ("", "I will not.")
+    assert parse_reply(encoded({**refused, "stop_details": None}), MESSAGE).reply.refusal == "refusal"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("stop_reason", "tool_use"), ("stop_reason", None), ("role", "user"), ("content", ["A"]), ("content", None)],
+)
+def test_a_message_of_another_kind_is_billed_and_no_answer(field, value):
+    with pytest.raises(InvalidReplyError) as refused:
+        parse_reply(encoded({**MESSAGE_REPLY, field: value}), MESSAGE)
+    assert refused.value.usage is not None
 
 
 def test_the_layout_of_the_chat_is_read_for_plain_text_too():

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -107,6 +108,18 @@ def test_these_statuses_are_not_asked_again_and_say_what_to_do(status, stops_all
     assert step.stops_all is stops_all
     assert advice in str(step.error)
     assert str(status) in str(step.error)
+
+
+@pytest.mark.parametrize(("tokens", "is_bill_known"), [(0, False), (3, True)])
+def test_a_refusal_before_the_first_token_may_be_free(tokens, is_bill_known):
+    body = {
+        "role": "assistant", "model": "m", "content": [], "stop_reason": "refusal",
+        "usage": {"input_tokens": 9, "output_tokens": tokens},
+    }  # fmt: skip
+    request = CallRequest(declared="m", model="m", turns=(Turn("user", "a"),), is_message=True)
+    step = step_after(Received(200, json.dumps(body).encode()), request, ASKED)
+    assert isinstance(step, Answered)
+    assert (step.parsed.reply.refusal, step.is_bill_known) == ("refusal", is_bill_known)
 
 
 def test_a_filtered_prompt_is_a_refusal():
@@ -358,6 +371,7 @@ def test_a_key_is_read_where_the_reference_says(monkeypatch, tmp_path):
     for reference in ("env:JUDGE_KEY", f"file:{tmp_path / 'key'}"):
         key = read_key(reference, of="judge")
         assert key.header() == {"Authorization": "Bearer sk-0123456789"}
+        assert key.header(bare="x-api-key") == {"x-api-key": "sk-0123456789"}
         assert "sk-0123456789" not in f"{key!r} {key}"
         assert key.blotted("a sk-0123456789 b") == "a (hidden) b"
         with pytest.raises(TypeError):
@@ -419,6 +433,22 @@ def test_the_body_of_a_request_is_what_servers_expect():
     text = CallRequest(declared="m", model="m", prompt="a", prefill="b", top_log_probabilities=5, max_new_tokens=1)
     assert path_of(text) == "/completions"
     assert b'"prompt":"ab","logprobs":5' in body_of(text)
+
+
+def test_a_message_has_its_instructions_apart_and_no_defaults():
+    turns = (Turn("system", "Be short."), Turn("user", "a"), Turn("assistant", "b"), Turn("user", "c"))
+    plain = CallRequest(declared="m", model="m", turns=turns, prefill="( ", seed=3, stop=("x",), is_message=True)
+    assert path_of(plain) == "/messages"
+    assert body_of(plain) == (
+        b'{"model":"m","max_tokens":512,"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"},'
+        b'{"role":"user","content":"c"},{"role":"assistant","content":"("}],"system":"Be short.",'
+        b'"stop_sequences":["x"]}'
+    )
+    drawn = body_of(replace(plain, temperature=0.0, top_p=0.9, turns=turns[1:2], prefill="", stop=()))
+    assert drawn == (
+        b'{"model":"m","max_tokens":512,"messages":[{"role":"user","content":"a"}],"temperature":0.0,"top_p":0.9}'
+    )
+    assert plain.key == replace(plain, is_message=False).key, "how a question is put is no part of it"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"text": 1, "other": 2}', '{"log_probabilities": [1]}'])

@@ -10,7 +10,14 @@ from charter.feedback.asks import ChoiceReply
 from charter.feedback.constitution import Principle
 from charter.feedback.rating import FIGURES
 from charter.feedback.records import answered
-from charter.feedback.rubric import Group, chosen_criteria, criteria_of, drawn_criteria, load_rubric, rubric_rating
+from charter.feedback.rubric import (
+    AnswerGroup,
+    chosen_criteria,
+    criteria_of,
+    drawn_criteria,
+    load_rubric,
+    rubric_rating,
+)
 from charter.spec.rewards import Rubric
 
 TURNS = (Turn("user", "How do I bake bread?"),)
@@ -19,7 +26,7 @@ BRIEF = Principle(id="brief", critique="", revision="", compare="Which is briefe
 
 
 def group(*answers, name="g", criteria=(KIND, BRIEF)):
-    return Group(id=name, turns=TURNS, answers=answers, criteria=criteria)
+    return AnswerGroup(id=name, turns=TURNS, answers=answers, criteria=criteria)
 
 
 def figure(ask, value):

@@ -9,6 +9,7 @@ from charter.data.dataset import Turn
 from charter.errors import DataError, StageError
 from charter.feedback.answering import Answering, batches_under_way
 from charter.feedback.asks import Choose, Sample
+from charter.feedback.reading import NONE_GIVEN
 from charter.feedback.served_models import ServedModel, well_formed
 from charter.feedback.wording import Part, Question, yes_no_mean_text
 from charter.inference.endpoint.call import CallReply, TokenAlternatives
@@ -69,6 +70,17 @@ def test_after_a_chain_of_thought_the_conversation_comes_first():
     _, (request,) = ask(PLAIN, choose(turns=turns))
     assert request.prompt.startswith("Human: Think.\nAssistant: I think.\n| Human: say A\nHuman: Which?")
     assert request.prompt.endswith("\n\nAssistant: The better answer is (")
+
+
+def test_a_model_that_thinks_first_has_room_for_it_and_votes():
+    thinking = Serving(endpoint="http://x/v1", api="messages", thinking_tokens=500)
+    choice, requests = ask(thinking, choose(votes=3), lambda request: reply("A", ()))
+    assert choice.votes == (3, 0)
+    assert [(one.max_new_tokens, one.top_log_probabilities, one.is_message) for one in requests] == [(508, 0, True)] * 3
+    _, (text,) = ask(thinking, sample(), lambda request: reply("Fine.", ()))
+    assert (text.max_new_tokens, text.is_message) == (530, True)
+    choice, requests = ask(thinking, choose())
+    assert (choice.problem, requests) == (NONE_GIVEN, [])
 
 
 def test_another_attempt_is_another_request_and_the_same_one_is_not():

@@ -37,7 +37,8 @@ def test_each_figure_counts_by_its_definition(tree):
     values = house.figures(tree)
     assert {name: figure.value for name, figure in values.items()} == {
         "lines": 28, "modules": 8, "one_importer": 3, "sliced": 2, "tiny_functions": 3, "dead": 2, "waiting": 0,
-        "class_names": 1, "banned_names": 2, "question_docstrings": 2, "stage_checks": 1, "long_files": 0,
+        "class_names": 1, "banned_names": 2, "question_docstrings": 2, "stage_checks": 1, "twins": 0,
+        "long_files": 0,
         "test_sleeps": 1, "long_test_names": 1, "names_verl": 1, "names_openrlhf": 0,
         "names_nemo_rl": 0, "names_trl": 0,
     }  # fmt: skip
@@ -45,6 +46,18 @@ def test_each_figure_counts_by_its_definition(tree):
     assert values["sliced"].places == ("charter.low.helper", "charter.top")
     assert values["class_names"].places == ("Row 2",)
     assert [place.split()[-1] for place in values["banned_names"].places] == ["made", "kept"]
+
+
+def test_functions_that_differ_in_names_alone_are_twins(tree):
+    line = (
+        "    return sorted((item.split()[0], len(item)) for item in {0} if item.strip() and not item.startswith({1}))\n"
+    )
+    (tree / "src/charter/one.py").write_text("def first(rows, mark):\n" + line.format("rows", "mark"))
+    (tree / "src/charter/two.py").write_text(
+        'def second(lines, sign):\n    """Say."""\n' + line.format("lines", "sign")
+    )
+    (tree / "src/charter/three.py").write_text("def other(lines, sign):\n" + line.format("lines", "'#'"))
+    assert house.figures(tree)["twins"].places == ("src/charter/two.py:1 second = src/charter/one.py:1 first",)
 
 
 def test_risen_figure_fails_and_fallen_one_is_named(tree):

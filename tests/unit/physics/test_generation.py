@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.catalog import accelerators, models
-from charter.physics.columns import array
+from charter.physics.columns import array, stacked
 from charter.physics.constants import ServingConstants, describe, moved
 from charter.physics.generation import (
     Drain,
@@ -236,9 +236,9 @@ def test_waiting_prompts_keep_the_engine_full():
 
 def test_columns_give_what_single_configurations_give():
     devices = [ServingDevice.of(H100, tensor=n, weights=weight_format("fp8")) for n in (1, 2)]
-    stacked = decode_terms(
-        ServingModel.stacked([ServingModel.of(LLAMA), ServingModel.of(LLAMA70)]),
-        ServingDevice.stacked(devices),
+    together = decode_terms(
+        stacked([ServingModel.of(LLAMA), ServingModel.of(LLAMA70)]),
+        stacked(devices),
         issue_of([SERVER, TENSORRT]),
         ServingConstants(),
         sequences=array([8, 16]),
@@ -253,7 +253,7 @@ def test_columns_give_what_single_configurations_give():
             sequences=array([8, 16][index]),
             context=array([100, 200][index]),
         ).total
-        assert float(stacked[index]) == pytest.approx(float(alone))
+        assert float(together[index]) == pytest.approx(float(alone))
 
 
 def test_constants_are_described_and_move():

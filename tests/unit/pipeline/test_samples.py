@@ -2,7 +2,16 @@ import json
 
 import pytest
 
-from charter.artifacts.sample_prompts import SAMPLE_PROMPTS, read_sample_prompts
+from charter.artifacts.sample_prompts import (
+    SAMPLE_PROMPTS,
+    append_sample_begin,
+    append_sample_time,
+    append_samples,
+    has_samples_of,
+    read_sample_prompts,
+    sample_seconds,
+    was_answering,
+)
 from charter.engines.project import load_project
 from charter.run.approval import lay_sample_prompts, samples_of, shown_fields, visible
 from charter.run.graph import build_pipeline
@@ -137,3 +146,13 @@ def test_no_prompts_take_away_those_before(tmp_path):
     assert read_sample_prompts(directory) is None
     (directory / SAMPLE_PROMPTS).write_text("[]")
     assert read_sample_prompts(directory) is None
+
+
+def test_the_last_answers_are_seen_whatever_they_say(tmp_path):
+    assert not has_samples_of(tmp_path, 4)
+    append_samples(tmp_path, 4, [("p0", [], "a line\u2028and another\x85")])
+    assert (has_samples_of(tmp_path, 4), has_samples_of(tmp_path, 3)) == (True, False)
+    append_sample_begin(tmp_path, 8)
+    assert was_answering(tmp_path)
+    append_sample_time(tmp_path, 8, 2.0)
+    assert (was_answering(tmp_path), sample_seconds(tmp_path)) == (False, 2.0)

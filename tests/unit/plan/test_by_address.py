@@ -19,7 +19,7 @@ from charter.spec.graph import check_graph
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import BATCHES, MOST_BATCHED, ModelSpec, Resources, Serving
 from charter.spec.sections import Budget
-from charter.spec.stage import CritiqueStage, EvalStage, GenerateStage, LabelStage, SftStage
+from charter.spec.stage import VOTE_TOKENS, CritiqueStage, EvalStage, GenerateStage, LabelStage, SftStage
 
 SERVED = Serving(
     endpoint="https://api.example/v1", usd_per_million_input_tokens=2.5, usd_per_million_output_tokens=10.0
@@ -188,6 +188,52 @@ def test_a_stage_that_trains_does_not_wait_a_day_for_every_step(made):
     assert [(item.path, "would wait for it a day" in item.message) for item in problems] == [
         ("pipeline.stage.reward", True)
     ]
+
+
+@pytest.mark.parametrize(
+    "serving",
+    [
+        {"api": "messages"},
+        {"api": "messages", "batch": True},
+        {"log_probabilities": "none"},
+        {"thinking_tokens": 500},
+    ],
+)
+def test_a_judge_without_log_probabilities_is_refused(made, serving):
+    served = replace(SERVED, **serving)
+    stages = {
+        "judge": JUDGED,
+        "also_judges": EvalStage(policy="base", against="base", judge="base", also_judges=("judge",)),
+        "reward": RATED,
+    }
+    for role, stage in stages.items():
+        problems = [item for item in check_graph(made(stage, served)) if "a day" not in item.message]
+        assert [(item.path, "its server gives none" in item.message) for item in problems] == [
+            (f"pipeline.stage.{role}", True)
+        ]
+    assert check_graph(made(replace(JUDGED, votes=5), served)) == []
+    assert check_graph(made(CritiqueStage(policy="judge", critic="judge", prompts=("prompts",)), served)) == []
+    assert check_graph(made(JUDGED, replace(served, mode="own"))) == []
+
+
+def test_every_vote_is_a_request_that_is_planned(planned):
+    by_letter, by_votes = (
+        planned(replace(JUDGED, votes=5), serving).stages[0].done.api[0]
+        for serving in (SERVED, replace(SERVED, api="messages"))
+    )
+    assert (by_letter.requests, by_letter.output_tokens) == (80_000, 80_000)
+    assert (by_votes.requests, by_votes.output_tokens) == (400_000, VOTE_TOKENS * 400_000)
+    assert by_votes.input_tokens == 5 * by_letter.input_tokens
+
+
+def test_thoughts_are_planned_as_written(planned):
+    stage = replace(JUDGED, votes=5)
+    plain, thinking = (
+        planned(stage, replace(SERVED, api="messages", thinking_tokens=tokens)).stages[0].done.api
+        for tokens in (0, 1000)
+    )
+    assert thinking[0].output_tokens == plain[0].output_tokens + 1000 * 400_000
+    assert thinking[1] == plain[1], "the fixed questions have limits of their own"
 
 
 def test_a_log_of_the_provider_is_priced_by_where_a_call_went(made):

@@ -16,12 +16,15 @@ from charter.plan.rl_search import rl_options
 from charter.plan.rl_work import rl_work
 from charter.spec.execution import ExecutableLayout, executable
 from charter.spec.project import Resources
-from charter.spec.stage import GenerateStage, SftStage
+from charter.spec.stage import DpoStage, GenerateStage, SftStage
+from charter.spec.stage_base import StageResources
 
 LLAMA_405B = models.get("Llama-3.1-405B").architecture
 
 
-def layouts(engine, *, batch=96, accelerators=16, unit=1, architecture=planner_case.LLAMA_8B):
+def layouts(
+    engine, *, batch=96, accelerators=16, unit=1, architecture=planner_case.LLAMA_8B, fixed=None, undivided=False
+):
     made = space(
         SpaceRequest(
             engine=capabilities(engine),
@@ -31,8 +34,9 @@ def layouts(engine, *, batch=96, accelerators=16, unit=1, architecture=planner_c
             batch=batch,
             unit=unit,
             longest=2048,
-            fixed=None,
             together=False,
+            fixed=fixed,
+            undivided=undivided,
         )
     )
     return [made.layout(row) for row in range(made.size)]
@@ -46,6 +50,24 @@ def test_other_engines_are_offered_batches_that_divide(engine, batch, unit):
     assert all(layout.micro_batch % unit == 0 for layout in made)
     if capabilities(engine).tensor or batch % 16 == 0:
         assert made
+
+
+@pytest.mark.parametrize("batch", [96, 3072])
+def test_a_batch_that_is_not_divided_has_one_micro_batch(batch):
+    made = layouts("trl", batch=batch, unit=2, undivided=True)
+    assert made
+    assert all(layout.accumulation == 1 and layout.data * layout.micro_batch == batch for layout in made)
+    assert not layouts("trl", unit=2, undivided=True, fixed=StageResources(micro_batch=2))
+
+
+@pytest.mark.parametrize(
+    ("loss", "engine", "whole"), [("kto", "trl", True), ("kto", "native", False), ("dpo", "trl", False)]
+)
+def test_trl_gets_a_whole_batch_of_kto(loss, engine, whole):
+    """Its reference point is of a micro-batch; the native engine's is of the batch."""
+    stage = DpoStage(init="base", data=("pairs",), steps=10, global_batch=256, seq_len=1024, loss=loss, engine=engine)
+    (planned,) = planner_case.one(stage).stages
+    assert (planned.option.layout.accumulation == 1) == whole
 
 
 @pytest.mark.parametrize("engine", sorted(engine_names()))

@@ -422,6 +422,8 @@ PROJECTS = {
     ),
     "serving.base.api_key": replace(PROJECT, serving={"base": Serving(api_key="sk-live-1234567890")}),
     "serving.base.batch": replace(PROJECT, serving={"base": Serving(pool=ServerPool(replicas=1), batch=True)}),
+    "serving.base.api": replace(PROJECT, serving={"base": Serving(pool=ServerPool(replicas=1), api="messages")}),
+    "serving.base.thinking_tokens": replace(PROJECT, serving={"base": Serving(thinking_tokens=-1)}),
     "serving.base.batch_price": replace(PROJECT, serving={"base": Serving(endpoint="http://a/v1", batch_price=1.5)}),
     "serving.base.request_timeout": replace(PROJECT, serving={"base": Serving(request_timeout=0.0)}),
     "serving.base.max_attempts": replace(PROJECT, serving={"base": Serving(max_attempts=0)}),

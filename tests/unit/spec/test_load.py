@@ -70,6 +70,20 @@ def test_what_people_write_is_read(write):
     assert project.resources.use_spot == "auto"
 
 
+@pytest.mark.parametrize(
+    ("serving", "message"),
+    [("api: messages", "its server gives none"), ("batch: true", "would wait for it a day")],
+)
+def test_how_a_model_is_served_is_held_against_who_asks_it(write, serving, message):
+    rated = "ppo: {kind: ppo, policy: sft, reward: judge, reward_from: judge, prompts: prompts, episodes: 6_400}"
+    text = (
+        BASE.replace(BASE.splitlines()[-1].strip(), rated)
+        + f"serving: {{judge: {{endpoint: http://x/v1, {serving}}}}}\n"
+    )
+    paths = {problem.path for problem in problems_of(write(text)) if message in problem.message}
+    assert "pipeline.ppo.reward" in paths
+
+
 def test_a_training_stage_without_epochs_and_steps_gets_one_epoch(write):
     project = load_project(write(BASE))
     assert (project.pipeline["sft"].epochs, project.pipeline["sft"].steps) == (1.0, None)

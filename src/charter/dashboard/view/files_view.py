@@ -40,7 +40,7 @@ class OutputFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageFiles:
+class StageOutputs:
     """Inputs and outputs of one stage."""
 
     name: str
@@ -55,7 +55,7 @@ class StageFiles:
     files: tuple[OutputFile, ...]
 
 
-def stage_files(snapshot: Snapshot, read: Callable[[Path], Mapping[str, Any]]) -> tuple[StageFiles, ...]:
+def stage_files(snapshot: Snapshot, read: Callable[[Path], Mapping[str, Any]]) -> tuple[StageOutputs, ...]:
     """Return the files of every stage, in the order of the pipeline; `read` gives the object in a JSON file."""
     fingerprints = {stage.name: stage.fingerprint for stage in snapshot.stages}
     origins: dict[str, tuple[ReadThing, ...]] = {}
@@ -68,7 +68,7 @@ def stage_files(snapshot: Snapshot, read: Callable[[Path], Mapping[str, Any]]) -
         origins[stage.name] = _once(own + [item for name in before for item in origins[name]])
         through[stage.name] = tuple(dict.fromkeys(each for name in before for each in (*through[name], name)))
         rows.append(
-            StageFiles(
+            StageOutputs(
                 name=stage.name,
                 kind=stage.kind,
                 colour=number % 12,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from charter.data.dataset import Turn
+from charter.data.rows import messages
 from charter.engines.common.logged import LoggedStep
 from charter.engines.common.request import Handover
 
@@ -80,12 +81,3 @@ class EngineAdapter(Protocol):
     def pair_row(self, pair: Mapping[str, Any]) -> dict[str, Any]:
         """Return a pair of answers as the engine reads it, from `prompt`, `chosen` and `rejected` as messages."""
         return dict(pair)
-
-
-def messages(turns: Sequence[Turn]) -> list[dict[str, str]]:
-    """Return turns as chat templates take them.
-
-    >>> messages([Turn(role="user", content="Hi")])
-    [{'role': 'user', 'content': 'Hi'}]
-    """
-    return [{"role": turn.role, "content": turn.content} for turn in turns]

@@ -68,6 +68,8 @@ class Capabilities:
     recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.FULL)
     exact_batch: bool = True
     """Every rank takes the same number of micro-batches of one size, so that both divide the batch."""
+    compares_batches: bool = True
+    """What is compared with a figure of the batch (KTO) may come in several micro-batches, which share that figure."""
     packs: bool = False
     """Sequences of different length share a row, so nothing is padded."""
     fills_rows: bool = False
@@ -79,6 +81,8 @@ class Capabilities:
     it is not a choice, since the engine has one way to generate."""
     vllm_everywhere: bool = False
     """Every data rank has a vLLM of its own beside it; else the first rank alone."""
+    answers: tuple[str, ...] = ()
+    """Kinds of stage whose model answers prompts at its checkpoints for people to read, in each of its layouts."""
     makers: tuple[str, ...] = (NVIDIA,)
     """Of the accelerators that its documentation names, and that Charter writes its files for."""
     untried: tuple[str, ...] = ()

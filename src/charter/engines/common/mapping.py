@@ -74,6 +74,11 @@ REASONS = {
     "equal_groups": "its file holds the prompts of every rollout in Charter's order, and none to replace a group by",
 }
 """Reasons that are known better than `NATIVE_ONLY`."""
+REASONS_OF_VALUES: Mapping[object, str] = {
+    "online_dpo": "its losses weigh answers by advantages, and none compares two answers that were just drawn",
+    "kto": "its DPO compares the two answers of a pair, and it has no loss of each answer by itself",
+}
+"""The same of single values."""
 
 
 class FieldMapper:
@@ -145,7 +150,7 @@ class FieldMapper:
                 and (name in KNOWN_ELSEWHERE or more)
                 and self.value(f"{STAGE}.{name}") not in values + more
             ):
-                self.refuse(f"{STAGE}.{name}", NATIVE_ONLY)
+                self.refuse(f"{STAGE}.{name}", REASONS_OF_VALUES.get(self.value(f"{STAGE}.{name}"), NATIVE_ONLY))
         if self.problems:
             raise SpecError(self.problems)
         self.charter(f"{STAGE}.most_batches", "decides nothing here: groups are not sampled again")

@@ -17,7 +17,7 @@ from typing import Any
 
 from charter.data import reward_functions
 from charter.data.dataset import Turn
-from charter.engines.common.adapter import messages
+from charter.data.rows import messages
 from charter.engines.common.mapping import STAGE, FieldMapper
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import SHIPPED_REWARD, Reward

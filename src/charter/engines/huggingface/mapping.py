@@ -1,7 +1,7 @@
 """A stage as the files and the command of TRL's scripts, and what a resume of it is worth.
 
-Pretraining, SFT, preference models and DPO by TRL's SFTTrainer, RewardTrainer and DPOTrainer, GRPO and RLOO by
-GRPOTrainer and RLOOTrainer (1.16.0).
+Pretraining, SFT, preference models, DPO and KTO by TRL's SFTTrainer, RewardTrainer, DPOTrainer and KTOTrainer, GRPO and
+RLOO by GRPOTrainer and RLOOTrainer (1.16.0).
 """
 
 import json
@@ -74,7 +74,10 @@ def map_reinforcement(configuration: Configuration, stage: PpoStage) -> None:
     mapper = configuration.mapper
     rewards = map_rewards(mapper, stage, OFFERED)
     if stage.estimator == "online_dpo":
-        reason = "OnlineDPOTrainer of TRL 1.16.0 is experimental, and none of its scripts runs it"
+        reason = (
+            "OnlineDPOTrainer of TRL 1.16.0, which is experimental and has no script, also learns from pairs of equal "
+            "rewards, the first answer as the better one, and takes log-probabilities at temperature 1"
+        )
         mapper.refuse("stage.estimator", reason, "engine: native")
         raise SpecError(mapper.problems)
     if stage.estimator != "grpo":
@@ -342,30 +345,52 @@ def _map_preference_model(configuration: Configuration, stage: PreferenceModelSt
 
 def _map_dpo(configuration: Configuration, stage: DpoStage) -> None:
     map_supervised(configuration, stage)
-    configuration.put(
-        {
-            "loss_type": ["sigmoid"],
-            "disable_dropout": True,
-            "precompute_ref_log_probs": False,
-            "router_aux_loss_coef": 0.0,
-        }
-    )
+    configuration.put({"disable_dropout": True, "precompute_ref_log_probs": False, "router_aux_loss_coef": 0.0})
     configuration.write("stage.beta", {"beta": stage.beta})
-    others = (
-        "ipo of DPOTrainer divides log-probabilities by the length of their answer first, and KTOTrainer takes the "
-        "reference point of kto from the rows of a micro-batch, each with the answer of the row before"
-    )
-    configuration.mapper.same("stage.loss", "dpo", others)
+    if stage.loss == "kto":
+        _map_kto(configuration, stage)
+        return
+    others = "ipo of DPOTrainer divides log-probabilities by the length of their answer first"
+    if stage.loss == "dpo":
+        configuration.write(
+            "stage.loss", {"loss_type": ["sigmoid"]}, how="computed", note=f"dpo: DPOTrainer; {KTO_NOTE}"
+        )
+    else:
+        configuration.mapper.refuse("stage.loss", others, "loss: dpo or kto")
     smoothing = "the sigmoid loss of DPOTrainer has no label smoothing, and its robust loss is another one"
     configuration.mapper.same("stage.label_smoothing", 0.0, smoothing)
+
+
+KTO_NOTE = (
+    "kto: KTOTrainer, whose reference point is of one micro-batch of all processes, so that is the whole batch; it "
+    "reads a prompt with the answer of the row before, so Charter orders the rows of a batch"
+)
+
+
+def _map_kto(configuration: Configuration, stage: DpoStage) -> None:
+    """Each answer by itself: both weights are 1, but for labels that are taken to be wrong.
+
+    With the share e of them 1 - s(x) becomes e + (1 - 2 e)(1 - s(x)), for good answers as for bad ones (kto_trainer.py,
+    _compute_loss).
+    """
+    configuration.write("stage.loss", {"loss_type": "kto"}, how="computed", note=KTO_NOTE)
+    weight = 1 - 2 * stage.label_smoothing
+    note = "1 - 2 x label_smoothing: the same gradient; the loss that it logs is less by label_smoothing"
+    weights = {"desirable_weight": weight, "undesirable_weight": weight}
+    configuration.write("stage.label_smoothing", weights, how="computed", note=note)
+    layout = configuration.handover.layout
+    if layout.accumulation > 1:
+        reason = "KTOTrainer takes the reference point of kto anew from every micro-batch, here it is one of the batch"
+        hint = f"micro_batch: {layout.micro_batch * layout.accumulation}, or more accelerators"
+        configuration.mapper.refuse("layout.accumulation", reason, hint)
 
 
 ROLLOUTS = "TRL 1.16.0, grpo_trainer.py and rloo_trainer.py: _prepare_inputs, RepeatSampler"
 RESTORED = "weights, optimizer, schedule, step and the random states of every process are restored"
 TRAINER = "transformers 5.23.0, trainer.py: _save_checkpoint, _load_rng_state; sampler of train_sampling_strategy"
 MEASURED = (
-    "measured with TRL 1.16.0 on processors in fp32: SFT, preference model, DPO, GRPO and RLOO went on from a "
-    "checkpoint to the weights of an undisturbed run; all but RLOO also with an adapter"
+    "measured with TRL 1.16.0 on processors in fp32: SFT, preference model, DPO, KTO, GRPO and RLOO went on from a "
+    "checkpoint to the weights of an undisturbed run; all but KTO and RLOO also with an adapter"
 )
 
 

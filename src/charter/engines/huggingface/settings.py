@@ -6,7 +6,7 @@ even.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from charter.engines.common.mapping import FieldMapper, How
@@ -40,6 +40,8 @@ class TrlTrainer:
     rate_note: str = ""
     order: str = "rows are read in the order of the file"
     shards_sequences: bool = False
+    parts_pairs: bool = False
+    """Both answers of a pair are rows of their own."""
 
 
 AS_IT_BEGAN = f"{BESIDE}; the reference is the model without its adapter, which is where it began, as here"
@@ -63,6 +65,8 @@ TRAINERS: Mapping[type[Stage], TrlTrainer] = {
         order="prompts are read in the order of the file, and checkpoints fall between rollouts",
     ),
 }
+KTO = replace(TRAINERS[DpoStage], script="kto", parts_pairs=True)
+"""Of `kind: dpo` with `loss: kto`."""
 
 
 @dataclass
@@ -89,7 +93,8 @@ class Configuration:
     @property
     def kind(self) -> TrlTrainer:
         """Return the facts of TRL's trainer of this kind of stage."""
-        return TRAINERS[type(self.handover.stage)]
+        stage = self.handover.stage
+        return KTO if getattr(stage, "loss", "") == "kto" else TRAINERS[type(stage)]
 
     @property
     def trainer_file(self) -> str:
@@ -317,21 +322,22 @@ def _map_optimizer(configuration: Configuration, stage: Optimization | PpoStage)
 def map_batches(configuration: Configuration, *, batch: int, field: str) -> int:
     """Rows of a device and their accumulation, so that exactly `batch` rows make an update; returns rows of a device.
 
-    The layout counts sequences, of which a pair has two; TRL counts pairs.
+    The layout counts sequences, of which a pair has two; TRL counts pairs, and answers where each is a row.
     """
     handover, mapper = configuration.handover, configuration.mapper
-    layout, each = handover.layout, handover.stage.SEQUENCES_PER_ROW
+    layout, sequences = handover.layout, batch * handover.stage.SEQUENCES_PER_ROW
+    each = 1 if configuration.kind.parts_pairs else handover.stage.SEQUENCES_PER_ROW
     rows, half = divmod(layout.micro_batch, each)
     if half:
         mapper.refuse("layout.micro_batch", "TRL never parts a pair", f"a multiple of {each}")
         rows += 1
-    accumulation, rest = divmod(batch, rows * layout.data)
+    accumulation, rest = divmod(sequences // each, rows * layout.data)
     if rest or accumulation != layout.accumulation:
         mapper.refuse(
             "layout.accumulation",
             f"micro_batch {layout.micro_batch} * accumulation {layout.accumulation} * data {layout.data} is not the "
-            f"{batch * each} sequences of {field} {batch}, and TRL has no smaller last micro-batch",
-            f"a micro_batch that divides the share of each replica, {batch * each / layout.data:g} sequences",
+            f"{sequences} sequences of {field} {batch}, and TRL has no smaller last micro-batch",
+            f"a micro_batch that divides the share of each replica, {sequences / layout.data:g} sequences",
         )
     note = "pairs" if each > 1 else "sequences"
     configuration.write("layout.micro_batch", {"per_device_train_batch_size": rows}, how="computed", note=f"in {note}")
@@ -346,7 +352,7 @@ def map_batches(configuration: Configuration, *, batch: int, field: str) -> int:
     configuration.deepspeed |= {
         "train_micro_batch_size_per_gpu": rows,
         "gradient_accumulation_steps": layout.accumulation,
-        "train_batch_size": batch,
+        "train_batch_size": sequences // each,
     }
     return rows
 

@@ -24,6 +24,7 @@ CAPABILITIES = Capabilities(
     hybrid=True,
     offload_parameters=(GRADIENTS, PARAMETERS),
     vllm_share=0.4,
+    answers=("pretrain", "sft", "dpo", "ppo"),
     makers=(NVIDIA, AMD),
     untried=(AMD,),
     without_fp8="it multiplies in 32 bits, or in 16 by autocast",

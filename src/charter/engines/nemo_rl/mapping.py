@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from charter.engines.common.formulas import name_formulas
-from charter.engines.common.mapping import NATIVE_ONLY, FieldMapper, Sheet
+from charter.engines.common.mapping import NATIVE_ONLY, REASONS_OF_VALUES, FieldMapper, Sheet
 from charter.engines.common.rendered import RAY_SCRIPT, RenderedRun, Resume, ray_script
 from charter.engines.common.request import Handover
 from charter.engines.common.reward_file import REWARDS_FILE, UNLIMITED, ExportedRewards, Offered, map_rewards
@@ -65,7 +65,7 @@ def dpo_sheet(mapper: FieldMapper, stage: DpoStage) -> Sheet:
         sheet.put(f"dpo.{name}", value)
     for name in ("preference_average_log_probs", "sft_average_log_probs"):
         sheet.put(f"dpo.{name}", False)
-    mapper.same("stage.loss", "dpo", NATIVE_ONLY)
+    mapper.same("stage.loss", "dpo", REASONS_OF_VALUES.get(stage.loss, NATIVE_ONLY))
     mapper.same("stage.label_smoothing", 0.0, "its loss takes labels as they are (DPOLossFn)")
     return sheet
 
@@ -152,7 +152,17 @@ OFFERED = Offered(
 )
 FURTHER: Mapping[str, tuple[object, ...]] = {"ratio": ("sequence",), "surrogate": ("cispo",), "mismatch": ()}
 """Options of its loss with more values than the usual ones."""
-NO_AHEAD = "its async GRPO needs a generator with accelerators of its own, and here generator and policy share theirs"
+NO_AHEAD = (
+    "its async GRPO takes old log-probabilities by the weights that learn, and weighs each token by what they moved "
+    "since it was drawn, where here the ratio is to the weights that drew and clip_ratio bounds it; and its generator "
+    "needs accelerators of its own, which a plan for NeMo RL does not set apart"
+)
+"""Of `one_step_off`, whose age its max_trajectory_age_steps: 1 has too, and of all others (algorithms/grpo.py,
+async_grpo_train; algorithms/loss/loss_functions.py, ClippedPGLossFn)."""
+UNPLANNED_REFIT = (
+    "with in_flight_weight_updates its weights change wherever a token happens to be, and max_trajectory_age_steps "
+    f"bounds the age of an answer's first one, where here every version draws an equal share; {NO_AHEAD}"
+)
 CORRECTIONS = {"tis": "tis", "icepop": "icepop", "sequence_mask": "seq-mask-tis"}
 MEMORY_SHARE = 0.6
 """Of an accelerator for vLLM; NeMo RL's own default (examples/configs/grpo_math_1B.yaml)."""
@@ -166,7 +176,7 @@ def grpo_sheet(mapper: FieldMapper, stage: PpoStage) -> Sheet:
     sheet = Sheet(mapper, "grpo.yaml")
     rewards = map_rewards(mapper, stage, OFFERED)
     name_formulas(mapper, stage)
-    mapper.refuse_native_rewards(FURTHER, ahead=NO_AHEAD)
+    mapper.refuse_native_rewards(FURTHER, ahead=UNPLANNED_REFIT if stage.asynchrony == "in_flight" else NO_AHEAD)
     map_run(sheet, "grpo", length_fields=("stage.episodes",))
     map_policy(sheet, "policy", sequences_per_row=1, batch_field="stage.minibatch")
     rows = sheet.mapper.handover.layout.micro_batch

@@ -20,7 +20,7 @@ from typing import Any
 
 from charter.engines.common.adapter import ROW
 from charter.engines.common.formulas import name_formulas
-from charter.engines.common.mapping import NATIVE_ONLY, Arguments, How
+from charter.engines.common.mapping import NATIVE_ONLY, REASONS_OF_VALUES, Arguments, How
 from charter.engines.common.rendered import RenderedRun, Resume
 from charter.engines.common.request import Handover, RlPlacement, RolesTogether
 from charter.engines.common.reward_file import (
@@ -112,7 +112,7 @@ def _dpo(given: Arguments, stage: DpoStage) -> None:
     given.give("--ref.model_name_or_path", given.handover.paths.models["init"])
     given.to("stage.beta", "--model.beta")
     given.to("stage.label_smoothing", "--model.label_smoothing")
-    given.fields.same("stage.loss", "dpo", NATIVE_ONLY)
+    given.fields.same("stage.loss", "dpo", REASONS_OF_VALUES.get(stage.loss, NATIVE_ONLY))
     adapter(given)
 
 

@@ -21,7 +21,8 @@ import yaml
 
 from charter.artifacts.whole_dir import MANIFEST
 from charter.data.dataset import Turn
-from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint, messages
+from charter.data.rows import messages
+from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint
 from charter.engines.common.files import link_tree, move_to, read_log, write_model
 from charter.engines.common.logged import LoggedStep
 from charter.engines.common.request import Handover

@@ -48,6 +48,10 @@ NO_AHEAD = (
     "its asynchronous trainers are programs with a configuration of their own (fully_async_main), which bounds the "
     "stale share of a batch and not the age of a token"
 )
+ONE_STEP_APART = (
+    "its trainer of that (one_step_off_policy.main_ppo, with bypass_mode the same loss) is a program of its own, whose "
+    "generator needs accelerators of its own, and a plan for verl sets none apart"
+)
 KL_NAMES = {"k1": "kl", "k3": "low_var_kl"}
 
 
@@ -205,7 +209,7 @@ def ppo_sheet(mapper: FieldMapper, stage: PpoStage, rewards: ExportedRewards) ->
     sheet = Sheet(mapper, PPO_FILE)
     sheet.put("defaults", ["ppo_trainer", "_self_"])
     name_formulas(mapper, stage)
-    mapper.refuse_native_rewards(FURTHER, ahead=NO_AHEAD)
+    mapper.refuse_native_rewards(FURTHER, ahead=ONE_STEP_APART if stage.asynchrony == "one_step_off" else NO_AHEAD)
     check_machine(mapper)
     _models(sheet, stage, rewards)
     _data(sheet, stage)

@@ -1,4 +1,4 @@
-"""Requests to an OpenAI-compatible server, and its replies: plain values."""
+"""Requests to a server, and its replies: plain values, whichever API they go by."""
 
 import hashlib
 import json
@@ -33,6 +33,8 @@ class CallRequest:
     stop: tuple[str, ...] = ()
     top_log_probabilities: int = 0
     """How many alternatives of each token are wanted with their log-probabilities; servers give at most 20."""
+    is_message: bool = False
+    """Put by Anthropic's Messages API. Not in the key: like an address, it says how, not what."""
 
     @cached_property
     def key(self) -> str:

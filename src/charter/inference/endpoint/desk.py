@@ -456,7 +456,8 @@ class Desk:
         lane.unwatched += 1
         self._health.answered(lane)
         self.counts.answered(took)
-        self._count_bill(usage_in(reply), wanted.request)
+        if step.is_bill_known:
+            self._count_bill(usage_in(reply), wanted.request)
         for other in wanted.running:
             other.cancel()
 

@@ -163,6 +163,8 @@ class Canaries:
     """Fingerprint of the model: what it is taken to be."""
     continues: bool
     """Whether the server continues plain text, instead of a chat."""
+    is_message: bool = False
+    """Whether it is asked by Anthropic's Messages API."""
     gives_log_probabilities: bool
     directory: Path
     """Of the run: every stage that asks this model compares it with the same baseline."""
@@ -183,6 +185,7 @@ class Canaries:
                 temperature=0.0,
                 seed=0,
                 top_log_probabilities=TOP_ALTERNATIVES if is_read else 0,
+                is_message=self.is_message,
             )
             for question in QUESTIONS
         ]

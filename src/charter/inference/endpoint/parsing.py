@@ -1,7 +1,8 @@
 """Reads the body of a reply. A server's words are untrusted: every type, length and number is looked at before use.
 
 What does not hold is an `InvalidReplyError`, never a guess. Layouts: https://platform.openai.com/docs/api-reference
-(`chat/create`, `completions/create`), which vLLM, SGLang, TGI and llama.cpp follow.
+(`chat/create`, `completions/create`), which vLLM, SGLang, TGI and llama.cpp follow;
+https://platform.claude.com/docs/en/api/messages/create.
 
 JSON from a server that is not trusted: one meaning, finite numbers, no surprises.
 
@@ -260,13 +261,13 @@ def parse_reply(body: bytes, request: CallRequest) -> Parsed:
         raise InvalidReplyError(f"the reply has {len(body):,} bytes, {most:,} at most for what was asked")
     document = _loaded(body)
     try:
-        usage = usage_of(document)
+        usage = (message_usage_of if request.is_message else usage_of)(document)
     except InvalidReplyError:
         _raise_error_in(document, body)
         raise
     try:
         _raise_error_in(document, body)
-        return _parsed(document, usage, request)
+        return (_message if request.is_message else _parsed)(document, usage, request)
     except InvalidReplyError as error:
         error.usage = usage
         raise
@@ -291,6 +292,26 @@ def usage_of(reply: Mapping[str, Any]) -> Usage:
         if not isinstance(details, dict):
             raise InvalidReplyError("usage.prompt_tokens_details is not an object")
         cached = 0 if details.get("cached_tokens") is None else a_count(details, "cached_tokens")
+    return _usage(prompt, cached, completion)
+
+
+def message_usage_of(reply: Mapping[str, Any]) -> Usage:
+    """The tokens of a reply of the Messages API, which counts those of a cache apart.
+
+    None is written to a cache but where a request says so, which none of ours does.
+
+    >>> message_usage_of({"usage": {"input_tokens": 5, "cache_read_input_tokens": 20, "output_tokens": 1}})
+    Usage(prompt_tokens=25, cached_tokens=20, completion_tokens=1)
+    """
+    usage = a_map(reply, "usage")
+    written, cached = (
+        0 if usage.get(name) is None else a_count(usage, name)
+        for name in ("cache_creation_input_tokens", "cache_read_input_tokens")
+    )
+    return _usage(a_count(usage, "input_tokens") + written + cached, cached, a_count(usage, "output_tokens"))
+
+
+def _usage(prompt: int, cached: int, completion: int) -> Usage:
     if max(prompt, completion) > MOST_TOKENS or cached > prompt:
         raise InvalidReplyError(f"usage cannot be: {prompt} prompt, {cached} cached, {completion} completion tokens")
     return Usage(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion)
@@ -395,6 +416,45 @@ def _parsed(document: Mapping[str, Any], usage: Usage, request: CallRequest) -> 
         completion_tokens=usage.completion_tokens,
         refusal=refusal,
         log_probabilities=tokens,
+    )
+    return Parsed(reply=reply, id=a_text(document, "id", most=LONGEST_NAME, default=""))
+
+
+STOP_REASONS = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "refusal": FILTERED[0],
+}
+"""Of the Messages API, in the other API's words (https://platform.claude.com/docs/en/build-with-claude/
+handling-stop-reasons). What begins a tool's turn or pauses one is no answer: no request offers a tool."""
+
+
+def _message(document: Mapping[str, Any], usage: Usage, request: CallRequest) -> Parsed:
+    """Read a reply of the Messages API: blocks of text one after the other, without the thoughts between them."""
+    if document.get("role") != "assistant":
+        raise InvalidReplyError("the message is not the assistant's")
+    reason = a_text(document, "stop_reason", most=LONGEST_NAME)
+    if reason not in STOP_REASONS:
+        raise InvalidReplyError(f"the server says that it broke off (stop_reason: {one_line(reason, 40)})")
+    blocks = a_list(document, "content")
+    if not all(isinstance(block, dict) for block in blocks):
+        raise InvalidReplyError("a block of content is not an object")
+    text = "".join(a_text(block, "text") for block in blocks if block.get("type") == "text")
+    details = document.get("stop_details")
+    refusal = ""
+    if reason == "refusal":
+        said = a_text(details, "explanation", default="") if isinstance(details, dict) else ""
+        refusal = one_line(said, LONGEST_REFUSAL) or reason
+    reply = CallReply(
+        text="" if refusal else text,
+        finish_reason=STOP_REASONS[reason],
+        model=a_text(document, "model", most=LONGEST_NAME),
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+        refusal=refusal,
     )
     return Parsed(reply=reply, id=a_text(document, "id", most=LONGEST_NAME, default=""))
 

@@ -212,7 +212,8 @@ class EndpointPool:
         """The life of the thread."""
         serving = self._setting.serving
         journal = CallJournal(self._calls, self._setting.gate)
-        transport = Transport(self._key, timeout_seconds=serving.request_timeout)
+        is_message = serving.api == "messages"
+        transport = Transport(self._key, timeout_seconds=serving.request_timeout, is_message=is_message)
         self._end = asyncio.Event()
         self._desk = (BatchDesk if serving.batch else Desk)(self._told_seldom(), journal, transport)
         hedging = None if serving.billed or serving.batch else asyncio.create_task(hedge(self._desk))

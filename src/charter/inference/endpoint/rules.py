@@ -96,7 +96,8 @@ class Answered:
 
     parsed: Parsed
     is_bill_known: bool = True
-    """False of a refusal in an error, which names no tokens: Azure may bill a prompt that is filtered or too long."""
+    """False of a refusal in an error, which names no tokens: Azure may bill a prompt that is filtered or too long. And
+    of one before the first token in a reply of Anthropic's: its category decides."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +143,9 @@ def step_after(exchange: Received | TransportFailure, request: CallRequest, targ
         return TryAgain(cause=exchange.cause, detail=exchange.detail, cost=cost)
     if 200 <= exchange.status < 300:
         try:
-            return Answered(parsed=parse_reply(exchange.body, request))
+            parsed = parse_reply(exchange.body, request)
+            is_early = request.is_message and bool(parsed.reply.refusal) and not parsed.reply.completion_tokens
+            return Answered(parsed=parsed, is_bill_known=not is_early)
         except InvalidReplyError as error:
             if error.usage is None and (refusal := refusal_in_error(exchange.body)) is not None:
                 return _refused(refusal)
@@ -157,7 +160,7 @@ def step_after(exchange: Received | TransportFailure, request: CallRequest, targ
         detail = f"status {exchange.status}: {message_in_error(exchange.body)}"
         return TryAgain(cause=cause, detail=detail, cost=cost, retry_after=exchange.retry_after)
     if exchange.status in OF_ONE_PROMPT and (refusal := refusal_in_error(exchange.body)) is not None:
-        return _refused(refusal)
+        return _refused(refusal, is_bill_known=exchange.is_free)
     return _no_use(exchange, target)
 
 
@@ -168,7 +171,7 @@ def _cannot_pay(received: Received) -> bool:
     return 400 <= received.status < 500 and is_out_of_credit(received.body)
 
 
-def _refused(refusal: str) -> Answered:
+def _refused(refusal: str, *, is_bill_known: bool = False) -> Answered:
     """The answer of a server that filters a prompt or cannot hold it: that it does not answer."""
     reply = CallReply(
         text="",
@@ -179,7 +182,7 @@ def _refused(refusal: str) -> Answered:
         completion_tokens=0,
         refusal=refusal,
     )
-    return Answered(parsed=Parsed(reply=reply, id=""), is_bill_known=False)
+    return Answered(parsed=Parsed(reply=reply, id=""), is_bill_known=is_bill_known)
 
 
 def _no_use(received: Received, target: RequestTarget) -> GiveUp:

@@ -25,9 +25,9 @@ class ApiKey:
     def __reduce__(self) -> str:
         raise TypeError("a key is never written anywhere")
 
-    def header(self) -> dict[str, str]:
-        """The request header that carries it."""
-        return {"Authorization": f"Bearer {self._value}"}
+    def header(self, *, bare: str | None = None) -> dict[str, str]:
+        """The request header that carries it: the bearer's, or one that holds nothing else."""
+        return {"Authorization": f"Bearer {self._value}"} if bare is None else {bare: self._value}
 
     def blotted(self, text: str) -> str:
         """A text without the key."""

@@ -187,7 +187,7 @@ def settlement_of(call: NewCall, step: Step, prices: Prices, request: CallReques
     """Return the settlement of a request that was sent.
 
     A usage beyond the bound of the request is disputed: the answer is kept, and its money stays unknown. So it does
-    after a refusal in an error, which names no usage.
+    after a refusal of which nobody here knows whether it is billed.
     """
     usage = usage_in(step.parsed.reply) if isinstance(step, Answered) else step.usage
     if usage is not None and is_disputed(usage, request):
@@ -195,7 +195,7 @@ def settlement_of(call: NewCall, step: Step, prices: Prices, request: CallReques
         answer = to_stored(step.parsed.reply) if isinstance(step, Answered) else None
         return Settlement(call_id=call.call_id, outcome="unknown", at=utc_now(), answer=answer, note=note)
     if isinstance(step, Answered) and not step.is_bill_known:
-        note = one_line(f"refused in an error: {step.parsed.reply.refusal}", LONGEST_NOTE)
+        note = one_line(f"refused, and perhaps billed: {step.parsed.reply.refusal}", LONGEST_NOTE)
         answer = to_stored(step.parsed.reply)
         return Settlement(call_id=call.call_id, outcome="unknown", at=utc_now(), answer=answer, note=note)
     if isinstance(step, Answered):

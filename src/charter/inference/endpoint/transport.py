@@ -1,11 +1,6 @@
 """One HTTP exchange with a server, under a deadline and a limit of bytes; whatever happens is a value.
 
-A response that remembers its connection, which aiohttp gives back to its pool as soon as the last byte is there.
-
-A server that sent one reply too many is out of step: every later reply on that connection would be taken for the one
-after it. So a connection on which nonsense came is closed.
-
-The body of a request. A chat goes to `/chat/completions`, plain text to `/completions`.
+A chat goes to `/chat/completions`, plain text to `/completions`, and what is asked of Anthropic's API to `/messages`.
 """
 
 import asyncio
@@ -14,9 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
-
-from aiohttp import ClientResponse
-from aiohttp.connector import Connection
 
 from charter.inference.endpoint.call import CallRequest
 from charter.inference.endpoint.parsing import one_line
@@ -27,26 +19,20 @@ if TYPE_CHECKING:
     from aiohttp.connector import Connection
 
 
-class NotingResponse(ClientResponse):
-    """As its base class; `line` is the connection it came over."""
-
-    line: asyncio.BaseTransport | None = None
-
-    async def start(self, connection: Connection) -> "NotingResponse":
-        """Read the head of the reply."""
-        self.line = connection.transport
-        await super().start(connection)
-        return self
-
-
 MAX_TOKENS = "max_tokens"
 """The limit of generated tokens, as all servers of one's own call it."""
 MAX_COMPLETION_TOKENS = "max_completion_tokens"
 """The same for OpenAI's reasoning models, which refuse the older name."""
+MESSAGES = "/messages"
+VERSION_OF_MESSAGES = "2023-06-01"
+"""`anthropic-version`, which every request names (https://platform.claude.com/docs/en/api/versioning). The next one,
+2026-10-21, takes no temperature for any model."""
 
 
 def path_of(request: CallRequest) -> str:
     """Return the path of a request below the endpoint's address."""
+    if request.is_message:
+        return MESSAGES
     return "/chat/completions" if request.turns else "/completions"
 
 
@@ -56,6 +42,8 @@ def body_of(request: CallRequest, limit_name: str = MAX_TOKENS) -> bytes:
     `continue_final_message` and `add_generation_prompt` are what vLLM and SGLang need to go on with an answer that has
     begun; other servers refuse or ignore them, so that they are sent with a prefill only.
     """
+    if request.is_message:
+        return _ENCODER.encode(_message_of(request)).encode()
     body: dict[str, Any] = {
         "model": request.model,
         limit_name: request.max_new_tokens,
@@ -78,6 +66,24 @@ def body_of(request: CallRequest, limit_name: str = MAX_TOKENS) -> bytes:
     if request.top_log_probabilities:
         body |= {"logprobs": True, "top_logprobs": request.top_log_probabilities}
     return _ENCODER.encode(body).encode()
+
+
+def _message_of(request: CallRequest) -> dict[str, Any]:
+    """Return the body of Anthropic's Messages API (https://platform.claude.com/docs/en/api/messages/create).
+
+    It knows no seed. A temperature or a `top_p` of 1 is not sent: it is the default, and models since Claude Opus 4.7
+    refuse both fields. A last turn of the assistant is continued; it must not end with a blank.
+    """
+    messages = [{"role": turn.role, "content": turn.content} for turn in request.turns if turn.role != "system"]
+    if request.prefill:
+        messages.append({"role": "assistant", "content": request.prefill.rstrip()})
+    body: dict[str, Any] = {"model": request.model, MAX_TOKENS: request.max_new_tokens, "messages": messages}
+    if system := [turn.content for turn in request.turns if turn.role == "system"]:
+        body["system"] = "\n\n".join(system)
+    body |= {name: getattr(request, name) for name in ("temperature", "top_p") if getattr(request, name) != 1.0}
+    if request.stop:
+        body["stop_sequences"] = request.stop
+    return body
 
 
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
@@ -103,6 +109,8 @@ class Received:
     retry_after: str = ""
     location: str = ""
     line: asyncio.BaseTransport | None = field(default=None, compare=False, repr=False)
+    is_free: bool = field(default=False, repr=False)
+    """Whether the provider's documentation says that it bills nothing for this reply."""
 
     def hang_up(self) -> None:
         """Close the connection that the reply came over, so that no other request gets what is left on it."""
@@ -124,7 +132,7 @@ class TransportFailure:
 class Transport:
     """The connections to all servers of a pool; made and closed inside its event loop."""
 
-    def __init__(self, key: ApiKey | None, *, timeout_seconds: float) -> None:
+    def __init__(self, key: ApiKey | None, *, timeout_seconds: float, is_message: bool = False) -> None:
         import aiohttp
 
         self._key = key
@@ -136,7 +144,9 @@ class Transport:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_SECONDS, ttl_dns_cache=300),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=deadline,
-            headers=headers | (key.header() if key else {}),
+            headers=headers
+            | (key.header(bare="x-api-key" if is_message else None) if key else {})
+            | ({"anthropic-version": VERSION_OF_MESSAGES} if is_message else {}),
             auto_decompress=False,
             response_class=_noting_response(),
         )

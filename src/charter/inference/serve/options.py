@@ -46,7 +46,7 @@ def check_address(options: ServeOptions) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if an address is of this machine alone.
+    """Return True if an address is reached from this machine only; a name other than `localhost` is not trusted to be.
 
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0"), is_loopback("node7")
     (True, True, False, False)

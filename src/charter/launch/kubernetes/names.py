@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from charter.launch.job import StageJob, safe_name
 from charter.launch.tags import KUBERNETES_PREFIX, kubernetes_annotations, kubernetes_labels
@@ -13,6 +13,22 @@ JOB_LABEL = f"{KUBERNETES_PREFIX}job"
 """On the object, on what it makes and on their pods: all are listed by one selector."""
 LOG_NOTE = f"{KUBERNETES_PREFIX}log"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+QUEUES = "localqueues.kueue.x-k8s.io"
+"""Named without a version, so that a cluster answers in the one that it serves: Kueue serves v1beta2 since 0.15, and
+v1beta1 no more since 0.20. The label, and `suspend` of an object, are the same with both."""
+
+
+def without_queue(queue: str, namespace: str, there: Sequence[str] | None) -> str:
+    """Return why nothing would let a job of a queue start; `there` are the namespace's, None where Kueue is not."""
+    if there is None:
+        return (
+            f"launch.kubernetes.queue is {queue!r}, and the cluster has no Kueue: nothing would let a job start\n"
+            "  have Kueue installed, or leave queue out"
+        )
+    return (
+        f"namespace {namespace} has no LocalQueue {queue!r}: nothing would let a job start\n"
+        f"  it has {', '.join(there) or 'none'}; correct launch.kubernetes.queue, or have one made"
+    )
 
 
 def object_name(name: str) -> str:

@@ -19,10 +19,12 @@ from charter.launch.kubernetes.names import (
     JOB_LABEL,
     LOG_NOTE,
     QUEUE_LABEL,
+    QUEUES,
     job_annotations,
     job_labels,
     object_name,
     selector,
+    without_queue,
 )
 from charter.launch.kubernetes.pod import (
     CONTAINER,
@@ -306,20 +308,10 @@ TRIES = 4
 PAUSE_SECONDS = 0.5
 """Before the second try, and twice as long before each further one."""
 _OUT_OF_REACH = (
-    "connection refused",
-    "was refused - did you specify",
-    "connection reset",
-    "i/o timeout",
-    "tls handshake timeout",
-    "no such host",
-    "no route to host",
-    "unexpected eof",
-    "context deadline exceeded",
-    "server is currently unable",
-    "etcdserver",
-    "too many requests",
-    "serviceunavailable",
-)
+    "connection refused", "was refused - did you specify", "connection reset", "i/o timeout", "tls handshake timeout",
+    "no such host", "no route to host", "unexpected eof", "context deadline exceeded", "server is currently unable",
+    "etcdserver", "too many requests", "serviceunavailable",
+)  # fmt: skip
 _REFUSED = ("forbidden", "unauthorized", "you must be logged in", "is invalid", "badrequest", "strict decoding error")
 
 
@@ -454,6 +446,8 @@ class KubernetesScheduler:
     def submit(self, job: StageJob) -> str:
         """Create the object; that it is there already means that this very submission got through before."""
         item = manifest(job, self._settings)
+        if self._settings.queue:
+            self._check_queue(self._settings.queue)
         name, kind = object_name(job.name), kind_of(job, self._settings)
         brought = brought_secrets(job, self._settings.secrets)
         if brought:
@@ -514,6 +508,13 @@ class KubernetesScheduler:
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _check_queue(self, queue: str) -> None:
+        """Refuse a queue that is not there: the object would stay suspended. Not checked without the right to list."""
+        answer = self._kubectl.run("get", QUEUES, "--output", "name")
+        there = None if lacks_kind(answer) else [line.rpartition("/")[2] for line in answer.out.split()]
+        if there is None or (answer.code == 0 and queue not in there):
+            raise UsageError(without_queue(queue, self._settings.namespace, there))
 
     def _create(self, name: str, text: str) -> str:
         """Create an object; its uid, or nothing where it is there already."""

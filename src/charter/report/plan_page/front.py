@@ -4,7 +4,7 @@ from typing import Any
 
 from charter.plan.option import Option, near_tied, pareto
 from charter.plan.stage_plan import StagePlan
-from charter.report.plan_cells import full_share, hardware, layout
+from charter.report.plan_cells import full_share, hardware, layout, median_usd
 
 MAX_POINTS = 60
 """Points of one chart beside the front; the cheapest are drawn, and the page says how many are not."""
@@ -16,7 +16,7 @@ def front_points(stage: StagePlan) -> dict[str, Any]:
     marked = [option for option in stage.options if id(option) in front | tied or option is stage.option]
     others = sorted(
         (option for option in stage.options if not any(option is item for item in marked)),
-        key=lambda option: (_usd(option), option.seconds.p50, option.label + option.layout_label),
+        key=lambda option: (median_usd(option), option.seconds.p50, option.label + option.layout_label),
     )
     shown = [*marked, *others[: max(0, MAX_POINTS - len(marked))]]
     points = [_point(option, stage.option, front=id(option) in front, tied=id(option) in tied) for option in shown]
@@ -26,7 +26,7 @@ def front_points(stage: StagePlan) -> dict[str, Any]:
 def _point(option: Option, chosen: Option, *, front: bool, tied: bool) -> dict[str, Any]:
     return {
         "seconds": option.seconds.p50,
-        "usd": _usd(option),
+        "usd": median_usd(option),
         "headroom": max(0.0, 1 - full_share(option)),
         "label": hardware(option),
         "layout": layout(option),
@@ -34,7 +34,3 @@ def _point(option: Option, chosen: Option, *, front: bool, tied: bool) -> dict[s
         "tied": tied and option is not chosen,
         "front": front,
     }
-
-
-def _usd(option: Option) -> float:
-    return 0.0 if option.usd is None else option.usd.p50

@@ -9,7 +9,20 @@ from charter.plan.money import STORAGE, TRANSFER
 from charter.plan.option import Option
 from charter.plan.plan import Plan
 from charter.plan.stage_plan import StagePlan
-from charter.report.markup import Markup, chart, document, esc, join, script_json, section, table
+from charter.report.markup import (
+    Markup,
+    card,
+    chart,
+    document,
+    esc,
+    folded,
+    join,
+    plain_value,
+    script_json,
+    section,
+    stage_name,
+    table,
+)
 from charter.report.plan_cells import (
     VERDICT_WORDS,
     beside_the_machines,
@@ -40,13 +53,6 @@ OBJECTIVES = {
 """What a plan is chosen for (plan/decision.py), in words."""
 NEXT_OPTIONS = 5
 """Options that are shown beside the chosen one, per stage."""
-
-
-def stage_name(plan: Plan, name: str) -> Markup:
-    """A stage's name behind a dot in its colour."""
-    names = [stage.name for stage in plan.stages]
-    colour = f"s{names.index(name) % 12}" if name in names else "other"
-    return Markup(f'<span class="stage"><span class="dot {colour}"></span>{esc(name)}</span>')
 
 
 def stage_table(plan: Plan) -> Markup:
@@ -108,7 +114,7 @@ def schedule_table(plan: Plan) -> Markup:
         for stage in plan.stages
     ]
     head = ("Stage", "Starts p50", "Ends p50", "Ends p90", "Critical path")
-    return _folded("As numbers", table(head, rows, numeric=(1, 2, 3)))
+    return folded("As numbers", table(head, rows, numeric=(1, 2, 3)))
 
 
 def memory_table(plan: Plan) -> Markup:
@@ -192,7 +198,7 @@ def rejected_families(plan: Plan) -> Markup:
     if not rows:
         return Markup("")
     shown = table(("Stage", "Option", "Reason"), rows)
-    return section("Not possible", _folded(f"{len(rows)} options that do not fit or are not offered", shown))
+    return section("Not possible", folded(f"{len(rows)} options that do not fit or are not offered", shown))
 
 
 def assumptions(plan: Plan, today: date) -> Markup:
@@ -200,19 +206,9 @@ def assumptions(plan: Plan, today: date) -> Markup:
     rows = []
     for item in plan.assumptions:
         stale = Markup(' <span class="pill interrupted">stale</span>') if is_stale(item.name, item.as_of, today) else ""
-        rows.append((item.name, _plain(item.value), item.source, join((esc(item.as_of), stale))))
+        rows.append((item.name, plain_value(item.value), item.source, join((esc(item.as_of), stale))))
     head = ("Assumption", "Value", "Source", "As of")
     return section("Assumptions", table(head, rows) if rows else "")
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return "" if value is None else str(value)
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _folded(summary: str, body: str) -> Markup:
-    return Markup(f"<details><summary>{esc(summary)}</summary>{body}</details>")
 
 
 LOWEST, HIGHEST = 50, 200
@@ -254,7 +250,7 @@ def heading(plan: Plan, *, now: float, start: float | None) -> Markup:
     """Name, when it was made, dates of catalog and prices, four figures, budget and deadline."""
     today = datetime.fromtimestamp(now, tz=UTC).date()
     kicker = f"Plan, {_minute(now)}; nothing was started"
-    cards = join(_card(*card) for card in _cards(plan, start))
+    cards = join(card(*figure) for figure in _cards(plan, start))
     return Markup(
         f'<header><p class="kicker">{esc(kicker)}</p><h1>{esc(plan.name)}</h1>{_models(plan, today)}'
         f'<div class="cards">{cards}</div>{_bars(plan)}</header>'
@@ -283,13 +279,6 @@ def _cards(plan: Plan, start: float | None) -> list[tuple[str, str, str]]:
     if start is not None:
         cards.insert(1, ("Done", _day(start + seconds.p50), f"p90 {_day(start + seconds.p90)}; started {_day(start)}"))
     return cards
-
-
-def _card(name: str, value: str, note: str) -> str:
-    return (
-        f'<div class="card"><p class="name">{esc(name)}</p><p class="value">{esc(value)}</p>'
-        f'<p class="note">{esc(note)}</p></div>'
-    )
 
 
 def _bars(plan: Plan) -> str:
@@ -435,8 +424,3 @@ def sensitivity(plan: Plan) -> Markup:
     what = "" if unit == "usd" else ", the sum of all stages"
     note = f"Each cause at its p10 and p90, all else at the median of {text(base)}{what}; stages move together."
     return section("What moves the total", drawn, numbers, note=note)
-
-
-def folded(summary: str, body: str) -> Markup:
-    """`body` behind a line to open it by."""
-    return Markup(f"<details><summary>{esc(summary)}</summary>{body}</details>")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from charter.ledger.account import Totals
-from charter.report.amounts import Amount
+from charter.report.amounts import Amount, ratio
 from charter.report.overview import StageView, lost
 from charter.report.run_compare.curves import stage_groups
 from charter.report.run_compare.read import Side
@@ -93,10 +93,6 @@ def _row(row: Sequence[Spent | None]) -> tuple[Spent | None, ...]:
     return tuple(
         item
         if item is None or first is None or index == 0
-        else replace(item, seconds_ratio=_ratio(item.seconds, first.seconds), usd_ratio=_ratio(item.usd, first.usd))
+        else replace(item, seconds_ratio=ratio(item.seconds, first.seconds), usd_ratio=ratio(item.usd, first.usd))
         for index, item in enumerate(row)
     )
-
-
-def _ratio(value: float | None, base: float | None) -> float | None:
-    return None if value is None or not base else round(value / base, 6)

@@ -64,7 +64,7 @@ ABSENT = frozenset({"", "None", "-1", "0"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class MlflowPoint:
     """One value of one metric."""
 
     step: int
@@ -81,7 +81,7 @@ class MlflowRun:
     content: str
     started_at: float | None
     ended_at: float | None
-    points: Mapping[str, Sequence[Point]]
+    points: Mapping[str, Sequence[MlflowPoint]]
     parameters: Mapping[str, str]
     finished: bool
     """As the run says of itself; one that still runs has not."""
@@ -107,7 +107,7 @@ def found_run(run: MlflowRun, *, notes: tuple[str, ...] = ()) -> FoundRun:
     )
 
 
-def _steps(points: Mapping[str, Sequence[Point]]) -> list[LoggedStep]:
+def _steps(points: Mapping[str, Sequence[MlflowPoint]]) -> list[LoggedStep]:
     """Steps in the order in which they were logged: one that comes again was logged by a resumed run."""
     rows: dict[tuple[float, int], dict[str, float]] = {}
     for name, series in points.items():
@@ -173,7 +173,7 @@ def run_directory(path: Path) -> Path | None:
 def read_run_directory(directory: Path) -> FoundRun:
     """The run in one directory of a file store."""
     meta = _meta(directory / META)
-    points: dict[str, list[Point]] = {}
+    points: dict[str, list[MlflowPoint]] = {}
     notes: list[str] = []
     digest = hashlib.sha256()
     root = directory / "metrics"
@@ -208,7 +208,7 @@ def _meta(path: Path) -> Mapping[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _points(path: Path, text: str) -> tuple[list[Point], bool]:
+def _points(path: Path, text: str) -> tuple[list[MlflowPoint], bool]:
     """The points of one metric, and whether its last line is torn; every other bad line is told, all at once."""
     *lines, last = text.split("\n")
     points, bad = [], []
@@ -223,10 +223,12 @@ def _points(path: Path, text: str) -> tuple[list[Point], bool]:
     return points, bool(last.strip())
 
 
-def _point(line: str) -> Point | None:
+def _point(line: str) -> MlflowPoint | None:
     cells = line.split()
     try:
-        return Point(time=int(cells[0]) / 1000, value=float(cells[1]), step=int(cells[2]) if len(cells) > 2 else 0)
+        return MlflowPoint(
+            time=int(cells[0]) / 1000, value=float(cells[1]), step=int(cells[2]) if len(cells) > 2 else 0
+        )
     except (IndexError, ValueError):
         return None
 
@@ -268,7 +270,7 @@ def _read(client: Any, run_id: str) -> MlflowRun:
     run = client.get_run(run_id)
     points = {
         name: [
-            Point(step=item.step, value=item.value, time=item.timestamp / 1000)
+            MlflowPoint(step=item.step, value=item.value, time=item.timestamp / 1000)
             for item in client.get_metric_history(run_id, name)
         ]
         for name in sorted(run.data.metrics)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from charter.catalog.accelerators import Accelerator
-from charter.physics.columns import Array, array
+from charter.physics.columns import Array, array, stacked
 from charter.physics.constants import ServingConstants
 from charter.physics.flops import kv_cache_bytes
 from charter.physics.generation import decode_terms, issue_of, prefill_terms
@@ -342,8 +342,8 @@ class Generation:
             for case in cases
         ]
         return PreparedGeneration(
-            model=ServingModel.stacked([ServingModel.of(case.architecture) for case in cases]),
-            group=ServingDevice.stacked(groups),
+            model=stacked([ServingModel.of(case.architecture) for case in cases]),
+            group=stacked(groups),
             issue=issue_of([case.engine for case in cases]),
             sequences=array([case.sequences for case in cases]),
             prompt=array([case.prompt for case in cases]),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from charter.catalog.accelerators import Accelerator
-from charter.physics.columns import Array, Layouts, array
+from charter.physics.columns import Array, Layouts, array, stacked
 from charter.physics.constants import InferenceMemoryConstants, TrainingMemoryConstants, memory_sigma, moved
 from charter.physics.fitted import Fitted
 from charter.physics.inference_memory import (
@@ -334,7 +334,7 @@ class InferenceMemory:
     def prepare(self, cases: Sequence[InferenceCase]) -> PreparedInference:
         """Cases as arrays."""
         return PreparedInference(
-            shape=InferenceShape.stacked([InferenceShape.of(case.job) for case in cases]),
+            shape=stacked([InferenceShape.of(case.job) for case in cases]),
             preallocated=array([case.preallocated for case in cases]),
             factor=array([case.devices / case.unit for case in cases]),
         )

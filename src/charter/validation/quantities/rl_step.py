@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from charter.physics.columns import Array, array
+from charter.physics.columns import Array, array, stacked
 from charter.physics.constants import ServingConstants
 from charter.physics.generation import Drain, ResponseLengths, issue_of, rollout_terms
 from charter.physics.kept_activations import layer_activations
@@ -321,8 +321,8 @@ def waited_seconds(generate: Array, busy: Array) -> Array:
 def phases_of(cases: Sequence[RlCase]) -> RlPhases:
     """Plain phases of cases: rollouts by the serving model, the rest as read."""
     rollout = rollout_terms(
-        ServingModel.stacked([case.model for case in cases]),
-        ServingDevice.stacked([case.group for case in cases]),
+        stacked([case.model for case in cases]),
+        stacked([case.group for case in cases]),
         issue_of([case.engine for case in cases]),
         _columns(len(cases)),
         sequences=array([case.sequences for case in cases]),

@@ -56,7 +56,7 @@ TOKENS_PER_STEP = 4e6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class MeasuredJob:
     """A row with what was read from it so far."""
 
     row: Measurement
@@ -76,7 +76,7 @@ class Job:
         return self.row.adapter in ("", "full") and self.row.kind != "lora"
 
 
-def parallel_layout(job: Job) -> Layout:
+def parallel_layout(job: MeasuredJob) -> Layout:
     """Degrees of parallelism: those printed; the rest so that they multiply to the number of accelerators."""
     row = job.row
     tensor, pipeline, context = row.tp or 1, row.pp or 1, row.cp or 1
@@ -119,11 +119,11 @@ def _devices(row: Measurement) -> int | None:
     return row.gpus or (int(match[1]) if match else None)
 
 
-def _experts(job: Job) -> int:
+def _experts(job: MeasuredJob) -> int:
     return job.architecture.mixture.num_experts if job.architecture.mixture else 1
 
 
-def _split_for(job: Job, total: int) -> tuple[int, int]:
+def _split_for(job: MeasuredJob, total: int) -> tuple[int, int]:
     """Tensor and pipeline degrees of a Megatron job that does not say: what their parameters need.
 
     Experts are spread over the data-parallel ranks first (expert parallelism), so they ask for no tensor parallelism.
@@ -155,7 +155,7 @@ def _chunks(layers: int, pipeline: int) -> int:
     return each if divisor == 1 else divisor
 
 
-def zero_stage(job: Job, data: int) -> ZeroStage:
+def zero_stage(job: MeasuredJob, data: int) -> ZeroStage:
     """The stage printed; else the stack's habit: distributed optimizer, FSDP, or DeepSpeed's usual files."""
     text, deepspeed = job.row.shard.casefold(), "deepspeed" in job.row.framework.casefold()
     printed = re.search(r"(?:zero|stage)[-_ ]*(\d)", text)
@@ -176,13 +176,13 @@ def zero_stage(job: Job, data: int) -> ZeroStage:
     return ZeroStage.GRADIENTS if deepspeed else ZeroStage.NONE
 
 
-def _sequence_parallel(job: Job, tensor: int) -> bool:
+def _sequence_parallel(job: MeasuredJob, tensor: int) -> bool:
     if tensor == 1 or job.row.seqpar is not None:
         return tensor > 1 and bool(job.row.seqpar)
     return job.profile.name in (*RECENT, "torchtitan", "maxtext")
 
 
-def with_batches(job: Job, layout: Layout) -> Layout:
+def with_batches(job: MeasuredJob, layout: Layout) -> Layout:
     """Micro-batch and accumulation: what is printed; else from the batch; else what a step usually holds."""
     row, data = job.row, layout.data
     batch = row.gbs
@@ -195,7 +195,7 @@ def with_batches(job: Job, layout: Layout) -> Layout:
     return replace(layout, micro_batch=max(1, round(micro)), accumulation=max(1, math.ceil(each / micro - 1e-6)))
 
 
-def _guessed_micro_batch(job: Job, layout: Layout, each: float) -> float:
+def _guessed_micro_batch(job: MeasuredJob, layout: Layout, each: float) -> float:
     """The largest power of two that fits and divides, with six micro-batches per stage in a pipeline."""
     room = ROOM * job.accelerator.memory_bytes - _state_bytes(job, layout)
     one = _activation_bytes(job, layout)
@@ -212,7 +212,7 @@ def _guessed_micro_batch(job: Job, layout: Layout, each: float) -> float:
     return micro
 
 
-def with_recompute(job: Job, layout: Layout, *, eight_bit: bool) -> tuple[Layout, float, float]:
+def with_recompute(job: MeasuredJob, layout: Layout, *, eight_bit: bool) -> tuple[Layout, float, float]:
     """The layout with its recomputation; the share of the forward pass a selective policy repeats beside unfused
     attention; the share of layers that a full one repeats. A blank policy recomputes where nothing else fits.
     """
@@ -257,7 +257,7 @@ def recompute_of(text: str, profile: str) -> tuple[Recompute, float, float]:
     return Recompute.FULL, 0.0, (COMPILED_PARTIAL if profile == "maxtext" else PARTIAL) if partial else 1.0
 
 
-def _state_bytes(job: Job, layout: Layout) -> float:
+def _state_bytes(job: MeasuredJob, layout: Layout) -> float:
     """Weights, gradients and Adam of one rank, about (physics/memory.py is exact)."""
     m = ProductColumns.of(job.architecture)
     dense = (float(m.parameters) - float(m.expert_parameters)) / (layout.tensor * layout.pipeline)
@@ -270,7 +270,7 @@ def _state_bytes(job: Job, layout: Layout) -> float:
     return (replicated + divided / ranks) * dense + (replicated + divided / owner) * experts
 
 
-def _activation_bytes(job: Job, layout: Layout) -> float:
+def _activation_bytes(job: MeasuredJob, layout: Layout) -> float:
     """Kept per sequence on the first stage without recomputation: inputs of norms, products and activations.
 
     Twelve bytes per hidden value, four per value of queries, keys and values, six per value of the MLP (re-derived
@@ -356,7 +356,7 @@ class TrainingCase:
 def training_case(row: Measurement) -> TrainingCase:
     """Every gap of a row filled; raises Refusal where model or accelerator are unknown."""
     architecture, accelerator, seq = architecture_of(row), accelerator_of(row), _sequence(row)
-    job = Job(row=row, architecture=architecture, accelerator=accelerator, profile=profile_of(row), seq=seq)
+    job = MeasuredJob(row=row, architecture=architecture, accelerator=accelerator, profile=profile_of(row), seq=seq)
     adapter = _adapter(row)
     bits, block_scaled = _bits(row.dtype) if adapter not in ("qlora", "8bit") else (16.0, False)
     layout = with_batches(job, parallel_layout(job))
@@ -423,7 +423,7 @@ def _sequence(row: Measurement) -> float:
     return float(seq or USUAL_SEQUENCE["pretrain" if row.kind == "pretrain" else "tuning"])
 
 
-def _lengths(job: Job, micro_batch: int) -> tuple[float, float]:
+def _lengths(job: MeasuredJob, micro_batch: int) -> tuple[float, float]:
     """Tokens computed and tokens counted per sequence.
 
     Packed or padded to the limit: the limit. Where batches are padded to their longest answer, the longest of b
@@ -443,7 +443,7 @@ def _document(row: Measurement) -> float:
     return (row.mean_len or USUAL_SAMPLE) if masks else EVERYWHERE
 
 
-def _profile(job: Job, layout: Layout) -> StackProfile:
+def _profile(job: MeasuredJob, layout: Layout) -> StackProfile:
     """The stack's profile with what the row says of kernels and of gradients on the wire.
 
     nanotron with ZeRO-1 reduces its fp32 gradients when the last backward pass is over (`sync_gradients_across_dp`; no

@@ -106,8 +106,8 @@ def test_answers_of_older_policies_are_refused_with_the_reason():
     assert "no script runs it" in found["max_age"]
 
 
-def test_online_dpo_has_a_trainer_and_no_script():
-    assert "none of its scripts" in refused("grpo", estimator="online_dpo", samples_per_prompt=2)["estimator"]
+def test_online_dpo_of_trl_learns_from_ties():
+    assert "pairs of equal rewards" in refused("grpo", estimator="online_dpo", samples_per_prompt=2)["estimator"]
 
 
 def test_estimators_with_a_value_model_are_refused():

@@ -1,6 +1,7 @@
 """What TRL's trainers are told of rows, steps, rates, precision and adapters."""
 
 import json
+from math import exp
 
 import pytest
 import yaml
@@ -11,6 +12,10 @@ from charter.engines.common.request import HandoverPaths
 from charter.errors import SpecError
 from charter.spec.layout import Adapter, Recompute, ZeroStage
 from charter.spec.stage_base import Guard, StageResources
+
+
+def sigmoid(x):
+    return 1 / (1 + exp(-x))
 
 
 def settings_of(kind, engine="trl", **changes):
@@ -227,6 +232,34 @@ def test_dpo():
     assert found["precompute_ref_log_probs"] is False
     assert "robust" in refused("dpo", label_smoothing=0.1)["pipeline.stage.label_smoothing"]
     assert "by the length" in refused("dpo", loss="ipo")["pipeline.stage.loss"]
+
+
+def test_kto_is_a_trainer_of_its_own():
+    run = render(handover("trl", "kto", layout=layout_of("kto", data=4)))
+    assert run.command[-2:] == ("--config", "kto.yaml")
+    found = settings_of("kto", layout=layout_of("kto", data=4), beta=0.3)
+    assert (found["beta"], found["loss_type"], found["disable_dropout"]) == (0.3, "kto", True)
+    assert (found["desirable_weight"], found["undesirable_weight"]) == (1.0, 1.0)
+    assert found["train_sampling_strategy"] == "sequential"
+    assert (found["per_device_train_batch_size"], found["gradient_accumulation_steps"]) == (2 * BATCH // 4, 1)
+    zero = render(handover("deepspeed", "kto", layout=layout_of("kto", data=4, zero=ZeroStage.OPTIMIZER)))
+    assert json.loads(zero.files["deepspeed.json"])["train_batch_size"] == 2 * BATCH
+
+
+@pytest.mark.parametrize("share", [0.125, 0.25])
+def test_wrong_labels_of_kto_are_a_smaller_weight(share):
+    """p (1 - s(x)) + (1 - p) s(x), whose slope is (2 p - 1) times that of 1 - s(x)."""
+    found = settings_of("kto", label_smoothing=share)
+    ours = [(1 - share) * (1 - sigmoid(x)) + share * sigmoid(x) for x in (-1.0, 2.0)]
+    theirs = [found["desirable_weight"] * (1 - sigmoid(x)) for x in (-1.0, 2.0)]
+    assert [one - other for one, other in zip(ours, theirs, strict=True)] == pytest.approx([share, share])
+    assert found["undesirable_weight"] == found["desirable_weight"]
+
+
+def test_a_reference_point_of_a_part_of_the_batch_is_refused():
+    found = refused("kto", layout=layout_of("dpo", data=4))
+    assert "anew from every micro-batch" in found["layout.accumulation"]
+    assert "micro_batch: 16" in found["layout.accumulation"]
 
 
 def test_a_guard_is_refused():

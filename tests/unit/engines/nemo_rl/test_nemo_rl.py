@@ -178,6 +178,25 @@ def test_what_nemo_rl_cannot_express_is_refused_by_name(root: str, field: str, s
     assert [problem.path for problem in caught.value.problems] == [f"pipeline.stage.{field}"]
 
 
+AHEAD: list[tuple[dict[str, Any], str]] = [
+    ({"asynchrony": "one_step_off"}, "weighs each token by what they moved since"),
+    ({"asynchrony": "in_flight", "max_age": 2}, "every version draws an equal share"),
+]
+
+
+@pytest.mark.parametrize(("stage", "reason"), AHEAD)
+def test_its_async_grpo_has_another_loss_and_other_ages(stage: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SpecError, match=reason):
+        rendered("grpo", **stage)
+
+
+def test_kto_and_online_dpo_are_refused_with_their_reasons() -> None:
+    with pytest.raises(SpecError, match="no loss of each answer by itself"):
+        rendered("dpo", loss="kto")
+    with pytest.raises(SpecError, match="none compares two answers that were just drawn"):
+        rendered("grpo", estimator="online_dpo", samples_per_prompt=2)
+
+
 LAYOUTS: list[tuple[str, dict[str, Any]]] = [
     ("zero", {"zero": ZeroStage.GRADIENTS}),
     ("pipeline", {"pipeline": 2, "data": 4}),

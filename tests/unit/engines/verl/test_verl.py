@@ -116,6 +116,18 @@ def test_rloo_has_its_penalty_in_the_reward() -> None:
     assert at(run, "actor_rollout_ref.actor.use_kl_loss") is False
 
 
+@pytest.mark.parametrize(
+    ("stage", "reason"),
+    [
+        ({"asynchrony": "one_step_off"}, "one_step_off_policy.main_ppo"),
+        ({"asynchrony": "in_flight", "max_age": 2}, "stale share of a batch"),
+    ],
+)
+def test_each_asynchronous_trainer_is_refused_for_its_own_reason(stage: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SpecError, match=reason):
+        rendered_ppo(**stage)
+
+
 PPO_REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("estimator", {"estimator": "reinforce", "whiten_advantages": False}),
     ("kl_target", {"kl_target": 6.0}),

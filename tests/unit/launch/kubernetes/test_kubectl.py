@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from kubernetes_jobs import ONE, SETTINGS
+from kubernetes_jobs import ONE, QUEUED, SETTINGS
 
 from charter.errors import MissingExtraError, StageError, UsageError
 from charter.launch.kubernetes.scheduler import (
@@ -64,6 +64,44 @@ def test_a_submission_that_got_through_unheard_is_not_made_twice():
 def test_what_the_cluster_refuses(said, error):
     with pytest.raises(error, match=said[:30].replace("(", r"\(").replace(")", r"\)")):
         KubernetesScheduler(SETTINGS, kubectl=kubectl(Faults(KubectlOutput(code=1, out="", err=said)))).submit(ONE)
+
+
+THERE = "localqueue.kueue.x-k8s.io/team-b\nlocalqueue.kueue.x-k8s.io/team-a\n"
+FORBIDDEN = 'Error from server (Forbidden): localqueues.kueue.x-k8s.io is forbidden: User "a" cannot list resource'
+
+
+@pytest.mark.parametrize(
+    "answer", [KubectlOutput(code=0, out=THERE, err=""), KubectlOutput(code=1, out="", err=FORBIDDEN)]
+)
+def test_a_queue_is_looked_for_in_the_served_version(answer):
+    faults = Faults(answer)
+    assert KubernetesScheduler(QUEUED, kubectl=kubectl(faults, QUEUED)).submit(ONE) == "job/charter-r1-sft-ab12"
+    asked, created = faults.commands
+    assert asked == [
+        "kubectl", "--namespace", "alignment", "get", "localqueues.kueue.x-k8s.io", "--output", "name"
+    ]  # fmt: skip
+    assert "create" in created
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (
+            KubectlOutput(code=0, out=THERE.replace("team-a", "team-aa"), err=""),
+            "no LocalQueue 'team-a'.*\n.*it has team-b, ",
+        ),
+        (KubectlOutput(code=0, out="", err="No resources found in alignment namespace."), "it has none"),
+        (
+            KubectlOutput(code=1, out="", err='error: the server doesn\'t have a resource type "localqueues"'),
+            "the cluster has no Kueue",
+        ),
+    ],
+)
+def test_a_queue_that_is_not_there_is_refused_before_a_job_waits(answer, message):
+    faults = Faults(answer)
+    with pytest.raises(UsageError, match=message):
+        KubernetesScheduler(QUEUED, kubectl=kubectl(faults, QUEUED)).submit(ONE)
+    assert len(faults.commands) == 1, "nothing is created"
 
 
 def test_a_kind_that_the_cluster_does_not_have_is_passed_over():
