@@ -118,11 +118,11 @@ def _engine(stage: dict[str, Any]) -> str:
 
 
 def _beside_plan(stage: dict[str, Any]) -> str:
-    """`; 1.20 x the planned time per step now, 0.98 x the planned memory`, as far as it was measured.
+    """`; 1.20 x the planned time per step now, 0.98 x the planned memory of tensors`, as far as it was measured.
 
     The pace is that of the last steps, so it is told only of what runs; `charter cost report` has that of whole stages.
     """
     ratios = stage["actual_over_planned"]
-    names = ({"seconds": "time per step now"} if stage["state"] == "running" else {}) | {"bytes": "memory"}
+    names = ({"seconds": "time per step now"} if stage["state"] == "running" else {}) | {"bytes": "memory of tensors"}
     ratios_text = ", ".join(f"{ratios[key]:.2f} x the planned {name}" for key, name in names.items() if key in ratios)
     return f"; {ratios_text}" if ratios_text else ""

@@ -15,7 +15,8 @@ from charter.units import format_bytes, format_seconds, format_usd
 
 QUANTITIES = (
     ("seconds", "Time", format_seconds),
-    ("memory_bytes", "Memory", format_bytes),
+    ("tensor_bytes", "Memory of tensors", format_bytes),
+    ("process_bytes", "Memory of the process", format_bytes),
     ("usd", "Cost", format_usd),
 )
 PLACES = {"inside": "within p10-p90", "above": "above p90", "below": "below p10", "open": ""}

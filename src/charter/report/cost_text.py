@@ -14,8 +14,8 @@ from charter.report.overview import Overview, StageView, lost, spent, spent_on_c
 from charter.units import format_count, format_seconds, format_usd
 
 STATE_STYLES = {"done": "green", "running": "cyan", "failed": "red", "interrupted": "yellow", "pending": "dim"}
-UNIT_LABELS = {"tokens": "tokens", "pairs": "pairs", "episodes": "episodes", "records": "records"}
-PER_MILLION = " per M"
+LEAST_SHOWN_USD = 0.001
+"""The smallest price of units that four decimals show well."""
 
 
 def print_cost(view: Overview, console: Console) -> None:
@@ -127,18 +127,32 @@ def unit_table(view: Overview) -> Table:
     for name in ("Kept", "Rate", "Cost per unit"):
         table.add_column(name, justify="right")
     for stage in view.stages:
-        for name, unit in unit_costs(stage.totals, stage.actual).items():
-            size = 1_000_000 if name == "tokens" else 1
-            usd = unit["usd_each"]
-            seconds = unit["seconds_each"] or 0
-            table.add_row(
-                Text(stage.name),
-                UNIT_LABELS[name],
-                format_count(unit["count"] or 0),
-                f"{_rate(1 / seconds)} {name}/s" if seconds else "",
-                format_usd(None if usd is None else usd * size) + (PER_MILLION if usd is not None and size > 1 else ""),
-            )
+        for cells in unit_rows(stage):
+            table.add_row(Text(stage.name), *cells)
     return table
+
+
+def unit_rows(stage: StageView) -> list[tuple[str, str, str, str]]:
+    """Unit, number that was kept, rate, and cost with the number of units it is for, as every report shows them."""
+    rows = []
+    for name, unit in unit_costs(stage.totals, stage.actual).items():
+        seconds = unit["seconds_each"] or 0
+        rate = f"{_rate(1 / seconds)} {name}/s" if seconds else ""
+        rows.append((name, format_count(unit["count"] or 0), rate, _cost_of_units(name, unit["usd_each"])))
+    return rows
+
+
+def _cost_of_units(name: str, usd_each: float | None) -> str:
+    """The price of a million tokens; of other units, that of as many as cost a tenth of a cent.
+
+    >>> _cost_of_units("tokens", 1.6e-9), _cost_of_units("pairs", 0.0213), _cost_of_units("pairs", 2.6e-7)
+    ('$0.0016 per M', '$0.0213 each', '$0.2600 per M')
+    """
+    if not usd_each:
+        return format_usd(usd_each)
+    sizes = {1: "each", 1_000: "per 1,000", 1_000_000: "per M"}
+    size = 1_000_000 if name == "tokens" else next((n for n in sizes if usd_each * n >= LEAST_SHOWN_USD), 1_000_000)
+    return f"{format_usd(usd_each * size)} {sizes[size]}"
 
 
 def calls_table(view: Overview) -> Table:

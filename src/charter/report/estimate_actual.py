@@ -10,6 +10,8 @@ from charter.report.amounts import NO_SPREAD
 from charter.report.overview import Overview, StageView
 from charter.report.read import RunFiles, StageFiles
 
+PROCESSOR = "cpu"
+"""The accelerator of a stage that computes on processors, as plans name it."""
 Place = Literal["inside", "above", "below", "open"]
 """Of an actual value against p10 to p90; open while the stage runs, or where there is no band."""
 
@@ -49,8 +51,10 @@ class StageAccuracy:
     accelerator: str
     seconds: Against
     usd: Against
-    memory_bytes: Against
+    tensor_bytes: Against
     """Peak of tensors; planned without what the process and its libraries take."""
+    process_bytes: Against
+    """Peak of all that the stage's processes took; planned with their tensors and libraries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,23 +122,38 @@ def _stage(stage: StageView, files: StageFiles | None) -> StageAccuracy:
             actual=stage.actual.usd if ran else None,
             is_final=done,
         ),
-        memory_bytes=_memory(stage.planned_stage, files, done=done),
+        tensor_bytes=tensor_memory(files, done=done),
+        process_bytes=process_memory(stage.planned_stage, files, done=done),
     )
 
 
-def _memory(planned: Mapping[str, Any], files: StageFiles | None, *, done: bool) -> Against:
-    """Measured and planned peak of tensors, as the stage's own metrics say; the band has the plan's relative width."""
+def tensor_memory(files: StageFiles | None, *, done: bool) -> Against:
+    """Return the peak of the engine's tensors beside its own count, as its metrics say; a plan gives it no interval."""
     points = () if files is None else files.metrics
     measured = [point.values["peak_bytes"] for point in points if "peak_bytes" in point.values]
     said = [point.values["planned_peak_bytes"] for point in points if "planned_peak_bytes" in point.values]
-    middle = said[-1] if said else None
-    band = planned.get("peak_bytes_range") or {}
-    width = {name: band[name] / band["p50"] for name in ("p10", "p90") if band.get("p50") and band.get(name)}
     return Against(
-        p10=None if middle is None or "p10" not in width else middle * width["p10"],
-        p50=middle,
-        p90=None if middle is None or "p90" not in width else middle * width["p90"],
+        p10=None,
+        p50=said[-1] if said else None,
+        p90=None,
         actual=max(measured) if measured else None,
+        is_final=done,
+    )
+
+
+def process_memory(planned: Mapping[str, Any], files: StageFiles | None, *, done: bool) -> Against:
+    """Return the most that was metered of an accelerator, or of processes that need none, beside the plan's total."""
+    band = planned.get("peak_bytes_range") or {}
+    meter = None if files is None else files.meter
+    measured: int | None = None
+    if meter is not None:
+        resident = meter.resident_peak_bytes if planned.get("accelerator") == PROCESSOR else None
+        measured = meter.gpu_memory_peak_bytes if meter.gpus else resident
+    return Against(
+        p10=band.get("p10"),
+        p50=planned.get("peak_bytes"),
+        p90=band.get("p90"),
+        actual=measured or None,
         is_final=done,
     )
 
@@ -158,7 +177,7 @@ def pace_lines(used: Sequence[Pace], shown: Sequence[Pace]) -> tuple[PaceLine, .
 def accuracy_chart(found: Accuracy) -> dict[str, Any]:
     """Ratios to the planned median: the band and the actual value of every stage, by quantity."""
     panels = []
-    for quantity in ("seconds", "memory_bytes", "usd"):
+    for quantity in ("seconds", "tensor_bytes", "process_bytes", "usd"):
         rows = [
             {"stage": stage.name, "low": _over(item.p10, item.p50), "high": _over(item.p90, item.p50),
              "ratio": item.ratio, "place": item.place}

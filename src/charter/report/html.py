@@ -25,7 +25,7 @@ def report_html(run: RunFiles, *, now: float) -> str:
         sections.spending(view, charts),
         sections.timeline(charts),
         sections.curves(view, charts),
-        sections.memory(view, charts),
+        sections.memory(run, view, charts),
         sections.ledger(view, run.accounted),
         sections.rejected(view),
         sections.assumptions(run),

@@ -17,6 +17,7 @@ from charter.ledger.call_books import CALLS_FILE
 from charter.ledger.focus import refuse_fewer
 from charter.ledger.rebuilding import rebuilt_attempts
 from charter.ledger.store import LEDGER_FILE, has_ledger, ledger_place
+from charter.tracking import MeterSummary, meter_rows, summarise
 from charter.tracking.jsonl import MetricPoint, metrics_file, read_metrics
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class StageFiles:
     results: Json | None = None
     """`outputs/results.json` of an evaluation."""
     metrics: tuple[MetricPoint, ...] = ()
+    meter: MeterSummary | None = None
+    """What its machines did; None where nothing was metered."""
     sample_seconds: float = 0.0
     """Spent on answers for people to read."""
 
@@ -211,6 +214,7 @@ def _read_stage(name: str, path: Path, notes: list[str], *, with_metrics: bool) 
             notes.append(str(error))
             return None
 
+    metered = meter_rows(path) if with_metrics else ()
     return StageFiles(
         name=name,
         job=read(path / "job.json"),
@@ -219,6 +223,7 @@ def _read_stage(name: str, path: Path, notes: list[str], *, with_metrics: bool) 
         failure=read(path / "failure.json"),
         results=read(path / "outputs" / "results.json"),
         metrics=read_metrics(metrics_file(path)) if with_metrics else (),
+        meter=summarise(metered) if metered else None,
         sample_seconds=sample_seconds(path),
     )
 

@@ -6,14 +6,15 @@ from typing import Any
 
 from charter.ledger.account import Accounted
 from charter.report.amounts import NO_SPREAD
-from charter.report.cost import budget_json, unit_costs
-from charter.report.cost_text import UNIT_LABELS
+from charter.report.cost import budget_json
+from charter.report.cost_text import unit_rows
+from charter.report.estimate_actual import process_memory, tensor_memory
 from charter.report.markup import Markup, card, chart, esc, folded, join, plain_value, section, stage_name, table
 from charter.report.measured_curves import measured_charts
 from charter.report.overview import Overview, StageView, lost
 from charter.report.read import RunFiles
 from charter.report.results import all_results, figure_text, interval_text, outcomes
-from charter.units import format_bytes, format_count, format_seconds, format_usd
+from charter.units import format_bytes, format_seconds, format_usd
 
 ROW = 30
 """Pixels of one row of a horizontal chart."""
@@ -202,15 +203,7 @@ def _waste(view: Overview) -> str:
 
 
 def _units(view: Overview) -> str:
-    rows = []
-    for stage in view.stages:
-        for name, unit in unit_costs(stage.totals, stage.actual).items():
-            usd, seconds = unit["usd_each"], unit["seconds_each"] or 0
-            size = 1_000_000 if name == "tokens" else 1
-            cost = format_usd(None if usd is None else usd * size)
-            rate = f"{1 / seconds:,.4g} {name}/s" if seconds else ""
-            cells = (format_count(unit["count"] or 0), rate, cost)
-            rows.append((stage_name(view, stage.name), UNIT_LABELS[name], *cells))
+    rows = [(stage_name(view, stage.name), *cells) for stage in view.stages for cells in unit_rows(stage)]
     head = ("Stage", "Unit", "Kept", "Rate", "Cost per unit")
     shown = table(head, rows, numeric=(2, 3, 4)) if rows else ""
     return f"<details><summary>Cost and rate per unit</summary>{shown}</details>" if shown else ""
@@ -257,12 +250,13 @@ def _curve_row(view: Overview, curve: Mapping[str, Any]) -> tuple[object, ...]:
     return (stage_name(view, curve["stage"]), curve["metric"].replace("_", " "), *(f"{end:.4g}" for end in ends))
 
 
-def memory(view: Overview, charts: Mapping[str, Any]) -> Markup:
-    """Planned peak memory by term, against the capacity."""
+def memory(run: RunFiles, view: Overview, charts: Mapping[str, Any]) -> Markup:
+    """Planned peak memory by term, against the capacity and what was measured."""
     charted = charts["memory"]
     if not charted["rows"]:
         return Markup("")
-    head = ("Stage", "Peak", "Capacity", "Full", "Largest terms")
+    head = ("Stage", "Planned peak", "Capacity", "Full", "Measured", "Tensors: planned", "measured", "Largest terms")
+    planned = {stage.name: stage.planned_stage for stage in view.stages}
     rows = []
     for row in charted["rows"]:
         peak, capacity = sum(row["terms"].values()), row["capacity"]
@@ -270,10 +264,20 @@ def memory(view: Overview, charts: Mapping[str, Any]) -> Markup:
         words = ", ".join(f"{name} {format_bytes(value)}" for name, value in largest)
         full = f"{100 * peak / capacity:.0f} %" if capacity else ""
         limit = format_bytes(capacity) if capacity else ""
-        rows.append((stage_name(view, row["stage"]), format_bytes(peak), limit, full, words))
+        files = run.stages.get(row["stage"])
+        process, tensors = process_memory(planned[row["stage"]], files, done=True), tensor_memory(files, done=True)
+        measured = [_bytes(value) for value in (process.actual, tensors.p50, tensors.actual)]
+        rows.append((stage_name(view, row["stage"]), format_bytes(peak), limit, full, *measured, words))
     drawn = chart("memory", label="Planned peak memory by term", height=ROW * len(rows) + 90)
-    note = "Planned peak per accelerator (on a local machine: of its memory). The line is the capacity."
-    return section("Memory", drawn, table(head, rows, numeric=(1, 2, 3)), note=note)
+    note = (
+        "Peak of all that a stage's processes take of one accelerator (on a local machine: of its memory), planned and "
+        "measured; of that, the engine's own tensors. The line is the capacity."
+    )
+    return section("Memory", drawn, table(head, rows, numeric=(1, 2, 3, 4, 5, 6)), note=note)
+
+
+def _bytes(value: float | None) -> str:
+    return "" if value is None else format_bytes(value)
 
 
 def ledger(view: Overview, accounted: tuple[Accounted, ...]) -> Markup:

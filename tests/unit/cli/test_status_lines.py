@@ -11,7 +11,8 @@ def test_what_was_measured_is_not_glued_to_the_advice() -> None:
         "actual_over_planned": {"seconds": 7.14, "bytes": 0.9},
     }
     assert _remarks(stage) == (
-        "step 3: the loss is not finite; 0.90 x the planned memory\n  lower learning_rate; the checkpoints are intact"
+        "step 3: the loss is not finite; 0.90 x the planned memory of tensors\n"
+        "  lower learning_rate; the checkpoints are intact"
     )
 
 

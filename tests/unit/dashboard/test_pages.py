@@ -265,7 +265,7 @@ def test_a_failure_that_ends_a_run_is_one_notice(client, case, at):
 
 def test_a_metric_that_never_changed_is_named(client, case, at):
     case.metrics("pm", 1, peak_bytes=11 * 2.0**20)
-    assert "Never changed: Peak memory 1.0 MiB" in client.get(at("stage/pm")).text
+    assert "Never changed: Peak memory of tensors 1.0 MiB" in client.get(at("stage/pm")).text
 
 
 def test_the_interface_for_scripts_says_what_the_pages_say(client, case, at):

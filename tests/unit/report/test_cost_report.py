@@ -10,7 +10,8 @@ from charter.errors import DataError, UsageError
 from charter.ledger import Ledger
 from charter.report.amounts import NOTHING, Amount, planned
 from charter.report.cost import budget_state, cost_json
-from charter.report.cost_text import print_cost
+from charter.report.cost_text import print_cost, unit_rows
+from charter.report.html import report_html
 from charter.report.overview import overview
 from charter.report.read import RunFiles, read_run
 
@@ -185,3 +186,13 @@ def test_answers_to_read_are_a_part_of_what_was_spent(finished):
     console = Console(file=io.StringIO(), width=160)
     print_cost(view, console)
     assert f"Samples to read, of {stage.name}: 2.0 s, " in console.file.getvalue()
+
+
+def test_units_have_one_price_on_page_and_terminal(finished, parse):
+    run = read_run(finished)
+    view = overview(run)
+    page, text = parse(report_html(run, now=1.8e9)).text, io.StringIO()
+    print_cost(view, Console(file=text, width=200))
+    prices = [cells[-1] for stage in view.stages for cells in unit_rows(stage)]
+    assert any(price.endswith(" per M") for price in prices)
+    assert all(price in page and price in text.getvalue() for price in prices)

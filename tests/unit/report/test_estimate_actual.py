@@ -2,12 +2,14 @@ import math
 from dataclasses import replace
 
 import pytest
+from tests.cases.meter_samples import GPU, ROW, with_gpus
 
 from charter.physics.fitted import Pace
 from charter.report.accuracy_rows import accuracy_rows
-from charter.report.estimate_actual import Against, accuracy, accuracy_chart, pace_lines
+from charter.report.estimate_actual import Against, accuracy, accuracy_chart, pace_lines, process_memory
 from charter.report.overview import overview
-from charter.report.read import read_run
+from charter.report.read import StageFiles, read_run
+from charter.tracking import summarise
 
 
 def against(actual, *, final=True):
@@ -35,7 +37,7 @@ def test_a_finished_run_against_its_plan(finished):
     assert 0 < inside <= told == 9
     ratios = [stage.seconds.ratio for stage in found.stages]
     assert found.bias("seconds") == pytest.approx(math.prod(ratios) ** (1 / len(ratios)))
-    assert found.bias("memory_bytes") is None, "this run has measured none"
+    assert found.bias("tensor_bytes") is found.bias("process_bytes") is None, "this run has measured none"
 
 
 def test_memory_is_the_largest_peak_against_what_the_stage_was_told(finished, tmp_path):
@@ -46,9 +48,20 @@ def test_memory_is_the_largest_peak_against_what_the_stage_was_told(finished, tm
     )
     stages = {**run.stages, "sft": replace(run.stages["sft"], metrics=points)}
     changed = replace(run, stages=stages)
-    memory = next(stage for stage in accuracy(changed, overview(changed)).stages if stage.name == "sft").memory_bytes
+    memory = next(stage for stage in accuracy(changed, overview(changed)).stages if stage.name == "sft").tensor_bytes
     assert (memory.actual, memory.p50) == (9e6, 1e7)
     assert memory.ratio == pytest.approx(0.9)
+    assert memory.place == "open", "a plan has an interval of the whole process, not of its tensors"
+
+
+def test_process_memory_beside_the_plans_total():
+    planned = {"accelerator": "cpu", "peak_bytes": 70, "peak_bytes_range": {"p10": 60, "p50": 70, "p90": 80}}
+    on_processors = StageFiles(name="sft", meter=summarise([replace(ROW, resident_bytes=140), ROW]))
+    memory = process_memory(planned, on_processors, done=True)
+    assert (memory.p10, memory.p50, memory.p90, memory.actual, memory.place) == (60, 70, 80, 140, "above")
+    on_gpus = StageFiles(name="sft", meter=summarise([with_gpus(GPU, resident_bytes=140)]))
+    assert process_memory({**planned, "accelerator": "H100"}, on_gpus, done=True).actual == 40, "of the accelerator"
+    assert process_memory({**planned, "accelerator": "H100"}, on_processors, done=True).actual is None
 
 
 def _with(point, peak):

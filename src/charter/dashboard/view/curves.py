@@ -76,7 +76,7 @@ TITLES: Mapping[str, tuple[str, str]] = {
     "refused_revisions": ("Revisions that refuse", ""),
     "gradient_norm": ("Gradient norm", ""),
     "learning_rate": ("Learning rate", ""),
-    "peak_bytes": ("Peak memory", "bytes"),
+    "peak_bytes": ("Peak memory of tensors", "bytes"),
     "model_flops_per_second": ("Model flops per second", "flop/s"),
     "actual_over_planned_seconds": ("Step time over plan", "x"),
 }

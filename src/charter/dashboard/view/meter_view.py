@@ -42,7 +42,7 @@ def meter_view(rows: Sequence[MeterRow]) -> MeterView | None:
         _chart("Accelerator memory in use", "bytes", rows, start, _memory),
         _chart("Accelerator power", "W", rows, start, _power),
         _chart("Processors: share that the job used", "share", rows, start, _cpu),
-        _chart("Memory of the job", "bytes", rows, start, lambda row: float(row.resident_bytes)),
+        _chart("Memory of its processes", "bytes", rows, start, lambda row: float(row.resident_bytes)),
         _chart("Read and written per second", "bytes", rows, start, _disk),
     ]
     return MeterView(summary=summarise(rows), charts=tuple(chart for chart in charts if chart is not None))
