@@ -14,6 +14,9 @@ from charter.report.overview import Overview, StageView, lost, spent, spent_on_c
 from charter.units import format_count, format_seconds, format_usd
 
 STATE_STYLES = {"done": "green", "running": "cyan", "failed": "red", "interrupted": "yellow", "pending": "dim"}
+BEYOND = " !"
+"""Beside a ratio to the plan whose amount is above the plan's p90."""
+BEYOND_WORDS = "!: more than the plan's p90"
 LEAST_SHOWN_USD = 0.001
 """The smallest price of units that four decimals show well."""
 
@@ -22,10 +25,13 @@ def print_cost(view: Overview, console: Console) -> None:
     """Print the cost report."""
     console.print(f"[bold]{escape(view.project)}[/bold]  {state_text(view.state)}", highlight=False)
     console.print()
-    console.print(plan_against_actual(view))
+    print_plan_against_actual(view, console)
     if view.totals.attempts:
         wall, machine = format_seconds(view.wall_seconds), format_seconds(view.actual.seconds)
-        console.print(f"Wall clock of the run: {wall}; machine time (the sum above): {machine}", highlight=False)
+        planned = f", planned {words}" if (words := _range(view.wall_plan.p50, view.wall_plan.p90)) else ""
+        console.print(
+            f"Wall clock of the run: {wall}{planned}; machine time (the sum above): {machine}", highlight=False
+        )
     console.print()
     print_waste(view, console)
     print_samples(view, console)
@@ -54,7 +60,16 @@ def state_text(state: str) -> str:
     return f"[{STATE_STYLES[state]}]{state}[/]"
 
 
-def plan_against_actual(view: Overview) -> Table:
+def print_plan_against_actual(view: Overview, console: Console) -> None:
+    """Print the table of planned and actual amounts, and what its mark means where it has one."""
+    console.print(_plan_against_actual(view))
+    rows: list[StageView | Overview] = [*view.stages, view]
+    shown = [text for row in rows for text in (time_ratio_text(row), cost_ratio_text(row))]
+    if any(text.endswith(BEYOND) for text in shown):
+        console.print(BEYOND_WORDS, style="dim", highlight=False)
+
+
+def _plan_against_actual(view: Overview) -> Table:
     """Planned and actual time and cost by stage, with their ratio, and the totals."""
     table = titled_table("Plan against actual")
     table.add_column("Stage")
@@ -70,9 +85,9 @@ def plan_against_actual(view: Overview) -> Table:
         table.add_row(*_stage_cells(stage, priced=view.priced))
     table.add_section()
     cells: list[str | Text] = [Text("total", style="bold"), "", _range(view.plan.p50, view.plan.p90)]
-    cells += [format_seconds(view.actual.seconds), ""]
+    cells += [format_seconds(view.actual.seconds), time_ratio_text(view)]
     if view.priced:
-        cells += [format_usd(view.plan.p50.usd), format_usd(view.actual.usd), ""]
+        cells += [format_usd(view.plan.p50.usd), format_usd(view.actual.usd), cost_ratio_text(view)]
     table.add_row(*cells)
     if view.state != "done":
         forecast = view.forecast
@@ -199,15 +214,31 @@ def _stage_cells(stage: StageView, *, priced: bool) -> list[str | Text]:
         Text.from_markup(state_text(stage.state) + _progress(stage)),
         _range(plan.p50, plan.p90) if plan else "not planned",
         format_seconds(stage.actual.seconds) if ran else "",
-        f"{stage.time_ratio:.2f}" if stage.time_ratio is not None else "",
+        time_ratio_text(stage),
     ]
     if priced:
         cells += [
             format_usd(plan.p50.usd) if plan else "",
             format_usd(stage.actual.usd) if ran else "",
-            f"{stage.cost_ratio:.2f}" if stage.cost_ratio is not None else "",
+            cost_ratio_text(stage),
         ]
     return cells
+
+
+def time_ratio_text(view: StageView | Overview) -> str:
+    """Return actual over planned time, marked beyond p90; empty until it is finished."""
+    return _ratio_text(view.time_ratio, view.actual.milliseconds, view.plan.p90.milliseconds if view.plan else None)
+
+
+def cost_ratio_text(view: StageView | Overview) -> str:
+    """Return actual over planned cost, marked beyond p90; empty until it is finished."""
+    return _ratio_text(view.cost_ratio, view.actual.micro_usd, view.plan.p90.micro_usd if view.plan else None)
+
+
+def _ratio_text(ratio: float | None, actual: int | None, p90: int | None) -> str:
+    if ratio is None:
+        return ""
+    return f"{ratio:.2f}{BEYOND if actual and p90 and actual > p90 else ''}"
 
 
 def _progress(stage: StageView) -> str:

@@ -11,6 +11,7 @@ from charter.ledger.call import CallSums
 from charter.ledger.focus import stage_usage, usage_sums
 from charter.physics.terms import Interval
 from charter.report.amounts import NO_SPREAD, NOTHING, Amount, AmountSpread, planned
+from charter.report.amounts import ratio as over
 from charter.report.read import RunFiles, StageFiles
 
 PENDING = StageState(phase=Phase.PENDING, why="never run", step=0, target_step=None)
@@ -84,11 +85,25 @@ class Overview:
     budget_limit_usd: float | None
     wall_seconds: float = 0.0
     """Time in which at least one attempt ran: the clock of the run, where `actual` has machine time."""
+    wall_plan: AmountSpread = NO_SPREAD
+    """The plan's time from the first start to the last end, where `plan` adds up all stages."""
 
     @property
     def actual(self) -> Amount:
         """Return the money spent so far: attempts, and calls as far as they are settled."""
         return spent(self.totals) + spent_on_calls(self.calls)
+
+    @property
+    def time_ratio(self) -> float | None:
+        """Actual over planned machine time of a finished run."""
+        ratios = [stage.time_ratio for stage in self.stages]
+        return None if None in ratios else over(self.actual.milliseconds, self.plan.p50.milliseconds)
+
+    @property
+    def cost_ratio(self) -> float | None:
+        """Actual over planned cost of a finished run."""
+        ratios = [stage.cost_ratio for stage in self.stages]
+        return None if None in ratios else over(self.actual.micro_usd, self.plan.p50.micro_usd)
 
     @property
     def most_usd(self) -> float | None:
@@ -136,6 +151,7 @@ def overview(run: RunFiles) -> Overview:
         forecast=replace(_plus(actual, rest), p50=medians.p50),
         budget_limit_usd=run.budget_limit_usd,
         wall_seconds=wall_milliseconds(item.attempt for item in run.accounted) / 1000,
+        wall_plan=planned((run.plan or {}).get("total") or {}),
     )
 
 

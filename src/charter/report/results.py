@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from charter.evaluate.outcome import EvaluationOutcome, outcome_of
-from charter.report.cost_text import plan_against_actual, print_budget, print_waste, state_text
+from charter.report.cost_text import print_budget, print_plan_against_actual, print_waste, state_text
 from charter.report.overview import overview
 from charter.report.read import RunFiles, read_run
 
@@ -32,7 +32,7 @@ def print_summary(project_dir: Path, console: Console) -> None:
         console.print(f"{more} each was measured: in the page of `charter report`.", style="dim", highlight=False)
         print_claims(results.get("claims", {}), console)
     console.print()
-    console.print(plan_against_actual(view))
+    print_plan_against_actual(view, console)
     console.print()
     print_waste(view, console)
     print_budget(view, console)

@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from charter.ledger.account import Accounted
-from charter.report.amounts import NO_SPREAD
+from charter.report.amounts import NO_SPREAD, AmountSpread
 from charter.report.cost import budget_json
-from charter.report.cost_text import unit_rows
+from charter.report.cost_text import BEYOND_WORDS, time_ratio_text, unit_rows
 from charter.report.estimate_actual import process_memory, tensor_memory
 from charter.report.markup import Markup, card, chart, esc, folded, join, plain_value, section, stage_name, table
 from charter.report.measured_curves import measured_charts
@@ -112,8 +112,10 @@ def stage_table(view: Overview) -> Markup:
     rows = [_stage_row(view, stage) for stage in view.stages]
     total: list[object] = [Markup("<strong>Total</strong>"), "", "", "", view.totals.attempts]
     total += [format_seconds(amount.seconds) for amount in (view.plan.p50, view.plan.p90, view.actual)]
-    total += ["", format_usd(view.plan.p50.usd), format_usd(view.actual.usd)] if view.priced else [""]
-    return section("Stages", table(head, rows, numeric=range(4, len(head)), foot=total))
+    total += [time_ratio_text(view)]
+    total += [format_usd(view.plan.p50.usd), format_usd(view.actual.usd)] if view.priced else []
+    note = f"Planned and actual times are machine time. {BEYOND_WORDS}."
+    return section("Stages", table(head, rows, numeric=range(4, len(head)), foot=total), note=note)
 
 
 def _planned_table(view: Overview) -> Markup:
@@ -163,7 +165,7 @@ def _stage_row(view: Overview, stage: StageView) -> list[object]:
         format_seconds(plan.p50.seconds) if plan else "",
         format_seconds(plan.p90.seconds) if plan else "",
         format_seconds(stage.actual.seconds) if ran else "",
-        f"{stage.time_ratio:.2f}" if stage.time_ratio is not None else "",
+        time_ratio_text(stage),
     ]
     if view.priced:
         row += [format_usd(plan.p50.usd) if plan else "", format_usd(stage.actual.usd) if ran else ""]
@@ -335,24 +337,33 @@ def _cards(view: Overview) -> list[tuple[str, str, str]]:
     if not ran:
         cost_note = f"p90 {format_usd(plan.p90.usd)}" if plan.p90.usd else "no price is set"
         return [
-            ("Planned time", format_seconds(plan.p50.seconds), f"p90 {format_seconds(plan.p90.seconds)}"),
+            _planned_time(view),
             ("Planned cost", format_usd(plan.p50.usd), cost_note),
             ("Stages", str(len(view.stages)), "nothing has run yet"),
         ]
     useful = view.totals.useful_milliseconds / max(1, view.totals.milliseconds)
     done = sum(stage.state == "done" for stage in view.stages)
     return [
-        ("Wall clock", format_seconds(view.wall_seconds), _machine_time(view)),
+        ("Wall clock", format_seconds(view.wall_seconds), _planned_note(view.wall_plan)),
+        ("Machine time", format_seconds(actual.seconds), _planned_note(plan)),
         ("Cost", format_usd(actual.usd), f"planned {planned_cost}" if planned_cost else "no price is set"),
         ("Kept", f"{100 * useful:.1f} %", f"of the time of {view.totals.attempts} attempts"),
         ("Stages done", f"{done} of {len(view.stages)}", _forecast_note(view)),
     ]
 
 
-def _machine_time(view: Overview) -> str:
-    """The sum over all attempts, beside that over all planned stages."""
-    planned = f"planned {format_seconds(view.plan.p50.seconds)}" if view.plan.p50.milliseconds else "not planned"
-    return f"machine time {format_seconds(view.actual.seconds)}, {planned}"
+def _planned_time(view: Overview) -> tuple[str, str, str]:
+    """The planned time by the clock, where the plan has it; else that of all stages one after another."""
+    by_clock = view.wall_plan if view.wall_plan.p50.milliseconds else view.plan
+    note = f"p90 {format_seconds(by_clock.p90.seconds)}; machine time {format_seconds(view.plan.p50.seconds)}"
+    return ("Planned time", format_seconds(by_clock.p50.seconds), note)
+
+
+def _planned_note(plan: AmountSpread) -> str:
+    """`planned 7 min 47 s, p90 11 min 26 s`."""
+    if not plan.p50.milliseconds:
+        return "not planned"
+    return f"planned {format_seconds(plan.p50.seconds)}, p90 {format_seconds(plan.p90.seconds)}"
 
 
 def _forecast_note(view: Overview) -> str:

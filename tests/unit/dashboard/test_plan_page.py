@@ -1,5 +1,6 @@
 """The plan page: nothing is written; what cannot be planned says why."""
 
+import json
 import os
 import re
 
@@ -7,6 +8,7 @@ import pytest
 from direct_work import work_directly
 
 from charter.dashboard.discovery import key_of
+from charter.units import format_seconds
 
 FILE = """
 name: rented
@@ -139,3 +141,11 @@ def test_a_broken_file_is_an_error_on_the_page_and_not_of_the_server(client, add
     assert page.status_code == 200
     assert "There is no such plan" in page.text
     assert "sftt" in page.text
+
+
+def test_a_run_shows_first_the_plan_it_was_started_with(client, at, case, address):
+    page = client.get(at("plan")).text
+    assert page.index("The plan that this run was started with") < page.index("Planned again now")
+    first = json.loads((case.root / "run" / "plan.json").read_text())["stages"][0]
+    assert format_seconds(first["seconds"]["p50"]) in page
+    assert "started with" not in client.get(address).text, "a project that never ran has none"

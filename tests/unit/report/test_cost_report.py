@@ -1,6 +1,7 @@
 """The cost report: parts add up, forecasts follow the rule, nothing is priced without a price."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -10,10 +11,11 @@ from charter.errors import DataError, UsageError
 from charter.ledger import Ledger
 from charter.report.amounts import NOTHING, Amount, planned
 from charter.report.cost import budget_state, cost_json
-from charter.report.cost_text import print_cost, unit_rows
+from charter.report.cost_text import print_cost, time_ratio_text, unit_rows
 from charter.report.html import report_html
 from charter.report.overview import overview
 from charter.report.read import RunFiles, read_run
+from charter.units import format_seconds
 
 EXACT = ("milliseconds", "micro_usd")
 
@@ -196,3 +198,31 @@ def test_units_have_one_price_on_page_and_terminal(finished, parse):
     prices = [cells[-1] for stage in view.stages for cells in unit_rows(stage)]
     assert any(price.endswith(" per M") for price in prices)
     assert all(price in page and price in text.getvalue() for price in prices)
+
+
+def test_the_clock_and_the_machines_have_a_plan_each(finished, parse):
+    run = read_run(finished)
+    clock = {"p10": 10.0, "p50": 20.0, "p90": 30.0}
+    run = replace(run, plan={**run.plan, "total": {**run.plan["total"], "seconds": clock}})
+    view, text = overview(run), io.StringIO()
+    print_cost(view, Console(file=text, width=200))
+    assert ", planned 20.0 s - 30.0 s; machine time" in text.getvalue()
+    page = " ".join(parse(report_html(run, now=1.8e9)).text.split())
+    assert f"Wall clock {format_seconds(view.wall_seconds)} planned 20.0 s, p90 30.0 s Machine time" in page
+
+
+def test_more_than_p90_is_marked_and_the_total_has_a_ratio(finished):
+    run = read_run(finished)
+    slow = [{**stage, "seconds": {"p10": 0.1, "p50": 0.2, "p90": 0.3}} for stage in run.plan["stages"][:1]]
+    view = overview(replace(run, plan={**run.plan, "stages": [*slow, *run.plan["stages"][1:]]}))
+    assert time_ratio_text(view.stages[0]).endswith(" !")
+    assert not time_ratio_text(view.stages[1]).endswith("!")
+    assert view.time_ratio == pytest.approx(view.actual.seconds / view.plan.p50.seconds, rel=1e-3)
+    text = io.StringIO()
+    print_cost(view, Console(file=text, width=200))
+    assert "!: more than the plan's p90" in text.getvalue()
+
+
+def test_a_run_that_goes_on_has_no_ratio_of_the_whole(running):
+    view = overview(read_run(running))
+    assert (view.time_ratio, view.cost_ratio) == (None, None)

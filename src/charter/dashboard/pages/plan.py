@@ -19,9 +19,10 @@ from charter.dashboard.stamped import stamp_of
 from charter.dashboard.work.asking import hear
 from charter.engines.project import load_project
 from charter.errors import CharterError, UsageError
+from charter.report.amounts import planned
 from charter.report.what_if.question import WhatIfQuestion
 from charter.spec.project import Project
-from charter.units import format_seconds, format_usd
+from charter.units import format_bytes, format_seconds, format_usd
 
 MARKETS = (("spot", "spot"), ("on_demand", "on demand"), ("auto", "whichever is cheaper"))
 OBJECTIVES = (("cheapest", "cheapest"), ("fastest", "fastest"), ("balanced", "balanced"))
@@ -42,6 +43,40 @@ class InFile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeptPlan:
+    """The plan that a run has kept, in words: what its page, its report and its cost are measured against."""
+
+    seconds: str
+    """From the first start to the last end."""
+    usd: str
+    stages: tuple[tuple[str, str, str, str, str], ...]
+    """Name, hardware, peak memory, time and cost of each."""
+
+
+def kept_plan(plan: Mapping[str, Any]) -> KeptPlan:
+    """Return the words of a `plan.json`."""
+    whole = planned(plan.get("total") or {})
+    return KeptPlan(
+        seconds=_ends(format_seconds(whole.p50.seconds), format_seconds(whole.p90.seconds)),
+        usd=_ends(format_usd(whole.p50.usd), format_usd(whole.p90.usd)),
+        stages=tuple(map(_kept_stage, plan.get("stages") or ())),
+    )
+
+
+def _kept_stage(stage: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
+    number = f"{stage['count']} x " if stage.get("count") else ""
+    hardware = " ".join(part for part in (f"{number}{stage.get('accelerator', '')}", stage.get("infra")) if part)
+    amount, peak = planned(stage), stage.get("peak_bytes")
+    seconds = _ends(format_seconds(amount.p50.seconds), format_seconds(amount.p90.seconds))
+    usd = _ends(format_usd(amount.p50.usd), format_usd(amount.p90.usd))
+    return (str(stage.get("name")), hardware, format_bytes(peak) if peak else "", seconds, usd)
+
+
+def _ends(low: str, high: str) -> str:
+    return low if low == high else f"{low} to {high}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanPage:
     """The page."""
 
@@ -50,6 +85,8 @@ class PlanPage:
     accelerators: tuple[str, ...]
     """Known ones, to choose from."""
     state: State
+    kept: KeptPlan | None = None
+    """That of a run that has started."""
     markets: tuple[tuple[str, str], ...] = MARKETS
     objectives: tuple[tuple[str, str], ...] = OBJECTIVES
     result: Mapping[str, Any] | None = None
@@ -91,7 +128,12 @@ def build(context: Context) -> PageValues:
 
 def _page(root: Path, query: Mapping[str, str], context: Context) -> PlanPage:
     project = _project(root)
-    shown: dict[str, Any] = {"in_file": in_file(project), "accelerators": known_accelerators()}
+    kept = context.project.plan
+    shown: dict[str, Any] = {
+        "in_file": in_file(project),
+        "accelerators": known_accelerators(),
+        "kept": None if kept is None else kept_plan(kept),
+    }
     try:
         question = WhatIfQuestion.of(query)
     except UsageError as error:
