@@ -7,6 +7,8 @@ from charter.evaluate import statistics
 from charter.evaluate.statistics import ConfidenceInterval, Floats
 
 SHARE = "share"
+PAIRED = "paired bootstrap"
+"""How the interval of a difference is made."""
 DECIMALS = 6
 """Figures are rounded to six decimals, half to even, so that the last bits of a sum do not show."""
 
@@ -63,6 +65,11 @@ class Figure:
     """Where it belongs on the axis of a curve: a bin's mean confidence, a checkpoint's KL."""
 
     @property
+    def is_difference(self) -> bool:
+        """Return True for a difference of two shares on the same rows, which is in percentage points."""
+        return self.unit == SHARE and self.method.startswith(PAIRED)
+
+    @property
     def headline(self) -> bool:
         """Return True if the figure belongs in a summary."""
         return (
@@ -77,7 +84,7 @@ def proportion(key: str, label: str, wins: Sequence[float], *, note: str = "", a
     n, total = len(wins), float(sum(wins))
     error = f"standard error {100 * statistics.standard_error(total, n):.1f} points"
     ties = sum(win == 0.5 for win in wins)
-    parts = [error, f"{ties} ties counted as one half" if ties else "", note]
+    parts = [error, f"{ties} tie{'' if ties == 1 else 's'} counted as one half" if ties else "", note]
     interval, remarks = statistics.wilson(total, n), "; ".join(part for part in parts if part)
     return figure_of(key, label, total / n, interval, n, SHARE, "Wilson score", remarks, at)
 
@@ -112,7 +119,7 @@ def difference(
     """The mean difference of two measures on the same rows."""
     values = [a - b for a, b in zip(first, second, strict=True)]
     interval = statistics.paired_bootstrap(values, seed=seed)
-    method = f"paired bootstrap, {statistics.RESAMPLES} resamples"
+    method = f"{PAIRED}, {statistics.RESAMPLES} resamples"
     return figure_of(key, label, sum(values) / len(values), interval, len(values), unit, method, note)
 
 

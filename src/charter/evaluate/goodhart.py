@@ -102,7 +102,9 @@ def goodhart(bench: Bench) -> list[Figure]:
     points, ties = _points(bench)
     table = curve_table(points)
     note = f"{len(points)} points from the start to {points[-1].name}; quality is the share won {_by_whom(bench)}"
-    note += f"; {ties} answers without a valid verdict count as ties" if ties else ""
+    note += (
+        f"; {ties} answer{' counts' if ties == 1 else 's count'} as a tie for want of a valid verdict" if ties else ""
+    )
     parting = parting_point(points)
     parting_note = f"; they part between {parting[0]} and {parting[1]}" if parting else "; they do not part"
     figures = [figure for point in points for figure in _figures(point)]

@@ -393,7 +393,8 @@ def _judge_statement(figure: Figure, threshold: float, claim: str, may: list[str
         may.append(f"{sentence}.")
     else:
         side = "lies below" if figure.high < threshold else "includes"
-        may_not.append(f"Not shown, the interval {side} {_share(threshold)}: {claim} ({_measured(figure)}).")
+        edge = "0" if figure.is_difference and threshold == 0 else _share(threshold)
+        may_not.append(f"Not shown, the interval {side} {edge}: {claim} ({_measured(figure)}).")
 
 
 def _about_the_reward(figures: Mapping[str, Figure]) -> list[str]:
@@ -410,7 +411,12 @@ def _about_the_reward(figures: Mapping[str, Figure]) -> list[str]:
 
 
 def _measured(figure: Figure) -> str:
-    return f"{_share(figure.value)}, 95 % interval {_share(figure.low)} to {_share(figure.high)}, n = {figure.n}"
+    text = _points if figure.is_difference else _share
+    return f"{text(figure.value)}, 95 % interval {text(figure.low)} to {text(figure.high)}, n = {figure.n}"
+
+
+def _points(value: float) -> str:
+    return f"{100 * value:+.1f} points"
 
 
 def _share(value: float) -> str:

@@ -10,7 +10,7 @@ from charter.ledger.account import Accounted
 from charter.report.measured_curves import is_point, measured_curves
 from charter.report.overview import Overview
 from charter.report.read import RunFiles
-from charter.report.results import all_results
+from charter.report.results import POINTS, all_results, unit_of
 from charter.tracking.jsonl import series
 
 CURVES = (
@@ -49,9 +49,8 @@ def result_panels(run: RunFiles) -> list[dict[str, Any]]:
         for figure in results.get("figures", []):
             if figure.get("value") is None or is_point(figure):
                 continue
-            unit = str(figure.get("unit") or "")
-            if unit == "share" and "paired" in str(figure.get("method")):
-                unit = DIFFERENCE
+            unit = unit_of(figure)
+            unit = DIFFERENCE if unit == POINTS else unit
             row = {name: figure.get(name) for name in ("label", "value", "low", "high")}
             panels.setdefault(unit, []).append(row)
     marks = {"share": 0.5, DIFFERENCE: 0.0}

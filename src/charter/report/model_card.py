@@ -5,7 +5,7 @@ from typing import Any
 
 from charter.artifacts.export import ScoreMeaning
 from charter.report.card_parts import UNKNOWN_LICENCE, cell_text, licence_text, markdown_table
-from charter.report.results import figure_text, interval_text
+from charter.report.results import interval_text, value_text
 
 Json = Mapping[str, Any]
 
@@ -84,7 +84,7 @@ def _results(figures: Mapping[str, Sequence[Json]]) -> list[str]:
         rows = [
             (
                 item.get("label") or item.get("key"),
-                figure_text(item.get("value"), str(item.get("unit") or ""), with_unit=True),
+                value_text(item),
                 interval_text(item),
                 item.get("n") or "",
             )

@@ -60,13 +60,12 @@ def figures_table(stage: str, figures: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("n", justify="right")
     suite = None
     for figure in figures:
-        unit = str(figure.get("unit") or "")
         if suite is not None and suite != _suite(figure):
             table.add_row()
         suite = _suite(figure)
         table.add_row(
             Text(str(figure.get("label") or figure.get("key") or "")),
-            figure_text(figure.get("value"), unit, with_unit=True),
+            value_text(figure),
             interval_text(figure),
             f"{figure['n']:,}" if isinstance(figure.get("n"), int) else "",
         )
@@ -77,28 +76,42 @@ def _suite(figure: Mapping[str, Any]) -> str:
     return str(figure.get("key") or "").partition(".")[0]
 
 
+def unit_of(figure: Mapping[str, Any]) -> str:
+    """Return the unit in which people read a figure: a difference of two shares is in percentage points."""
+    unit = str(figure.get("unit") or "")
+    return POINTS if unit == "share" and "paired" in str(figure.get("method")) else unit
+
+
+def value_text(figure: Mapping[str, Any]) -> str:
+    """`57.7 %`, or `+6.2 points` of a difference."""
+    return figure_text(figure.get("value"), unit_of(figure), with_unit=True)
+
+
 def interval_text(figure: Mapping[str, Any]) -> str:
     """`50.9 to 64.3`, or nothing where no interval was computed."""
-    low, high, unit = figure.get("low"), figure.get("high"), str(figure.get("unit") or "")
+    low, high, unit = figure.get("low"), figure.get("high"), unit_of(figure)
     if low is None or high is None:
         return ""
     return f"{figure_text(low, unit)} to {figure_text(high, unit)}"
 
 
+POINTS = "points"
 _UNIT_WORDS = {"deviations": "standard deviations"}
 """Units of `results.json` that people read in other words."""
 
 
 def figure_text(value: float | None, unit: str, *, with_unit: bool = False) -> str:
-    """A figure as people read it; shares as per cent.
+    """A figure as people read it; shares as per cent, their differences in points.
 
-    >>> figure_text(0.577, "share", with_unit=True), figure_text(2.8, "nats", with_unit=True)
-    ('57.7 %', '2.80 nats')
+    >>> [figure_text(value, unit, with_unit=True) for value, unit in ((0.577, "share"), (0.062, "points"), (2.8, "nats"))]
+    ['57.7 %', '+6.2 points', '2.80 nats']
     """
     if value is None:
         return "not measured"
     if unit == "share":
         return f"{100 * value:.1f}" + (" %" if with_unit else "")
+    if unit == POINTS:
+        return f"{100 * value:+.1f}" + (" points" if with_unit else "")
     unit = _UNIT_WORDS.get(unit, unit)
     digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 1 else 3
     return f"{value:,.{digits}f}" + (f" {unit}" if with_unit and unit else "")
@@ -111,6 +124,28 @@ def print_claims(claims: Mapping[str, Any], console: Console) -> None:
         if sentences:
             console.print(f"\n{title}", style="bold")
             lines = Table.grid(padding=(0, 1, 0, 0))
-            for sentence in sentences:
-                lines.add_row(f"  {mark}", Text(str(sentence)))
+            for reason, claims_of_it in by_reason(sentences):
+                if len(claims_of_it) > 1:
+                    lines.add_row(f"  {mark}", Text(f"{reason}:"))
+                    lines.add_row("", Text("\n".join(f"{mark} {claim}" for claim in claims_of_it)))
+                else:
+                    lines.add_row(f"  {mark}", Text(": ".join((*filter(None, (reason,)), *claims_of_it))))
             console.print(lines)
+
+
+def by_reason(sentences: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Group what is not shown by the reason that its sentences begin with; other sentences have none and stay apart.
+
+    >>> by_reason(["Not shown, too few rows: a.", "Not shown, too few rows: b.", "That: c."])
+    [('Not shown, too few rows', ['a.', 'b.']), ('', ['That: c.'])]
+    """
+    groups: list[tuple[str, list[str]]] = []
+    for sentence in map(str, sentences):
+        reason, colon, claim = sentence.partition(": ")
+        if not colon or not reason.startswith("Not shown"):
+            groups.append(("", [sentence]))
+        elif groups and groups[-1][0] == reason:
+            groups[-1][1].append(claim)
+        else:
+            groups.append((reason, [claim]))
+    return groups

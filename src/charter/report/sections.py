@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import starmap
 from typing import Any
 
 from charter.ledger.account import Accounted
@@ -13,7 +14,7 @@ from charter.report.markup import Markup, card, chart, esc, folded, join, plain_
 from charter.report.measured_curves import measured_charts
 from charter.report.overview import Overview, StageView, lost
 from charter.report.read import RunFiles
-from charter.report.results import all_results, figure_text, interval_text, outcomes
+from charter.report.results import all_results, by_reason, interval_text, outcomes, value_text
 from charter.units import format_bytes, format_seconds, format_usd
 
 ROW = 30
@@ -90,14 +91,20 @@ def _reward_rows(
 def _claims(claims: Mapping[str, Any]) -> str:
     columns = ""
     for key, title in (("may", "This run may claim"), ("may_not", "It may not claim")):
-        items = "".join(f"<li>{esc(sentence)}</li>" for sentence in claims.get(key) or [])
+        items = "".join(starmap(_claim_item, by_reason(claims.get(key) or [])))
         columns += f'<div class="{key}"><h3>{title}</h3><ul>{items}</ul></div>' if items else ""
     return f'<div class="claims">{columns}</div>' if columns else ""
 
 
+def _claim_item(reason: str, sentences: Sequence[str]) -> str:
+    if len(sentences) == 1:
+        return f"<li>{esc(': '.join((*filter(None, (reason,)), *sentences)))}</li>"
+    return f"<li>{esc(reason)}:<ul>{''.join(f'<li>{esc(item)}</li>' for item in sentences)}</ul></li>"
+
+
 def _figure_row(figure: Mapping[str, Any]) -> tuple[object, ...]:
-    unit, number = str(figure.get("unit") or ""), figure.get("n")
-    value = Markup(f"<strong>{esc(figure_text(figure.get('value'), unit, with_unit=True))}</strong>")
+    number = figure.get("n")
+    value = Markup(f"<strong>{esc(value_text(figure))}</strong>")
     label = figure.get("label") or figure.get("key") or ""
     shown = f"{number:,}" if isinstance(number, int) else ""
     return (label, value, interval_text(figure), shown, figure.get("method") or "", figure.get("note") or "")

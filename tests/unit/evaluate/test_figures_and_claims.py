@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from charter.evaluate.figures import Figure, difference, mean, proportion
+from charter.evaluate.figures import PAIRED, Figure, difference, mean, proportion
 from charter.evaluate.run import DISTILLED, JUDGED, STANDING, UNREAD, claims_of
 
 
@@ -10,13 +10,13 @@ def figure(key, value, low, high, n=256):
     return Figure(key=key, label="", value=value, low=low, high=high, n=n, unit="share", method="")
 
 
-DIFFERENCE = figure("independent_check.difference", 0.2, 0.1, 0.3)
+DIFFERENCE = replace(figure("independent_check.difference", 0.2, 0.1, 0.3), method=f"{PAIRED}, 4000 resamples")
 
 
 def test_a_tie_counts_one_half_and_the_standard_error_is_stated():
     found = proportion("k", "l", [1.0, 0.5, 0.0, 1.0], note="held out")
     assert found.value == 0.625
-    assert found.note == "standard error 24.2 points; 1 ties counted as one half; held out"
+    assert found.note == "standard error 24.2 points; 1 tie counted as one half; held out"
 
 
 def test_figures_are_rounded_to_six_decimals():
@@ -27,7 +27,7 @@ def test_figures_are_rounded_to_six_decimals():
 
 def test_main_claim_is_allowed_when_interval_is_above_zero():
     claims = claims_of([DIFFERENCE], judge_learnt_from_humans=True)
-    assert any("at equal length" in claim and "20.0 %" in claim for claim in claims.may)
+    assert any("at equal length" in claim and "+20.0 points" in claim for claim in claims.may)
     assert not any("at equal length" in claim for claim in claims.may_not)
 
 
@@ -44,6 +44,7 @@ def test_the_main_claim_is_said_not_to_be_shown_otherwise(low, high, n, words):
     claims = claims_of([replace(DIFFERENCE, low=low, high=high, n=n)], judge_learnt_from_humans=True)
     assert not any("at equal length" in claim for claim in claims.may)
     assert any("at equal length" in claim and words in claim for claim in claims.may_not)
+    assert not any("0.0 %" in claim for claim in claims.may_not), "a difference is in points"
 
 
 def test_a_higher_reward_alone_is_never_a_claim():

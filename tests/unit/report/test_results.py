@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from charter.report.results import figure_text, figures_table, interval_text, print_summary
+from charter.report.results import figure_text, figures_table, interval_text, print_claims, print_summary, value_text
 
 
 def summary(path) -> str:
@@ -35,6 +35,21 @@ def test_claims_and_non_claims_are_printed_beside_the_figures(finished, fixture_
         assert sentence in text
 
 
+def test_differences_of_shares_are_in_points():
+    gain = {"value": 0.558, "low": 0.49, "high": -0.01, "unit": "share", "method": "paired bootstrap, 4000 resamples"}
+    assert (value_text(gain), interval_text(gain)) == ("+55.8 points", "+49.0 to -1.0")
+    assert value_text({**gain, "method": "Wilson score"}) == "55.8 %"
+
+
+def test_a_reason_that_several_claims_share_is_given_once():
+    claims = {"may_not": [f"Not shown, the interval includes 0: {claim}." for claim in ("one", "two")]}
+    output = io.StringIO()
+    print_claims(claims, Console(file=output, width=80))
+    assert output.getvalue().count("Not shown") == 1
+    assert "- one." in output.getvalue()
+    assert "- two." in output.getvalue()
+
+
 def test_plan_against_actual_is_printed_for_every_stage(finished, fixture_run):
     lines = summary(finished).splitlines()
     for name, *_ in fixture_run.STAGES:
@@ -51,6 +66,7 @@ def test_a_run_without_an_evaluation_has_a_summary_all_the_same(running):
     [
         (0.577, "share", "57.7 %"),
         (1.0, "share", "100.0 %"),
+        (0.062, "points", "+6.2 points"),
         (2.8, "nats", "2.80 nats"),
         (-0.06, "reward", "-0.060 reward"),
         (12345.6, "", "12,346"),

@@ -55,10 +55,10 @@ class KeptPlan:
 
 def kept_plan(plan: Mapping[str, Any]) -> KeptPlan:
     """Return the words of a `plan.json`."""
-    whole = planned(plan.get("total") or {})
+    total = planned(plan.get("total") or {})
     return KeptPlan(
-        seconds=_ends(format_seconds(whole.p50.seconds), format_seconds(whole.p90.seconds)),
-        usd=_ends(format_usd(whole.p50.usd), format_usd(whole.p90.usd)),
+        seconds=_ends(format_seconds(total.p50.seconds), format_seconds(total.p90.seconds)),
+        usd=_ends(format_usd(total.p50.usd), format_usd(total.p90.usd)),
         stages=tuple(map(_kept_stage, plan.get("stages") or ())),
     )
 
@@ -128,11 +128,11 @@ def build(context: Context) -> PageValues:
 
 def _page(root: Path, query: Mapping[str, str], context: Context) -> PlanPage:
     project = _project(root)
-    kept = context.project.plan
+    before = context.project.plan
     shown: dict[str, Any] = {
         "in_file": in_file(project),
         "accelerators": known_accelerators(),
-        "kept": None if kept is None else kept_plan(kept),
+        "kept": None if before is None else kept_plan(before),
     }
     try:
         question = WhatIfQuestion.of(query)

@@ -12,7 +12,7 @@ from charter.dashboard.view.meter_view import MeterView
 from charter.dashboard.view.run_view import StageRow, run_view
 from charter.evaluate.outcome import EvaluationOutcome, outcome_of
 from charter.ledger import Accounted
-from charter.report.results import figure_text, interval_text
+from charter.report.results import interval_text, value_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ def figure_rows(results: Mapping[str, Any]) -> tuple[StageFigure, ...]:
     return tuple(
         StageFigure(
             label=str(figure.get("label") or figure.get("key") or ""),
-            value=figure_text(figure.get("value"), str(figure.get("unit") or ""), with_unit=True),
+            value=value_text(figure),
             interval=interval_text(figure),
             number=f"{figure['n']:,}" if isinstance(figure.get("n"), int) else "",
             note=str(figure.get("note") or ""),
