@@ -58,14 +58,19 @@ def export(
 ) -> None:
     """Write a finished stage's model or records for others, or a stage as another engine's configuration."""
     from charter.errors import UsageError
+    from charter.spec.suggest import did_you_mean
 
     project, root = open_project(directory, set_)
+    if stage not in project.pipeline:
+        raise UsageError(f"no stage is called {stage!r}; {did_you_mean(stage, project.pipeline)}")
     if engine is not None and format != "model":
         raise UsageError("--format is of records that a stage has made, --engine of a stage to run; give one of them")
     if engine is not None:
         if data and print_:
             raise UsageError("--data writes files, --print writes nothing; give one of them")
-        _export_handover(project, root, stage, engine, target, data=data, print_=print_, json_=json_)
+        beside = directory.parent if directory.is_file() else directory
+        where = target or beside / EXPORTS / f"{stage}-{engine}"
+        _export_handover(project, root, stage, engine, where, data=data, print_=print_, json_=json_)
         return
     if print_ or json_ or data:
         raise UsageError("--data, --print and --json go with --engine")
@@ -89,7 +94,7 @@ def _export_handover(
     root: Path,
     stage: str,
     engine: str,
-    target: Path | None,
+    where: Path,
     *,
     data: bool,
     print_: bool,
@@ -102,15 +107,13 @@ def _export_handover(
     from charter.launch.rendered import printed
     from charter.report.handover import check_target, export_handover, write_export
 
-    where = target or Path(EXPORTS) / f"{stage}-{engine}"
-    where_at = where if target is not None else root / where
     if not print_:
-        check_target(where_at)
+        check_target(where)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(TemporaryDirectory(prefix=".export-", dir=root))) if data else None
         handover = export_handover(project, root, stage, engine, today=datetime.now(UTC).date(), scratch=scratch)
         if not print_:
-            write_export(handover, where_at)
+            write_export(handover, where)
     if json_:
         print_json({**handover.to_json(), "target": None if print_ else str(where)})
     elif print_:

@@ -14,6 +14,8 @@ from charter.report.handover_jobs import SCRIPT, SKYPILOT, SLURM
 from charter.report.handover_request import ModelInput
 
 MAPPING, README, PLAN = "mapping.md", "README.md", "plan.json"
+PROJECT = "PROJECT"
+"""How a page names the directory of the project, which it cannot know: an export is copied elsewhere."""
 PLAN_SCHEMA = "charter.handover_plan/1"
 GUARANTEES: Mapping[str, str] = {
     "bit_exact": "bit-exact",
@@ -89,7 +91,8 @@ def _inputs_wanted(handover: Handover, inputs: Sequence[ModelInput]) -> Iterator
         yield f"- `{item.path}`: the model of the role {item.role}, {_origin(item)}."
     for role, path in handover.paths.data.items():
         yield f"- `{path}`: the rows of the role {role}, in the order in which they are read."
-        yield "  `charter artifacts export --data` writes them when what the stage reads is there; so does a run."
+        again = f"charter artifacts export {handover.name} --engine {handover.engine} --data DIR -C {PROJECT}"
+        yield f"  `{again}` writes them to DIR when what the stage reads is there; so does a run."
 
 
 def _inputs_there(handover: Handover, notes: Sequence[str]) -> Iterator[str]:
@@ -117,6 +120,8 @@ def _readme(
     yield f"A stage of kind {handover.stage.kind} for {engine.title} {engine.version} (`{engine.package}`)."
     yield f"`{MAPPING}` says where every field of the stage went. Checked by: {engine.checked_by}."
     yield ""
+    yield f"Commands are for this directory; `{PROJECT}` is the one with charter.yaml."
+    yield ""
     yield f"- planned on {option.label}: {option.layout_label}"
     yield f"- {handover.target_steps:,} {unit}; memory, time and cost are in `{PLAN}`"
     yield ""
@@ -141,15 +146,16 @@ def _readme(
     yield "## Bring it back"
     yield ""
     if handover.num_nodes == 1:
-        yield f"With `engine: {engine.name}` in the stage `charter run` starts it, with its record and resume."
+        run = f"charter run -C {PROJECT}"
+        yield f"With `engine: {engine.name}` in the stage `{run}` starts it, with its record and resume."
     else:
-        yield "`charter run` starts engines on one node; on several they are started as above."
-    yield f"What was started by hand is read with `charter artifacts import DIR --as {handover.name}`."
+        yield f"`charter run -C {PROJECT}` starts engines on one node; on several they are started as above."
+    yield f"What was started by hand is read with `charter artifacts import DIR --as {handover.name} -C {PROJECT}`."
 
 
 def _origin(item: ModelInput) -> str:
     if item.made_by is not None:
-        return f"made by stage {item.made_by}: `charter artifacts export {item.made_by} {item.path}`"
+        return f"made by stage {item.made_by}: `charter artifacts export {item.made_by} {item.path} -C {PROJECT}`"
     return "to be put there" if item.path.startswith("inputs/") else "from the hub, or a directory of that name"
 
 

@@ -80,7 +80,7 @@ def test_a_model_that_a_stage_makes_lies_below_the_export(root):
     made = made_of(root, "pm")
     assert made.handover.paths.models == {"init": "inputs/init"}
     assert made.handover.target_steps == 4000 // 64 + 1
-    assert "made by stage sft: `charter artifacts export sft inputs/init`" in made.files["README.md"]
+    assert "made by stage sft: `charter artifacts export sft inputs/init -C PROJECT`" in made.files["README.md"]
 
 
 def test_the_directory_says_where_everything_went(root, tmp_path):
@@ -189,7 +189,7 @@ def test_what_cannot_be_handed_over_is_refused_before_anything_is_planned(root, 
 def test_the_command_writes_prints_and_speaks_json(root):
     done = run("artifacts", "export", "sft", "--engine", "trl", "-C", root)
     assert done.exit_code == 0, done.output
-    assert "Wrote sft for Plain 1.2.3 to exports/sft-trl" in done.output
+    assert f"Wrote sft for Plain 1.2.3 to {root}/exports/sft-trl\n" in done.output, "a path that opens from anywhere"
     assert "0 fields  dropped" in done.output
     assert "done by Charter" in done.output
     assert (root / "exports" / "sft-trl" / "plain.yaml").is_file()
@@ -205,6 +205,7 @@ def test_the_command_writes_prints_and_speaks_json(root):
 
 
 def test_the_command_without_an_engine_needs_a_directory(root):
+    assert "did you mean 'sft'?" in str(run("artifacts", "export", "sftt", "-C", root).exception)
     assert "give the directory" in str(run("artifacts", "export", "sft", "-C", root).exception)
     assert "go with --engine" in str(run("artifacts", "export", "sft", "x", "--print", "-C", root).exception)
 
