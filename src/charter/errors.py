@@ -142,14 +142,15 @@ def missing_extra(error: ModuleNotFoundError) -> MissingExtraError | None:
     """Return the error that names the extra of a missing package; None for a package that no extra brings.
 
     >>> str(missing_extra(ModuleNotFoundError(name="sqlalchemy.orm")))
-    "sqlalchemy is not installed; it comes with: pip install 'charter-plan[run]'"
+    "sqlalchemy is not installed; it comes with: pip install '.[run]' in Charter's directory"
     >>> missing_extra(ModuleNotFoundError(name="charter.nothing")) is None
     True
     """
     package = (error.name or "").partition(".")[0]
     for extra, modules in EXTRAS.items():
         if package in modules:
-            return MissingExtraError(f"{package} is not installed; it comes with: pip install 'charter-plan[{extra}]'")
+            how = f"pip install '.[{extra}]' in Charter's directory"
+            return MissingExtraError(f"{package} is not installed; it comes with: {how}")
     return None
 
 

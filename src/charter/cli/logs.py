@@ -30,12 +30,11 @@ def logs(
     path = _stage_log(project, build_pipeline(project, root).stage(stage).directory)
     if path is None:
         raise UsageError(f"stage {stage} has not run yet as it is written now, so there is no log of it")
-    if isinstance(path, str):
-        sys.stdout.writelines(path.splitlines(keepends=True)[-lines:])
-        return
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = path if isinstance(path, str) else path.read_text(encoding="utf-8", errors="replace")
     sys.stdout.writelines(text.splitlines(keepends=True)[-lines:])
-    if follow:
+    if not text:
+        print(f"stage {stage} has printed nothing{' yet' if follow else ''}", file=sys.stderr, flush=True)
+    if follow and isinstance(path, Path):
         _follow(path)
 
 

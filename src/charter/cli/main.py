@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -156,7 +157,8 @@ class Verbs(TyperGroup):
         for length in (2, 1):
             name = " ".join(words[:length])
             if name in COMMANDS and len(words) >= length:
-                return name, self.get_command(ctx, name), words[length:]
+                command = self.get_command(ctx, name)
+                return name, command, with_directory(command, words[length:])
         if first.startswith("-"):
             return super().resolve_command(ctx, args)
         near = (
@@ -194,6 +196,29 @@ class Verbs(TyperGroup):
                 formatter.write(f"  {verb:<10} {summary}\n")
         formatter.write("\nNew here: charter init demo --template cai-smoke && charter run demo\n")
         formatter.write("Options: --version, --install-completion, --show-completion, -h or --help\n")
+
+
+def with_directory(command: Any, words: list[str]) -> list[str]:
+    """Put -C before a project that was named without it, for a command that takes no other word.
+
+    >>> import click
+    >>> status = click.Command("status", params=[click.Option(["-C"]), click.Option(["--watch"], is_flag=True)])
+    >>> with_directory(status, ["--watch", "."]), with_directory(status, ["-C", "."])
+    (['--watch', '-C', '.'], ['-C', '.'])
+    """
+    below = getattr(command, "commands", {})
+    if words and words[0] in below:
+        return [words[0], *with_directory(below[words[0]], words[1:])]
+    options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
+    takes_words = len(options) < len(command.params)
+    if takes_words or not any("-C" in option.opts for option in options):
+        return words
+    with_value = {name for option in options if not option.is_flag for name in option.opts}
+    for index, word in enumerate(words):
+        is_value = index > 0 and words[index - 1] in with_value
+        if not is_value and not word.startswith("-") and (Path(word).is_dir() or word.endswith(".yaml")):
+            return [*words[:index], "-C", *words[index:]]
+    return words
 
 
 def _key_of_option(option: str, ctx: Any) -> str | None:

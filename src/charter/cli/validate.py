@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from charter.cli.common import JsonOption, print_json
+from charter.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,12 +55,20 @@ def validate(
     groups = grouped(verdicts, by)
     if json_:
         print_json(_report(verdicts, groups, by))
+        _refuse_all_refused(file, verdicts)
         return
     _print(file, verdicts, groups, by)
     if calibration and load(calibration).sha256 == fingerprint(rows):
         typer.echo(f"{calibration} was fitted to these very rows: the errors above are not those of a new run")
     if worst:
         _print_worst(verdicts, worst)
+    _refuse_all_refused(file, verdicts)
+
+
+def _refuse_all_refused(file: Path, verdicts: "Sequence[RowVerdict]") -> None:
+    """Raise DataError where no row of a file could be predicted, so that nothing was validated."""
+    if all(item.refused for item in verdicts):
+        raise DataError(f"no row of {file} can be predicted; docs/reference/measurements.md says what a row needs")
 
 
 def _report(verdicts: "Sequence[RowVerdict]", groups: "Mapping[str, Score]", by: str) -> dict[str, Any]:

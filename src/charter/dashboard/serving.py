@@ -71,5 +71,5 @@ def missing_extra(error: ImportError) -> MissingExtraError:
     if (error.name or "charter").partition(".")[0] == "charter":
         raise error
     return MissingExtraError(
-        f'the dashboard needs {error.name}, which is not installed; install it with: pip install "charter-plan[ui]"'
+        f'the dashboard needs {error.name}, which is not installed; install it with: pip install ".[ui]"'
     )

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from charter.data.rows import Bad, BadRowError, Row, parse_json, parse_object
 from charter.errors import DataError, MissingExtraError, loads_json
 
-PIP_COMMAND = 'pip install "charter-plan[data]"'
+PIP_COMMAND = 'pip install ".[data]"'
 TURN_FIELDS = ("messages", "prompt", "completion", "chosen", "rejected")
 BATCH_ROWS = 512
 

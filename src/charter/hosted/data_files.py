@@ -409,7 +409,7 @@ def write_parquet(rows: Iterable[Row], path: Path) -> int:
         import pyarrow as arrow
         from pyarrow import parquet
     except ImportError:
-        hint = "install it with: pip install 'charter-plan[data]'"
+        hint = "install it with: pip install '.[data]'"
         raise MissingExtraError(f"Parquet files need pyarrow; {hint}") from None
     count, writer = 0, None
     group: list[Row] = []

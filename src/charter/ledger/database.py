@@ -132,7 +132,7 @@ def _connect_server(address: str) -> Database:
     except ImportError as error:
         raise MissingExtraError(
             f"a ledger on PostgreSQL needs psycopg ({error.name} is not installed); "
-            'install it with: pip install "charter-plan[postgres]"'
+            'install it with: pip install ".[postgres]"'
         ) from error
 
     def open_bound(_dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:

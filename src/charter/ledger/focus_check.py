@@ -220,7 +220,7 @@ def to_parquet(rows: Sequence[Row], version: Version = DEFAULT_VERSION) -> bytes
         from pyarrow import parquet
     except ImportError:
         raise MissingExtraError(
-            'FOCUS as Parquet needs pyarrow; install it with: pip install "charter-plan[data]", or write .csv'
+            'FOCUS as Parquet needs pyarrow; install it with: pip install ".[data]", or write .csv'
         ) from None
     columns = column_order(rows, version)
     fields = [pa.field(name, _type(pa, name, rows)) for name in columns]

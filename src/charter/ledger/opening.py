@@ -24,8 +24,7 @@ def open_database(
         from charter.ledger import database, schema
     except ImportError as error:
         raise MissingExtraError(
-            f"the ledger needs SQLAlchemy ({error.name} is not installed); "
-            'install it with: pip install "charter-plan[run]"'
+            f'the ledger needs SQLAlchemy ({error.name} is not installed); install it with: pip install ".[run]"'
         ) from error
     opened = database.connect(where, mountinfo=mountinfo)
     try:

@@ -28,7 +28,7 @@ from charter.metering.row import GpuSample, HostSample, MeterRow, append_row
 
 JOULES_PER_MILLIJOULE = 1e-3
 WATTS_PER_MILLIWATT = 1e-3
-NO_LIBRARY = "no GPU metering: nvidia-ml-py is not installed (pip install 'charter-plan[meter]')"
+NO_LIBRARY = "no GPU metering: nvidia-ml-py is not installed (pip install '.[meter]')"
 ON_PROCESSORS = "no GPU metering: the stage computes on processors"
 
 
@@ -339,7 +339,7 @@ def _psutil() -> Any:
     try:
         import psutil
     except ImportError:
-        raise MissingExtraError("metering needs psutil; install it with  pip install 'charter-plan[meter]'") from None
+        raise MissingExtraError("metering needs psutil; install it with  pip install '.[meter]'") from None
     return psutil
 
 

@@ -204,7 +204,7 @@ def _peft() -> Any:
     try:
         import peft
     except ImportError:
-        raise MissingExtraError("adapters need peft; install it with: pip install 'charter-plan[adapters]'") from None
+        raise MissingExtraError("adapters need peft; install it with: pip install '.[adapters]'") from None
     return peft
 
 
@@ -214,6 +214,6 @@ def _bitsandbytes() -> Any:
     except ImportError:
         raise MissingExtraError(
             "an adapter over a base in 4 or 8 bits needs bitsandbytes; install it with: "
-            "pip install 'charter-plan[adapters]', or use base_bits 16"
+            "pip install '.[adapters]', or use base_bits 16"
         ) from None
     return bitsandbytes

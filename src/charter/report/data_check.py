@@ -56,6 +56,7 @@ class DataCheck:
 
     path: Path
     rows: int
+    """Bad ones too."""
     kinds: Mapping[str, int]
     bad: FaultCount
     blank: FaultCount
@@ -103,13 +104,18 @@ def check_data(path: Path, spec: DataSpec | None = None, *, tell: Callable[[int]
             repeated.add(f"{row.where}: the id {row.id!r} is that of {_place(first)}")
         if (first := texts.setdefault(key, row.where)) != row.where:
             duplicates.add(f"{row.where}: says the same as {_place(first)}")
-    return DataCheck(path, rows, kinds, bad.found, blank, repeated, duplicates)
+    return DataCheck(path, kinds.total() + bad.found.count, kinds, bad.found, blank, repeated, duplicates)
 
 
 def check_lines(found: DataCheck) -> list[str]:
     """The findings for people."""
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in found.kinds.items()) or "none that can be read"
-    lines = [f"{found.path}: {found.rows:,} rows: {kinds}"]
+    rows = f"{found.rows:,} row{'' if found.rows == 1 else 's'}"
+    if list(found.kinds.values()) == [found.rows]:
+        lines = [f"{found.path}: {rows} of kind {next(iter(found.kinds))}"]
+    else:
+        kinds = [f"{count:,} of kind {kind}" for kind, count in found.kinds.items()]
+        kinds += [f"{found.bad.count:,} bad"] if found.bad.count else []
+        lines = [f"{found.path}: {rows}{': ' if kinds else ''}{', '.join(kinds)}"]
     if len(found.kinds) > 1:
         lines.append("  warning: rows of several kinds; a stage reads one of them")
     sorts = (

@@ -126,7 +126,7 @@ def _slurm(project: Project) -> tuple[Check, ...]:
 def _ray(project: Project) -> tuple[Check, ...]:
     version = installed_version("ray")
     if version == "absent":
-        return (_missing("ray", 'pip install "charter-plan[ray]"'),)
+        return (_missing("ray", 'pip install ".[ray]"'),)
     address = project.launch.ray.address
     answer = ask(["ray", "status", *(["--address", address] if address != "auto" else [])], seconds=60.0)
     said = f"Ray {version}; " + ("the cluster answers" if answer.ok else answer.text or "no cluster answers")

@@ -72,7 +72,7 @@ def look_up(where: str, reference: str, root: Path, environment: Mapping[str, st
     return Check(group="credentials", name=where, ok=private, found=said, advice=f"chmod 600 {path}")
 
 
-METER = 'pip install "charter-plan[meter]"'
+METER = 'pip install ".[meter]"'
 TORCH_FOR_CUDA = "install a CUDA build of torch: pip install torch (without the CPU index)"
 
 
@@ -144,7 +144,7 @@ def examine_extras(project: Project, root: Path, launcher: str) -> tuple[Check, 
                 name=f"extra {extra}",
                 ok=not lacking,
                 found=f"{why}; {f'{lacking[0]} is not installed' if lacking else 'installed'}",
-                advice=f'pip install "charter-plan[{extra}]"',
+                advice=f'pip install ".[{extra}]"',
             )
         )
     return tuple(checks)

@@ -177,7 +177,7 @@ def check_trackers(trackers: tuple[Tracked, ...]) -> None:
     if missing:
         raise MissingExtraError(
             f"tracking names {', '.join(missing)}, which is not installed; "
-            f"pip install 'charter-plan[{','.join(missing)}]', or take it out of `tracking`"
+            f"pip install '.[{','.join(missing)}]', or take it out of `tracking`"
         )
     for tracked in trackers:
         for reference, what in _references(tracked):

@@ -65,7 +65,7 @@ def _eight_bit(entries: list[dict[str, Any]], betas: tuple[float, float]) -> tor
         from bitsandbytes.optim import AdamW8bit
     except ImportError:
         raise MissingExtraError(
-            "optimizer adamw_8bit needs bitsandbytes; install it with: pip install 'charter-plan[adapters]'"
+            "optimizer adamw_8bit needs bitsandbytes; install it with: pip install '.[adapters]'"
         ) from None
     optimizer: torch.optim.Optimizer = AdamW8bit(entries, betas=betas, eps=EPSILON)
     return optimizer

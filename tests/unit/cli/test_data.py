@@ -49,7 +49,7 @@ def test_check_names_the_lines_of_what_is_wrong(call):
     code, shown, error = call("check", "d.jsonl", rows=rows)
     assert (code, error) == (8, "4 rows of d.jsonl cannot be used")
     for line in (
-        "d.jsonl: 5 rows: 4 prompt",
+        "d.jsonl: 7 rows: 4 of kind prompt, 3 bad",
         "error: 3 bad rows",
         "d.jsonl:2: not valid JSON",
         "d.jsonl:6: NaN is not a JSON value",
@@ -73,7 +73,7 @@ def test_check_of_a_sound_file_and_of_many_faults(call):
 def test_worked_critiques_are_a_kind_of_their_own(call):
     names = ("init_prompt", "init_response", "critic_prompt", "critic_response", "revision_prompt", "revision_response")
     code, shown, _ = call("check", "d.jsonl", rows=[{name: name for name in names}])
-    assert (code, "1 worked critique" in shown) == (0, True)
+    assert (code, "1 row of kind worked critique" in shown) == (0, True)
 
 
 def test_stats_of_labels(call):

@@ -37,6 +37,16 @@ def test_a_verb_names_itself_in_its_help(verb):
     assert f"Usage: charter {verb}" in text
 
 
+@pytest.mark.parametrize("words", ["status", "report --text", "cost", "cost report", "cost budget"])
+def test_a_project_may_be_named_without_c(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+    line = words.split()
+    plain, short = (CliRunner().invoke(app, [*line, *more]) for more in (["-C", "demo"], ["demo"]))
+    assert (str(short.exception), short.output) == (str(plain.exception), plain.output)
+    assert "demo" in str(short.exception) + short.output
+
+
 @pytest.mark.parametrize("verb", sorted({name.split()[0] for name in COMMANDS if " " in name}))
 def test_help_of_a_verb_names_those_below_it(verb):
     text = " ".join(output_of(verb, "--help")[1].split())

@@ -17,7 +17,7 @@ from charter.artifacts.safe_path import wrong_name
 from charter.artifacts.store.place import BUCKET, NO_TAGS, READ_BYTES, PlaceError, StoredObject, Tags
 from charter.errors import DataError, MissingExtraError, UsageError
 
-PIP_COMMAND = 'pip install "charter-plan[store]"'
+PIP_COMMAND = 'pip install ".[store]"'
 CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 10, 60, 3
 """A store that is down must be noticed within a minute; what fails then is tried again later by whoever asked."""
 

@@ -108,7 +108,7 @@ class EndpointPool:
         try:
             import aiohttp  # noqa: F401
         except ImportError:
-            raise MissingExtraError("asking a server needs aiohttp: pip install 'charter-plan[run]'") from None
+            raise MissingExtraError("asking a server needs aiohttp: pip install '.[run]'") from None
         endpoints = tuple(dict.fromkeys((serving.endpoint, *serving.also_endpoints)))
         setting = ServerSetting(
             name=name,

@@ -256,7 +256,7 @@ def read_run_on_server(run_id: str, tracking_uri: str) -> FoundRun:
         from mlflow.exceptions import MlflowException
     except ImportError:
         raise MissingExtraError(
-            "reading a run from an MLflow server needs mlflow: pip install 'charter-plan[mlflow]'; "
+            "reading a run from an MLflow server needs mlflow: pip install '.[mlflow]'; "
             "a local mlruns directory needs nothing"
         ) from None
     try:

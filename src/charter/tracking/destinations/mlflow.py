@@ -132,9 +132,7 @@ def open_mlflow(settings: MlflowSettings, *, run_name: str, root: Path, director
     try:
         from mlflow import MlflowClient
     except ImportError:
-        raise MissingExtraError(
-            "tracking names mlflow, which is not installed; pip install 'charter-plan[mlflow]'"
-        ) from None
+        raise MissingExtraError("tracking names mlflow, which is not installed; pip install '.[mlflow]'") from None
     uri = _uri(settings, root=root, directory=directory, secrets=secrets)
     local = None if uri.startswith("http") else (directory / "mlflow-artifacts").resolve().as_uri()
     return MlflowDestination(

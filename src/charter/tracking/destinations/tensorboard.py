@@ -151,6 +151,6 @@ def _library() -> tuple[Any, Any, Any]:
         from tensorboard.summary.writer.record_writer import RecordWriter
     except ImportError:
         raise MissingExtraError(
-            "tracking names tensorboard, which is not installed; pip install 'charter-plan[tensorboard]'"
+            "tracking names tensorboard, which is not installed; pip install '.[tensorboard]'"
         ) from None
     return event_pb2, summary_pb2, RecordWriter

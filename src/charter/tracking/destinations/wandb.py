@@ -164,7 +164,5 @@ def open_wandb(settings: WandbSettings, *, run_name: str, directory: Path, secre
     try:
         import wandb
     except ImportError:
-        raise MissingExtraError(
-            "tracking names wandb, which is not installed; pip install 'charter-plan[wandb]'"
-        ) from None
+        raise MissingExtraError("tracking names wandb, which is not installed; pip install '.[wandb]'") from None
     return WandbDestination(wandb, settings, project=run_name, directory=directory)
