@@ -257,6 +257,9 @@ def load(verb: str) -> Any:
     if hasattr(command, "add_command"):
         for name in below:
             command.add_command(load(name), name.rpartition(" ")[2])
+        for item in command.commands.values():
+            # Else click cuts the first sentence off at the end of the line.
+            item.short_help = item.short_help or " ".join((item.help or "").partition("\n\n")[0].split())
     elif below:
         has = "it has" if len(below) == 1 else "each has"
         command.epilog = f"See also {', '.join(f'charter {name}' for name in below)}; {has} --help."

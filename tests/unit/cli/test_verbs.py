@@ -52,6 +52,7 @@ def test_help_of_a_verb_names_those_below_it(verb):
     text = " ".join(output_of(verb, "--help")[1].split())
     below = [name.split()[1] for name in COMMANDS if name.startswith(f"{verb} ")]
     assert [name for name in below if name not in text] == []
+    assert "..." not in text.partition("Commands:")[2], "a sentence is cut"
 
 
 @pytest.mark.parametrize(("word", "verb"), {**OLD, **SHORT}.items())
