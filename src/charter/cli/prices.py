@@ -409,11 +409,19 @@ def prices_check(
         )
 
 
+SOURCES = """name one list or more; Charter fetches nothing by itself. A SOURCE is
+  - the address or file of a CSV or JSON list, in the columns of prices.csv, of SkyPilot's catalog or of gpuhunt:
+    charter catalog prices refresh --cloud lambda \\
+      https://raw.githubusercontent.com/skypilot-org/skypilot-catalog/master/catalogs/v8/lambda/vms.csv
+  - the directory of a SkyPilot catalog, with a list for each cloud, which SkyPilot keeps where it is installed:
+    charter catalog prices refresh ~/.sky/catalogs/v8"""
+
+
 def prices_refresh(
     sources: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(metavar="SOURCE...", help="Address of a CSV or JSON list, file, or SkyPilot catalog."),
-    ],
+    ] = None,
     cloud: Annotated[str, typer.Option("--cloud", help="The cloud of lists that do not name it.")] = "",
     accelerator: Annotated[
         list[str] | None, typer.Option("--accelerator", help="Take only these accelerators; repeatable.")
@@ -428,6 +436,8 @@ def prices_refresh(
     from charter.catalog.price_write import by_region, merged, prices_csv
     from charter.errors import UsageError
 
+    if not sources:
+        raise UsageError(SOURCES)
     today = date.today()
     target = project_root(directory) / "prices.csv"
     rows = list_in(target).checked(layout="charter", today=today).rows if target.is_file() else ()

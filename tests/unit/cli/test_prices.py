@@ -216,4 +216,6 @@ def test_a_list_that_is_none_changes_nothing(project):
                 charter("refresh", f"{address}/{path}", "--cloud", "aws")
     with pytest.raises(UsageError, match="holds no CLOUD"):
         charter("refresh", ".")
+    with pytest.raises(UsageError, match="name one list or more"):
+        charter("refresh")
     assert not (project / "prices.csv").exists()
