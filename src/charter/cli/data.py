@@ -67,18 +67,40 @@ data_app.command("dvc")(data_dvc)
 
 
 @data_app.command("check")
-def check(path: PathArgument, format: FormatOption = "auto", json_: JsonOption = False) -> None:
+def check(
+    path: Annotated[
+        Path | None,
+        typer.Argument(help="A file, a directory or a pattern; those of charter.yaml if left out.", show_default=False),
+    ] = None,
+    format: FormatOption = "auto",
+    directory: DirOption = Path("."),
+    json_: JsonOption = False,
+) -> None:
     """Read every row as a stage would: bad rows with their lines, blank texts, duplicates; exit code 8 for bad ones."""
     from charter.errors import DataError
     from charter.report.data_check import check_data, check_lines
 
-    report = check_data(path, _spec(path, format))
+    chosen = _data_of(directory) if path is None else [(path, _spec(path, format))]
+    reports = [check_data(place, spec) for place, spec in chosen]
     if json_:
-        print_json(report.to_json())
+        print_json(reports[0].to_json() if path else {"data": [report.to_json() for report in reports]})
     else:
-        print("\n".join(check_lines(report)))
-    if not report.is_sound:
-        raise DataError(f"{report.bad.count + report.blank.count} rows of {path} cannot be used")
+        print("\n".join(line for report in reports for line in check_lines(report)))
+    for report in reports:
+        if not report.is_sound:
+            raise DataError(f"{report.bad.count + report.blank.count} rows of {report.path} cannot be used")
+
+
+def _data_of(directory: Path) -> "list[tuple[Path, DataSpec]]":
+    """The data sets of a project that are there, each as its stages read it; a UsageError names those that are not."""
+    from charter.data.formats import is_there
+    from charter.errors import UsageError
+
+    project, root = open_project(directory)
+    absent = [spec.path for spec in project.data.values() if not is_there(root / spec.path)]
+    if absent or not project.data:
+        raise UsageError(f"{root}: {f'there is no {absent[0]}' if absent else 'charter.yaml names no data'}")
+    return [(root / spec.path, spec) for spec in project.data.values()]
 
 
 @data_app.command("stats")

@@ -70,6 +70,19 @@ def test_check_of_a_sound_file_and_of_many_faults(call):
     assert "there is no data set" in call("check", "none.jsonl")[2]
 
 
+def test_check_of_a_project_reads_all_its_data(call, tmp_path):
+    (tmp_path / "charter.yaml").write_text(
+        "name: p\nmodels: {base: {model: gpt2}}\n"
+        "data: {one: {path: d.jsonl}, half: {path: d.jsonl, limit: 1}}\n"
+        "pipeline: {sft: {kind: sft, init: base, data: [one]}}\n"
+    )
+    code, shown, _ = call("check", "-C", ".", rows=[{"prompt": "q"}, {"prompt": "r"}])
+    assert (code, "2 rows of kind prompt" in shown, "1 row of kind prompt" in shown) == (0, True, True)
+    assert call("check", rows=["{"])[0] == 8
+    (tmp_path / "d.jsonl").unlink()
+    assert "there is no d.jsonl" in call("check", "-C", ".")[2]
+
+
 def test_worked_critiques_are_a_kind_of_their_own(call):
     names = ("init_prompt", "init_response", "critic_prompt", "critic_response", "revision_prompt", "revision_response")
     code, shown, _ = call("check", "d.jsonl", rows=[{name: name for name in names}])
