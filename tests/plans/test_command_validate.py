@@ -142,3 +142,10 @@ def test_an_impossible_row_is_left_out_of_a_calibration(tmp_path, rows):
     assert load(tmp_path / "sound.json").quantities == load(tmp_path / "wrong.json").quantities
     with pytest.raises(UsageError, match="OWN-9: the implied MFU"):
         run("validate", "calibrate", write(tmp_path / "one.csv", [wrong]), "-o", tmp_path / "none.json")
+
+
+def test_a_file_of_refused_rows_fails_with_a_hint(tmp_path):
+    (tmp_path / "m.csv").write_text("id,metric,value,kind,model,gpu,gpus\nA-1,step_tme_s,3,sft,gpt2,H100,8\n")
+    done = CliRunner().invoke(app, ["validate", str(tmp_path / "m.csv")])
+    assert "nothing predicts step_tme_s of kind sft; did you mean step_time_s?" in " ".join(done.output.split())
+    assert done.exception.exit_code == 8

@@ -61,6 +61,7 @@ def _show(checks: "Sequence[Check]") -> None:
         if check.group != group:
             group = check.group
             print(group)
-        print(f"  {'✔' if check.ok else '✘'} {check.name:<{width}}  {check.found}")
+        mark = ("✔" if check.is_known else "?") if check.ok else "✘"
+        print(f"  {mark} {check.name:<{width}}  {check.found}")
         if not check.ok:
             print(f"    {check.advice}")

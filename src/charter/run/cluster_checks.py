@@ -32,8 +32,11 @@ class Check:
 
     name: str
     ok: bool
+    """Not known to be wrong."""
     found: str
     advice: str = ""
+    is_known: bool = True
+    """False where nobody could say."""
     group: str = "machine"
     """machine, packages, drivers, launcher, plan, network, credentials or disk."""
 
@@ -227,7 +230,7 @@ def _nodes(executions: Mapping[str, Execution], project: Project, launcher: str)
         label = f"{nodes} x {accelerator}:{each}"
         if counts is None:
             said = f"for {', '.join(names)}; {launcher} does not say what its nodes have"
-            yield Check(group="plan", name=label, ok=True, found=said)
+            yield Check(group="plan", name=label, ok=True, is_known=False, found=said)
             continue
         together = launcher == "ray"
         fitting = sum(counts) // each if together else sum(count >= each for count in counts)

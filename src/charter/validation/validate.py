@@ -9,12 +9,14 @@ import numpy as np
 from charter.errors import CharterError
 from charter.physics.columns import Array
 from charter.physics.fitted import Bundle, Fitted, Knowledge, QuantityFit, bundled
+from charter.spec.suggest import nearest
 from charter.validation.alarms import alarms_of
 from charter.validation.bundled import bundled_measurements
 from charter.validation.intervals import group_of, scatter_factor
 from charter.validation.quantities.memory import MEMORY_NAMES, out_of_memory
 from charter.validation.quantity import QUANTITIES, Quantity, quantity_of
 from charter.validation.rows.measurement import Measurement, Refusal, inferred, unknowns
+from charter.validation.rows.metrics import WRITTEN_METRICS
 from charter.validation.score import Case, ScoredRow, calibrated, cases_of, fitted_to, predict, spread_over
 
 OOM = "oom"
@@ -257,7 +259,9 @@ def _verdict_on_memory(row: Measurement, constants: _MemoryConstants) -> RowVerd
 
 
 def _nobody(row: Measurement) -> RowVerdict:
-    reason = f"nothing predicts {row.metric} of kind {row.kind}"
+    near = nearest(row.metric, WRITTEN_METRICS)
+    hint = f"; did you mean {near}?" if near is not None and near != row.metric else ""
+    reason = f"nothing predicts {row.metric} of kind {row.kind}{hint}"
     return RowVerdict(row=row, refused="; ".join(row.problems) or reason)
 
 

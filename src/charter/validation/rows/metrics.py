@@ -11,6 +11,10 @@ _RATE = re.compile(
     rf"(?:(?P<one>{_OF_ONE})_)?{_PER_SECOND}(?:_(?P<after>{_OF_ONE})|_total)?"
 )
 _STEP = re.compile(r"(?:step|iteration|iter)_(?:time|latency)(?:_\w+)?|(?:s|ms|seconds)_per_(?:it|iter|iteration|step)")
+WRITTEN_METRICS = (
+    "step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "out_tokens_per_s", "peak_mem_gib", "peak_mem_gb", "oom",
+)  # fmt: skip
+"""Names that people write most, for a hint beside one that nothing predicts."""
 _RUN: tuple[tuple[str, str, float], ...] = (
     (r"(gpu|tpu|chip|device|accelerator|npu|card)_hours", "gpu_hours", 1.0),
     (r"(gpu|tpu|chip|device|accelerator|npu|card)_days", "gpu_hours", 1 / 24),
