@@ -77,7 +77,7 @@ def test_a_bucket_that_is_not_there_or_does_not_answer_is_said(place, s3, monkey
 
 def test_without_the_library_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
-    with pytest.raises(MissingExtraError, match=r"charter-plan\[store\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[store\]"):
         S3Place("s3://results")
 
 

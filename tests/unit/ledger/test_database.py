@@ -29,7 +29,7 @@ def test_another_database_is_refused_with_what_would_work(address):
 
 def test_without_psycopg_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(MissingExtraError, match=r"charter-plan\[postgres\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[postgres\]"):
         Ledger.open("postgresql://db/charter")
 
 

@@ -88,7 +88,7 @@ def test_without_sqlalchemy_the_extra_is_named(path, monkeypatch):
         monkeypatch.delitem(sys.modules, f"charter.ledger.{name}", raising=False)
         monkeypatch.delattr(f"charter.ledger.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    with pytest.raises(MissingExtraError, match=r"charter-plan\[run\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[run\]"):
         Ledger.open(path)
 
 

@@ -90,7 +90,7 @@ def test_files_of_stages_that_need_not_run_are_not_looked_at(project, tmp_path):
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it():
-    with pytest.raises(MissingExtraError, match=r'no_such_package: pip install "charter-plan\[run\]"') as caught:
+    with pytest.raises(MissingExtraError, match=r'no_such_package: pip install "\.\[run\]"') as caught:
         check_packages(["json", "no_such_package"])
     assert caught.value.exit_code == 7
 
