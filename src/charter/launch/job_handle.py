@@ -356,7 +356,8 @@ class JobHandle:
         if silences and min(silences.values()) <= SILENT_SECONDS / 2:
             self._lose(place for place, seconds in silences.items() if seconds > SILENT_SECONDS)
         if self._lost:
-            self.kill()
+            # Agents that are there end by themselves and say so; a scheduler might kill them before they have.
+            self._ask(replace(self._control, kill=True))
 
     def _silences(self, now: float) -> dict[int, float]:
         """Return the seconds since the last beat of each agent whose processes run."""
@@ -376,6 +377,7 @@ class JobHandle:
         self._ended_at = now if self._ended_at is None else self._ended_at
         left = [it for it in records if it.place not in self._lost and it.ended_at is None]
         if not left or now - self._ended_at > WORD_SECONDS:
+            self._scheduler.cancel(self._live.job_id)
             self._end(LOST, "node_lost")
 
     def _give_failed_start_up(self, now: float) -> None:
@@ -385,7 +387,8 @@ class JobHandle:
             self._failed_at = now
         if self._failed_at is not None and now - self._failed_at > WORD_SECONDS:
             self._lose(place for place, seconds in self._silences(now).items() if seconds > SILENT_SECONDS)
-            self.kill()
+            if not self._lost:
+                self.kill()
 
     def _end(self, code: int, cause: Cause, *, goes_on: bool = False) -> None:
         start = f"{self._live.submission.token}-{self._restart}"

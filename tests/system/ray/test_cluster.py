@@ -182,6 +182,13 @@ def test_nodes_that_are_left_out_are_not_used(ray, cluster, tmp_path):
     assert wait(ray, job_id).nodes == (names[-1],)
 
 
+def test_a_command_knows_the_name_that_its_node_has_in_the_job(ray, tmp_path):
+    """By which a node that falls silent is left out later: a host name would mean all nodes of the host."""
+    program = "import os, pathlib; pathlib.Path('name').write_text(os.environ['CHARTER_NODE_NAME'])"
+    state = wait(ray, ray.submit(tiny(tmp_path, program)))
+    assert (tmp_path / "name").read_text() == state.nodes[0]
+
+
 def test_a_command_that_ignores_its_notice_is_ended_at_the_time_limit(ray, tmp_path):
     # The notice comes after 35 s: the command has long said that it ignores it.
     code = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"

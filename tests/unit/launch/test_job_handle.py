@@ -419,9 +419,11 @@ def test_silent_node_ends_job_as_lost_and_is_left_out(tmp_path):
     assert beating(job, SILENT_SECONDS - BEAT_SECONDS) is None
     assert not job.scheduler.cancelled
     beating(job, 2 * BEAT_SECONDS, start=20)
-    assert job.scheduler.cancelled == ["7"], "though its scheduler still thinks that it runs"
+    assert job.files.asked().kill
+    assert not job.scheduler.cancelled, "a scheduler may kill the other agent before it has said how it ended"
     job.ends(-9, place=0, stopped_by="supervisor", node="node-0")
     assert (job.after(1), job.handle.cause) == (-9, "node_lost")
+    assert job.scheduler.cancelled == ["7"], "though its scheduler still thinks that it runs"
     assert left_out == {"node-1": FORGET_SILENCE_SECONDS}
     assert "node-1 fell silent" in job.handle.note
 
