@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from charter.plan.plan import Plan
     from charter.spec.project import Project
 
+    Reader = Callable[[Sequence[str]], tuple[Project, Path]]
+
 Number = TypeVar("Number", int, float)
 _PANEL = "Without a file"
 
@@ -124,9 +126,7 @@ def _changed(text: str, changes: Sequence[str]) -> str:
     return yaml.safe_dump(document.value, sort_keys=False)
 
 
-def project_reader(
-    context: typer.Context, file: "KindFile | None", path: Path, changes: Sequence[str]
-) -> "Callable[[Sequence[str]], tuple[Project, Path]]":
+def project_reader(context: typer.Context, file: "KindFile | None", path: Path, changes: Sequence[str]) -> "Reader":
     """Return what reads the project of a question, a path or a template, with further values put over it.
 
     Of a question `tokens=1B` or `lora=16` is put over what was asked, and any other value over its file.
@@ -268,7 +268,9 @@ KEYS: Mapping[str, str | Callable[[re.Match[str]], str]] = {
     r"a shorter max_prompt_tokens or max_new_tokens": "shorter --answers",
     r"objective: (?=fastest|balanced|cheapest)": "--objective ",
     r"feasible from deadline: ": "feasible from --deadline ",
+    r"a later deadline": "a later --deadline",
     r"`engine:` of the stage": "--set pipeline.STAGE.engine=NAME",
+    r"\bengine: (\w+) does\b": r"--set pipeline.STAGE.engine=\1 does",
 }
 """What a plan says of a key, and what says it on the command line."""
 FIELDS = {
@@ -294,6 +296,8 @@ def in_options(text: str, file: "KindFile") -> str:
     """
     for key, option in KEYS.items():
         text = re.sub(key, option, text)
+    if stage := re.match(r"stage '(\w+)'", text):
+        text = text.replace("pipeline.STAGE.", f"pipeline.{stage[1]}.")
     text = re.sub(
         r"(\w+) with (\w+): ([\d_.]+)(?: \(planned: ([\d_]+)\))?",
         lambda match: _less(file, match[1], match[2], match[3], match[4] or "1"),

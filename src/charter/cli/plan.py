@@ -47,6 +47,7 @@ from charter.cli.inquiry import (
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from charter.cli.inquiry import Reader
     from charter.plan.knowledge import Knowledge
     from charter.plan.plan import Plan
     from charter.run.probe import ProbeReport
@@ -93,8 +94,10 @@ def print_expanded(project: "Project", deviations: Sequence[str], *, as_json: bo
     typer.echo("".join(f"# {line}\n" for line in deviations) + project_yaml(project), nl=False)
 
 
-def check_asked(project: "Project", *, explain: str | None, what_if: Sequence[str] | None, as_json: bool) -> None:
-    """Raise a `UsageError` for a stage or a question that there is not, and for two ways to print at once."""
+def check_asked(
+    project: "Project", read: "Reader", *, explain: str | None, what_if: Sequence[str] | None, as_json: bool
+) -> None:
+    """Raise an error for a stage or a change that there is not, and for two ways to print at once."""
     from charter.errors import UsageError
     from charter.plan.what_if import overrides_of
 
@@ -105,7 +108,7 @@ def check_asked(project: "Project", *, explain: str | None, what_if: Sequence[st
         other = "--json" if as_json else "--what-if"
         raise UsageError(f"--explain prints one stage and {other} the plan; give one of them")
     for question in what_if or ():
-        overrides_of(question, project)
+        read(overrides_of(question, project))
 
 
 def check_limits_asked(fail_over_budget: bool, allow_over_budget: bool) -> None:
@@ -366,7 +369,7 @@ def plan(
     if expand:
         print_expanded(project, deviations, as_json=as_json)
         return
-    check_asked(project, explain=explain, what_if=what_if, as_json=as_json)
+    check_asked(project, read, explain=explain, what_if=what_if, as_json=as_json)
     if sweep is not None:
         _plan_points(path, project, root, sweep, changes, as_json=as_json)
         return
@@ -551,10 +554,7 @@ class PlanAnswer:
 
 
 def what_if_answers(
-    questions: list[str],
-    project: "Project",
-    read: "Callable[[Sequence[str]], tuple[Project, Path]]",
-    planned: "Callable[[Project], Plan]",
+    questions: list[str], project: "Project", read: "Reader", planned: "Callable[[Project], Plan]"
 ) -> list[PlanAnswer]:
     """The plans of all questions; one that fits nowhere is an answer too."""
     from charter.errors import BudgetError, InfeasibleError

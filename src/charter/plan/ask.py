@@ -231,7 +231,7 @@ def _resources(inquiry: Inquiry, given: _Answers) -> str:
         if nodes is None:
             nodes = 1
             given.assumed.append("--nodes 1: one machine")
-    if inquiry.market is None and not is_own:
+    if inquiry.market is None and not is_own and not (named or "").startswith(CPU):
         given.assumed.append("--market on_demand: spot is not looked at")
     if nodes is not None:
         lines.append(f"  max_nodes: {nodes}")
@@ -249,7 +249,7 @@ def card_meant(request: str) -> list[str]:
     (['--on A100-80GB: A100-SXM-80GB, not A100-PCIe-80GB'], [])
     """
     name = request.partition(":")[0]
-    *others, last = others_called(name) or ("",)
+    *others, last = ("",) if parse_request(request)[0] == CPU else others_called(name) or ("",)
     if not last:
         return []
     said = f"{', '.join(others)} or {last}" if others else last
@@ -274,7 +274,7 @@ def _adapter(inquiry: Inquiry, model: str, given: _Answers) -> str:
             f"--lora {rank}: a rank is below the width of the model, {width:,} of {model}; {LORA_RANK} or 64 is usual"
         )
     alpha = 2 * given.number("lora", rank, "")
-    given.assumed.append(f"adapters on every linear matrix, with alpha {alpha}")
+    given.assumed.append(f"adapters on every linear matrix, with alpha {alpha}, over a base of 16 bits")
     return f"    adapter: {{rank: {rank}, alpha: {alpha}}}\n"
 
 
@@ -351,7 +351,7 @@ def _rl(inquiry: Inquiry, given: _Answers) -> str:
     else:
         models += f"  reward: {{model: {model}, reward_model: true}}\n"
         method = "    reward: reward\n"
-        given.assumed.append("a reward model and a value model of the policy's size")
+        given.assumed.append("a reward model, a value model and a frozen reference of the policy's size")
     if inquiry.turns is not None and not is_group:
         raise UsageError("--turns: ask it of grpo, where a rule rewards what tools led to")
     if inquiry.turns is not None:
@@ -385,7 +385,7 @@ def _answering(inquiry: Inquiry, given: _Answers) -> str:
         data = f"  rows: {{path: pairs.jsonl, rows: {pairs}, mean_tokens: 256}}\n"
         given.assumed += ["prompt and answer of 256 tokens", "both orders compared, without a chain of thought"]
     else:
-        prompts = given.number("prompts", 20_000, "of a model that trains nothing")
+        prompts = given.number("prompts", 20_000, "to answer")
         mean = given.number("answers", 512, "mean tokens of an answer")
         stage = (
             f"    policy: policy\n    prompts: rows\n    num_prompts: {prompts}\n"

@@ -116,6 +116,8 @@ def test_plan_without_a_file_prints_the_file_it_stands_for(tmp_path):
         (("plan", "sft", "8B", "-t", "cai-8b"), "--template cai-8b: is of projects"),
         (("plan", "sft", "8B", "-C", "elsewhere"), "-C elsewhere: is of projects"),
         (("plan", "--force"), "--force: is for questions"),
+        (("plan", "sft", "8B", "--what-if", "tokens=many"), "--tokens many"),
+        (("plan", "sft", "8B", "--what-if", "pairs=5"), "--pairs means nothing to sft"),
         (("plan", "sft", "8B", "--gpus", "8"), "write both, like H100:8"),
         (("plan", "sft", "8B", "--set", "resources.accelerators=8xH100"), "write H100:8"),
         (("plan", "sft", "8B", "--lr", "1e-5"), "say it with --set pipeline.STAGE.learning_rate=VALUE"),
@@ -188,12 +190,14 @@ def test_the_saved_file_is_what_was_planned(tmp_path):
         ("sft 8B --tokens 100M --set pipeline.sft.epochs=2 --budget 9", ("or --set pipeline.sft.epochs=0.",)),
         ("sft 8B --budget 5 --objective fastest", ("raise --budget to that, allow --market any",)),
         ("sft 8B --deadline 1min --fail-over-deadline", ("feasible from --deadline ", "with --nodes 2 it is")),
-        ("sft 70B", ("--lora 64", "a shorter --seq")),
+        ("sft 70B --on H100:1", ("--lora 64", "a shorter --seq")),
+        ("sft 8B --on L4:8 --market spot", ("no spot price is known there; --market any",)),
+        ("sft 8B --on TPU-v5e:8", ("--set pipeline.sft.engine=maxtext does",)),
+        ("sft 8B --on RTX4090:8 --lora 8 --budget 5 --fail-over-budget", ("a stage has no price; give --price",)),
     ],
 )
 def test_remedies_of_a_question_are_options(words, says):
-    machine = "H100:1" if words.startswith("sft 70B") else GPUS
-    done = run("plan", *words.split(), "--on", machine)
+    done = run("plan", *words.split(), *(() if "--on" in words else ("--on", GPUS)))
     text = str(done.exception)
     for part in says:
         assert part in text
@@ -217,6 +221,11 @@ def test_a_size_that_nobody_offers_is_one_line():
     assert "--price plans one of yours" in lines[0]
 
 
+def test_processors_stand_for_no_other_card():
+    file = kind_file(Inquiry(kind="sft", accelerators="cpu:4"))
+    assert not any("--on" in line or "--market" in line for line in file.assumed)
+
+
 def test_the_question_has_no_file_to_name():
     problem = Problem(
         file="/tmp/x/charter.yaml", line=3, source_line="price: -1", path="resources.price", message="bad"
@@ -231,9 +240,10 @@ def test_the_question_has_no_file_to_name():
     [
         (Inquiry(kind="grpo"), "8 answers to each prompt"),
         (Inquiry(kind="ppo"), "one answer to each prompt"),
+        (Inquiry(kind="ppo"), "a reward model, a value model and a frozen reference"),
         (Inquiry(kind="sft"), "conversations of 512 tokens, read once"),
         (Inquiry(kind="sft"), "all weights trained, where --lora 16 trains adapters"),
-        (Inquiry(kind="sft", lora=8), "adapters on every linear matrix, with alpha 16"),
+        (Inquiry(kind="sft", lora=8), "adapters on every linear matrix, with alpha 16, over a base of 16 bits"),
         (Inquiry(kind="dpo"), "a frozen reference beside the model"),
         (Inquiry(kind="sft"), "--market on_demand: spot is not looked at"),
         (Inquiry(kind="sft"), "--on any: every machine of the price book, up to 16 at once"),
