@@ -118,7 +118,7 @@ def test_what_is_asked_wrongly_is_told_before_anything_is_planned(plan, asked, t
         plan(*asked)
 
 
-def test_a_key_that_is_not_there_is_told_before_anything_is_planned(plan, monkeypatch):
+def test_a_key_that_is_not_there_is_told_before_planning(plan, monkeypatch):
     monkeypatch.setattr("charter.plan.project_plan.plan_project", lambda *_, **__: pytest.fail("planned"))
     with pytest.raises(SpecError, match="unknown key 'tokens'"):
         plan("--what-if", "tokens=3M")
