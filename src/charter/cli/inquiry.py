@@ -53,9 +53,9 @@ Save = Annotated[
     typer.Option("--save", metavar="FILE", help="With KIND: write the charter.yaml that the question stands for."),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace the file of --save if it is there.")]
-WORK = ("model", "tokens", "pairs", "prompts", "answers", "turns", "seq", "lora", "judge")
-"""Parameters of a command that say what is computed; the words of `--what-if` for them."""
-OPTIONS = (*WORK[1:], "on", "nodes", "price", "market", "budget", "deadline")
+WORK = ("model", "tokens", "pairs", "prompts", "answers", "turns", "seq", "lora", "judge", "on")
+"""Parameters of a command that are words of `--what-if` too; for the others it has words of its own."""
+OPTIONS = (*WORK[1:], "nodes", "price", "market", "budget", "deadline")
 """Parameters of a command that describe a question, beside its kind and model."""
 
 
@@ -78,7 +78,9 @@ def question_file(context: typer.Context, changes: Sequence[str]) -> "KindFile |
         file = kind_file(inquiry_of(kind, model, said))
         if save is not None:
             _check_target(save, force=force)
-        return replace(file, text=_changed(file.text, changes), amount=None) if changes else file
+        over = tuple(f"over this, --set {change}" for change in context.params["overrides"] or ())
+        text = _changed(file.text, changes) if changes else file.text
+        return replace(file, text=text, assumed=(*file.assumed, *over), amount=None if changes else file.amount)
     if word is not None and not word.exists() and word.suffix == "" and len(word.parts) == 1:
         raise unknown_word(str(word), " ".join([model or "8B", *words_of(context, OPTIONS)]))
     given = [*([str(model)] if model else []), *(f"--{name}" for name, text in said.items() if text is not None)]
@@ -102,6 +104,8 @@ def _refuse_of_projects(context: typer.Context, kind: str) -> None:
             f"{' '.join(given)}: is of projects, and {kind} is a question without a file; "
             "to compare, --what-if nodes=2 or --alternatives 3"
         )
+    if context.params["all_hardware"] and context.params["on"] is not None:
+        raise UsageError(f"--on {context.params['on']} and --all-hardware ask for opposites; give one of them")
 
 
 def _check_target(save: Path, *, force: bool) -> None:
@@ -306,9 +310,8 @@ def in_options(text: str, file: "KindFile") -> str:
     if file.amount is None:
         return text
     option, number = file.amount
-    return re.sub(
-        r"(\d+)% of the work at p90", lambda match: f"{match[0]}: {option} {_share(number, int(match[1]) / 100)}", text
-    )
+    paid = r"(\d+)% of the work at p90(?!:)"
+    return re.sub(paid, lambda match: f"{match[0]}: {option} {_share(number, int(match[1]) / 100)}", text)
 
 
 def _less(file: "KindFile", stage: str, field: str, value: str, planned: str) -> str:

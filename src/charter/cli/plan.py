@@ -378,9 +378,10 @@ def plan(
     def planned(changed: "Project", number: int = 0) -> "Plan":
         now = datetime.now(tz=UTC)
         first = (begin or now).replace(tzinfo=None)
-        plan = plan_project(
-            changed, root, knowledge=_knowledge(calibration), today=now.date(), alternatives=number, start=first
-        )
+        with said_in_options(inquiry):
+            plan = plan_project(
+                changed, root, knowledge=_knowledge(calibration), today=now.date(), alternatives=number, start=first
+            )
         return advised_in_options(plan, inquiry)
 
     project, engine_choices = with_chosen_engines(project, root, out=None if as_json else sys.stdout)

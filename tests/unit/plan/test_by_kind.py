@@ -117,6 +117,7 @@ def test_plan_without_a_file_prints_the_file_it_stands_for(tmp_path):
         (("plan", "sft", "8B", "-C", "elsewhere"), "-C elsewhere: is of projects"),
         (("plan", "--force"), "--force: is for questions"),
         (("plan", "sft", "8B", "--what-if", "tokens=many"), "--tokens many"),
+        (("plan", "sft", "8B", "--on", GPUS, "--all-hardware"), "ask for opposites"),
         (("plan", "sft", "8B", "--what-if", "pairs=5"), "--pairs means nothing to sft"),
         (("plan", "sft", "8B", "--gpus", "8"), "write both, like H100:8"),
         (("plan", "sft", "8B", "--set", "resources.accelerators=8xH100"), "write H100:8"),
@@ -145,16 +146,24 @@ QUESTION = ("plan", "sft", "1B", "--tokens", "10M", "--on", GPUS)
 
 
 def test_a_question_is_planned_again_with_changes():
-    changes = ("nodes=2", "accelerators=A100:8", "market=spot", "tokens=20M", "lora=8")
+    changes = ("nodes=2", "accelerators=A100:8", "on=L4:8", "market=spot", "tokens=20M", "lora=8")
     done = run(*QUESTION, *(word for change in changes for word in ("--what-if", change)), "--json")
     assert done.exit_code == 0, done.output
     answer = json.loads(done.stdout)
     plans = {row["change"]: row["plan"]["stages"][0] for row in answer["what_if"]}
     assert plans["nodes=2"]["num_nodes"] == 2
     assert plans["accelerators=A100:8"]["accelerator"].startswith("A100")
+    assert plans["on=L4:8"]["accelerator"] == "L4"
     assert plans["market=spot"]["market"] == "spot"
     assert plans["tokens=20M"]["seconds"]["p50"] > 1.1 * answer["stages"][0]["seconds"]["p50"]
     assert plans["lora=8"]["usd"]["p50"] != answer["stages"][0]["usd"]["p50"]
+
+
+def test_why_a_change_does_not_fit_is_told_in_options():
+    done = run(*QUESTION, "--what-if", "on=T4:1", "--what-if", "on=H100:7", "--json")
+    reasons = [row["reason"] for row in json.loads(done.stdout)["what_if"]]
+    assert "an adapter (--lora 64)" in reasons[0]
+    assert "--nodes takes several" in reasons[1]
 
 
 def test_a_file_that_is_there_stays_without_force(tmp_path, monkeypatch):
@@ -175,6 +184,7 @@ def test_the_saved_file_is_what_was_planned(tmp_path):
     words = (*QUESTION, "--set", "pipeline.sft.epochs=3", "--save", str(saved), "--force", "--json")
     printed = json.loads(run(*words).stdout)
     assert printed["charter_yaml"] == saved.read_text()
+    assert "over this, --set pipeline.sft.epochs=3" in printed["assumed"]
     assert json.loads(run("plan", str(saved), "--json").stdout)["stages"] == printed["stages"]
 
 
@@ -200,7 +210,7 @@ def test_remedies_of_a_question_are_options(words, says):
     done = run("plan", *words.split(), *(() if "--on" in words else ("--on", GPUS)))
     text = str(done.exception)
     for part in says:
-        assert part in text
+        assert text.count(part) == 1
     advice = "".join(line for line in done.stdout.splitlines() if line.startswith("Nearest change"))
     for key in ("budget.limit", "use_spot", "max_nodes", "epochs:", "rank:", "seq_len", "num_prompts:", "episodes:"):
         assert key not in text + advice
