@@ -83,8 +83,8 @@ def ask(
     rows = _climbed(with_amount(question, DEFAULTS[amount]) if amount is not None and is_filled else question)
     best = next((rung for rung in rows if rung.verdict == "fits"), None)
     more = None if best is None else most_data(best, _plan)
-    shown = (best or rows[-1]).inquiry
-    assumed = kind_file(with_amount(shown, None) if is_filled else shown).assumed
+    shown = best or rows[-1]
+    assumed = kind_file(with_amount(shown.inquiry, None) if is_filled else shown.inquiry).assumed
     if as_json:
         print_json(
             {
@@ -97,7 +97,7 @@ def ask(
         )
     else:
         _show(rows, best, more)
-        console().print("Assumed" + (f", of {shown.model}" if model is None else "") + f": {'; '.join(assumed)}.")
+        console().print(f"Assumed of {shown.size}, {shown.method}: {'; '.join(assumed)}.")
     if best is None:
         raise InfeasibleError(f"nothing fits; {_instead(rows[-1], amount, is_one=model is not None)}")
 

@@ -351,7 +351,7 @@ def _rl(inquiry: Inquiry, given: _Answers) -> str:
     else:
         models += f"  reward: {{model: {model}, reward_model: true}}\n"
         method = "    reward: reward\n"
-        given.assumed.append("a reward model, a value model and a frozen reference of the policy's size")
+        given.assumed.append("a reward model and a value model of the policy's size, and a frozen reference")
     if inquiry.turns is not None and not is_group:
         raise UsageError("--turns: ask it of grpo, where a rule rewards what tools led to")
     if inquiry.turns is not None:

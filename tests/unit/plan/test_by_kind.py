@@ -250,7 +250,7 @@ def test_the_question_has_no_file_to_name():
     [
         (Inquiry(kind="grpo"), "8 answers to each prompt"),
         (Inquiry(kind="ppo"), "one answer to each prompt"),
-        (Inquiry(kind="ppo"), "a reward model, a value model and a frozen reference"),
+        (Inquiry(kind="ppo"), "a reward model and a value model of the policy's size, and a frozen reference"),
         (Inquiry(kind="sft"), "conversations of 512 tokens, read once"),
         (Inquiry(kind="sft"), "all weights trained, where --lora 16 trains adapters"),
         (Inquiry(kind="sft", lora=8), "adapters on every linear matrix, with alpha 16, over a base of 16 bits"),
@@ -357,7 +357,7 @@ def test_ask_names_the_largest_and_its_command():
     nothing = run("ask", "--hardware", GPUS, "--budget", "0.01")
     assert isinstance(nothing.exception, InfeasibleError)
     assert str(nothing.exception) == "nothing fits; give a larger --budget or fewer --tokens"
-    assert "Assumed, of 1B: MODEL 1B" in nothing.stdout
+    assert "Assumed of 1B, LoRA 16: MODEL 1B" in nothing.stdout
 
 
 def test_hardware_without_an_offer_is_planned_as_ones_own(tmp_path):
