@@ -296,7 +296,7 @@ def test_the_example_project_gives_the_same_outputs_on_ray_as_here(cluster, tmp_
     outputs = {}
     for engine in ("local", "ray"):
         project = example(tmp_path / engine, cluster)
-        run_project(project, tmp_path / engine, RunOptions(engine=engine), [])
+        run_project(project, tmp_path / engine, RunOptions(launcher=engine), [])
         outputs[engine] = outputs_of(project, tmp_path / engine)
     assert all(outputs["local"].values())
     assert outputs["ray"] == outputs["local"]
