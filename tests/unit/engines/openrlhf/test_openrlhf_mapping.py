@@ -411,7 +411,8 @@ def test_every_group_of_ranks_gets_as_many_answers():
 def test_ipo_is_its_switch_and_takes_labels_for_certain():
     ipo = options(handover(replace(DPO, loss="ipo")))
     assert (ipo["--model.ipo_enable"], ipo["--model.beta"]) == ([], "0.1")
-    assert "--model.label_smoothing" not in ipo and "--model.ipo_enable" not in options(handover(DPO))
+    assert "--model.label_smoothing" not in ipo
+    assert "--model.ipo_enable" not in options(handover(DPO))
     assert "certain" in refused(handover(replace(DPO, loss="ipo", label_smoothing=0.1)))["label_smoothing"]
 
 
