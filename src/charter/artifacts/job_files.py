@@ -59,6 +59,11 @@ class NodeRecord:
     note: str = ""
 
     @property
+    def node_name(self) -> str:
+        """Return the scheduler's name of its node, or its host, which may be several nodes of a scheduler."""
+        return self.node or self.host
+
+    @property
     def seconds(self) -> float | None:
         """Return its duration; None while it lasts."""
         return None if self.ended_at is None else max(0.0, self.ended_at - self.started_at)

@@ -180,7 +180,9 @@ class JobHandle:
             scheduler=submission.scheduler,
             job_id=self._live.job_id,
             restart=self._restart,
-            nodes=tuple(dict.fromkeys(self._live.state.nodes or [record.host for record in self._records.values()])),
+            nodes=tuple(
+                dict.fromkeys(self._live.state.nodes or [record.node_name for record in self._records.values()])
+            ),
             accelerator=submission.accelerator,
             count=submission.count,
             market=submission.market,
@@ -366,8 +368,7 @@ class JobHandle:
 
     def _lose(self, places: Iterable[int]) -> None:
         for place in places:
-            record = self._records[place]
-            self._lost[place] = record.node or record.host
+            self._lost[place] = self._records[place].node_name
 
     def _end_without_lost(self, now: float, records: list[NodeRecord]) -> None:
         """End as soon as the other nodes' agents have; a scheduler can wait minutes for the lost one's word.

@@ -411,7 +411,7 @@ def starts_of_agents(files: JobFiles, submission: Submission, job_id: str) -> It
             state="COMPLETED" if good else "ENDED",
             started_at=min(record.started_at for record in records),
             ended_at=max(ended) if ended else None,
-            nodes=tuple(dict.fromkeys(record.host for record in records)),
+            nodes=tuple(dict.fromkeys(record.node_name for record in records)),
             accelerators=submission.count if submission.accelerator else 0,
             cpus=0,
         )
