@@ -1,15 +1,17 @@
 """A node lost in mid-step: how soon it is noticed, what is lost, and whether the end has the bits of a quiet run.
 
-A stage trains on two nodes of a real Slurm of four on this machine, started for this: two nodes to spare. At a random
-step one of the two loses power (its daemon and all its processes are killed) or stands still (they are stopped), in
-turn; nobody tells Slurm, whose own time for such a node is 300 s. The run goes on by itself on another node.
+A stage trains on two nodes of a real Slurm of four, or of a real Ray of three and a head, on this machine, started for
+this: there are nodes to spare. At a random step one of the two loses power (its daemon and all its processes are
+killed) or stands still (they are stopped), in turn. Nobody tells Slurm, whose own time for such a node is 300 s; Ray's
+head hears of the first when the connection ends. The run goes on by itself on another node.
 
-    python benchmarks/node_loss.py [--runs 20] [--steps 40] [--price 4]
+    python benchmarks/node_loss.py [--on slurm] [--runs 20] [--steps 40] [--price 4]
 
-The last line is one JSON object. Needs root and what `tools/system_packages.sh` installs.
+The last line is one JSON object. Slurm needs root and what `tools/system_packages.sh` installs.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -19,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +48,74 @@ def run_words(root: Path, arguments: argparse.Namespace) -> list[str]:
         f"pipeline.{STAGE}.checkpoint_every": str(arguments.checkpoint_every),
     }
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    return command("run", "-C", str(root), "--yes", "--only", STAGE, "--on", "slurm", "--json-events", *words)
+    return command("run", "-C", str(root), "--yes", "--only", STAGE, "--on", arguments.on, "--json-events", *words)
 
 
-def new_project(root: Path) -> None:
+class OnSlurm:
+    """Two of four nodes."""
+
+    settings = "slurm: {seconds_between_polls: 1s, requeue: false}"
+
+    def __init__(self, cluster: Any) -> None:
+        self.cluster, self.environment = cluster, cluster.environment
+        self._stopped: list[int] = []
+
+    def lose(self, node: str, way: str) -> None:
+        """Take a node away."""
+        self._stopped = self.cluster.power_off(node, frozen=way == "frozen")
+
+    def mend(self, node: str, way: str) -> None:
+        """Bring it back."""
+        if way == "frozen":
+            self.cluster.thaw(node, self._stopped)
+        else:
+            self.cluster.bring_back(node)
+        self.cluster.wait_for_nodes()
+
+
+class OnRay:
+    """Two of three nodes."""
+
+    def __init__(self, cluster: Any) -> None:
+        self.cluster, self.environment = cluster, {**os.environ, "RAY_AUTH_MODE": "disabled"}
+        self.environment.pop("RAY_ADDRESS", None)
+        self.settings = f"ray: {{address: '{cluster.address}'}}"
+
+    def lose(self, node: str, way: str) -> None:
+        """Take a node away."""
+        if way == "frozen":
+            self.cluster.freeze_node(node)
+        else:
+            self.cluster.lose_node(node)
+
+    def mend(self, node: str, way: str) -> None:
+        """Put another one in its place."""
+        self.cluster.mend()
+
+
+@contextlib.contextmanager
+def started(on: str) -> Iterator[OnSlurm | OnRay]:
+    """Return a cluster of its own."""
+    if on == "slurm":
+        from slurm_cluster import slurm_cluster
+
+        with slurm_cluster() as cluster:
+            yield OnSlurm(cluster)
+        return
+    from ray_cluster import RayCluster
+
+    ray = RayCluster()
+    try:
+        yield OnRay(ray)
+    finally:
+        ray.stop()
+
+
+def new_project(root: Path, place: OnSlurm | OnRay) -> None:
     """cai-smoke, whose first stage is enough here."""
     subprocess.run(command("init", "--template", "cai-smoke", str(root)), check=True, stdout=subprocess.DEVNULL)
     settings = root / "charter.yaml"
-    settings.write_text(settings.read_text() + "\nlaunch: {slurm: {seconds_between_polls: 1s, requeue: false}}\n")
+    settings.write_text(f"{settings.read_text()}\nlaunch: {{{place.settings}}}\n")
 
 
 def outputs_of(root: Path) -> dict[str, str]:
@@ -74,33 +137,33 @@ def steps_done(root: Path) -> int:
     return max((int(line.get("step", 0)) for line in logged), default=0)
 
 
-def one_run(cluster: Any, root: Path, arguments: argparse.Namespace, draws: random.Random, way: str) -> dict[str, Any]:
+def one_run(
+    place: OnSlurm | OnRay, root: Path, arguments: argparse.Namespace, draws: random.Random, way: str
+) -> dict[str, Any]:
     """Lose a node in mid-run; what it cost."""
-    new_project(root)
+    new_project(root, place)
     with (root / "events.txt").open("w") as events, (root / "errors.txt").open("w") as errors:
-        run = subprocess.Popen(run_words(root, arguments), env=cluster.environment, stdout=events, stderr=errors)
+        run = subprocess.Popen(run_words(root, arguments), env=place.environment, stdout=events, stderr=errors)
         at = draws.randrange(2, arguments.steps - 2)
         while steps_done(root) < at:
             if run.poll() is not None:
                 raise RuntimeError(f"the run ended with {run.returncode}\n{(root / 'errors.txt').read_text()[-2000:]}")
             time.sleep(0.05)
-        (job,) = [event["job"] for event in lines_of(root / "events.txt") if event["event"] == "stage_started"]
-        lost = draws.choice(cluster.nodes_of(job))
+        (first,) = (event for event in lines_of(root / "events.txt") if event["event"] == "stage_started")
+        lost = draws.choice(first["nodes"])
         step, lost_at = steps_done(root), time.time()
-        pids = cluster.power_off(lost, frozen=way == "frozen")
+        place.lose(lost, way)
         code = run.wait()
-    if way == "frozen":
-        cluster.thaw(lost, pids)
-    else:
-        cluster.bring_back(lost)
+    place.mend(lost, way)
     if code:
-        raise RuntimeError(f"the run ended with {code}\n{(root / 'errors.txt').read_text()[-3000:]}\n{cluster.tails()}")
+        raise RuntimeError(f"the run ended with {code}\n{(root / 'errors.txt').read_text()[-3000:]}")
     logged = lines_of(root / "run" / "events.jsonl")
-    (restart,) = (event for event in logged if event["event"] == "stage_restart")
+    restart = next(event for event in logged if event["event"] == "stage_restart")
     starts = [event for event in logged if event["event"] == "stage_started"]
     again = starts[1]
     return {
         "way": way,
+        "starts": len(starts),
         "step": step,
         "failure": restart["failure"],
         "noticed_seconds": round(restart["time"] - lost_at, 1),
@@ -115,9 +178,8 @@ def one_run(cluster: Any, root: Path, arguments: argparse.Namespace, draws: rand
 
 def main() -> None:
     """Measure; the last line is the result."""
-    from slurm_cluster import slurm_cluster
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--on", choices=("slurm", "ray"), default="slurm")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--checkpoint-every", type=int, default=5)
@@ -125,16 +187,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     runs: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="charter-node-loss-") as name, slurm_cluster() as cluster:
+    with tempfile.TemporaryDirectory(prefix="charter-node-loss-") as name, started(arguments.on) as place:
         quiet = Path(name) / "quiet"
-        new_project(quiet)
-        subprocess.run(run_words(quiet, arguments), env=cluster.environment, check=True, stdout=subprocess.DEVNULL)
+        new_project(quiet, place)
+        subprocess.run(run_words(quiet, arguments), env=place.environment, check=True, stdout=subprocess.DEVNULL)
         reference = outputs_of(quiet)
         for number in range(arguments.runs):
             draws = random.Random(f"{arguments.seed}-{number}")
-            runs.append(one_run(cluster, Path(name) / f"run-{number}", arguments, draws, WAYS[number % len(WAYS)]))
+            runs.append(one_run(place, Path(name) / f"run-{number}", arguments, draws, WAYS[number % len(WAYS)]))
             print(json.dumps({key: value for key, value in runs[-1].items() if key != "outputs"}), flush=True)
-            cluster.wait_for_nodes()
     print(json.dumps(summary(runs, reference, arguments)))
 
 
@@ -149,7 +210,8 @@ def summary(runs: list[dict[str, Any]], reference: dict[str, str], arguments: ar
         "steps_lost": {"max": max(run["steps_lost"] for run in runs), "checkpoint_every": arguments.checkpoint_every},
         "usd_lost": {"median": statistics.median([run["usd_lost"] for run in runs])},
         "lost_node_used_again": sum(run["lost_node_used_again"] for run in runs),
-        "command": f"python benchmarks/node_loss.py --runs {arguments.runs} --steps {arguments.steps}",
+        "command": "python benchmarks/node_loss.py "
+        f"--on {arguments.on} --runs {arguments.runs} --steps {arguments.steps}",
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
     }
 

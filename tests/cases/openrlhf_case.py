@@ -90,6 +90,7 @@ ACCEPTED = {
     "preference model": handover(PREFERENCE_MODEL),
     "preference model, margin": handover(replace(PREFERENCE_MODEL, use_margin=True, shuffle_labels=True)),
     "dpo": handover(DPO),
+    "dpo, ipo": handover(replace(DPO, loss="ipo")),
     "dpo, smoothed": handover(replace(DPO, label_smoothing=0.1, beta=0.3)),
     "ppo": handover(PPO),
     "grpo, rewards": handover(

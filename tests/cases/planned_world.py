@@ -128,7 +128,7 @@ def native_commands(name: str, root: Path) -> Iterator[Command]:
         if spec.kind not in ROLES or stage.option.engine != NATIVE or stage.option.place.is_cpu:
             continue
         item = pipeline.stages[stage.name]
-        job = preview_job(project, stage.name, item.directory, engine="slurm", module=module_of(item.spec), pools={})
+        job = preview_job(project, stage.name, item.directory, scheduler="slurm", module=module_of(item.spec), pools={})
         yield Command(project=project, root=root, plan=planned.plan, stage=stage.name, words=job.command)
 
 

@@ -37,7 +37,7 @@ def main() -> int:
         packages=(),
         keep_plan=False,
         stop_grace_seconds=arguments.grace,
-        engine=arguments.on,
+        launcher=arguments.on,
     )
     try:
         project = load_project(arguments.directory, overrides=arguments.set)

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from charter.cli.main import app
-from charter.errors import BudgetError, InfeasibleError, UsageError
+from charter.errors import BudgetError, InfeasibleError, SpecError, UsageError
 
 FILE = """
 name: demo
@@ -116,6 +116,12 @@ def test_what_is_asked_wrongly_is_told_before_anything_is_planned(plan, asked, t
     monkeypatch.setattr("charter.plan.project_plan.plan_project", lambda *_, **__: pytest.fail("planned"))
     with pytest.raises(UsageError, match=told):
         plan(*asked)
+
+
+def test_a_key_that_is_not_there_is_told_before_planning(plan, monkeypatch):
+    monkeypatch.setattr("charter.plan.project_plan.plan_project", lambda *_, **__: pytest.fail("planned"))
+    with pytest.raises(SpecError, match="unknown key 'tokens'"):
+        plan("--what-if", "tokens=3M")
 
 
 def test_files_and_limits_count_beside_a_question_too(plan, tmp_path):

@@ -75,7 +75,7 @@ def jobs(planned, launcher):
             continue
         module = module_of(stage.spec)
         pools = stage_pools(project, stage)
-        yield entries[name], preview_job(project, name, stage.directory, engine=launcher, module=module, pools=pools)
+        yield entries[name], preview_job(project, name, stage.directory, scheduler=launcher, module=module, pools=pools)
 
 
 def asked_of(command):

@@ -28,14 +28,14 @@ class LeaseTerm:
     submission: int
     """Counted in the stage directory from 1."""
     restart: int
-    """How often the engine had started it before; -1 for the submission itself, before any start."""
+    """How often the scheduler had started it before; -1 for the submission itself, before any start."""
 
     def __str__(self) -> str:
         return f"{self.submission}.{self.restart}"
 
 
 NO_TERM = LeaseTerm(0, 0)
-"""Of a directory that no engine has worked in."""
+"""Of a directory that no scheduler has worked in."""
 
 
 def read_term(text: object) -> LeaseTerm:
@@ -52,7 +52,7 @@ def read_term(text: object) -> LeaseTerm:
 
 
 def term_of_process() -> LeaseTerm | None:
-    """The term of the start that this process belongs to; None where no engine started it."""
+    """The term of the start that this process belongs to; None where no scheduler started it."""
     term = os.environ.get(TERM)
     return None if term is None else read_term(term)
 
@@ -113,7 +113,7 @@ _held: dict[Path, Fence] = {}
 def next_content(directory: Path, holder: Mapping[str, Any], *, term: LeaseTerm | None = None) -> dict[str, Any]:
     """Return the content that the next holder of a directory writes into the fence file.
 
-    An earlier start of an engine's job is refused. Whoever is started without an engine counts as a new submission.
+    An earlier start of a scheduler's job is refused. Whoever is started without a scheduler counts as a new submission.
     """
     content = read_fence(directory)
     last, own = read_term(content.get("term")), term or term_of_process()

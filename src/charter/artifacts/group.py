@@ -14,7 +14,7 @@ from pathlib import Path
 RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 GROUP = "CHARTER_GROUP"
 APART = "CHARTER_APART"
-"""Set in a process that makes its share of the records without the others: a task of an engine's array."""
+"""Set in a process that makes its share of the records without the others: a task of a scheduler's array."""
 NODE_ADDRESS = "CHARTER_NODE_ADDRESS"
 """Of the node of rank 0, as other nodes reach it; only where a stage has several nodes."""
 FAILURE, LOG = "failure.json", "log.txt"

@@ -1,6 +1,6 @@
 """The files by which a job's agents and the supervisor know of one another: `jobs/NUMBER/` in the stage directory.
 
-They are the same on every engine, and need nothing of it but a shared directory:
+They are the same on every scheduler, and need nothing of it but a shared directory:
 
     submission.json         what was submitted, under which name and number; written before and after
     node-RESTART-PLACE.json one start on one node (or of one shard): who, since when, how it ended
@@ -41,7 +41,7 @@ class NodeRecord:
     port: int = 0
     """A free port of it, for processes that want to be told one."""
     engine_job: str = ""
-    """The engine's own number, as its environment says."""
+    """The scheduler's own number, as its environment says."""
     pid: int = 0
     """Of the agent."""
     first_pid: int = 0
@@ -57,6 +57,11 @@ class NodeRecord:
     stopped_by: StoppedBy = ""
     """Why its processes were ended, where they did not end by themselves."""
     note: str = ""
+
+    @property
+    def node_name(self) -> str:
+        """Return the scheduler's name of its node, or its host, which may be several nodes of a scheduler."""
+        return self.node or self.host
 
     @property
     def seconds(self) -> float | None:
@@ -93,7 +98,7 @@ class JobFiles:
 
     @property
     def log(self) -> Path:
-        """Return the path of the agents' log, which the engine writes."""
+        """Return the path of the agents' log, which the scheduler writes."""
         return self.directory / "log.txt"
 
     @property
@@ -117,7 +122,7 @@ class JobFiles:
     def claim(self, record: NodeRecord) -> NodeRecord:
         """Write the record of a start under the first restart, from its own on, that no other start of it has taken.
 
-        An engine may not say how often it has started a job, or say the same twice.
+        A scheduler may not say how often it has started a job, or say the same twice.
         """
         restart = record.restart
         while True:
@@ -206,14 +211,14 @@ def _read(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """One job of a stage, as it was handed to an engine."""
+    """One job of a stage, as it was handed to a scheduler."""
 
-    engine: str
+    scheduler: str
     name: str
     token: str
     number: int
     settings: str
-    """Hash of all that the engine was asked for: a job that is found running is kept only where it is the same."""
+    """Hash of all that the scheduler was asked for: a job that is found running is kept only where it is the same."""
     attempt: int
     nodes: int
     spares: int
@@ -227,10 +232,10 @@ class Submission:
     """Of an array: which shards its tasks make."""
     submitted_at: float = 0.0
     job_id: str | None = None
-    """The engine's number; None until it has said it."""
+    """The scheduler's number; None until it has said it."""
     ended: bool = False
     reason: str = ""
-    """The engine's last word on it."""
+    """The scheduler's last word on it."""
 
 
 def write_submission(files: JobFiles, submission: Submission) -> None:

@@ -57,7 +57,7 @@ class Lease:
     """An exclusive hold on a directory, from construction to `release` or to the end of the process.
 
     The kernel's lock tells processes of one machine apart, the file and its age those of several; and whoever is taken
-    for dead by mistake is kept from publishing by the fence. A process that an engine started, which names its term,
+    for dead by mistake is kept from publishing by the fence. A process that a scheduler started, which names its term,
     does not wait for an earlier start: it takes the next number of the fence, lock or no lock.
     """
 
@@ -112,7 +112,7 @@ def _take(directory: Path) -> fence.Fence:
 
 
 def open_term(directory: Path, submission: int, *, group: str) -> None:
-    """Lock all earlier starts of a stage out, before its job is submitted to an engine.
+    """Lock all earlier starts of a stage out, before its job is submitted to a scheduler.
 
     Processes of `group` may publish, and every start of this submission may take the directory.
     """

@@ -327,7 +327,7 @@ def job_now(stage_dir: Path, *, now: float | None = None) -> JobNow | None:
     if submission is None or submission.ended or submission.job_id is None:
         return None
     records = [*JobFiles(stage_dir, submission.number).nodes()]
-    name = f"{submission.engine} job {submission.job_id}"
+    name = f"{submission.scheduler} job {submission.job_id}"
     if not records:
         return JobNow(stands="queued", why=f"waits in the queue as {name}{_offer(stage_dir, submission, now)}")
     latest = max(record.restart for record in records)

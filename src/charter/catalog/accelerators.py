@@ -98,6 +98,20 @@ def get(name: str) -> Accelerator:
     raise UsageError(f"no accelerator is called {name!r}{closest(name, spelled)}; `charter catalog gpus` lists all")
 
 
+def others_called(name: str) -> tuple[str, ...]:
+    """Return the catalog names that a name could mean as well: those that have all words of it.
+
+    >>> others_called("A100"), others_called("A100-80GB"), others_called("A100-SXM-80GB"), others_called("L40")
+    (('A100-PCIe-40GB', 'A100-PCIe-80GB', 'A100-SXM-80GB'), ('A100-PCIe-80GB',), (), ())
+    """
+    meant, words = get(name).name, set(name.casefold().split("-"))
+    if plain(name) == plain(meant):
+        return ()
+    return tuple(
+        item.name for item in catalog() if item.name != meant and words <= set(item.name.casefold().split("-"))
+    )
+
+
 def usual_request(text: str) -> str:
     """Return how Charter writes a request that names the number first; any other text as it is.
 
@@ -122,7 +136,11 @@ def parse_request(text: str) -> tuple[str, int]:
     if usual_request(text) != text:
         raise UsageError(f"{text!r}: the type comes first, so write {usual_request(text)}")
     name, _, count = text.partition(":")
-    if count and (not count.isdecimal() or int(count) < 1):
+    if "," in text:
+        raise UsageError(f"{text!r}: is several types; one is written like H100:8")
+    if count.isdecimal() and int(count) < 1:
+        raise UsageError(f"{text!r}: give 1 accelerator or more, like {name}:8")
+    if count and not count.isdecimal():
         raise UsageError(f"{text!r}: after the colon comes a number of accelerators, like H100:8")
     resolved = CPU if plain(name) == CPU else get(name).name
     return resolved, int(count or 1)

@@ -1,6 +1,5 @@
 """`charter plan ask`: what can be trained on some hardware, for some money, in some time."""
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +12,7 @@ from charter.cli.inquiry import (
     Deadline,
     Judge,
     Lora,
+    Market,
     Nodes,
     On,
     Pairs,
@@ -22,6 +22,8 @@ from charter.cli.inquiry import (
     Tokens,
     Turns,
     inquiry_of,
+    said_in,
+    said_in_options,
 )
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ DEFAULTS = {"tokens": 10**8, "pairs": 60_000, "prompts": 20_000}
 
 
 def ask(
+    context: typer.Context,
     kind: Annotated[
         str, typer.Option("--kind", help="pretrain, sft, pm, dpo, ppo, grpo, generate, label or cai.")
     ] = "sft",
@@ -56,6 +59,7 @@ def ask(
     lora: Lora = None,
     judge: Judge = None,
     price: Price = None,
+    market: Market = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show which models and methods fit hardware, budget and deadline: the inverse of charter plan.
@@ -64,7 +68,7 @@ def ask(
     without hardware all of the price book is looked at. Exit codes: 0 something fits, 2 invalid, 3 nothing.
     """
     from charter.errors import InfeasibleError, UsageError
-    from charter.plan.ask import AMOUNT, kind_of, most_data, with_amount
+    from charter.plan.ask import AMOUNT, kind_file, kind_of, most_data, with_amount
 
     meant = kind_of(kind)
     if meant is None:
@@ -73,25 +77,14 @@ def ask(
         raise unknown_word(kind)
     if hardware is not None and on is not None:
         raise UsageError("--hardware and --on say the same; give one of them")
-    said = {
-        "tokens": tokens,
-        "pairs": pairs,
-        "prompts": prompts,
-        "answers": answers,
-        "turns": turns,
-        "seq": seq,
-        "lora": lora,
-    }
-    said |= {"judge": judge, "on": on or hardware, "nodes": nodes, "price": price}
-    inquiry = inquiry_of(meant, model, said | {"budget": budget, "deadline": deadline})
-    if inquiry.accelerators is not None and inquiry.nodes is None:
-        inquiry = replace(inquiry, nodes=1)
+    question = inquiry_of(meant, model, said_in(context) | {"on": on or hardware})
     amount = AMOUNT.get(meant)
-    if amount is not None and getattr(inquiry, amount) is None:
-        inquiry = with_amount(inquiry, DEFAULTS[amount])
-    rows = _climbed(inquiry)
+    is_filled = amount is not None and getattr(question, amount) is None
+    rows = _climbed(with_amount(question, DEFAULTS[amount]) if amount is not None and is_filled else question)
     best = next((rung for rung in rows if rung.verdict == "fits"), None)
     more = None if best is None else most_data(best, _plan)
+    shown = best or rows[-1]
+    assumed = kind_file(with_amount(shown.inquiry, None) if is_filled else shown.inquiry).assumed
     if as_json:
         print_json(
             {
@@ -99,14 +92,31 @@ def ask(
                 "rows": [_json(rung) for rung in rows],
                 "best": None if best is None else _json(best),
                 "most_data": None if more is None else _json(more),
+                "assumed": list(assumed),
             }
         )
     else:
         _show(rows, best, more)
+        console().print(f"Assumed of {shown.size}, {shown.method}: {'; '.join(assumed)}.")
     if best is None:
-        raise InfeasibleError(
-            "nothing fits; give more money, time or machines, or a cheaper --kind (dpo instead of ppo)"
-        )
+        raise InfeasibleError(f"nothing fits; {_instead(rows[-1], amount, is_one=model is not None)}")
+
+
+def _instead(least: "Rung", amount: str | None, *, is_one: bool) -> str:
+    """Return what could be asked instead, where the least that was planned is too much."""
+    from charter.plan.ask import OPTION_OF
+
+    ways = {
+        "over budget": ["a larger --budget"],
+        "no price": ["--price"],
+        "late": ["a later --deadline", "more --nodes"],
+        "does not fit": ["larger machines (--on)", "more of them (--nodes)"],
+    }[least.verdict]
+    ways += [f"fewer {OPTION_OF[amount]}"] if amount is not None and least.plan is not None else []
+    ways += ["a smaller --model"] if is_one else []
+    ways += ["--kind dpo in place of ppo"] if least.inquiry.kind == "ppo" else []
+    *others, last = ways
+    return f"give {', '.join(others)} or {last}" if others else f"give {last}"
 
 
 def _climbed(inquiry: "Inquiry") -> "list[Rung]":
@@ -131,37 +141,26 @@ def _plan(file: "KindFile") -> "Plan":
     from charter.cli.common import project_of_text
     from charter.plan.project_plan import plan_project
 
-    project, root = project_of_text(file.text, [])
-    now = datetime.now(tz=UTC)
-    return plan_project(project, root, today=now.date(), start=now.replace(tzinfo=None))
+    with said_in_options(file):
+        project, root = project_of_text(file.text, [])
+        now = datetime.now(tz=UTC)
+        return plan_project(project, root, today=now.date(), start=now.replace(tzinfo=None))
 
 
 def _command(rung: "Rung") -> str:
     """The command that shows a rung's plan."""
-    from charter.plan.ask import OPTION_OF
+    from charter.plan.ask import OPTION_OF, SPOKEN, short
 
     inquiry = rung.inquiry
-    words = ["charter plan", inquiry.kind, str(inquiry.model)]
-    given = {OPTION_OF[name]: _short(getattr(inquiry, name)) for name in OPTION_OF if name != "model"}
+    words = ["charter plan", SPOKEN[inquiry.kind], str(inquiry.model)]
+    given = {OPTION_OF[name]: short(getattr(inquiry, name)) for name in OPTION_OF if name != "model"}
     given |= {"--on": inquiry.accelerators, "--nodes": inquiry.nodes, "--price": inquiry.price}
+    given |= {"--market": inquiry.market}
     given |= {
         "--budget": None if inquiry.budget_usd is None else f"{inquiry.budget_usd:g}",
         "--deadline": inquiry.deadline,
     }
     return " ".join([*words, *(f"{option} {value}" for option, value in given.items() if value is not None)])
-
-
-def _short(value: "int | str | None") -> "int | str | None":
-    """A number as people write it.
-
-    >>> _short(100_000_000), _short(60_000), _short(1_500), _short("8B")
-    ('100M', '60k', 1500, '8B')
-    """
-    if isinstance(value, int):
-        for unit, letter in ((10**6, "M"), (10**3, "k")):
-            if value >= unit and value % unit == 0:
-                return f"{value // unit}{letter}"
-    return value
 
 
 def _json(rung: "Rung") -> dict[str, Any]:

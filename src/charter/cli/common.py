@@ -120,13 +120,21 @@ def loadable_project(root: Path) -> "Project | None":
         return None
 
 
+def check_writable(option: str, path: Path, *, make_directory: bool = False) -> None:
+    """Raise a `UsageError` where an option names no file that could be written."""
+    from charter.errors import UsageError
+
+    wrong = "is a directory" if path.is_dir() else "" if make_directory or path.parent.is_dir() else "has no directory"
+    if wrong:
+        raise UsageError(f"{option} {path}: {wrong}; give a file in a directory that exists")
+
+
 def write_asked(option: str, path: Path, text: str | bytes, *, make_directory: bool = False) -> None:
     """Write a file that an option named, whole or not at all; what is in the way is told as a `UsageError`."""
     from charter.artifacts.durable import write_file
     from charter.errors import UsageError
 
-    if path.is_dir():
-        raise UsageError(f"{option} {path}: is a directory; give a file in a directory that exists")
+    check_writable(option, path, make_directory=make_directory)
     try:
         if make_directory:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -169,13 +169,14 @@ def _date(offer: Offer) -> str:
     return offer.provenance.as_of.split(" (")[0]
 
 
-def print_one(view: AcceleratorView) -> None:
-    """One accelerator with its sources."""
+def print_one(view: AcceleratorView, others: str) -> None:
+    """One accelerator with its sources; `others` says which the name that was given could mean as well."""
     item = view.item
     rates = ", ".join(f"{dtype} {rate / 1e12:,.1f}" for dtype, rate in item.dense_flops_per_second.items())
     measured = ", ".join(f"{dtype} {share:.0%}" for dtype, share in item.matmul_ceiling.items())
     memory = short_confidence(item.memory_provenance.confidence)
     lines = {
+        "others": others,
         "memory": f"{format_bytes(item.memory_bytes)} ({item.memory_provenance.source}; {memory})",
         "bandwidth": f"{item.memory_bytes_per_second / 1e9:,.0f} GB/s",
         "peak": f"{rates} TFLOP/s, dense",
@@ -329,7 +330,8 @@ def gpus_show(
     if json_:
         print_json({"accelerators": [as_json(view)]})
     else:
-        print_one(view)
+        others = ", ".join(accelerators.others_called(name))
+        print_one(view, f"{others}, which {name} could mean too; a plan takes it for this one" if others else "")
 
 
 @gpus_app.command("compare")

@@ -53,9 +53,9 @@ def _stage_log(project: "Project", stage_dir: Path) -> Path | str | None:
     if files.log.exists() and files.log.stat().st_size:
         return files.log
     submission = read_submission(files)
-    if submission is None or submission.job_id is None or submission.engine not in RUNS:
+    if submission is None or submission.job_id is None or submission.scheduler not in RUNS:
         return None
-    scheduler = open_scheduler(project, submission.engine)
+    scheduler = open_scheduler(project, submission.scheduler)
     try:
         return scheduler.logs(submission.job_id) or None
     finally:

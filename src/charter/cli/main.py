@@ -5,8 +5,10 @@ command: what a command takes at least is the time of its imports.
 """
 
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -173,18 +175,15 @@ class Verbs(TyperGroup):
         )
         raise UsageError(f"charter has no command {first!r}{meant}")
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read what stands before the verb."""
+        with _slips_told():
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the verb; an option of another tool is answered with the key of charter.yaml that it stands for."""
-        try:
-            with UNTIL_THE_END:
-                return super().invoke(ctx)
-        except Exception as error:
-            # typer has its own copy of click since 0.25: the class differs, its attributes do not.
-            option = getattr(error, "option_name", None) if type(error).__name__ == "NoSuchOption" else None
-            hint = None if option is None else _key_of_option(option, getattr(error, "ctx", None))
-            if hint is None:
-                raise
-            raise UsageError(hint) from None
+        with _slips_told(), UNTIL_THE_END:
+            return super().invoke(ctx)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the screen: what there is, in the order in which it is needed."""
@@ -221,13 +220,51 @@ def with_directory(command: Any, words: list[str]) -> list[str]:
     return words
 
 
+TYPED = {
+    r"Input should be a valid integer.*": "give a whole number",
+    r"Input should be a valid number.*": "give a number",
+    r"Input should be greater than or equal to ": "give at least ",
+    r"Input should be less than or equal to ": "give at most ",
+    r"\. Did you mean": "; did you mean",
+}
+"""What the parser of words says, and what Charter does."""
+
+
+@contextmanager
+def _slips_told() -> Iterator[None]:
+    """Tell a slip on the command line as every other error is told."""
+    try:
+        yield
+    except Exception as error:
+        # typer has its own copy of click since 0.25: the class differs, its attributes do not.
+        if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        raise UsageError(_slip(error, getattr(error, "ctx", None))) from None
+
+
+def _slip(error: Any, ctx: Any) -> str:
+    """Return what is wrong with the words of a command line."""
+    command = "charter" if ctx is None else ctx.command_path
+    option = getattr(error, "option_name", None) if type(error).__name__ == "NoSuchOption" else None
+    if option is None or ctx is None:
+        text = str(error.format_message()).rstrip(".")
+        for pattern, says in TYPED.items():
+            text = re.sub(pattern, says, text)
+        return f"{text[:1].lower()}{text[1:]}" + ("" if text.endswith("?") else f"; {command} --help explains")
+    if (key := _key_of_option(option, ctx)) is not None:
+        return key
+    near = get_close_matches(option, [name for item in ctx.command.params for name in item.opts], n=2, cutoff=0.75)
+    guess = f"did you mean {' or '.join(near)}?" if near else f"{command} --help lists them"
+    return f"{command} has no option {option}; {guess}"
+
+
 def _key_of_option(option: str, ctx: Any) -> str | None:
     """Return where an option that other tools have stands in Charter; None for any other."""
     from charter.spec.suggest import HABITS
 
     word = option.lstrip("-").lower().replace("-", "_")
     key = HABITS.get(word, word if word in HABITS.values() else None)
-    if key is None or ctx is None:
+    if key is None:
         return None
     settable = any("--set" in parameter.opts for parameter in ctx.command.params)
     says = f"; say it with --set pipeline.STAGE.{key}=VALUE" if settable else ""

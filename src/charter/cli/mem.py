@@ -36,6 +36,7 @@ def memory_json(
     mode: str,
     layout: "Layout",
     memory: "MemoryBreakdown",
+    usable: float,
     changes: "tuple[Alternative, ...]",
 ) -> dict[str, Any]:
     """Everything as plain JSON values; bytes per accelerator."""
@@ -66,10 +67,33 @@ def memory_json(
         "largest_term": memory.largest_term.name,
         "capacity_bytes": device.memory_bytes,
         "capacity_source": device.memory_provenance.source,
-        "fits": memory.fits(device.memory_bytes),
+        "usable_bytes": usable,
+        "fits": memory.fits(usable),
         "surely_fits": memory.surely_fits(device.memory_bytes),
-        "would_fit": [{"change": item.change, "count": item.count, "peak_bytes": item.total_bytes} for item in changes],
+        "would_fit": [
+            {
+                "change": item.change,
+                "count": item.count,
+                "peak_bytes": item.total_bytes,
+                "options": _options(item, layout, device),
+            }
+            for item in changes
+        ],
     }
+
+
+def _options(item: "Alternative", layout: "Layout", device: "Accelerator") -> str:
+    """Return what to type for a layout that would fit, beside what was typed."""
+    new = item.layout
+    options = [] if item.weights is None else [f"--weights {item.weights}"]
+    for name in ("micro_batch", "accumulation", "zero", "recompute", "tensor"):
+        if (value := getattr(new, name)) != getattr(layout, name):
+            options.append(f"--{name.replace('_', '-')} {int(value) if name != 'recompute' else value.value}")
+    if new.offload_optimizer != layout.offload_optimizer:
+        options.append("--offload-optimizer")
+    if item.count != layout.num_accelerators:
+        options.append(f"--on {device.name}:{item.count}")
+    return " ".join(options)
 
 
 def print_memory(
@@ -94,22 +118,25 @@ def print_memory(
         share = f"{term.value / memory.total_bytes:.0%}"
         table.add_row(term.name, f"{term.value / 2**30:.2f}", share, f"{term.formula} [{number}]")
     table.add_section()
-    free = device.memory_bytes - memory.total_bytes
+    usable = report["usable_bytes"]
+    free = usable - memory.total_bytes
     verdict = f"fits, {format_bytes(free)} free" if free >= 0 else f"does not fit, {format_bytes(-free)} too much"
-    capacity = f"of {device.memory_bytes / 2**30:.2f} GiB: {verdict}"
+    capacity = f"of {usable / 2**30:.2f} GiB that a plan uses of {device.memory_bytes / 2**30:.2f}: {verdict}"
     table.add_row("total", f"{memory.total_bytes / 2**30:.2f}", "", capacity, style="bold")
     out.print(table)
     phases = ", ".join(f"{phase} {size / 2**30:.2f}" for phase, size in memory.phase_bytes.items())
     out.print(f"fullest in {memory.phase}; GiB by phase: {phases}")
     spread = memory.interval
-    doubt = "" if free < 0 or memory.surely_fits(device.memory_bytes) else "; it may not fit: p90 is above the capacity"
-    out.print(f"p10 {spread.p10 / 2**30:.2f}, p50 {spread.p50 / 2**30:.2f}, p90 {spread.p90 / 2**30:.2f} GiB{doubt}")
+    out.print(f"p10 {spread.p10 / 2**30:.2f}, p50 {spread.p50 / 2**30:.2f}, p90 {spread.p90 / 2**30:.2f} GiB")
     out.print("\n".join(f"[{number}] {source}" for source, number in sources.items()), style="dim")
     out.print(f"capacity: {device.memory_provenance.source}", style="dim")
     if free < 0:
         largest = memory.largest_term
         out.print(f"The largest term is {largest.name} ({format_bytes(largest.value)}).")
-        lines = [f"  {item['change']}: {format_bytes(item['peak_bytes'])}" for item in report["would_fit"]]
+        lines = [
+            f"  {item['change']}: {format_bytes(item['peak_bytes'])} ({item['options']})"
+            for item in report["would_fit"]
+        ]
         out.print("Would fit:\n" + "\n".join(lines) if lines else "Nothing that was tried fits.")
 
 
@@ -187,6 +214,7 @@ def mem(
     from charter.catalog import models
     from charter.errors import UsageError
     from charter.physics.memory import training_alternatives
+    from charter.plan.knowledge import shipped
     from charter.spec.layout import Layout, Recompute, ZeroStage
 
     mode = mode or ("train" if rank is None else "lora")
@@ -196,6 +224,7 @@ def mem(
         raise UsageError(f"--explain: papers print formulas for training a whole model; found --mode {mode}")
     catalog_model = models.resolve(models.of_size(model))
     device, count = _device(accelerator)
+    usable = shipped().usable_bytes(device)
     _check_degrees(catalog_model, count, tensor=tensor, pipeline=pipeline, context=context, expert=expert)
     layout = Layout(
         data=count // (tensor * pipeline * context),
@@ -215,6 +244,7 @@ def mem(
             catalog_model.architecture,
             device,
             layout,
+            usable,
             batch=batch,
             seq_len=seq_len,
             weights=weights,
@@ -231,9 +261,8 @@ def mem(
             rank=rank or 16,
         )
         memory = judge(layout)
-        capacity = device.memory_bytes
-        changes = () if memory.fits(capacity) else training_alternatives(layout, judge, capacity)
-    report = memory_json(catalog_model, device, count, mode, layout, memory, changes)
+        changes = () if memory.fits(usable) else training_alternatives(layout, judge, usable)
+    report = memory_json(catalog_model, device, count, mode, layout, memory, usable, changes)
     if explain:
         from dataclasses import asdict
 
@@ -339,6 +368,7 @@ def _answering(
     shape: "Architecture",
     device: "Accelerator",
     layout: "Layout",
+    usable: float,
     *,
     batch: int,
     seq_len: int,
@@ -353,8 +383,8 @@ def _answering(
             shape, device, layout, batch=batch, seq_len=seq_len, weights=weights, prefill_tokens=prefill_tokens
         )
 
-    memory, capacity = judge(layout, weights), device.memory_bytes
-    changes = () if memory.fits(capacity) else inference_alternatives(judge, layout, weights, capacity)
+    memory = judge(layout, weights)
+    changes = () if memory.fits(usable) else inference_alternatives(judge, layout, weights, usable)
     return memory, changes
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from charter.cli.common import (
+    UNTIL_THE_END,
     JsonOption,
     SetOption,
     SweepOption,
-    planned_project,
+    check_writable,
     print_json,
-    project_of_text,
     with_chosen_engines,
     write_asked,
 )
@@ -23,24 +23,31 @@ from charter.cli.inquiry import (
     AnswerTokens,
     Budget,
     Deadline,
+    Force,
     Judge,
     Lora,
+    Market,
     Nodes,
     On,
     Pairs,
     Price,
     Prompts,
+    Save,
     Seq,
     Tokens,
     Turns,
+    advised_in_options,
     going_on,
+    project_reader,
     question_file,
+    said_in_options,
     show_assumed,
 )
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from charter.cli.inquiry import Reader
     from charter.plan.knowledge import Knowledge
     from charter.plan.plan import Plan
     from charter.run.probe import ProbeReport
@@ -87,8 +94,10 @@ def print_expanded(project: "Project", deviations: Sequence[str], *, as_json: bo
     typer.echo("".join(f"# {line}\n" for line in deviations) + project_yaml(project), nl=False)
 
 
-def check_asked(project: "Project", *, explain: str | None, what_if: Sequence[str] | None, as_json: bool) -> None:
-    """Raise a `UsageError` for a stage or a question that there is not, and for two ways to print at once."""
+def check_asked(
+    project: "Project", read: "Reader", *, explain: str | None, what_if: Sequence[str] | None, as_json: bool
+) -> None:
+    """Raise an error for a stage or a change that there is not, and for two ways to print at once."""
     from charter.errors import UsageError
     from charter.plan.what_if import overrides_of
 
@@ -99,7 +108,7 @@ def check_asked(project: "Project", *, explain: str | None, what_if: Sequence[st
         other = "--json" if as_json else "--what-if"
         raise UsageError(f"--explain prints one stage and {other} the plan; give one of them")
     for question in what_if or ():
-        overrides_of(question, project)
+        read(overrides_of(question, project))
 
 
 def check_limits_asked(fail_over_budget: bool, allow_over_budget: bool) -> None:
@@ -305,7 +314,7 @@ def plan(
             "--what-if",
             metavar="KEY=VALUE",
             help="Plan again with a change, side by side: gpus=256, nodes=8, accelerators=H200:8, market=spot, "
-            "deadline=3d, or any path of charter.yaml; repeatable.",
+            "deadline=3d, of a KIND tokens=1B or lora=16, or any path of charter.yaml; repeatable.",
         ),
     ] = None,
     all_hardware: Annotated[
@@ -326,12 +335,11 @@ def plan(
     on: On = None,
     nodes: Nodes = None,
     price: Price = None,
+    market: Market = None,
     budget: Budget = None,
     deadline: Deadline = None,
-    save: Annotated[
-        Path | None,
-        typer.Option("--save", metavar="FILE", help="With KIND: write the charter.yaml that the question stands for."),
-    ] = None,
+    save: Save = None,
+    force: Force = False,
     sweep: SweepOption = None,
 ) -> None:
     """Estimate memory, time and cost per stage and choose hardware; no run is started.
@@ -347,28 +355,21 @@ def plan(
     changes = [*(overrides or ()), *(ALL_HARDWARE if all_hardware else ())]
     changes += [f"objective={objective_of(objective)}"] if objective is not None else []
     check_limits_asked(fail_over_budget, allow_over_budget)
+    for option, file in (("--output", output), ("--html", html)):
+        if file is not None:
+            check_writable(option, file)
     path, begin = config or directory, start_of(start)
-    said = {"tokens": tokens, "pairs": pairs, "prompts": prompts, "answers": answers, "turns": turns}
-    said |= {
-        "seq": seq,
-        "lora": lora,
-        "judge": judge,
-        "on": on,
-        "nodes": nodes,
-        "price": price,
-        "budget": budget,
-        "deadline": deadline,
-    }
-    inquiry = question_file(config, model, said, save)
-    if inquiry is not None:
-        project, root = project_of_text(inquiry.text, changes)
-    else:
-        project, root = planned_project(path, template, changes)
+    inquiry = question_file(context, changes)
+    UNTIL_THE_END.enter_context(said_in_options(inquiry))
+    read = project_reader(context, inquiry, path, changes)
+    project, root = read([])
     deviations = () if template is not None or inquiry is not None else deviation_lines(path, changes)
+    if inquiry is not None and save is not None:
+        write_asked("--save", save, inquiry.text)
     if expand:
         print_expanded(project, deviations, as_json=as_json)
         return
-    check_asked(project, explain=explain, what_if=what_if, as_json=as_json)
+    check_asked(project, read, explain=explain, what_if=what_if, as_json=as_json)
     if sweep is not None:
         _plan_points(path, project, root, sweep, changes, as_json=as_json)
         return
@@ -377,9 +378,11 @@ def plan(
     def planned(changed: "Project", number: int = 0) -> "Plan":
         now = datetime.now(tz=UTC)
         first = (begin or now).replace(tzinfo=None)
-        return plan_project(
-            changed, root, knowledge=_knowledge(calibration), today=now.date(), alternatives=number, start=first
-        )
+        with said_in_options(inquiry):
+            plan = plan_project(
+                changed, root, knowledge=_knowledge(calibration), today=now.date(), alternatives=number, start=first
+            )
+        return advised_in_options(plan, inquiry)
 
     project, engine_choices = with_chosen_engines(project, root, out=None if as_json else sys.stdout)
     probed = probe_first(project, root, probe, calibration=calibration, as_json=as_json)
@@ -396,7 +399,7 @@ def plan(
     more = probed | {"engine_choices": [asdict(item) for item in engine_choices]} if engine_choices else probed
     more = more | ({} if inquiry is None else {"charter_yaml": inquiry.text, "assumed": list(inquiry.assumed)})
     if what_if:
-        show(result, what_if_answers(what_if, project, path, template, changes, planned), as_json=as_json, more=more)
+        show(result, what_if_answers(what_if, project, read, planned), as_json=as_json, more=more)
     else:
         further = going_on(context, template, inquiry)
         _show(result, as_json=as_json, explain=explain, more=more, further=further)
@@ -552,12 +555,7 @@ class PlanAnswer:
 
 
 def what_if_answers(
-    questions: list[str],
-    project: "Project",
-    path: Path,
-    template: str | None,
-    overrides: list[str],
-    planned: "Callable[[Project], Plan]",
+    questions: list[str], project: "Project", read: "Reader", planned: "Callable[[Project], Plan]"
 ) -> list[PlanAnswer]:
     """The plans of all questions; one that fits nowhere is an answer too."""
     from charter.errors import BudgetError, InfeasibleError
@@ -566,7 +564,7 @@ def what_if_answers(
     answers = []
     for question in questions:
         changes = overrides_of(question, project)
-        changed, _ = planned_project(path, template, [*overrides, *changes])
+        changed, _ = read(changes)
         try:
             answers.append(PlanAnswer(asked=question, changes=changes, plan=planned(changed)))
         except (InfeasibleError, BudgetError) as error:

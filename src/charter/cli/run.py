@@ -258,7 +258,7 @@ def run(
     options = RunOptions(
         only=tuple(only or ()),
         reshard=reshard,
-        engine=on,
+        launcher=on,
         anyway=anyway,
         replan=replan,
         accept_models=tuple(accept_model or ()),
@@ -315,7 +315,7 @@ def resume(
     if verify:
         status_of(loaded, root, thorough=True)
     run_and_show(
-        loaded, root, RunOptions(reshard=reshard, engine=on, anyway=anyway, replan=replan), json_events=json_events
+        loaded, root, RunOptions(reshard=reshard, launcher=on, anyway=anyway, replan=replan), json_events=json_events
     )
 
 

@@ -134,7 +134,7 @@ class Snapshot:
     deadline_seconds: float | None = None
     max_parallel_stages: int = 1
     machine_usd_per_hour: float | None = None
-    """Price of the machine that attempts of this run share, where they are no jobs of an engine."""
+    """Price of the machine that attempts of this run share, where they are no jobs of a scheduler."""
     engine: str = ""
     problems: tuple[str, ...] = ()
     """What could not be read, in words."""

@@ -146,6 +146,26 @@ def _marked(stage_dir: Path) -> set[int]:
         if not name.isdecimal() or int(name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
-            if wanted in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+            while (environment := _environment(name)) is None:
+                time.sleep(0.001)
+            if wanted in environment:
                 pids.add(int(name))
     return pids
+
+
+PF_KTHREAD = 0x00200000
+"""Flag of a thread of the kernel, of which `/proc/PID/cmdline` is empty for good (linux/sched.h)."""
+
+
+def _environment(pid: str) -> list[bytes] | None:
+    """Return the variables of a process; None while it becomes another program.
+
+    Its parent knows that `exec` has succeeded before the kernel has set out arguments and variables: until then both
+    are empty, and a process with the mark would be missed.
+    """
+    place = Path("/proc", pid)
+    if variables := (place / "environ").read_bytes():
+        return variables.split(b"\0")
+    state, *numbers = (place / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    is_settled = state in "ZX" or int(numbers[5]) & PF_KTHREAD or (place / "cmdline").read_bytes()
+    return [] if is_settled else None

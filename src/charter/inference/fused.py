@@ -1,7 +1,7 @@
 """One token of every row of a batch by joint products, its operations launched at once where a GPU allows it.
 
 Legend: L rows, T columns with room for more, N heads (of queries, keys and values side by side), D values of a head,
-H width of the residual stream, V vocabulary.
+H width of the residual stream, R ranks of adapters, V vocabulary.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from charter.engines.native.capabilities import FUSED_TYPES
+from charter.models.adapters import adapter_matrices, base_layer
 from charter.models.engine_layout import DEFAULT_ATTENTION
 from charter.models.runtime import SIXTEEN_BITS, is_queued
 
@@ -136,18 +137,58 @@ class TokenGraph:
 
 
 @dataclass(frozen=True)
+class _LowRank:
+    """Adapters of one product: ranks of projections side by side, each of which ends in its own outputs."""
+
+    down_RH: Tensor
+    up_NR: Tensor
+    scaling: float
+
+    def added(self, out_LN: Tensor, inputs_LH: Tensor) -> Tensor:
+        """Add it to what the base alone gives."""
+        low_LR = torch.mm(inputs_LH, self.down_RH.t())
+        if out_LN.dtype == low_LR.dtype:
+            return torch.addmm(out_LN, low_LR, self.up_NR.t(), alpha=self.scaling)
+        return out_LN.add(torch.mm(low_LR, self.up_NR.t()), alpha=self.scaling)
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A matrix, with what adapters add to its product."""
+
+    weight_NH: Tensor
+    bias_N: Tensor | None = None
+    low_rank: _LowRank | None = None
+
+    def of(self, inputs_LH: Tensor) -> Tensor:
+        """Return the product."""
+        weight_HN = self.weight_NH.t()
+        plain = (
+            torch.mm(inputs_LH, weight_HN) if self.bias_N is None else torch.addmm(self.bias_N, inputs_LH, weight_HN)
+        )
+        return plain if self.low_rank is None else self.low_rank.added(plain, inputs_LH)
+
+    def added_to(self, stream_LH: Tensor, inner_LN: Tensor) -> Tensor:
+        """Add the product to the residual stream: in one operation where both are of one type."""
+        if stream_LH.dtype == inner_LN.dtype:
+            stream_LH = torch.addmm(stream_LH, inner_LN, self.weight_NH.t())
+        else:
+            stream_LH = stream_LH + torch.mm(inner_LN, self.weight_NH.t())
+        return stream_LH if self.low_rank is None else self.low_rank.added(stream_LH, inner_LN)
+
+
+@dataclass(frozen=True)
 class _FusedLayer:
     """Weights of one layer, with what is multiplied by the same input in one matrix."""
 
     norm_H: Tensor
-    qkv_NH: Tensor
-    qkv_bias_N: Tensor | None
+    qkv: _Product
     head_norm_ND: Tensor | None
     """Of queries and keys, where they are normalised per head."""
-    out_HN: Tensor
+    out: _Product
     mlp_norm_H: Tensor
-    gate_up_NH: Tensor
-    down_HN: Tensor
+    gate_up: _Product
+    down: _Product
 
 
 class FusedDecoder:
@@ -156,7 +197,8 @@ class FusedDecoder:
     Few operations matter where a token takes as long as they take to launch. Queries, keys and values are one product,
     gate and up another; one rotation turns all heads, those of the values by nothing, so that keys and values are
     written at once; angles and mask are made once for all layers. Weights in 16 bits are joined in place; of those in
-    fp32 there are copies in autocast's type, in place of its own, and the residual stream stays in fp32.
+    fp32 there are copies in autocast's type, in place of its own, and the residual stream stays in fp32. Adapters stay
+    beside their matrices: merged into 16 bits, most of an update would be rounded away.
     """
 
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
@@ -181,33 +223,44 @@ class FusedDecoder:
     def _fused(self, layer: Any) -> _FusedLayer:
         attention, mlp = layer.self_attn, layer.mlp
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        biases = [item.bias for item in projections if item.bias is not None]
         head_norm_ND = None
         if hasattr(attention, "q_norm"):
             norms = ((attention.q_norm.weight, self.heads), (attention.k_norm.weight, self.kv_heads))
             head_norm_ND = torch.cat([weight.expand(count, -1) for weight, count in norms]).to(self.dtype)
         return _FusedLayer(
             norm_H=layer.input_layernorm.weight,
-            qkv_NH=self._joint(projections),
-            qkv_bias_N=torch.cat(biases).to(self.dtype) if biases else None,
+            qkv=self._joint(projections),
             head_norm_ND=head_norm_ND,
-            out_HN=self._single(attention.o_proj),
+            out=self._joint((attention.o_proj,)),
             mlp_norm_H=layer.post_attention_layernorm.weight,
-            gate_up_NH=self._joint((mlp.gate_proj, mlp.up_proj)),
-            down_HN=self._single(mlp.down_proj),
+            gate_up=self._joint((mlp.gate_proj, mlp.up_proj)),
+            down=self._joint((mlp.down_proj,)),
         )
 
     def _single(self, projection: nn.Module) -> Tensor:
         weight: Tensor = projection.get_parameter("weight").detach().to(self.dtype)
         return weight
 
-    def _joint(self, projections: Sequence[nn.Linear]) -> Tensor:
-        joint_NH = torch.cat([self._single(item) for item in projections])
-        sizes = [item.out_features for item in projections]
-        for item, part_NH in zip(projections, torch.split(joint_NH, sizes), strict=True):
+    def _joint(self, projections: Sequence[nn.Module]) -> _Product:
+        bases = [base_layer(item) for item in projections]
+        joint_NH = self._single(bases[0]) if len(bases) == 1 else torch.cat([self._single(item) for item in bases])
+        sizes = [item.out_features for item in bases]
+        for item, part_NH in zip(bases, torch.split(joint_NH, sizes), strict=True):
             if item.weight.dtype == self.dtype:
                 item.weight.data = part_NH
-        return joint_NH
+        biases = [item.bias for item in bases if item.bias is not None]
+        bias_N = torch.cat(biases).to(self.dtype) if biases else None
+        return _Product(joint_NH, bias_N, self._low_rank(projections))
+
+    def _low_rank(self, projections: Sequence[nn.Module]) -> _LowRank | None:
+        adapted = [adapter_matrices(item) for item in projections]
+        if adapted[0] is None:
+            return None
+        matrices = [item for item in adapted if item is not None]
+        down_RH = torch.cat([first.detach() for first, _, _ in matrices]).to(self.dtype)
+        seconds = (second.detach() for _, second, _ in matrices)
+        up_NR: Tensor = torch.block_diag(*seconds).to(self.dtype)  # type: ignore[no-untyped-call]
+        return _LowRank(down_RH, up_NR, matrices[0][2])
 
     def logits(self, ids_L: Tensor, position_LQ: Tensor, cache: JointCache, column: int) -> Tensor:
         """Logits after one token of every row, whose keys and values are written to `column`; valid until the next.
@@ -235,10 +288,10 @@ class FusedDecoder:
             for layer, pair_LNTD in zip(self.layers, cache.pairs_LNTD, strict=True):
                 inputs_LH = self._normed(stream_LH, layer.norm_H)
                 seen_LN = self._attention(layer, inputs_LH, angles, pair_LNTD, column_1, bias_LHGT)
-                stream_LH = _added(stream_LH, seen_LN, layer.out_HN)
-                inner_LN = torch.mm(self._normed(stream_LH, layer.mlp_norm_H), layer.gate_up_NH.t())
+                stream_LH = layer.out.added_to(stream_LH, seen_LN)
+                inner_LN = layer.gate_up.of(self._normed(stream_LH, layer.mlp_norm_H))
                 gate_LN, up_LN = inner_LN.chunk(2, -1)
-                stream_LH = _added(stream_LH, torch.nn.functional.silu(gate_LN) * up_LN, layer.down_HN)
+                stream_LH = layer.down.added_to(stream_LH, torch.nn.functional.silu(gate_LN) * up_LN)
             return torch.mm(self._normed(stream_LH, self.body.norm.weight), self.head_VH.t()).float()
 
     def _normed(self, stream_LH: Tensor, weight_H: Tensor) -> Tensor:
@@ -266,11 +319,7 @@ class FusedDecoder:
     ) -> Tensor:
         """Attention of every head, side by side; queries that share a head of keys are read as queries of one head."""
         rows, rotated = len(inputs_LH), self.heads + self.kv_heads
-        if layer.qkv_bias_N is None:
-            joint_LN = torch.mm(inputs_LH, layer.qkv_NH.t())
-        else:
-            joint_LN = torch.addmm(layer.qkv_bias_N, inputs_LH, layer.qkv_NH.t())
-        joint_LND = joint_LN.view(rows, rotated + self.kv_heads, self.size)
+        joint_LND = layer.qkv.of(inputs_LH).view(rows, rotated + self.kv_heads, self.size)
         if layer.head_norm_ND is not None:
             heads_LND = joint_LND[:, :rotated]
             heads_LND.copy_(
@@ -298,13 +347,6 @@ def autocast_as_is(device: torch.device, **changes: bool) -> contextlib.Abstract
     return torch.autocast(kind, torch.get_autocast_dtype(kind), **changes)
 
 
-def _added(stream_LH: Tensor, inner_LN: Tensor, weight_HN: Tensor) -> Tensor:
-    """Add a product to the residual stream: in one operation where both are of one type."""
-    if stream_LH.dtype == inner_LN.dtype:
-        return torch.addmm(stream_LH, inner_LN, weight_HN.t())
-    return stream_LH + torch.mm(inner_LN, weight_HN.t())
-
-
 def _has_fixed_angles(rotary: Any) -> bool:
     """Return True if no length of a text changes how positions become angles: the host would have to look at them."""
     kind = str(getattr(rotary, "rope_type", "default"))
@@ -320,5 +362,23 @@ def _is_plain_decoder(model: Any) -> bool:
             return False
         if isinstance(item, nn.Linear) and (type(item) is not nn.Linear or type(item.weight) is not nn.Parameter):
             return False
-    inner = (linear for layer in model.get_decoder().layers for linear in (layer.mlp.gate_proj, layer.self_attn.o_proj))
-    return all(type(item) is nn.Linear and item.bias is None for item in inner)
+    for layer in model.get_decoder().layers:
+        mlp, attention = layer.mlp, layer.self_attn
+        products = (
+            (attention.q_proj, attention.k_proj, attention.v_proj),
+            (attention.o_proj,),
+            (mlp.gate_proj, mlp.up_proj),
+            (mlp.down_proj,),
+        )
+        if not all(_is_one_product(projections) for projections in products):
+            return False
+        unbiased = (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        if any(base_layer(item).bias is not None for item in unbiased):
+            return False
+    return True
+
+
+def _is_one_product(projections: Sequence[nn.Module]) -> bool:
+    """Return True if projections are whole matrices, all with an adapter of one scaling beside them, or all without."""
+    scalings = {None if (matrices := adapter_matrices(item)) is None else matrices[2] for item in projections}
+    return all(type(base_layer(item)) is nn.Linear for item in projections) and len(scalings) == 1

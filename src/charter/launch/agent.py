@@ -1,12 +1,12 @@
-"""The node agent: what an engine runs on every node of a job, the same program everywhere.
+"""The node agent: what a scheduler runs on every node of a job, the same program everywhere.
 
     python -m charter.launch.agent --stage-dir D --module M --job 3 --token T --attempt 1 --nodes 2 --processes 4
 
-It reads its place from `CHARTER_NODE_RANK` (or `CHARTER_SHARD`, for a task of an array) and the engine's count of
+It reads its place from `CHARTER_NODE_RANK` (or `CHARTER_SHARD`, for a task of an array) and the scheduler's count of
 restarts from `CHARTER_RESTART`, starts the stage's processes of this node, and ends with them. What it knows it writes
-into the job's files (`charter.artifacts.job_files`), so that the supervisor and the other agents need no engine to hear
-of it: SIGTERM, or a request in the control file, stops the stage at its next checkpoint; a failure anywhere ends the
-processes of all nodes.
+into the job's files (`charter.artifacts.job_files`), so that the supervisor and the other agents need no scheduler to
+hear of it: SIGTERM, or a request in the control file, stops the stage at its next checkpoint; a failure anywhere ends
+the processes of all nodes.
 """
 
 import os
@@ -48,7 +48,7 @@ NODE_RANK, SHARD = "CHARTER_NODE_RANK", "CHARTER_SHARD"
 NO_RANK = -1
 """Of a node that has servers of a stage and no process of the stage itself."""
 ENGINE_JOB = "CHARTER_ENGINE_JOB"
-"""The engine's own number of the job, where its environment says it; for people who read the files."""
+"""The scheduler's own number of the job, where its environment says it; for people who read the files."""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

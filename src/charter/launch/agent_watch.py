@@ -219,7 +219,7 @@ CHECKS_FAILED_EXIT = 10
 """Of the agents of a start that cannot take place, since too few nodes are fit; never the exit code of a run. A node
 that is left out while a spare takes its place is no failure."""
 NODE_NAME = "CHARTER_NODE_NAME"
-"""The engine's name of the node, where it has one of its own; what is left out of later jobs goes by it."""
+"""The scheduler's name of the node, where it has one of its own; what is left out of later jobs goes by it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +237,7 @@ class Chosen:
 
 
 def node_name() -> str:
-    """The engine's name of this node, or its host name."""
+    """The scheduler's name of this node, or its host name."""
     return os.environ.get(NODE_NAME) or socket.gethostname()
 
 

@@ -1,4 +1,4 @@
-"""The plain engine: every stage process is a child of the supervisor, started anew."""
+"""The plain launcher: every stage process is a child of the supervisor, started anew."""
 
 import os
 import secrets
@@ -12,8 +12,8 @@ from charter.artifacts import durable, faults
 from charter.artifacts.group import log_name
 from charter.artifacts.server_files import SERVERS, SERVERS_DIR
 from charter.launch.commands import stage_command
-from charter.launch.engine import StageStart
 from charter.launch.group import GroupHandle, rank_environments
+from charter.launch.launcher import StageStart
 from charter.launch.machine import VISIBLE, visible_gpus
 from charter.launch.servers import ServerKeeper
 
@@ -74,7 +74,7 @@ class DeviceShares:
         return replace(request, environment={**request.environment, VISIBLE: visible}), give_back
 
 
-class ProcessEngine:
+class ProcessLauncher:
     """Every stage process is started anew: `python -m charter.train.sft --stage-dir D`."""
 
     def __init__(self, *, environment: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from charter.artifacts import faults
 from charter.artifacts.group import rank_environment
 from charter.artifacts.stage_process import INTERRUPTED_EXIT, PEER_EXIT
-from charter.launch.engine import ProcessHandle, StageStart
+from charter.launch.launcher import ProcessHandle, StageStart
 
 GRACE_SECONDS = 0.3
 """After a process failed, the others may say what they have to say; they are waiting for it in a collective."""

@@ -1,4 +1,4 @@
-"""One attempt at one stage as an engine is asked for it: pure data, which every engine renders into its own text."""
+"""One attempt at one stage as a scheduler is asked for it: pure data, which each one renders into its own text."""
 
 import re
 from collections.abc import Mapping
@@ -8,19 +8,19 @@ from pathlib import Path
 SUPERVISOR = "supervisor"
 """Kind of the job that is a run's own supervisor (`charter submit`)."""
 SENT = "CHARTER_SENT"
-"""Variable of such a job: the engine that it was sent to."""
+"""Variable of such a job: the scheduler that it was sent to."""
 RESTART = "CHARTER_RESTART"
-"""Variable of every job: how often its engine has started it again."""
+"""Variable of every job: how often its scheduler has started it again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageJob:
-    """Job of a stage, as an engine is asked to run it.
+    """Job of a stage, as a scheduler is asked to run it.
 
     The command is the same on every node: the node agent (`charter.launch.agent`), which starts the stage's processes
     of that node. It finds its place in `CHARTER_NODE_RANK` (0 to nodes - 1), or for a shard in `CHARTER_SHARD` (0 to
-    shards - 1): the text that an engine renders sets these from the engine's own variables, and `CHARTER_RESTART` to
-    the number of times that the engine itself has started the job again.
+    shards - 1): the text that is rendered sets these from the scheduler's own variables, and `CHARTER_RESTART` to the
+    number of times that the scheduler itself has started the job again.
     """
 
     name: str
@@ -34,10 +34,10 @@ class StageJob:
     directory: Path
     """The stage directory: absolute, seen by every node."""
     log: Path
-    """Where the engine writes what the agent prints; `%` never stands in it."""
+    """Where the scheduler writes what the agent prints; `%` never stands in it."""
     environment: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
-    """Variables whose values the engine takes from its own store of secrets, or from the environment of whoever
+    """Variables whose values the scheduler takes from its own store of secrets, or from the environment of whoever
     submits: name to reference. Values never stand in a rendered text."""
     nodes: int = 1
     spare_nodes: int = 0
@@ -60,7 +60,7 @@ class StageJob:
 
 
 def safe_name(text: str, *, longest: int = 63) -> str:
-    """A text as a name that every engine takes: lower-case letters, digits, single hyphens, a letter first.
+    """A text as a name that every scheduler takes: lower-case letters, digits, single hyphens, a letter first.
 
     >>> safe_name("PPO; rm -rf $HOME")
     'ppo-rm-rf-home'

@@ -1,6 +1,6 @@
-"""One start of a job, watched: what its agents write decides, and the engine's word where they cannot write.
+"""One start of a job, watched: what its agents write decides, and the scheduler's word where they cannot write.
 
-The jobs of a run that an engine has now, asked about together and not too often.
+The jobs of a run that a scheduler has now, asked about together and not too often.
 """
 
 import signal
@@ -13,18 +13,18 @@ from charter.artifacts.job_files import Control, JobFiles, NodeRecord, Submissio
 from charter.artifacts.stage_process import INTERRUPTED_EXIT, PEER_EXIT
 from charter.errors import CharterError
 from charter.launch.agent_watch import CHECKS_FAILED_EXIT
-from charter.launch.engine import JobStart
+from charter.launch.launcher import JobStart
 from charter.launch.node_checks.meeting import unfit_nodes
 from charter.launch.node_checks.report import FORGET_SILENCE_SECONDS
 from charter.launch.scheduler import Cause, JobState, Scheduler
 
 LEAST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 1.0, 15.0
-"""Between two questions to an engine: what agents write into the job's files is seen sooner."""
+"""Between two questions to a scheduler: what agents write into the job's files is seen sooner."""
 HURRIED_LOOK_SECONDS = 0.5
 """Where its word decides what happens next."""
 SLOWER = 1.3
 LOST_SECONDS = 60.0
-"""A job that its engine has not known for so long is lost."""
+"""A job that its scheduler has not known for so long is lost."""
 
 
 @dataclass(kw_only=True)
@@ -39,10 +39,10 @@ class LiveJob:
     """The start that is watched."""
     state: JobState = field(default_factory=lambda: JobState(phase="queued"))
     answered: int = 0
-    """How often its engine has been asked about it with success."""
+    """How often its scheduler has been asked about it with success."""
     unknown_since: float | None = None
     goes_on: bool = False
-    """Nobody watches it: its engine has started it again, or the supervisor that did has died."""
+    """Nobody watches it: its scheduler has started it again, or the supervisor that did has died."""
 
 
 class JobTable:
@@ -53,7 +53,7 @@ class JobTable:
         self._jobs: dict[Path, LiveJob] = {}
         self._looked_at, self._every = float("-inf"), LEAST_LOOK_SECONDS
         self.trouble = ""
-        """What the engine said when it could not be asked; a job is never taken for lost because of it."""
+        """What the scheduler said when it could not be asked; a job is never taken for lost because of it."""
 
     def add(self, job: LiveJob) -> None:
         """Watch a job."""
@@ -74,7 +74,7 @@ class JobTable:
         return list(self._jobs.values())
 
     def look(self, *, hurried: bool = False) -> None:
-        """Ask the engine how they stand, if it is time."""
+        """Ask the scheduler how they stand, if it is time."""
         now = self._clock()
         if not self._jobs or now - self._looked_at < (HURRIED_LOOK_SECONDS if hurried else self._every):
             return
@@ -94,13 +94,13 @@ class JobTable:
 
 
 def _take(job: LiveJob, state: JobState, now: float) -> bool:
-    """Take in what the engine says of one job; whether it says something new."""
+    """Take in what the scheduler says of one job; whether it says something new."""
     job.answered += 1
     if state.phase == "unknown":
         job.unknown_since = now if job.unknown_since is None else job.unknown_since
         if now - job.unknown_since < LOST_SECONDS:
             return False
-        state = JobState(phase="ended", cause="node_lost", reason="the engine does not know the job any more")
+        state = JobState(phase="ended", cause="node_lost", reason="the scheduler does not know the job any more")
     else:
         job.unknown_since = None
     changed, job.state = state != job.state, state
@@ -110,9 +110,9 @@ def _take(job: LiveJob, state: JobState, now: float) -> bool:
 LOOK_SECONDS = 0.2
 """How often the files of a job of few nodes are looked at."""
 WORD_SECONDS = 20.0
-"""How long the engine's word for an ending is waited for, where the agents cannot know it."""
+"""How long the scheduler's word for an ending is waited for, where the agents cannot know it."""
 FILES_SECONDS = 3.0
-"""How long after the engine says that a job has ended its files are waited for: a shared disk may be late."""
+"""How long after the scheduler says that a job has ended its files are waited for: a shared disk may be late."""
 SILENT_SECONDS = 20.0
 """Five beats of a node's agent: one that has been silent for so long, while an agent beside it was not, is lost. A
 scheduler may need minutes to say so (Slurm's `SlurmdTimeout` is 300 s where nobody has set it)."""
@@ -120,7 +120,7 @@ LOST = -int(signal.SIGKILL)
 
 
 class JobHandle:
-    """A job of one or more nodes, from its submission, or from the engine's own restart of it, to its end."""
+    """A job of one or more nodes, from its submission, or from the scheduler's own restart of it, to its end."""
 
     def __init__(
         self,
@@ -177,10 +177,12 @@ class JobHandle:
             return None
         submission = self._live.submission
         return JobStart(
-            engine=submission.engine,
+            scheduler=submission.scheduler,
             job_id=self._live.job_id,
             restart=self._restart,
-            nodes=tuple(dict.fromkeys(self._live.state.nodes or [record.host for record in self._records.values()])),
+            nodes=tuple(
+                dict.fromkeys(self._live.state.nodes or [record.node_name for record in self._records.values()])
+            ),
             accelerator=submission.accelerator,
             count=submission.count,
             market=submission.market,
@@ -190,8 +192,8 @@ class JobHandle:
 
     @property
     def where(self) -> str:
-        """The engine and its number of the job."""
-        return f"{self._live.submission.engine} job {self._live.job_id}"
+        """The scheduler and its number of the job."""
+        return f"{self._live.submission.scheduler} job {self._live.job_id}"
 
     @property
     def waits(self) -> bool:
@@ -200,12 +202,12 @@ class JobHandle:
 
     @property
     def cause(self) -> str:
-        """The engine's word for its ending."""
+        """The scheduler's word for its ending."""
         return self._cause
 
     @property
     def note(self) -> str:
-        """Return the engine's note on the ending, or that of a node's checks."""
+        """Return the scheduler's note on the ending, or that of a node's checks."""
         return self._note
 
     @property
@@ -214,7 +216,7 @@ class JobHandle:
         return range(self.processes)
 
     def poll(self) -> int | None:
-        """Look at the files, and at the engine now and then."""
+        """Look at the files, and at the scheduler now and then."""
         now = self._clock()
         if self._exit is None and now >= self._next_look:
             self._next_look = now + self._look_seconds()
@@ -295,26 +297,26 @@ class JobHandle:
             self._end(LOST if code is None else code, "preempted" if _stopped(records, "signal") else "")
 
     def _end_by_restart(self, now: float, records: list[NodeRecord]) -> None:
-        """Its engine has started it again, and may hear only a moment later from its own records why."""
+        """Its scheduler has started it again, and may hear only a moment later from its own records why."""
         self._ended_at = now if self._ended_at is None else self._ended_at
         if self._live.state.cause or now - self._ended_at > WORD_SECONDS:
             without_word: Cause = "preempted" if _stopped(records, "signal") else "node_lost"
             self._end(self._code(records) or LOST, self._live.state.cause or without_word, goes_on=True)
 
     def _end_by_successor(self, now: float, records: list[NodeRecord]) -> None:
-        """The next start writes already: its engine is asked why, since its last answer may be older than that."""
+        """The next start writes already: its scheduler is asked why, since its last answer may be older than that."""
         if self._succeeded_at is None:
             self._succeeded_at, self._answers_then = now, self._live.answered
             self._ended_at = self._ended_at or now
         answered = self._live.answered > self._answers_then + 1 and now - self._succeeded_at > FILES_SECONDS
         if answered or now - self._succeeded_at > WORD_SECONDS:
-            # An engine that does not count this start has no word for why it came: its cause is of something else.
+            # A scheduler that does not count this start has no word for why it came: its cause is of something else.
             stopped = _stopped(records, "signal")
             code = self._code(records) if stopped else None
             self._end(code or LOST, "preempted" if stopped else "node_lost", goes_on=True)
 
     def _is_own(self, code: int | None, records: list[NodeRecord]) -> bool:
-        """Return True if the agents know why they ended, so that the engine need not be asked."""
+        """Return True if the agents know why they ended, so that the scheduler need not be asked."""
         if code == INTERRUPTED_EXIT:
             return self._control.stop or _stopped(records, "time_limit")
         return code is not None and 0 <= code <= CHECKS_FAILED_EXIT and code != PEER_EXIT
@@ -356,7 +358,8 @@ class JobHandle:
         if silences and min(silences.values()) <= SILENT_SECONDS / 2:
             self._lose(place for place, seconds in silences.items() if seconds > SILENT_SECONDS)
         if self._lost:
-            self.kill()
+            # Agents that are there end by themselves and say so; a scheduler might kill them before they have.
+            self._ask(replace(self._control, kill=True))
 
     def _silences(self, now: float) -> dict[int, float]:
         """Return the seconds since the last beat of each agent whose processes run."""
@@ -365,8 +368,7 @@ class JobHandle:
 
     def _lose(self, places: Iterable[int]) -> None:
         for place in places:
-            record = self._records[place]
-            self._lost[place] = record.node or record.host
+            self._lost[place] = self._records[place].node_name
 
     def _end_without_lost(self, now: float, records: list[NodeRecord]) -> None:
         """End as soon as the other nodes' agents have; a scheduler can wait minutes for the lost one's word.
@@ -376,6 +378,7 @@ class JobHandle:
         self._ended_at = now if self._ended_at is None else self._ended_at
         left = [it for it in records if it.place not in self._lost and it.ended_at is None]
         if not left or now - self._ended_at > WORD_SECONDS:
+            self._scheduler.cancel(self._live.job_id)
             self._end(LOST, "node_lost")
 
     def _give_failed_start_up(self, now: float) -> None:
@@ -385,7 +388,8 @@ class JobHandle:
             self._failed_at = now
         if self._failed_at is not None and now - self._failed_at > WORD_SECONDS:
             self._lose(place for place, seconds in self._silences(now).items() if seconds > SILENT_SECONDS)
-            self.kill()
+            if not self._lost:
+                self.kill()
 
     def _end(self, code: int, cause: Cause, *, goes_on: bool = False) -> None:
         start = f"{self._live.submission.token}-{self._restart}"

@@ -1,4 +1,4 @@
-"""The engine of this machine: stages as forks of a preloaded server, or as plain processes."""
+"""The launcher of this machine: stages as forks of a preloaded server, or as plain processes."""
 
 import contextlib
 import itertools
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from charter.errors import StageError
-from charter.launch.children import DeviceShares, ProcessEngine, at_end, inherited_environment, with_servers
-from charter.launch.engine import Engine, StageStart
+from charter.launch.children import DeviceShares, ProcessLauncher, at_end, inherited_environment, with_servers
 from charter.launch.group import GroupHandle, rank_environments
+from charter.launch.launcher import Launcher, StageStart
 from charter.launch.machine import visible_gpus
 from charter.launch.servers import ServerKeeper
 
@@ -24,11 +24,11 @@ LAUNCH_VARIABLE = "CHARTER_LAUNCH"
 """`process` starts every stage as a process of its own instead of forking the preloaded server."""
 
 
-def local_engine(*, preload: Sequence[str], server_log: Path, environment: Mapping[str, str]) -> Engine:
+def local_launcher(*, preload: Sequence[str], server_log: Path, environment: Mapping[str, str]) -> Launcher:
     """The fork server, or plain processes where the environment says so or the system cannot fork safely."""
     if os.environ.get(LAUNCH_VARIABLE) == "process" or sys.platform != "linux":
-        return ProcessEngine(environment=environment)
-    return ForkServerEngine(preload=preload, server_log=server_log, environment=environment)
+        return ProcessLauncher(environment=environment)
+    return ForkServerLauncher(preload=preload, server_log=server_log, environment=environment)
 
 
 def stage_environment(*, threads: int) -> dict[str, str]:
@@ -44,7 +44,7 @@ def stage_environment(*, threads: int) -> dict[str, str]:
     }
 
 
-class ForkServerEngine:
+class ForkServerLauncher:
     """Stages are forks of one server, which imports at once and is started again when it dies."""
 
     def __init__(self, *, preload: Sequence[str], server_log: Path, environment: Mapping[str, str]) -> None:
@@ -191,8 +191,8 @@ class ForkServerEngine:
 class ForkHandle:
     """A stage that is a child of the stage server."""
 
-    def __init__(self, engine: ForkServerEngine) -> None:
-        self._engine = engine
+    def __init__(self, launcher: ForkServerLauncher) -> None:
+        self._launcher = launcher
         self._pid: int | None = None
         self._exit: int | None = None
         self._wanted: signal.Signals | None = None
@@ -200,12 +200,12 @@ class ForkHandle:
     @property
     def pid(self) -> int | None:
         """Its process id, None until the server has said it."""
-        self._engine.receive()
+        self._launcher.receive()
         return self._pid
 
     def poll(self) -> int | None:
         """Its exit code, or None while it runs."""
-        self._engine.receive()
+        self._launcher.receive()
         return self._exit
 
     def send(self, number: signal.Signals) -> None:

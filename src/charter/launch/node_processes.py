@@ -15,8 +15,8 @@ from charter.artifacts.job_files import NodeRecord
 from charter.artifacts.stage_process import INTERRUPTED_EXIT, die_with_parent
 from charter.launch.children import ChildHandle, inherited_environment
 from charter.launch.commands import stage_command
-from charter.launch.engine import ProcessHandle
 from charter.launch.group import GroupHandle
+from charter.launch.launcher import ProcessHandle
 from charter.launch.node_address import MeetingPlace
 
 ANY_PARENT = "0"

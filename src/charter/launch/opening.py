@@ -1,4 +1,4 @@
-"""From an engine's name to the engine: what stands in `--on`, and in `resources.infra`."""
+"""From the name of a launcher to its scheduler: what stands in `--on`, and in `resources.infra`."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -20,19 +20,19 @@ RUNS: Mapping[str, str] = MappingProxyType(
         SUBPROCESS: "this machine, as jobs that outlive the supervisor",
     }
 )
-"""Engines that stages run on as jobs."""
+"""Launchers that run stages as jobs of a scheduler."""
 
 
-def engine_name(project: Project, wanted: str | None) -> str:
-    """The engine of a run: the one that is asked for, `resources.infra` where that names one, or this machine."""
+def launcher_name(project: Project, wanted: str | None) -> str:
+    """The launcher of a run: the one that is wanted, `resources.infra` where that names one, or this machine."""
     name = wanted or project.resources.infra or LOCAL
     if wanted is not None and name not in (LOCAL, *RUNS, *TARGETS):
-        raise UsageError(f"no engine is called {name!r}; there are {', '.join((LOCAL, *RUNS, *TARGETS))}")
+        raise UsageError(f"no launcher is called {name!r}; there are {', '.join((LOCAL, *RUNS, *TARGETS))}")
     return name if name in (*RUNS, *TARGETS) else LOCAL
 
 
 def open_scheduler(project: Project, name: str) -> Scheduler:
-    """The engine of a name, with what the file says of it; asks it nothing yet."""
+    """The scheduler of a launcher, with what the file says of it; asks it nothing yet."""
     match name:
         case "slurm":
             from charter.launch.slurm.scheduler import SlurmScheduler

@@ -1,4 +1,4 @@
-"""Scheduler of an engine that is not this machine: five thin verbs over texts that are rendered purely."""
+"""Protocol of a scheduler: five thin verbs over texts that are rendered purely."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,35 +8,35 @@ from charter.launch.job import StageJob
 
 Phase = Literal["queued", "running", "ended", "unknown"]
 Cause = Literal["", "done", "failed", "cancelled", "preempted", "node_lost", "time_limit", "out_of_memory"]
-"""Why it ended, or why its last start did: an engine's own words are kept beside it."""
+"""Why it ended, or why its last start did: a scheduler's own words are kept beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """State of a job, as its engine says."""
+    """State of a job, as its scheduler says."""
 
     phase: Phase
     cause: Cause = ""
     exit_code: int | None = None
     """Of the job, or of the first task that failed; minus the number of a signal."""
     restarts: int = 0
-    """How often the engine itself has started it again."""
+    """How often the scheduler itself has started it again."""
     nodes: tuple[str, ...] = ()
     reason: str = ""
-    """The engine's own word: why it waits (`Resources`, `BeginTime`), or how it ended (`NODE_FAIL`)."""
+    """The scheduler's own word: why it waits (`Resources`, `BeginTime`), or how it ended (`NODE_FAIL`)."""
     tasks: Mapping[int, "JobState"] | None = None
-    """Of an array: every shard's own state, as far as the engine still knows it."""
+    """Of an array: every shard's own state, as far as the scheduler still knows it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobAttempt:
-    """One start of a job (of one shard of it) as the engine's own records have it: what it is billed for."""
+    """One start of a job (of one shard of it) as the scheduler's own records have it: what it is billed for."""
 
     job_id: str
     shard: int | None
     restart: int
     state: str
-    """The engine's own word: `COMPLETED`, `PREEMPTED`, `NODE_FAIL`."""
+    """The scheduler's own word: `COMPLETED`, `PREEMPTED`, `NODE_FAIL`."""
     started_at: float
     """Unix seconds."""
     ended_at: float | None
@@ -51,7 +51,7 @@ class JobAttempt:
 
 
 class Scheduler(Protocol):
-    """An engine."""
+    """Slurm, Ray, Kubernetes, SkyPilot, or keepers of this machine."""
 
     name: str
     """`slurm`, `ray`, `kubernetes`, `skypilot`, `subprocess`."""
@@ -60,25 +60,25 @@ class Scheduler(Protocol):
         """The text that is submitted; pure."""
 
     def submit(self, job: StageJob) -> str:
-        """Submit, and say the engine's number of the job. One call of the engine, whatever the number of shards."""
+        """Submit, and say the scheduler's number of the job: one call of it, whatever the number of shards."""
 
     def find(self, name: str) -> str | None:
         """The number of a job that was submitted under a name, when its submitter died before it was told."""
 
     def poll(self, job_ids: Sequence[str]) -> Mapping[str, JobState]:
-        """Return the states of jobs; one call of the engine for all of them. A job it no longer knows is `unknown`."""
+        """Return the states of jobs, by one call of the scheduler. A job it no longer knows is `unknown`."""
 
     def cancel(self, job_id: str) -> None:
         """End a job now; nothing when it has ended."""
 
     def release(self, job_id: str) -> None:
-        """Let a job that the engine has put back into its queue start at once, where the engine makes it wait."""
+        """Let a job that the scheduler has put back into its queue start at once, where the scheduler makes it wait."""
 
     def logs(self, job_id: str) -> str:
-        """Return the output that the engine has kept."""
+        """Return the output that the scheduler has kept."""
 
     def attempts(self, job_id: str) -> tuple[JobAttempt, ...]:
-        """Every start of the job by the engine's own records, oldest first; empty where it keeps none."""
+        """Every start of the job by the scheduler's own records, oldest first; empty where it keeps none."""
 
     def close(self) -> None:
         """Give back what this client holds; jobs go on."""

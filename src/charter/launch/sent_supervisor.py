@@ -11,9 +11,9 @@ from charter.artifacts.fence import locked
 from charter.artifacts.job_files import JobFiles, numbers, read_submission, write_submission
 from charter.artifacts.lease import LEASE, STALE_AFTER_SECONDS, read_holder
 from charter.errors import CharterError, UsageError
-from charter.launch.engine import StageStart
-from charter.launch.job_engine import left_job
 from charter.launch.job_handle import LiveJob
+from charter.launch.job_launcher import left_job
+from charter.launch.launcher import StageStart
 from charter.launch.opening import RUNS, open_scheduler
 from charter.launch.scheduler import Scheduler
 from charter.launch.submission import SUPERVISOR, SubmissionFacts, new_token, submission_of, supervisor_job
@@ -49,14 +49,14 @@ def send_supervisor(
             project,
             path,
             root=root,
-            engine=scheduler.name,
+            scheduler=scheduler.name,
             only=only,
             words=words,
             token=order.token,
         )
         request = StageStart(stage=SUPERVISOR, module="-", stage_dir=directory, attempt=order.number)
         files = JobFiles(directory, order.number)
-        submission = submission_of(job, order, request, engine=scheduler.name, at=time.time())
+        submission = submission_of(job, order, request, scheduler=scheduler.name, at=time.time())
         write_submission(files, submission)
         job_id = scheduler.submit(job)
         write_submission(files, replace(submission, job_id=job_id))
@@ -76,10 +76,10 @@ def end_sent_supervisor(project: Project, root: Path) -> str:
 def _refuse_a_second(project: Project, root: Path, scheduler: Scheduler) -> None:
     with _sent(project, root, opened=scheduler) as sent:
         if sent is not None:
-            engine, live = sent
+            scheduler, live = sent
             reason = f", {live.state.reason}" if live.state.phase == "queued" and live.state.reason else ""
             raise UsageError(
-                f"{engine.name} job {live.job_id} has this project already: it is {live.state.phase}{reason}{NEXT}"
+                f"{scheduler.name} job {live.job_id} has this project already: it is {live.state.phase}{reason}{NEXT}"
             )
     lease = root / "run" / LEASE
     holder = read_holder(lease)
@@ -93,19 +93,19 @@ def _refuse_a_second(project: Project, root: Path, scheduler: Scheduler) -> None
 def _sent(
     project: Project, root: Path, *, opened: Scheduler | None = None
 ) -> Iterator[tuple[Scheduler, LiveJob] | None]:
-    """The supervisor's job that was sent last and has not ended, with its engine; None where there is none.
+    """The supervisor's job that was sent last and has not ended, with its scheduler; None where there is none.
 
-    Another engine than `opened` may be gone for good: then its job, should it ever start, finds the project in use.
+    Another scheduler than `opened` may be gone for good: then its job, should it ever start, finds the project in use.
     """
     submitted = numbers(supervisor_dir(root))
     submission = read_submission(JobFiles(supervisor_dir(root), submitted[-1])) if submitted else None
-    if submission is None or submission.engine not in RUNS:
+    if submission is None or submission.scheduler not in RUNS:
         yield None
-    elif opened is not None and opened.name == submission.engine:
+    elif opened is not None and opened.name == submission.scheduler:
         live = left_job(opened, supervisor_dir(root))
         yield None if live is None else (opened, live)
     else:
-        scheduler = open_scheduler(project, submission.engine)
+        scheduler = open_scheduler(project, submission.scheduler)
         try:
             try:
                 live = left_job(scheduler, supervisor_dir(root))

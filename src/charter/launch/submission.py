@@ -1,6 +1,6 @@
-"""From a stage to the job that an engine is asked for, and what is remembered of a submission. `stage_job` is pure.
+"""From a stage to the job that a scheduler is asked for, and what is remembered of a submission. `stage_job` is pure.
 
-Preview of what would be sent to an engine for each stage: the submitted texts, but for names made at submission.
+Preview of what would be sent to a scheduler for each stage: the submitted texts, but for names made at submission.
 """
 
 import hashlib
@@ -14,9 +14,9 @@ from pathlib import Path
 from charter.artifacts.job_files import JobFiles, Submission
 from charter.errors import UsageError
 from charter.launch.agent_watch import AgentTask, command_of
-from charter.launch.engine import StageStart
 from charter.launch.job import SENT, StageJob, safe_name
 from charter.launch.job import SUPERVISOR as SUPERVISOR
+from charter.launch.launcher import StageStart
 from charter.launch.local import stage_environment
 from charter.launch.machine import CPU, asked_accelerators, asked_layout, stage_nodes, stage_processes, stage_threads
 from charter.launch.secret_values import secrets_of
@@ -27,7 +27,7 @@ from charter.spec.stage import MAKES_RECORDS, TRAINS
 from charter.spec.stage_base import Stage
 
 NAME_PART = 18
-"""Letters of run and stage in a job's name: engines take 63 in all."""
+"""Letters of run and stage in a job's name: schedulers take 63 in all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class SubmissionFacts:
     exclude_nodes: tuple[str, ...] = ()
 
 
-def stage_job(project: Project, request: StageStart, order: SubmissionFacts, *, engine: str) -> StageJob:
+def stage_job(project: Project, request: StageStart, order: SubmissionFacts, *, scheduler: str) -> StageJob:
     """One attempt at a stage as a job; the same for the same arguments."""
     stage, launch = project.pipeline[request.stage], project.launch
     nodes = stage_nodes(project, stage) if stage.kind in TRAINS or request.pools else 1
@@ -71,7 +71,7 @@ def stage_job(project: Project, request: StageStart, order: SubmissionFacts, *, 
         pools=pools_text(request.pools) if request.pools else "",
         accelerators=accelerators if request.pools else 0,
         layout=layout_text(project, stage, request, accelerators) if stage.kind in TRAINS else "",
-        with_parent=engine == "subprocess",
+        with_parent=scheduler == "subprocess",
     )
     return StageJob(
         name=job_name(project.name, request.stage, order.token),
@@ -106,7 +106,7 @@ def new_token() -> str:
 
 
 def job_name(run: str, stage: str, token: str) -> str:
-    """The name of a job, which every engine takes.
+    """The name of a job, which every scheduler takes.
 
     >>> job_name("Harmless 8b", "sl_cai", "0a1b2c3d")
     'charter-harmless-8b-sl-cai-0a1b2c3d'
@@ -115,15 +115,17 @@ def job_name(run: str, stage: str, token: str) -> str:
 
 
 def settings_of(job: StageJob) -> str:
-    """A hash of all that an engine is asked for."""
+    """A hash of all that a scheduler is asked for."""
     plain = {**asdict(job), "directory": str(job.directory), "log": str(job.log)}
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def submission_of(job: StageJob, order: SubmissionFacts, request: StageStart, *, engine: str, at: float) -> Submission:
-    """Return the record of a job, to be written before its engine is asked."""
+def submission_of(
+    job: StageJob, order: SubmissionFacts, request: StageStart, *, scheduler: str, at: float
+) -> Submission:
+    """Return the record of a job, to be written before its scheduler is asked."""
     return Submission(
-        engine=engine,
+        scheduler=scheduler,
         name=job.name,
         token=order.token,
         number=order.number,
@@ -187,7 +189,7 @@ def preview_job(
     stage: str,
     stage_dir: Path,
     *,
-    engine: str,
+    scheduler: str,
     module: str,
     processes: int | None = None,
     pools: tuple[PoolSpec, ...] = (),
@@ -198,7 +200,7 @@ def preview_job(
     world = processes or stage_processes(project, spec, gpus=0 if kind in ("", CPU) else count)
     shards = tuple(range(world)) if spec.kind in MAKES_RECORDS and world > 1 else ()
     request = StageStart(stage=stage, module=module, stage_dir=stage_dir, attempt=1, processes=world, pools=pools)
-    return stage_job(project, request, SubmissionFacts(number=1, token=TOKEN, shards=shards), engine=engine)
+    return stage_job(project, request, SubmissionFacts(number=1, token=TOKEN, shards=shards), scheduler=scheduler)
 
 
 def run_words(overrides: Sequence[str], *, anyway: bool) -> tuple[str, ...]:
@@ -216,14 +218,14 @@ def supervisor_job(
     path: Path,
     *,
     root: Path,
-    engine: str,
+    scheduler: str,
     only: Sequence[str],
     words: Sequence[str] = (),
     token: str,
 ) -> StageJob:
     """The supervisor itself as a job: one core, which reads the project from `path` and submits its stages."""
     first = next(iter(project.pipeline))
-    like = preview_job(project, first, root, engine=engine, module="-", processes=_least(project, first))
+    like = preview_job(project, first, root, scheduler=scheduler, module="-", processes=_least(project, first))
     words = [*(word for stage in only for word in ("--only", stage)), *words]
     directory = root / "run" / SUPERVISOR
     return replace(
@@ -231,10 +233,10 @@ def supervisor_job(
         name=job_name(project.name, SUPERVISOR, token),
         stage=SUPERVISOR,
         kind=SUPERVISOR,
-        command=(like.command[0], "-m", "charter.cli.main", "run", "-C", str(path), "--on", engine, "--yes", *words),
+        command=(like.command[0], "-m", "charter.cli.main", "run", "-C", str(path), "--on", scheduler, "--yes", *words),
         directory=root,
         log=directory / f"log-{token}.txt",
-        environment={**_without_threads(like.environment), SENT: engine},
+        environment={**_without_threads(like.environment), SENT: scheduler},
         nodes=1,
         spare_nodes=0,
         processes_per_node=1,

@@ -1,4 +1,4 @@
-"""Keeps one job of the engine `subprocess`: `python -m charter.launch.subprocess_keeper DIRECTORY`.
+"""Keeps one job of the scheduler `subprocess`: `python -m charter.launch.subprocess_keeper DIRECTORY`.
 
 It waits for free accelerators, starts the job's agents (one per node, or the tasks of an array, some at a time), and
 writes down how they end. SIGTERM cancels the job; SIGUSR1 preempts it: it is stopped at a checkpoint and started again.

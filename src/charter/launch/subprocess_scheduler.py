@@ -1,6 +1,6 @@
-"""This machine as an engine: every job is a keeper process of its own, which outlives whoever submitted it.
+"""This machine as a scheduler: every job is a keeper process of its own, which outlives whoever submitted it.
 
-For one machine with several workers, and the reference for what any engine does. A job's keeper
+For one machine with several workers, and the reference for what any scheduler does. A job's keeper
 (`charter.launch.subprocess_keeper`) waits for free accelerators, starts the job's agents, starts them again when it
 is told that the machine is wanted for something else, and writes down every start.
 """

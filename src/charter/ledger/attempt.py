@@ -46,7 +46,7 @@ class Attempt:
     """By the monotonic clock where the caller gave one; up to the last heartbeat while running."""
     clock: Clock
     """Which clock the duration is from; `wall_backwards`: the clock was set back, the duration stood; `engine`: the
-    records of the engine that ran it, in the place of what was measured here; `imported`: the log of a run that
+    records of the scheduler that ran it, in the place of what was measured here; `imported`: the log of a run that
     somebody else started (`charter artifacts import`)."""
     last_heartbeat: float
     first_step: int
@@ -66,9 +66,9 @@ class Attempt:
     pid: int = 0
     note: str = ""
     job_id: str | None = None
-    """What the engine calls the job that this attempt was."""
+    """What the scheduler calls the job that this attempt was."""
     nodes: str | None = None
-    """The machines it ran on, as the engine writes them."""
+    """The machines it ran on, as the scheduler writes them."""
     owner: str | None = None
     """Person or team that it is billed to."""
     tags: str = NO_TAGS
@@ -78,7 +78,7 @@ class Attempt:
     energy_joules: int | None = None
     """What its machines drew, where somebody measured it."""
     energy_source: str | None = None
-    """Who measured it: `nvml`, `rapl`, an engine's own counter."""
+    """Who measured it: `nvml`, `rapl`, a scheduler's own counter."""
     idle_milliseconds: int | None = None
     """Time in which it held its machines and they did nothing; None where nobody looked."""
 
@@ -89,7 +89,7 @@ class Attempt:
 
     @property
     def is_job(self) -> bool:
-        """Return True if an engine ran it on machines of its own; else it shared the machine of its run."""
+        """Return True if a scheduler ran it on machines of its own; else it shared the machine of its run."""
         return self.job_id is not None
 
     @property
@@ -160,7 +160,7 @@ MOST_NODES = 1_000_000
 
 
 def expand_nodes(nodes: str | None) -> tuple[str, ...]:
-    """The machines of a list as engines write it.
+    """The machines of a list as schedulers write it.
 
     >>> expand_nodes("node[1-3,07],gpu5")
     ('node1', 'node2', 'node3', 'node07', 'gpu5')

@@ -150,7 +150,7 @@ def _remove_empty_sums(connection: Connection, *, run: str, stage: str) -> None:
 
 
 def _is_imported(run: str) -> ColumnElement[bool]:
-    """Both marks of an imported attempt: an engine's job may have any name."""
+    """Both marks of an imported attempt: a scheduler's job may have any name."""
     return and_(attempts.c.run == run, attempts.c.clock == "imported", attempts.c.job_id.startswith(PREFIX))
 
 

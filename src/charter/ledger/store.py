@@ -74,7 +74,7 @@ class Ledger(LedgerReading):
         `at` is unix time; `monotonic` a reading of `time.monotonic()` in the process that will also send the
         heartbeats, so that a clock that is set does not change a duration. `first_step` is the step that the
         attempt continues from: what an earlier attempt at the same `shard` did beyond it counts as lost. The
-        price is that of one of `count` units. `job_id` and `nodes` are as the engine writes them, where it has
+        price is that of one of `count` units. `job_id` and `nodes` are as the scheduler writes them, where it has
         said them already; `settle` may add them.
         """
         from charter.ledger import rows
@@ -150,7 +150,7 @@ class Ledger(LedgerReading):
     ) -> tuple[Attempt, ...]:
         """End, as killed at their last heartbeat, the attempts that were left running; returns them.
 
-        Call it only while holding the run's lock: then nobody else can be running them. Jobs of an engine outlive the
+        Call it only while holding the run's lock: then nobody else can be running them. Jobs of a scheduler outlive the
         supervisor: those of `keep_jobs` run on.
         """
         from charter.ledger import attempt_rows, rows
@@ -179,9 +179,9 @@ class Ledger(LedgerReading):
         energy_joules: int | None = None,
         energy_source: str | None = None,
     ) -> None:
-        """Put an engine's own record of an ended attempt in the place of what was measured here.
+        """Put a scheduler's own record of an ended attempt in the place of what was measured here.
 
-        An engine bills by its records (`sacct -D`), so the ledger takes them; charges and sums follow. What is left
+        A scheduler bills by its records (`sacct -D`), so the ledger takes them; charges and sums follow. What is left
         out stays as it was. Doing it twice changes nothing.
         """
         from charter.ledger import attempt_rows, rows

@@ -451,7 +451,7 @@ LOG = "meter.log"
 class MeterSampler:
     """Writes `meter-<node>.jsonl` into a stage's directory, from `start` to `stop` or to the end of this process.
 
-    The node agent of an engine writes `with Sampler(stage_dir, below=os.getpid(), every_seconds=...):` around its
+    The node agent of a scheduler writes `with Sampler(stage_dir, below=os.getpid(), every_seconds=...):` around its
     work. Nothing raises: a sampler that cannot start is a line in `meter.log`.
     """
 

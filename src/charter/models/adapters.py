@@ -73,6 +73,18 @@ def check_layout(module: nn.Module, layout: StageLayout) -> None:
         raise StageError("a base in 8 or 4 bits cannot be sharded; use zero 0, or base_bits 16 with zero 3")
 
 
+def base_layer(layer: nn.Module) -> Any:
+    """The matrix itself of a linear layer, without the adapter beside it."""
+    return layer.base_layer if hasattr(layer, "lora_A") else layer
+
+
+def adapter_matrices(layer: Any) -> tuple[Tensor, Tensor, float] | None:
+    """A, B and `alpha / rank` of the adapter beside a linear layer; None where there is none, or it is off."""
+    if not hasattr(layer, "lora_A") or layer.disable_adapters or layer.merged:
+        return None
+    return layer.lora_A[NAME].weight, layer.lora_B[NAME].weight, float(layer.scaling[NAME])
+
+
 def merged_weights(weights: Mapping[str, Tensor], adapter: Adapter) -> dict[str, Tensor]:
     """Plain weights: each adapted matrix with `alpha / rank * B A` added, under the name it has without adapter.
 

@@ -377,21 +377,27 @@ class Alternative:
     count: int
     """Accelerators it needs."""
     total_bytes: float
+    layout: Layout
+    weights: str | None = None
+    """Stored weights, where they are others."""
 
 
 def training_alternatives(
     layout: Layout, memory: Callable[[Layout], MemoryBreakdown], capacity_bytes: float
 ) -> tuple[Alternative, ...]:
-    """Changes that bring a training layout within the capacity; the least invasive first.
+    """Changes that bring a training layout within the capacity, each layout once; the least invasive first.
 
     Tried in turn: a smaller micro-batch, higher ZeRO stages, recomputation, both, optimizer offload, and twice as many
     accelerators until it fits. Each is judged by the same memory estimate.
     """
-    alternatives = []
+    alternatives: list[Alternative] = []
     for change, candidate in (*_training_changes(layout), *_more_accelerators(layout)):
+        if any(candidate == item.layout for item in alternatives):
+            continue
         total = memory(candidate).total_bytes
         if total <= capacity_bytes:
-            alternatives.append(Alternative(change=change, count=candidate.num_accelerators, total_bytes=total))
+            count = candidate.num_accelerators
+            alternatives.append(Alternative(change=change, count=count, total_bytes=total, layout=candidate))
             if candidate.num_accelerators > layout.num_accelerators:
                 break
     return tuple(alternatives)
@@ -439,16 +445,15 @@ def inference_alternatives(
     for kind in smaller:
         total = memory(layout, kind).total_bytes
         if total <= capacity_bytes:
-            alternatives.append(
-                Alternative(change=f"weights in {kind}", count=layout.num_accelerators, total_bytes=total)
-            )
+            change, count = f"weights in {kind}", layout.num_accelerators
+            alternatives.append(Alternative(change=change, count=count, total_bytes=total, layout=layout, weights=kind))
     wider = layout
     while wider.tensor * 2 <= MAX_TENSOR:
         wider = replace(wider, tensor=wider.tensor * 2, data=max(1, wider.data // 2))
         total = memory(wider, weights).total_bytes
         if total <= capacity_bytes:
-            change = f"tensor parallel {wider.tensor}"
-            alternatives.append(Alternative(change=change, count=wider.num_accelerators, total_bytes=total))
+            change, count = f"tensor parallel {wider.tensor}", wider.num_accelerators
+            alternatives.append(Alternative(change=change, count=count, total_bytes=total, layout=wider))
             break
     return tuple(alternatives)
 

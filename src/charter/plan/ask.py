@@ -8,10 +8,12 @@ from importlib import resources
 from typing import Any
 
 from charter.catalog import models as catalog_models
-from charter.catalog.accelerators import CPU, parse_request
+from charter.catalog.accelerators import CPU, others_called, parse_request
 from charter.catalog.price_book import offers
 from charter.errors import InfeasibleError, UsageError
 from charter.plan.plan import Plan
+from charter.plan.what_if import MARKETS
+from charter.spec.project import Resources
 from charter.spec.suggest import nearest
 
 # -------- Projects for a question without a file: `charter plan sft Llama-3.1-8B --tokens 100M` stands for the text
@@ -38,6 +40,21 @@ WORDS = {
     "cai": "cai",
 }
 """The kind that a word on the command line means."""
+SPOKEN = {kind: word for word, kind in reversed(WORDS.items())}
+"""The word that people say for a kind."""
+LORA_RANK = 16
+"""Of the cheaper method: the rank that guides of adapters begin with."""
+AMOUNT = {
+    "pretrain": "tokens",
+    "sft": "tokens",
+    "preference_model": "pairs",
+    "dpo": "pairs",
+    "ppo": "prompts",
+    "grpo": "prompts",
+    "generate": "prompts",
+    "label": "pairs",
+}
+"""What of a kind can be more or less."""
 GROUP = 8
 """Answers to a prompt in `grpo`, the default of its templates."""
 REPLY = 256
@@ -80,6 +97,8 @@ class Inquiry:
     """The most; one where accelerators are named."""
     price: str | None = None
     """Of one accelerator in an hour, on hardware of one's own."""
+    market: str | None = None
+    """A word of `MARKETS`; on demand where nothing is said."""
     budget_usd: float | None = None
     deadline: str | None = None
 
@@ -90,6 +109,8 @@ class KindFile:
 
     text: str
     assumed: tuple[str, ...]
+    amount: tuple[str, int] | None = None
+    """The option that says how much data there is, and the number; None where no option says it."""
 
 
 class _Answers:
@@ -98,16 +119,19 @@ class _Answers:
     def __init__(self, inquiry: Inquiry) -> None:
         self.inquiry = inquiry
         self.assumed: list[str] = []
+        self.amount: tuple[str, int] | None = None
 
     def number(self, name: str, default: int, meaning: str) -> int:
         """Return a given number, or the default with a note."""
         given = getattr(self.inquiry, name)
-        if given is None:
-            self.assumed.append(f"{OPTION_OF[name]} {default}: {meaning}")
-            return default
-        if given < 1:
+        if given is not None and given < 1:
             raise UsageError(f"{OPTION_OF[name]} {given}: give 1 or more")
-        return int(given)
+        if given is None:
+            self.assumed.append(f"{OPTION_OF[name]} {short(default)}: {meaning}")
+        number = default if given is None else int(given)
+        if name == AMOUNT.get(self.inquiry.kind):
+            self.amount = OPTION_OF[name], number
+        return number
 
     def model(self, name: str, default: str) -> str:
         """Return the catalog's name of a given model, or of the default with a note."""
@@ -116,6 +140,19 @@ class _Answers:
         if getattr(self.inquiry, name) is None or given.upper() in catalog_models.SIZES:
             self.assumed.append(f"{OPTION_OF.get(name, name)} {given}: {full}")
         return full
+
+
+def short(value: "int | str | None") -> "int | str | None":
+    """Return a number as people write it.
+
+    >>> short(100_000_000), short(4_300_000), short(60_000), short(2_048), short("8B")
+    ('100M', '4.3M', '60k', 2048, '8B')
+    """
+    if isinstance(value, int):
+        for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+            if value >= unit and value % (unit // 10) == 0:
+                return f"{value / unit:g}{letter}"
+    return value
 
 
 def kind_of(word: str) -> str | None:
@@ -142,17 +179,18 @@ def kind_file(inquiry: Inquiry) -> KindFile:
     ]
     if spare:
         says = ", ".join(OPTION_OF[name] for name in taken)
-        raise UsageError(f"{', '.join(spare)} means nothing to {inquiry.kind}; it takes {says}")
+        raise UsageError(f"{', '.join(spare)} means nothing to {SPOKEN[inquiry.kind]}; it takes {says}")
     answers = _Answers(inquiry)
-    return KindFile(text=write(inquiry, answers), assumed=tuple(answers.assumed))
+    return KindFile(text=write(inquiry, answers), assumed=tuple(answers.assumed), amount=answers.amount)
 
 
-def unknown_word(word: str) -> UsageError:
-    """Return the refusal of a first word that is neither a path nor a kind."""
-    kinds = ", ".join(dict.fromkeys(WORDS.values()))
+def unknown_word(word: str, rest: str = "8B") -> UsageError:
+    """Return the refusal of a first word that is neither a path nor a kind; `rest` is what stands after it."""
+    kinds = ", ".join(SPOKEN[kind] for kind in dict.fromkeys(WORDS.values()))
     near = nearest(word, WORDS)
     if word.lower() in ("lora", "qlora", "peft", "adapter"):
-        guess = f"an adapter goes with a kind: charter plan sft 8B --lora {LORA_RANK}"
+        rank = "" if "--lora" in rest.split() else f" --lora {LORA_RANK}"
+        guess = f"an adapter goes with a kind: charter plan sft {rest}{rank}"
     elif (model := catalog_models.find(catalog_models.of_size(word))) is not None:
         guess = f"{model.name} is a model; what shall it do? charter plan sft {word}, or one of {kinds}"
     elif near is None and (model_name := nearest(word, (m.name.rpartition("/")[2] for m in catalog_models.catalog()))):
@@ -169,18 +207,32 @@ def _head(inquiry: Inquiry, model: str) -> str:
 
 def _resources(inquiry: Inquiry, given: _Answers) -> str:
     lines = ["resources:"]
-    if inquiry.price is not None:
-        lines += ["  infra: on_prem", f"  price: {inquiry.price}"]
-    elif inquiry.accelerators is not None and not _is_offered(inquiry.accelerators):
+    named = inquiry.accelerators
+    if inquiry.price is not None and named is None:
+        raise UsageError(f"--price {inquiry.price}: is of a machine of yours; say which, like --on H100:8")
+    is_own = inquiry.price is not None or (named is not None and not _is_offered(named))
+    if is_own and inquiry.market is not None:
+        raise UsageError(f"--market {inquiry.market}: a machine of yours is on no market; leave it out")
+    if is_own:
         lines.append("  infra: on_prem")
-        given.assumed.append(
-            f"a machine of yours: no price list has {inquiry.accelerators}; --price says what it costs"
-        )
-    lines.append(f"  accelerators: [{inquiry.accelerators or 'any'}]")
+    if inquiry.price is not None:
+        lines.append(f"  price: {inquiry.price}")
+    elif is_own:
+        given.assumed.append(f"a machine of yours: no price list has {named}; --price says what it costs")
+    else:
+        lines.append(f"  use_spot: {MARKETS[inquiry.market or 'on_demand']}")
+    lines.append(f"  accelerators: [{named or 'any'}]")
     nodes = inquiry.nodes
-    if nodes is None and inquiry.accelerators is not None:
-        nodes = 1
-        given.assumed.append("--nodes 1: one machine")
+    if named is None:
+        most = "the price book" if nodes is not None else f"the price book, up to {Resources().max_nodes} at once"
+        given.assumed.append(f"--on any: every machine of {most}")
+    else:
+        given.assumed += card_meant(named)
+        if nodes is None:
+            nodes = 1
+            given.assumed.append("--nodes 1: one machine")
+    if inquiry.market is None and not is_own and not (named or "").startswith(CPU):
+        given.assumed.append("--market on_demand: spot is not looked at")
     if nodes is not None:
         lines.append(f"  max_nodes: {nodes}")
     if inquiry.budget_usd is not None:
@@ -190,13 +242,40 @@ def _resources(inquiry: Inquiry, given: _Answers) -> str:
     return "\n".join(lines) + "\n"
 
 
+def card_meant(request: str) -> list[str]:
+    """Return which of several cards a name like `A100` stands for; nothing where it is the name of one alone.
+
+    >>> card_meant("A100-80GB:8"), card_meant("L40S:8")
+    (['--on A100-80GB: A100-SXM-80GB, not A100-PCIe-80GB'], [])
+    """
+    name = request.partition(":")[0]
+    *others, last = ("",) if parse_request(request)[0] == CPU else others_called(name) or ("",)
+    if not last:
+        return []
+    said = f"{', '.join(others)} or {last}" if others else last
+    return [f"--on {name}: {parse_request(request)[0]}, not {said}"]
+
+
 def _is_offered(request: str) -> bool:
     name, _ = parse_request(request)
     return name == CPU or bool(offers(name))
 
 
-def _adapter(inquiry: Inquiry) -> str:
-    return "" if inquiry.lora is None else f"    adapter: {{rank: {inquiry.lora}, alpha: {2 * inquiry.lora}}}\n"
+def _adapter(inquiry: Inquiry, model: str, given: _Answers) -> str:
+    """Write the adapter of a rank below the model's width, from which on it is no smaller than the weights."""
+    rank = inquiry.lora
+    if rank is None:
+        if "lora" in _WRITERS[inquiry.kind][1]:
+            given.assumed.append(f"all weights trained, where --lora {LORA_RANK} trains adapters")
+        return ""
+    width = catalog_models.resolve(model).architecture.hidden_size
+    if rank >= width:
+        raise UsageError(
+            f"--lora {rank}: a rank is below the width of the model, {width:,} of {model}; {LORA_RANK} or 64 is usual"
+        )
+    alpha = 2 * given.number("lora", rank, "")
+    given.assumed.append(f"adapters on every linear matrix, with alpha {alpha}, over a base of 16 bits")
+    return f"    adapter: {{rank: {rank}, alpha: {alpha}}}\n"
 
 
 def _language(inquiry: Inquiry, given: _Answers) -> str:
@@ -208,7 +287,11 @@ def _language(inquiry: Inquiry, given: _Answers) -> str:
     tokens = given.number("tokens", 10**8 if is_sft else 10**10, "of all conversations" if is_sft else "of all texts")
     mean = min(512, seq_len)
     batch = max(1, (1 << (17 if is_sft else 21)) // seq_len)
-    given.assumed += [f"rows of {mean} tokens", f"{batch} rows of {seq_len} in a batch"]
+    given.assumed += [
+        f"{'conversations' if is_sft else 'texts'} of {mean} tokens, read once",
+        f"{batch} rows of {seq_len} in a batch",
+    ]
+    adapter = _adapter(inquiry, model, given)
     return (
         _head(inquiry, model)
         + f"models:\n  base: {{model: {model}, precision: bf16}}\n"
@@ -216,7 +299,7 @@ def _language(inquiry: Inquiry, given: _Answers) -> str:
         + f"pipeline:\n  {inquiry.kind}:\n    kind: {inquiry.kind}\n    init: base\n    data: texts\n    epochs: 1\n"
         + f"    global_batch: {batch}\n    seq_len: {seq_len}\n"
         + ("    packing: true\n" if is_sft else "")
-        + _adapter(inquiry)
+        + adapter
         + _resources(inquiry, given)
     )
 
@@ -226,14 +309,17 @@ def _pairs(inquiry: Inquiry, given: _Answers) -> str:
     model = given.model("model", "8B")
     pairs = given.number("pairs", 60_000, "of answers, one of them preferred")
     seq_len = given.number("seq_len", 1024, "the longest prompt with its answer")
-    given.assumed += [f"prompt and answer of {seq_len // 3} tokens", "128 pairs in a batch"]
+    given.assumed += [f"prompt and answer of {seq_len // 3} tokens, read once", "128 pairs in a batch"]
+    if inquiry.kind == "dpo":
+        given.assumed.append("a frozen reference beside the model")
+    adapter = _adapter(inquiry, model, given)
     return (
         _head(inquiry, model)
         + f"models:\n  base: {{model: {model}, precision: bf16}}\n"
         + f"data:\n  pairs: {{path: pairs.jsonl, rows: {pairs}, mean_tokens: {seq_len // 3}}}\n"
         + f"pipeline:\n  {inquiry.kind}:\n    kind: {inquiry.kind}\n    init: base\n    data: pairs\n    epochs: 1\n"
         + f"    global_batch: 128\n    seq_len: {seq_len}\n"
-        + _adapter(inquiry)
+        + adapter
         + _resources(inquiry, given)
     )
 
@@ -242,17 +328,19 @@ def _rl(inquiry: Inquiry, given: _Answers) -> str:
     """Write reinforcement learning: PPO with a reward model, or GRPO with a rule."""
     is_group = inquiry.kind == "grpo"
     model = given.model("model", "7B")
-    prompts = given.number("prompts", 20_000, "each answered " + (f"{GROUP} times" if is_group else "once"))
+    prompts = given.number("prompts", 20_000, "each drawn once")
     mean = given.number("answers", 512, "mean tokens of an answer")
     rollout = min(1024 if is_group else 512, prompts * (GROUP if is_group else 1))
     rollout -= rollout % GROUP if is_group else 0
     episodes = math.ceil(prompts * (GROUP if is_group else 1) / rollout) * rollout
     minibatch = max(1, rollout // 4)
     given.assumed += [
+        f"{GROUP} answers to each prompt" if is_group else "one answer to each prompt",
         f"answers of at most {2 * mean} tokens",
         "prompts of 256 tokens",
-        f"{rollout} answers in a rollout",
+        f"{rollout} answers in a rollout, trained on once, {minibatch} in a step",
     ]
+    adapter = _adapter(inquiry, model, given)
     models = f"models:\n  policy: {{model: {model}, precision: bf16}}\n"
     if is_group:
         method = (
@@ -263,7 +351,7 @@ def _rl(inquiry: Inquiry, given: _Answers) -> str:
     else:
         models += f"  reward: {{model: {model}, reward_model: true}}\n"
         method = "    reward: reward\n"
-        given.assumed.append("a reward model and a value model of the policy's size")
+        given.assumed.append("a reward model and a value model of the policy's size, and a frozen reference")
     if inquiry.turns is not None and not is_group:
         raise UsageError("--turns: ask it of grpo, where a rule rewards what tools led to")
     if inquiry.turns is not None:
@@ -281,7 +369,7 @@ def _rl(inquiry: Inquiry, given: _Answers) -> str:
         + method
         + f"    episodes: {episodes}\n    rollout_batch: {rollout}\n    minibatch: {minibatch}\n"
         + f"    max_prompt_tokens: 512\n    max_new_tokens: {2 * mean}\n    mean_new_tokens: {mean}\n"
-        + _adapter(inquiry)
+        + adapter
         + _resources(inquiry, given)
     )
 
@@ -297,14 +385,14 @@ def _answering(inquiry: Inquiry, given: _Answers) -> str:
         data = f"  rows: {{path: pairs.jsonl, rows: {pairs}, mean_tokens: 256}}\n"
         given.assumed += ["prompt and answer of 256 tokens", "both orders compared, without a chain of thought"]
     else:
-        prompts = given.number("prompts", 20_000, "each answered once")
+        prompts = given.number("prompts", 20_000, "to answer")
         mean = given.number("answers", 512, "mean tokens of an answer")
         stage = (
             f"    policy: policy\n    prompts: rows\n    num_prompts: {prompts}\n"
             f"    max_prompt_tokens: 512\n    max_new_tokens: {2 * mean}\n    mean_new_tokens: {mean}\n"
         )
         data = f"  rows: {{path: prompts.jsonl, rows: {prompts}, mean_tokens: 256}}\n"
-        given.assumed += [f"answers of at most {2 * mean} tokens", "prompts of 256 tokens"]
+        given.assumed += ["one answer to each prompt", f"answers of at most {2 * mean} tokens", "prompts of 256 tokens"]
     return (
         _head(inquiry, model)
         + ("constitution: constitution.yaml\n" if is_label else "")
@@ -320,7 +408,10 @@ def _constitutional(inquiry: Inquiry, given: _Answers) -> str:
     text = (resources.files("charter.templates") / "cai-8b" / "charter.yaml").read_text(encoding="utf-8")
     body = text[text.index("models:") : text.index("# ---- where and how")]
     body = body.replace("meta-llama/Llama-3.1-8B", base).replace("meta-llama/Llama-3.1-70B-Instruct", judge)
-    given.assumed.append("stages, data and batches of the template cai-8b")
+    given.assumed += [
+        "stages, data and batches of the template cai-8b: 60,000 pairs labelled, PPO of 262,144 answers",
+        "all weights trained",
+    ]
     return _head(inquiry, base) + body + _resources(inquiry, given)
 
 
@@ -342,23 +433,10 @@ _WRITERS: Mapping[str, tuple[_Writer, tuple[str, ...]]] = {
 # -------- The inverse of a plan: which models and methods fit some hardware, a budget and a deadline, and how much
 # data.
 
-LORA_RANK = 16
-"""Of the cheaper method: the rank that guides of adapters begin with."""
 JUDGES = ("70B", "32B", "8B")
 """Sizes of judges for `cai`, the largest first."""
 LADDER = ("405B", "70B", "32B", "14B", "8B", "3B", "1B")
 """Sizes that are tried where no model is named, the largest first."""
-AMOUNT = {
-    "pretrain": "tokens",
-    "sft": "tokens",
-    "preference_model": "pairs",
-    "dpo": "pairs",
-    "ppo": "prompts",
-    "grpo": "prompts",
-    "generate": "prompts",
-    "label": "pairs",
-}
-"""What of a kind can be more or less."""
 MOST_DOUBLINGS = 12
 """Of the amount of data, when the most that a budget pays for is looked for: a factor of 4,096."""
 
@@ -416,7 +494,7 @@ def rungs(inquiry: Inquiry, plan_of: Callable[[KindFile], Plan]) -> Iterator[Run
                 yield Rung(inquiry=question, size=size, method=method, why=str(error).splitlines()[0])
 
 
-def with_amount(inquiry: Inquiry, number: int) -> Inquiry:
+def with_amount(inquiry: Inquiry, number: int | None) -> Inquiry:
     """Return the inquiry about another amount of data.
 
     >>> with_amount(Inquiry(kind="dpo"), 5).pairs

@@ -1,6 +1,6 @@
 """Every place where a stage could run: accelerators, nodes, providers, regions, quotas, the price of an hour there."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -236,6 +236,7 @@ def _own_price(usd_per_hour: float | None, market: str, source: str) -> Price | 
 # -------- Every place where a stage could run: the providers that are allowed, what they offer, what is to be had of
 # it.
 
+NO_OFFER = "no such offer"
 OWNED_SOURCE = "cost of ownership, middle scenario (charter.cost.own_hardware)"
 
 
@@ -263,9 +264,22 @@ def places(
                 candidates.append(option)
     affordable = [place for place in candidates if _affordable(place, resources, refused)]
     if not affordable:
-        reasons = "\n".join(f"  {item.option}: {item.reason}" for item in refused)
-        raise InfeasibleError(f"no place offers what resources ask for\n{reasons or _no_site(resources)}")
+        reasons = "\n".join(_refusals(refused, prices)) or _no_site(resources)
+        raise InfeasibleError(f"no place offers what resources ask for\n{reasons}")
     return tuple(_cheapest_first(affordable)), tuple(refused)
+
+
+def _refusals(refused: list[RefusedPlace], book: PriceBook) -> Iterator[str]:
+    """Yield a line for each request that is refused for one reason, with all its places; sizes that are offered."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for item in refused:
+        request, _, place = item.option.partition(" on ")
+        places.setdefault((request, item.reason), []).append(place)
+    for (request, reason), where in places.items():
+        name = request.partition(":")[0]
+        sizes = sorted({offer.count for offer in book.offers(name) if offer.whole_machine and not offer.scales})
+        has = f"; machines offered have {' or '.join(map(str, sizes))}, and resources.max_nodes takes several"
+        yield f"  {request} on {', '.join(where)}: {reason}{has if sizes and reason.startswith(NO_OFFER) else ''}"
 
 
 def _no_site(resources: Resources) -> str:
@@ -378,7 +392,7 @@ def _rented(
         if site.price is None:
             option = f"{accelerator.name}:{per_node} on {site.infra}" + (f" {site.region}" if site.region else "")
             where = f" in {', '.join(resources.regions)}" if resources.regions else ""
-            reason = f"no such offer{where} in the price snapshot; set resources.price to plan it"
+            reason = f"{NO_OFFER}{where} in the price snapshot; set resources.price to plan it"
             return RefusedPlace(option=option, reason=reason)
         return NodeOffer(
             infra=site.infra,

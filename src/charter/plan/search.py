@@ -100,6 +100,7 @@ def _on(question: StageQuestion, place: NodeOffer, num_nodes: int) -> tuple[tupl
 # -------- The message when nothing fits, by its cause: memory, divisibility, or what an engine lacks; and what would
 # fit.
 
+NO_LAYOUT = "no layout divides the model and the batch as asked"
 ALTERNATIVES = ("A100-80GB", "H100", "H200", "B200")
 SHORT_OF_HOST = "fits the accelerators"
 """How the reason begins where only system memory is too small (`rl.setting.host_shortage`)."""
@@ -128,7 +129,9 @@ def infeasible(
         ]
     else:
         reasons = sorted({item.reason for item in answers.rejected})
-        lines += [f"  {reason}" for reason in reasons] or ["  no layout divides the model and the batch as asked"]
+        is_on_no_spot = question.use_spot is True and not any(place.spot for place in places)
+        missed = "no spot price is known there; use_spot: auto takes the other market" if is_on_no_spot else NO_LAYOUT
+        lines += [f"  {reason}" for reason in reasons or (missed,)]
     engines = _other_engines(question, places)
     if engines:
         lines.append(

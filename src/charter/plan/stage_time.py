@@ -31,7 +31,7 @@ from charter.physics.terms import Term
 from charter.plan.knowledge import EngineKnowledge, Knowledge, engine_knowledge
 from charter.plan.phase import Role, RolePhase, Workload, tools_term
 from charter.plan.stage_memory import Fit, LayoutDevices, ServerBeside, decoded_together, one_device, server_of
-from charter.spec.layout import Layout, ZeroStage
+from charter.spec.layout import WHOLE_BITS, Layout, ZeroStage
 from charter.spec.stage_base import NATIVE
 
 # -------- Seconds of a stage on accelerators, as named terms: every phase over all its steps.
@@ -213,7 +213,8 @@ def native_decoder(role: Role, accelerator: Accelerator, layout: Layout) -> serv
     It is held to what the engine does by `tests/integration/train/test_planned_decoder.py`.
     """
     a = role.architecture
-    is_plain = layout.tensor == 1 and layout.zero == ZeroStage.NONE and role.adapter is None
+    is_whole = role.adapter is None or role.adapter.base_bits == WHOLE_BITS
+    is_plain = layout.tensor == 1 and layout.zero == ZeroStage.NONE and is_whole
     is_fused = a.model_type in FUSED_TYPES and not a.sliding_window_layers and accelerator.vendor == NVIDIA
     return serving_devices.NATIVE_CAPTURED if is_plain and is_fused else serving_devices.NATIVE
 

@@ -17,7 +17,8 @@ from charter.spec.project import Project
 
 # -------- `gpus=256`, `market=spot`: short questions about a plan, as values that are put over charter.yaml.
 
-MARKETS = {"spot": "true", "on_demand": "false", "on-demand": "false", "auto": "auto"}
+MARKETS = {"spot": "true", "on_demand": "false", "on-demand": "false", "any": "auto", "auto": "auto"}
+"""`use_spot` of a word for the market."""
 KNOWN = (
     "gpus=256, nodes=8, max_nodes=32, accelerators=H200:8, market=spot, deadline=3d, budget=$5_000, objective=fastest"
 )
@@ -27,7 +28,7 @@ def overrides_of(question: str, project: Project) -> list[str]:
     """The `--set` values of one question; several changes are joined by `;`.
 
     `gpus=N`: at most N accelerators at a time, and the earliest finish (objective fastest). `nodes=N`: every stage on
-    N nodes. `accelerators=X`: only those. `market=`: spot, on_demand or auto. Any other dotted path is taken as it is.
+    N nodes. `accelerators=X`: only those. `market=`: spot, on_demand or any. Any other dotted path is taken as it is.
     """
     overrides: list[str] = []
     for change in question.split(";"):
@@ -53,7 +54,7 @@ def _overrides(key: str, value: str, project: Project, question: str) -> list[st
             ]
         case "market":
             if value not in MARKETS:
-                raise UsageError(f"--what-if {question}: the market is spot, on_demand or auto")
+                raise UsageError(f"--what-if {question}: the market is spot, on_demand or any")
             return [f"resources.use_spot={MARKETS[value]}"]
         case "budget":
             return [f"budget.limit={value}"]

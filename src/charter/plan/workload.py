@@ -517,9 +517,7 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
         library.assume("ppo.value model", f"starts from the {origin}, same size", "charter.train.ppo")
     prompts = library.prompts(stage.prompts, policy.vocab_size)
     prompt, mean = float(stage.max_prompt_tokens), min(prompts.prompt_tokens, stage.max_prompt_tokens)
-    replies, most_replies = reply_tokens(stage.environment)
-    read = prompt + stage.max_new_tokens + replies
-    longest = prompt + stage.max_new_tokens + most_replies
+    read, longest = (prompt + stage.max_new_tokens + replies for replies in reply_tokens(stage.environment))
     answered = stage.max_new_tokens / read
     library.assume(
         "ppo.prompt tokens",

@@ -299,13 +299,13 @@ def engine_line(plan: Plan) -> str:
             continue
         share = 1 - quickest.ratio
         saved += share * (stage.compute_usd.p50 / 1e6 if stage.compute_usd is not None else 0.0)
-        names.append(f"{quickest.engine} for {stage.name} -{share:.0%}")
+        names.append(f"{quickest.engine} for {stage.name}, {share:.0%} of the work")
     if not names:
         return ""
     total = "" if plan.usd is None else f" of {format_usd(plan.usd.p50 / 1e6)}"
-    money = f"would save about {format_usd(saved)}{total}: " if saved else ""
+    money = f" about {format_usd(saved)}{total}" if saved else ""
     return (
-        f"Other engines {money}{', '.join(names)} of the work, on the same accelerators, without resuming to the bit; "
+        f"Other engines would save{money}: {'; '.join(names)}, on the same accelerators, without resuming to the bit; "
         "--any-engine shows them, `charter artifacts export` hands a stage over; with `exact: record` and `engines:` "
         "the plan chooses."
     )

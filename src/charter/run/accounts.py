@@ -195,7 +195,7 @@ def _micro_usd(serving: Serving, prompt: int, cached: int, completion: int) -> D
 
 
 LATE_SECONDS = 30.0
-"""An engine's records come later than the end of a job (`sacct`); for so long they are waited for while a run lasts."""
+"""A scheduler's records come later than the end of a job (`sacct`): for so long a run waits for them."""
 AGAIN_SECONDS = 5.0
 """Between two questions about the same job."""
 AT_END_SECONDS = LATE_SECONDS + AGAIN_SECONDS
@@ -212,8 +212,8 @@ def start_key(job_id: str, *, shard: int | None = None, restart: int = 0) -> str
     return f"{job_id}{task}{f'+{restart}' if restart else ''}"
 
 
-class EngineRecords:
-    """Settles the attempts of ended jobs with their engine."""
+class SchedulerRecords:
+    """Settles the attempts of ended jobs with their scheduler."""
 
     def __init__(
         self,
@@ -241,15 +241,15 @@ class EngineRecords:
         """A job has ended."""
         files = JobFiles(stage.directory, number)
         submission = read_submission(files)
-        if submission is not None and not submission.ended and submission.engine == self._scheduler.name:
+        if submission is not None and not submission.ended and submission.scheduler == self._scheduler.name:
             self._pending[files.directory] = (stage, time.monotonic())
 
     def ended(self, stage: PlannedStage) -> None:
-        """The last job of a stage has ended, or was started again by its engine: then nothing is written yet."""
+        """The last job of a stage has ended, or was started again by its scheduler: then nothing is written yet."""
         self.add(stage, max(numbers(stage.directory), default=0))
 
     def settle(self, *, now_or_never: bool = False) -> None:
-        """Settle what the engine has records of by now; each job is asked about now and then only."""
+        """Settle what the scheduler has records of by now; each job is asked about now and then only."""
         now = time.monotonic()
         for directory, (stage, since) in [*self._pending.items()]:
             if not now_or_never and now < self._next_try.get(directory, 0.0):
@@ -280,7 +280,7 @@ class EngineRecords:
             return False
         if job_id is None:
             job_id, starts = submission.name, ()
-        if self._goes_on(job_id):  # its engine has started it again; its starts are read when it has ended
+        if self._goes_on(job_id):  # its scheduler has started it again; its starts are read when it has ended
             return False
         if not late and (any(start.ended_at is None for start in starts) or _lacks_tasks(submission, starts)):
             return False
@@ -328,13 +328,13 @@ class EngineRecords:
             host=start.nodes[0] if start.nodes else "",
         )
         outcome: Outcome = Outcome.DONE if _went_well(start) else Outcome.KILLED
-        note = "" if outcome == "done" else f"{submission.engine} says {start.state}"
+        note = "" if outcome == "done" else f"{submission.scheduler} says {start.state}"
         self._ledger.end(attempt_id, at=start.ended_at or start.started_at, outcome=outcome, note=note)
         return attempt_id
 
 
 def _lacks_tasks(submission: Submission, starts: Sequence[JobAttempt]) -> bool:
-    """Return True if an engine that has records of some tasks of an array has none of others yet."""
+    """Return True if a scheduler that has records of some tasks of an array has none of others yet."""
     recorded_shards = {start.shard for start in starts}
     return bool(starts) and not recorded_shards.issuperset(range(len(submission.shards)))
 
@@ -375,7 +375,7 @@ def begin_job_attempt(
         monotonic=monotonic,
         accelerator=submission.accelerator or "cpu",
         count=submission.count,
-        infra=submission.engine,
+        infra=submission.scheduler,
         market=submission.market,
         first_step=first_step,
         price_micro_usd_per_hour=price,
@@ -396,7 +396,7 @@ def shard_of(submission: Submission, task: int | None) -> int | None:
 
 
 def starts_of_agents(files: JobFiles, submission: Submission, job_id: str) -> Iterator[JobAttempt]:
-    """Every start by the records that the agents have left, for engines that keep none."""
+    """Every start by the records that the agents have left, for schedulers that keep none."""
     starts: dict[tuple[int | None, int], list[NodeRecord]] = {}
     for record in files.nodes():
         shard = record.place if submission.shards else None
@@ -411,7 +411,7 @@ def starts_of_agents(files: JobFiles, submission: Submission, job_id: str) -> It
             state="COMPLETED" if good else "ENDED",
             started_at=min(record.started_at for record in records),
             ended_at=max(ended) if ended else None,
-            nodes=tuple(dict.fromkeys(record.host for record in records)),
+            nodes=tuple(dict.fromkeys(record.node_name for record in records)),
             accelerators=submission.count if submission.accelerator else 0,
             cpus=0,
         )

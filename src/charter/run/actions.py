@@ -27,8 +27,8 @@ from charter.artifacts.sample_prompts import SampleNote, append_note
 from charter.artifacts.stage_state import Phase
 from charter.engines.project import load_project, project_of
 from charter.errors import CharterError, ExitCode, UsageError
-from charter.launch.job_engine import left_job
 from charter.launch.job_handle import LiveJob
+from charter.launch.job_launcher import left_job
 from charter.launch.opening import RUNS, open_scheduler
 from charter.launch.scheduler import Scheduler
 from charter.ledger import Ledger
@@ -157,8 +157,8 @@ def _engines(root: Path) -> set[str]:
     for stage_dir in stages_dir(root).iterdir() if stages_dir(root).is_dir() else ():
         for number in numbers(stage_dir)[-1:]:
             submission = read_submission(JobFiles(stage_dir, number))
-            if submission is not None and not submission.ended and submission.engine in RUNS:
-                names.add(submission.engine)
+            if submission is not None and not submission.ended and submission.scheduler in RUNS:
+                names.add(submission.scheduler)
     return names
 
 

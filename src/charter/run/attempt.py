@@ -16,7 +16,7 @@ from charter.artifacts.stage_dir import METRICS
 from charter.artifacts.stage_process import DISK_FULL, INTERRUPTED_EXIT, OUT_OF_MEMORY, PEER_EXIT
 from charter.artifacts.stage_state import checkpoint_position, checkpoint_step, read_progress
 from charter.errors import BudgetError, CharterError, DataError, ExitCode, MissingExtraError, StageError, loads_json
-from charter.launch.engine import Engine, StageHandle
+from charter.launch.launcher import Launcher, StageHandle
 from charter.launch.machine import CPU
 from charter.ledger import Ledger, Outcome
 from charter.ledger.attempt import Reached
@@ -84,14 +84,14 @@ class RunningAttempt:
     handle: StageHandle
     number: int
     ledger_id: int | None
-    """None while it waits in a queue of its engine, and spends nothing."""
+    """None while it waits in a queue of its scheduler, and spends nothing."""
     first_step: int
     calls: CallCosts
     idle: IdleClock
     shares: MachineShares = field(default_factory=MachineShares)
     """Of the machine that the attempts of a run share."""
     machine_price: int | None = None
-    """Micro-USD per hour of that machine; None where it has no price, and of a job of an engine."""
+    """Micro-USD per hour of that machine; None where it has no price, and of a job of a scheduler."""
     started: float = field(default_factory=time.monotonic)
     started_at: float = field(default_factory=time.time)
     stop_asked: float | None = None
@@ -124,7 +124,7 @@ class RunningAttempt:
         job = self.handle.job
         return self.started_at if job is None else job.started_at
 
-    def end_if_hung(self, engine: Engine) -> None:
+    def end_if_hung(self, launcher: Launcher) -> None:
         """Look for signs of life; a stage without any prints its stacks and is ended a little later."""
         now = time.monotonic()
         if self.handle.waits:
@@ -141,7 +141,7 @@ class RunningAttempt:
             self.handle.kill()
         if now - self.hung_at >= RENEW_SECONDS:
             self.hung_at = now
-            engine.renew()
+            launcher.renew()
 
     def ask_to_stop(self) -> None:
         """SIGTERM, once."""
@@ -238,7 +238,7 @@ def _priced(attempt: RunningAttempt, now: float | None) -> Reached:
 
 
 def price_micro_usd_per_hour(project: Project) -> int | None:
-    """Price of one billed unit per hour, None where the file gives none: this machine, an engine's accelerator or node.
+    """Price of one billed unit per hour, None where the file gives none: this machine, a job's accelerator or node.
 
     Attempts that run side by side on this machine share it (`MachineShares`).
     """
@@ -296,7 +296,7 @@ BY_CAUSE: Mapping[str, FailureClass] = {
     "out_of_memory": "out_of_memory",
     "cancelled": "stopped",
 }
-"""What an engine's word for the end of a job says, where the stage did not fail by itself."""
+"""What a scheduler's word for the end of a job says, where the stage did not fail by itself."""
 BY_LABEL: Mapping[str, FailureClass] = {
     OUT_OF_MEMORY: "out_of_memory",
     DISK_FULL: "disk_full",
@@ -305,7 +305,7 @@ BY_LABEL: Mapping[str, FailureClass] = {
 }
 """What the label in a stage's own `failure.json` says."""
 _BY_ENGINE = {
-    "preempted": "was preempted by its engine",
+    "preempted": "was preempted by its scheduler",
     "time_limit": "came to the time limit of its job",
 }
 OWN_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL})

@@ -43,7 +43,7 @@ class Spending:
     running: tuple[Attempt, ...] = ()
     """Of this run."""
     machine_usd_per_hour: float | None = None
-    """Price of the machine that attempts share which are no jobs of an engine."""
+    """Price of the machine that attempts share which are no jobs of a scheduler."""
 
     @property
     def total(self) -> Sums:
@@ -73,7 +73,7 @@ def running_usd_per_hour(
 ) -> float | None:
     """Return the present cost per hour of attempts at some stages; None where none of them has a price.
 
-    Those that share the processors of the run's machine cost its price in equal parts; jobs of an engine, and stages
+    Those that share the processors of the run's machine cost its price in equal parts; jobs of a scheduler, and stages
     on accelerators of their own, what each of them does.
     """
     sharing = sum(not attempt.is_job and attempt.accelerator == CPU for attempt in running)

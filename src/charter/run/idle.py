@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from charter.cost.advice import Evidence, IdleVerdict, idle_verdict
 from charter.errors import InterruptedRunError
-from charter.launch.engine import StageHandle
+from charter.launch.launcher import StageHandle
 from charter.ledger.attempt import Reached
 from charter.run.events import Events
 from charter.run.graph import PlannedStage

@@ -52,7 +52,7 @@ def prepare(
 ) -> Prepared:
     """Write the job of a stage; the values that its bits depend on stay as frozen at its first start.
 
-    What still runs of an earlier start is ended; not where it is a job of an engine (`elsewhere`), whose successor
+    What still runs of an earlier start is ended; not where it is a job of a scheduler (`elsewhere`), whose successor
     locks it out.
     """
     directory = stage.directory

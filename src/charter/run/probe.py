@@ -21,8 +21,8 @@ from charter.artifacts.stage_dir import METRICS
 from charter.artifacts.stage_state import read_progress
 from charter.errors import InfeasibleError
 from charter.launch.commands import module_of, preloaded_modules
-from charter.launch.engine import Engine, StageStart
-from charter.launch.local import local_engine, stage_environment
+from charter.launch.launcher import Launcher, StageStart
+from charter.launch.local import local_launcher, stage_environment
 from charter.launch.machine import frozen_values, processes_of
 from charter.physics.fitted import Bundle, Pace, load, save, seconds_per_step
 from charter.plan.knowledge import shipped
@@ -163,7 +163,7 @@ def _run(bench: _Bench, tell: Callable[[Progress], None]) -> tuple[StageProbe, .
     total, done = sum(len(bench.micros(name)) for name in wanted), 0
     probes: list[StageProbe] = []
     failed: dict[str, str] = {}
-    with _engine(bench.pipeline, bench.place, wanted) as engine:
+    with _launcher(bench.pipeline, bench.place, wanted) as launcher:
         for name, stage in bench.pipeline.stages.items():
             lacking = next((item for item in stage.stage_inputs if item in failed), None)
             if name not in wanted or lacking is not None:
@@ -175,7 +175,7 @@ def _run(bench: _Bench, tell: Callable[[Progress], None]) -> tuple[StageProbe, .
                 label = _label(bench.project, name, micro)
                 tell(Progress(stage=name, layout=label, done=done, total=total))
                 directory = stage.directory if not measured else bench.place / "layouts" / f"{name}-{micro}"
-                why = _attempt(engine, bench.pipeline, stage, directory, micro)
+                why = _attempt(launcher, bench.pipeline, stage, directory, micro)
                 done += 1
                 measured.append(_measured(directory, label, micro, bench.planned[name, micro], why))
                 if len(measured) == 1 and why:
@@ -224,20 +224,20 @@ def _needed(pipeline: Pipeline, wanted: set[str]) -> set[str]:
 
 
 @contextmanager
-def _engine(pipeline: Pipeline, place: Path, wanted: set[str]) -> Iterator[Engine]:
+def _launcher(pipeline: Pipeline, place: Path, wanted: set[str]) -> Iterator[Launcher]:
     specs = [pipeline.stages[name].spec for name in sorted(wanted)]
     modules = preloaded_modules(module_of(spec) for spec in specs)
     threads = max((int(frozen_values(pipeline.project, spec)["threads"]) for spec in specs), default=1)
-    engine = local_engine(
+    launcher = local_launcher(
         preload=modules, server_log=place / "stage_server.log", environment=stage_environment(threads=threads)
     )
     try:
-        yield engine
+        yield launcher
     finally:
-        engine.close()
+        launcher.close()
 
 
-def _attempt(engine: Engine, pipeline: Pipeline, stage: PlannedStage, directory: Path, micro_batch: int) -> str:
+def _attempt(launcher: Launcher, pipeline: Pipeline, stage: PlannedStage, directory: Path, micro_batch: int) -> str:
     """Run one stage process to its end; why it failed, empty when it is done."""
     directory.mkdir(parents=True, exist_ok=True)
     frozen = dict(frozen_values(pipeline.project, stage.spec))
@@ -246,7 +246,7 @@ def _attempt(engine: Engine, pipeline: Pipeline, stage: PlannedStage, directory:
     write_job(directory, job_of(stage, pipeline.project, frozen))
     module = module_of(stage.spec)
     processes = processes_of(frozen)
-    handle = engine.start(
+    handle = launcher.start(
         StageStart(stage=stage.name, module=module, stage_dir=directory, attempt=1, processes=processes)
     )
     while (code := handle.poll()) is None:

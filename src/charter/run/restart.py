@@ -29,7 +29,7 @@ FailureClass = Literal[
 - `out_of_memory`: of the machine (killed by the kernel) or of an accelerator;
 - `not_finite`: the loss is not a number, or it diverged;
 - `begin_again`: it went back to before its first checkpoint, around what made it diverge;
-- `preempted`: its engine wanted the place for another job; `time_limit`: its job had run as long as it may;
+- `preempted`: its scheduler wanted the place for another job; `time_limit`: its job had run as long as it may;
 - `stopped`: at a safe point on request, by the run or by whoever takes the machine away;
 - `error`: any other failure; `permanent`: one that another attempt would only repeat.
 """

@@ -17,17 +17,17 @@ from charter.artifacts.lease import Lease
 from charter.artifacts.stage_state import StageState
 from charter.errors import CharterError, DataError, UsageError
 from charter.launch.commands import STAGE_MODULES, module_of, preloaded_modules
-from charter.launch.engine import Engine
 from charter.launch.job import RESTART, SENT
-from charter.launch.job_engine import JobEngine
-from charter.launch.local import local_engine, stage_environment
+from charter.launch.job_launcher import JobLauncher
+from charter.launch.launcher import Launcher
+from charter.launch.local import local_launcher, stage_environment
 from charter.launch.machine import frozen_values
-from charter.launch.opening import HERE, RUNS, engine_name, open_scheduler
+from charter.launch.opening import HERE, RUNS, launcher_name, open_scheduler
 from charter.ledger import Ledger
 from charter.ledger.store import ledger_place
 from charter.plan.offers import may_run_here
 from charter.plan.plan import InfeasiblePlanError
-from charter.run.accounts import EngineRecords, end_finished, rebuild_ledger, start_key
+from charter.run.accounts import SchedulerRecords, end_finished, rebuild_ledger, start_key
 from charter.run.actions import accept_model
 from charter.run.alerts import AlertListener
 from charter.run.approval import lay_sample_prompts, who_is_here
@@ -49,35 +49,35 @@ from charter.spec.execution import Execution
 from charter.spec.project import Project
 
 
-def open_engine(
+def open_launcher(
     project: Project, name: str, run_dir: Path, *, environment: Mapping[str, str], hurry: Callable[[], bool]
-) -> JobEngine | None:
-    """The engine of a run; None for this machine."""
+) -> JobLauncher | None:
+    """The launcher of a run; None for this machine."""
     if name not in RUNS:
         return None
-    return JobEngine(open_scheduler(project, name), project, run_dir, environment=environment, hurry=hurry)
+    return JobLauncher(open_scheduler(project, name), project, run_dir, environment=environment, hurry=hurry)
 
 
 class LeftJobs:
     """Jobs that earlier runs have left with engines: under way, or ended and not in the ledger yet."""
 
-    def __init__(self, project: Project, ledger: Ledger, events: Events, engine: JobEngine | None) -> None:
-        self._project, self._ledger, self._events, self._engine = project, ledger, events, engine
+    def __init__(self, project: Project, ledger: Ledger, events: Events, launcher: JobLauncher | None) -> None:
+        self._project, self._ledger, self._events, self._launcher = project, ledger, events, launcher
 
     def recover(self, todo: Sequence[PlannedStage]) -> set[str]:
         """Find the jobs that this run goes on with; returns what the ledger calls their present starts."""
-        if self._engine is None:
+        if self._launcher is None:
             return set()
         keys = set()
-        for submission in self._engine.recover([stage.directory for stage in todo]):
-            live = next(job for job in self._engine.table.all() if job.submission == submission)
+        for submission in self._launcher.recover([stage.directory for stage in todo]):
+            live = next(job for job in self._launcher.table.all() if job.submission == submission)
             keys.add(start_key(live.job_id, restart=0 if submission.shards else live.restart))
-            self._events.emit("job_found", engine=submission.engine, job=live.job_id, state=live.state.phase)
+            self._events.emit("job_found", engine=submission.scheduler, job=live.job_id, state=live.state.phase)
         return keys
 
     def end_others(self, stages: Sequence[PlannedStage]) -> None:
         """End the jobs of other engines that still run in these directories; settle what has ended."""
-        ours = self._engine.name if self._engine else ""
+        ours = self._launcher.name if self._launcher else ""
         for name, jobs in _by_engine(stages).items():
             if name == ours or name not in RUNS:
                 continue
@@ -90,7 +90,7 @@ class LeftJobs:
     def _end(self, name: str, jobs: Sequence[tuple[PlannedStage, JobFiles, Submission]]) -> None:
         scheduler = open_scheduler(self._project, name)
         try:
-            records = EngineRecords(self._ledger, self._project, scheduler)
+            records = SchedulerRecords(self._ledger, self._project, scheduler)
             for stage, files, submission in jobs:
                 job_id = submission.job_id or scheduler.find(submission.name)
                 if job_id is not None and scheduler.poll([job_id])[job_id].phase in ("queued", "running"):
@@ -104,19 +104,19 @@ class LeftJobs:
 
 @contextmanager
 def books(
-    project: Project, ledger: Ledger, engine: JobEngine | None, stages: Sequence[PlannedStage]
-) -> Iterator[EngineRecords | None]:
-    """The engine's records beside the ledger while a run lasts; closed when its jobs have ended."""
-    if engine is None:
+    project: Project, ledger: Ledger, launcher: JobLauncher | None, stages: Sequence[PlannedStage]
+) -> Iterator[SchedulerRecords | None]:
+    """The scheduler's records beside the ledger while a run lasts; closed when its jobs have ended."""
+    if launcher is None:
         yield None
         return
-    records = EngineRecords(ledger, project, engine.scheduler, is_live=engine.has)
-    records.find(stages, live=[live.files.directory for live in engine.table.all()])
+    records = SchedulerRecords(ledger, project, launcher.scheduler, is_live=launcher.has)
+    records.find(stages, live=[live.files.directory for live in launcher.table.all()])
     records.settle()
     try:
         yield records
     finally:
-        records.find(stages, live=[live.files.directory for live in engine.table.all()])
+        records.find(stages, live=[live.files.directory for live in launcher.table.all()])
         records.finish()
 
 
@@ -127,7 +127,7 @@ def _by_engine(stages: Sequence[PlannedStage]) -> dict[str, list[tuple[PlannedSt
             files = JobFiles(stage.directory, number)
             submission = read_submission(files)
             if submission is not None and not submission.ended:
-                jobs.setdefault(submission.engine, []).append((stage, files, submission))
+                jobs.setdefault(submission.scheduler, []).append((stage, files, submission))
     return jobs
 
 
@@ -135,7 +135,7 @@ LOOK_SECONDS = 1.0
 
 
 def is_started_again(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return True if SIGTERM came from an engine that will start this supervisor again, so stages need not stop.
+    """Return True if SIGTERM came from a scheduler that will start this supervisor again, so stages need not stop.
 
     Only Slurm keeps a job's number, and says so; on other engines stages stop at checkpoints, and the next start goes
     on from these.
@@ -189,7 +189,7 @@ class RunOptions:
     """Plan anew, although nothing that the run's own plan follows from has changed."""
     accept_models: tuple[str, ...] = ()
     """Served models of which what answers now is taken as a new revision."""
-    engine: str | None = None
+    launcher: str | None = None
     """Where stages run (`charter.launch.opening`); as the file says when None."""
     point: SweepPoint | None = None
     """Point of a sweep that the project is."""
@@ -215,26 +215,26 @@ def find_work(project: Project, root: Path, options: RunOptions, *, keep_hashes:
     return Work(pipeline=pipeline, verdicts=verdicts, todo=todo)
 
 
-def check_work(ready: "PlannedWork", options: RunOptions, engine: Engine | None = None) -> None:
-    """Raise, with all problems at once, when what has to run cannot run on this machine, or on an engine's nodes.
+def check_work(ready: "PlannedWork", options: RunOptions, launcher: Launcher | None = None) -> None:
+    """Raise, with all problems at once, when what has to run cannot run on this machine, or on a scheduler's nodes.
 
     What does not fit by its plan is refused as well, unless `anyway`.
     """
     work = ready.work
-    _check_setting(work, options, engine)
+    _check_setting(work, options, launcher)
     if ready.planned.overflow is not None:
         refuse_overflow(ready.planned.overflow, work, options)
 
 
-def _check_setting(work: Work, options: RunOptions, engine: Engine | None) -> None:
-    facts = {stage.name: engine.facts_of(stage.name) if engine else None for stage in work.todo}
+def _check_setting(work: Work, options: RunOptions, launcher: Launcher | None) -> None:
+    facts = {stage.name: launcher.facts_of(stage.name) if launcher else None for stage in work.todo}
     check_before_start(work.pipeline, work.todo, modules=options.modules, facts_of=facts.get)
     if not work.todo:
         return
     if options.packages is not None:
         check_packages(options.packages)
     else:
-        check_packages(LEDGER_PACKAGES) if engine else check_packages()
+        check_packages(LEDGER_PACKAGES) if launcher else check_packages()
     if options.reshard:
         return
     for stage in work.todo:
@@ -259,8 +259,8 @@ def plan_work(work: Work, options: RunOptions) -> PlannedWork:
     if not work.todo or not options.keep_plan:
         return PlannedWork(work=work)
     planned = plan_of_run(work.pipeline, replan=options.replan)
-    engine = engine_name(work.pipeline.project, options.engine)
-    project, chosen = resolved_project(work.pipeline, planned, engine, reshard=options.reshard)
+    launcher = launcher_name(work.pipeline.project, options.launcher)
+    project, chosen = resolved_project(work.pipeline, planned, launcher, reshard=options.reshard)
     if chosen:
         pipeline = with_project(work.pipeline, project)
         work = replace(work, pipeline=pipeline, todo=tuple(pipeline.stages[stage.name] for stage in work.todo))
@@ -270,9 +270,9 @@ def plan_work(work: Work, options: RunOptions) -> PlannedWork:
 def refuse_overflow(overflow: InfeasiblePlanError, work: Work, options: RunOptions) -> None:
     """Raise the plan's error when it is about a stage that would start, on the machines that it was planned for."""
     project = work.pipeline.project
-    is_sent = engine_name(project, options.engine) not in HERE
+    is_sent = launcher_name(project, options.launcher) not in HERE
     # The plan knows the memory of the file's machines only, not of those that `--on` names in their place.
-    is_elsewhere = may_run_here(project) if is_sent else engine_name(project, None) not in HERE
+    is_elsewhere = may_run_here(project) if is_sent else launcher_name(project, None) not in HERE
     is_todo = any(stage.name == overflow.stage for stage in work.todo)
     # Steps in a checkpoint prove that the stage fits, whatever the estimate says: a run that was started (with
     # `--anyway`, or before its plan was asked) goes on without being told again. A stage that has begun and made
@@ -299,8 +299,8 @@ def run_project(
             accept_model(project, root.resolve(), name)
         ready = plan_work(find_work(project, root, options, keep_hashes=True), options)
         work, project = ready.work, ready.work.pipeline.project
-        jobs = open_engine(
-            project, engine_name(project, options.engine), where, environment={}, hurry=lambda: signals.wanted
+        jobs = open_launcher(
+            project, launcher_name(project, options.launcher), where, environment={}, hurry=lambda: signals.wanted
         )
         with contextlib.closing(jobs) if jobs else contextlib.nullcontext():
             check_work(ready, options, jobs)
@@ -335,7 +335,7 @@ def _run(
     events: Events,
     signals: StopSignals,
     lease: Lease,
-    jobs: JobEngine | None,
+    jobs: JobLauncher | None,
     meter: StorageMeter,
 ) -> None:
     work = ready.work
@@ -359,11 +359,11 @@ def _run(
         left.end_others(every)
         record_calls(ledger, project, work.pipeline.stages.values())
         with books(project, ledger, jobs, every) as records:
-            engine = jobs or _local(work, options)
+            launcher = jobs or _local(work, options)
             supervisor = Supervisor(
                 work.pipeline,
                 ledger=ledger,
-                engine=engine,
+                launcher=launcher,
                 events=events,
                 modules=options.modules,
                 reshard=options.reshard,
@@ -381,19 +381,19 @@ def _run(
                 events.emit("run_stopped", run=project.name, label=error.label, message=str(error))
                 raise
             finally:
-                engine.end_all()
+                launcher.end_all()
                 supervisor.close()
 
 
-def _local(work: Work, options: RunOptions) -> Engine:
-    """This machine as an engine, with what its stages import imported once."""
+def _local(work: Work, options: RunOptions) -> Launcher:
+    """This machine as a launcher, with what its stages import imported once."""
     project, where = work.pipeline.project, run_dir(work.pipeline.root)
     threads = max(int(frozen_values(project, stage.spec)["threads"]) for stage in work.todo)
     modules = preloaded_modules(
         (module_of(stage.spec, options.modules) for stage in work.todo),
         with_models=any(loads_weights(project, stage) for stage in work.todo),
     )
-    return local_engine(
+    return local_launcher(
         preload=modules, server_log=where / "stage_server.log", environment=stage_environment(threads=threads)
     )
 

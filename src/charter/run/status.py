@@ -36,16 +36,16 @@ class SentSupervisor:
 
     engine: str
     job: str | None
-    """None where the engine's answer was lost with the sender: whether it has the job is not known."""
+    """None where the scheduler's answer was lost with the sender: whether it has the job is not known."""
     sent_at: float
     """Unix seconds, as all times here."""
     state: Literal["queued", "running", "ended", "lost"]
     """`lost`: it began, has not ended, and is not heard of any more."""
     reason: str
-    """The engine's word, or how the run ended."""
+    """The scheduler's word, or how the run ended."""
     known_at: float
     asked: bool
-    """Whether the engine has said so just now; otherwise it is what the files of the run said last."""
+    """Whether the scheduler has said so just now; otherwise it is what the files of the run said last."""
 
 
 def sent_supervisor(root: Path, *, environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
@@ -69,15 +69,15 @@ def sent_supervisor(root: Path, *, environ: Mapping[str, str] = os.environ) -> d
 
 
 def _asked(submission: "Submission", environ: Mapping[str, str]) -> "JobState | None":
-    """The engine's word, of engines that give it at once; Ray and Kubernetes take seconds to be reached."""
+    """The scheduler's word, of schedulers that give it at once; Ray and Kubernetes take seconds to be reached."""
     if submission.job_id is None:
         return None
     try:
-        if submission.engine == "slurm":
+        if submission.scheduler == "slurm":
             from charter.launch.slurm.queue import glance
 
             return glance(submission.job_id, environ)
-        if submission.engine == "subprocess":
+        if submission.scheduler == "subprocess":
             from charter.launch.subprocess_scheduler import SubprocessScheduler
 
             return SubprocessScheduler().poll([submission.job_id])[submission.job_id]
@@ -87,9 +87,9 @@ def _asked(submission: "Submission", environ: Mapping[str, str]) -> "JobState | 
 
 
 def _forgotten(submission: "Submission", root: Path) -> SentSupervisor:
-    """An engine forgets jobs that have ended, and no others."""
+    """A scheduler forgets jobs that have ended, and no others."""
     last = _by_files(submission, root)
-    reason = last.reason if last.state == "ended" else f"{submission.engine} does not know the job any more"
+    reason = last.reason if last.state == "ended" else f"{submission.scheduler} does not know the job any more"
     return _sent(submission, state="ended", reason=reason, known_at=last.known_at, asked=True)
 
 
@@ -119,7 +119,7 @@ def _sent(
     asked: bool = False,
 ) -> SentSupervisor:
     return SentSupervisor(
-        engine=submission.engine,
+        engine=submission.scheduler,
         job=submission.job_id,
         sent_at=submission.submitted_at,
         state=state,

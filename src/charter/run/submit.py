@@ -1,4 +1,4 @@
-"""Shows what a run would send to an engine, and sends the supervisor itself."""
+"""Shows what a run would send to a scheduler, and sends the supervisor itself."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -10,7 +10,7 @@ from charter.errors import UsageError
 from charter.launch.commands import module_of
 from charter.launch.job import StageJob
 from charter.launch.machine import asked_layout
-from charter.launch.opening import RUNS, engine_name, open_scheduler
+from charter.launch.opening import RUNS, launcher_name, open_scheduler
 from charter.launch.rendered import TARGETS, printed, texts_for
 from charter.launch.rendered.skypilot_dry_run import run_optimizer, write_dry_run
 from charter.launch.sent_supervisor import send_supervisor
@@ -27,10 +27,10 @@ from charter.spec.stage import TRAINS
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """Jobs that would be sent to an engine, by the plan."""
+    """Jobs that would be sent to a scheduler, by the plan."""
 
     texts: str
-    """Scripts and manifests as the engine gets them, without values of secrets."""
+    """Scripts and manifests as the scheduler gets them, without values of secrets."""
     jobs: tuple[Mapping[str, Any], ...]
     """One entry per stage and role, and one for the supervisor."""
     problem: str = ""
@@ -44,7 +44,7 @@ class Preview:
 def preview(
     project: Project,
     root: Path,
-    wanted_engine: str | None,
+    wanted: str | None,
     stages: Sequence[str],
     *,
     path: Path | None = None,
@@ -52,12 +52,12 @@ def preview(
     anyway: bool = False,
     replan: bool = False,
 ) -> Preview:
-    """Return what would be sent for all stages, or for these; needs no engine and changes nothing.
+    """Return what would be sent for all stages, or for these; needs no scheduler and changes nothing.
 
     Variables that hold secrets are shown without their values, which only a job that is sent has.
     Raises the plan's own error when a stage cannot fit, unless `anyway`.
     """
-    name = engine_of(project, wanted_engine)
+    name = scheduler_of(project, wanted)
     project = replace(project, launch=project.launch.as_shown())
     check_stages(project, stages)
     pipeline = build_pipeline(project, root)
@@ -71,7 +71,7 @@ def preview(
             project,
             stage,
             pipeline.stages[stage].directory,
-            engine=name,
+            scheduler=name,
             module=module_of(project.pipeline[stage]),
             pools=stage_pools(project, pipeline.stages[stage]),
         )
@@ -81,7 +81,7 @@ def preview(
         entry for stage, job in jobs.items() for entry in _entries(project, stage, job, executions.get(stage), name)
     ]
     words = run_words(overrides, anyway=anyway)
-    own = supervisor_job(project, path or root, root=root, engine=name, only=stages, words=words, token=TOKEN)
+    own = supervisor_job(project, path or root, root=root, scheduler=name, only=stages, words=words, token=TOKEN)
     entries.append(_entry(own, None, SUPERVISOR, name, market="owned"))
     return Preview(texts=_texts(project, name, stages, jobs, words=words), jobs=tuple(entries), problem=planned.problem)
 
@@ -144,7 +144,7 @@ def _entry(job: StageJob, stage: str | None, role: str, launcher: str, *, market
 def submit_supervisor(
     project: Project,
     root: Path,
-    wanted_engine: str | None,
+    wanted: str | None,
     stages: Sequence[str],
     *,
     path: Path | None = None,
@@ -152,19 +152,19 @@ def submit_supervisor(
     anyway: bool = False,
     replan: bool = False,
 ) -> tuple[str, str]:
-    """Send the supervisor to an engine, which runs the stages from there; its name and the number of its job.
+    """Send the supervisor to a scheduler, which runs the stages from there; its name and the number of its job.
 
     It reads the project from `path` (a directory, or another file than its charter.yaml), with the same `overrides`.
     Raises the plan's own error when a stage cannot fit, unless `anyway`.
     """
-    name = engine_of(project, wanted_engine)
+    name = scheduler_of(project, wanted)
     check_stages(project, stages)
     target = TARGETS.get(name)
     if target and not target.submit:
         raise UsageError(
             f"Charter does not submit to {target.title} itself: `charter submit --on {name} --print` makes the texts"
         )
-    options = RunOptions(only=tuple(stages), engine=wanted_engine, anyway=anyway, replan=replan)
+    options = RunOptions(only=tuple(stages), launcher=wanted, anyway=anyway, replan=replan)
     ready = plan_work(find_work(project, root, options, keep_hashes=True), options)
     if ready.planned.overflow is not None:
         refuse_overflow(ready.planned.overflow, ready.work, options)
@@ -181,10 +181,10 @@ def submit_supervisor(
 
 
 def skypilot_choice(
-    project: Project, root: Path, wanted_engine: str | None, stages: Sequence[str], *, python: Path
+    project: Project, root: Path, wanted: str | None, stages: Sequence[str], *, python: Path
 ) -> dict[str, Any]:
     """Return what SkyPilot's own optimizer chooses on the plan's times and the prices here; no cloud is asked."""
-    if (name := engine_of(project, wanted_engine)) != "skypilot":
+    if (name := scheduler_of(project, wanted)) != "skypilot":
         raise UsageError(f"--optimizer is SkyPilot's: give --on skypilot, not {name}")
     check_stages(project, stages)
     with TemporaryDirectory(prefix="charter-skypilot-") as place:
@@ -192,13 +192,13 @@ def skypilot_choice(
         return run_optimizer(Path(place), python)
 
 
-def engine_of(project: Project, wanted: str | None) -> str:
-    """Return the engine that something is submitted to; a UsageError where that is this machine."""
-    name = engine_name(project, wanted)
+def scheduler_of(project: Project, wanted: str | None) -> str:
+    """Return the scheduler that something is submitted to; a UsageError where that is this machine."""
+    name = launcher_name(project, wanted)
     if name not in (*RUNS, *TARGETS):
         raise UsageError(
             "nothing is submitted to this machine: say where with --on, or with resources.infra in charter.yaml\n"
-            f"  engines: {', '.join((*RUNS, *TARGETS))}; `charter run` runs the project here"
+            f"  schedulers: {', '.join((*RUNS, *TARGETS))}; `charter run` runs the project here"
         )
     return name
 

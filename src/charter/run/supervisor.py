@@ -13,10 +13,10 @@ from charter.artifacts.sample_prompts import was_answering, write_sample_prompts
 from charter.artifacts.stage_state import VERIFIED
 from charter.errors import BudgetError, CharterError, ExitCode, InterruptedRunError
 from charter.launch.commands import module_of
-from charter.launch.engine import Engine, StageStart
+from charter.launch.launcher import Launcher, StageStart
 from charter.launch.machine import devices_of, frozen_values
 from charter.ledger import Ledger, Outcome
-from charter.run.accounts import EngineRecords, begin_job_attempt, end_dropped, shard_of, start_key
+from charter.run.accounts import SchedulerRecords, begin_job_attempt, end_dropped, shard_of, start_key
 from charter.run.approval import Gate
 from charter.run.attempt import (
     MachineShares,
@@ -112,7 +112,7 @@ def start_attempt(
     project: Project,
     stage: PlannedStage,
     *,
-    engine: Engine,
+    launcher: Launcher,
     ledger: Ledger,
     module: str,
     number: int,
@@ -125,7 +125,7 @@ def start_attempt(
     None where the stage is finished by now: a job that a dead supervisor had left may have ended after the stage was
     found unfinished. Its record is read last, when no job of the stage is under way any more.
     """
-    here = frozen_values(project, stage.spec, engine.facts_of(stage.name))
+    here = frozen_values(project, stage.spec, launcher.facts_of(stage.name))
     pools = stage_pools(project, stage)
 
     def request(prepared: Prepared) -> StageStart:
@@ -140,22 +140,22 @@ def start_attempt(
             devices=devices_of(prepared.frozen),
         )
 
-    prepared = prepared_before(stage, project, here, reshard=reshard) if engine.elsewhere else None
-    if prepared is None or not engine.under_way(request(prepared)):
-        engine.end_left(stage.directory)
-        if engine.elsewhere:
+    prepared = prepared_before(stage, project, here, reshard=reshard) if launcher.elsewhere else None
+    if prepared is None or not launcher.under_way(request(prepared)):
+        launcher.end_left(stage.directory)
+        if launcher.elsewhere:
             end_dropped(ledger, stage, run=project.name)
         if is_finished(stage):
             return None
-        prepared = prepare(stage, project, here, reshard=reshard, elsewhere=engine.elsewhere)
+        prepared = prepare(stage, project, here, reshard=reshard, elsewhere=launcher.elsewhere)
         if execution is not None:
             durable.write_json(stage.directory / EXECUTION_FILE, execution.to_json())
     ledger_id = None
-    if not engine.elsewhere:
+    if not launcher.elsewhere:
         ledger_id = begin_attempt(
             ledger, project, stage, first_step=prepared.first_step, frozen=prepared.frozen, shares=shares
         )
-    handle = engine.start(request(prepared))
+    handle = launcher.start(request(prepared))
     # An answer of a judge may be long in coming, and a stage that asks for one has no steps to go by.
     least = LEAST_SECONDS if stage.spec.kind in TRAINS else START_SECONDS
     attempt = RunningAttempt(
@@ -167,7 +167,7 @@ def start_attempt(
         calls=CallCosts(project=project, stage=stage),
         idle=IdleClock(policy=project.idle, stage_dir=stage.directory, started_at=time.time()),
         shares=shares,
-        machine_price=None if engine.elsewhere else price_micro_usd_per_hour(project),
+        machine_price=None if launcher.elsewhere else price_micro_usd_per_hour(project),
         watch=HangWatch(limit_seconds=stage.spec.hang_timeout, least_seconds=least),
     )
     return attempt, prepared.notes
@@ -226,17 +226,17 @@ class Supervisor:
         pipeline: Pipeline,
         *,
         ledger: Ledger,
-        engine: Engine,
+        launcher: Launcher,
         events: Events,
         modules: Mapping[str, str],
         reshard: bool,
         slots: int,
         stop_grace_seconds: float,
-        records: EngineRecords | None = None,
+        records: SchedulerRecords | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._ledger = ledger
-        self._engine = engine
+        self._launcher = launcher
         self._events = events
         self._modules = modules
         self._reshard = reshard
@@ -283,7 +283,7 @@ class Supervisor:
             raise self._failure
 
     def close(self) -> None:
-        """Settle what is still open in the ledger; the engine has ended its processes by now."""
+        """Settle what is still open in the ledger; the launcher has ended its processes by now."""
         for attempt in self._active:
             end_attempt(self._ledger, attempt, Outcome.KILLED, note="the supervisor ended")
         self._active.clear()
@@ -323,7 +323,7 @@ class Supervisor:
         begun = start_attempt(
             self._pipeline.project,
             stage,
-            engine=self._engine,
+            launcher=self._launcher,
             ledger=self._ledger,
             module=module_of(stage.spec, self._modules),
             number=len(self._endings.get(stage.name, ())) + 1,
@@ -373,7 +373,7 @@ class Supervisor:
                 attempt.timed_out = True
                 attempt.handle.kill()
             else:
-                attempt.end_if_hung(self._engine)
+                attempt.end_if_hung(self._launcher)
 
     def _settle(self, attempt: RunningAttempt, exit_code: int, waiting: list[PlannedStage], done: set[str]) -> None:
         """Decide about an ended attempt; what its directory holds counts, not what its exit code says."""

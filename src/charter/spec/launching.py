@@ -1,4 +1,4 @@
-"""Settings of stages started on an engine that is not this machine: the section `launch:` of `charter.yaml`.
+"""Settings of stages started on a scheduler that is not this machine: the section `launch:` of `charter.yaml`.
 
 Execution only: nothing here changes what is computed, and no secret stands here, only the place where it is.
 """
@@ -144,7 +144,7 @@ class NodeChecks:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Settings of the engines that start stages elsewhere."""
+    """Settings of the schedulers that start stages elsewhere."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
@@ -158,7 +158,7 @@ class Launch:
     python: str | None = None
     """Python on the nodes; the one that runs Charter here unless given."""
     time_limit: Seconds | None = None
-    """Longest run of one attempt, for engines that ask for it; a stage is stopped at a checkpoint before it."""
+    """Longest run of one attempt, for schedulers that ask for it; a stage is stopped at a checkpoint before it."""
     stop_before: Seconds = 120.0
     """How long before the time limit a stage is asked to stop at a checkpoint; it then goes on in a new attempt."""
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -190,8 +190,12 @@ def _check_rewards(stage: PpoStage, path: str) -> Iterator[Problem]:
         hint = "name the model in the list: {name: ..., kind: preference_model, model: ...}"
         yield Problem(message="`reward` and `rewards` are both given", path=f"{path}.reward", hint=hint)
     if stage.rewards and is_hosted(stage):
-        hint = "engine: native, or `reward`, a preference model"
-        message = f"the engine {stage.engine} takes no list of rewards from Charter"
+        name = path.rpartition(".")[2]
+        hint = (
+            f"engine: native, or `reward`, a preference model; `charter artifacts export {name} --engine "
+            f"{stage.engine}` writes a list that it can call as rewards.py, to be started by hand"
+        )
+        message = f"Charter does not start a list of rewards on the engine {stage.engine}"
         yield Problem(message=message, path=f"{path}.rewards", hint=hint)
     names = [item.name for item in stage.rewards]
     for index, item in enumerate(stage.rewards):

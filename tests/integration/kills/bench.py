@@ -14,8 +14,8 @@ from pathlib import Path
 
 from charter.artifacts.job import Job, JobInput, write_job
 from charter.launch.commands import STAGE_MODULES, preloaded_modules
-from charter.launch.engine import StageStart
-from charter.launch.local import local_engine, stage_environment
+from charter.launch.launcher import StageStart
+from charter.launch.local import local_launcher, stage_environment
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Serving
 from charter.spec.stage import (
@@ -157,7 +157,7 @@ class Bench:
         self.place = place
         place.mkdir(parents=True, exist_ok=True)
         modules = preloaded_modules(STAGE_MODULES[kind] for kind in KINDS)
-        self.engine = local_engine(
+        self.launcher = local_launcher(
             preload=modules, server_log=place / "server.log", environment=stage_environment(threads=1)
         )
 
@@ -224,7 +224,7 @@ class Bench:
         """Start the stage; what to start is read from its job, or from the text of it where the file is damaged."""
         job = json.loads(job_text or (directory / "job.json").read_bytes())
         job = job.get("content", job)
-        return self.engine.start(
+        return self.launcher.start(
             StageStart(
                 stage=job["stage"],
                 module=STAGE_MODULES[job["kind"]],
@@ -241,7 +241,7 @@ class Bench:
         return wait(handle)
 
     def close(self) -> None:
-        self.engine.close()
+        self.launcher.close()
 
 
 def wait(handle, *, seconds: float = 300.0) -> int:

@@ -8,7 +8,7 @@ import pytest
 from engine_workplace import PROJECT, EngineWorkplace
 
 from charter.engines.project import load_project
-from charter.launch.job_engine import JobEngine
+from charter.launch.job_launcher import JobLauncher
 from charter.launch.subprocess_scheduler import KEEPER, STATE_VARIABLE, SubprocessScheduler
 from charter.run import runner
 from charter.run.runner import PlannedWork, RunOptions, run_project
@@ -55,7 +55,7 @@ def run_again(work: EngineWorkplace, *, on: str) -> list[dict[str, Any]]:
     """A second supervisor, in this process; its events."""
     events: list[dict[str, Any]] = []
     modules = dict.fromkeys(RunOptions().modules, "counting_stage")
-    options = RunOptions(modules=modules, packages=(), keep_plan=False, engine=on)
+    options = RunOptions(modules=modules, packages=(), keep_plan=False, launcher=on)
     run_project(load_project(work.root), work.root, options, [events.append])
     return events
 
@@ -93,14 +93,14 @@ def test_a_job_that_the_file_no_longer_asks_for_but_that_ended_well_is_not_submi
 ):
     """Its engine still had it when the run began; it ended while another stage had the place."""
     work.write(stage_environment={"COUNTING_SECONDS_PER_STEP": "0.1"}, pipeline={"a": A, "b": B})
-    under_way = JobEngine.under_way
+    under_way = JobLauncher.under_way
 
-    def after_its_end(engine: JobEngine, request: Any) -> bool:
+    def after_its_end(launcher: JobLauncher, request: Any) -> bool:
         if request.stage == "a":
             let_it_end()
-        return under_way(engine, request)
+        return under_way(launcher, request)
 
-    monkeypatch.setattr(JobEngine, "under_way", after_its_end)
+    monkeypatch.setattr(JobLauncher, "under_way", after_its_end)
     events = run_again(work, on="subprocess")
     assert [event["job"] for event in events if event["event"] == "job_found"] == [work.job_id("a")]
     assert len(work.jobs("a")) == 1

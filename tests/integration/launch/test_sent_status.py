@@ -86,7 +86,7 @@ def squeue(tmp_path: Path, sent: JobFiles, monkeypatch: pytest.MonkeyPatch) -> C
 
 def on(sent: JobFiles, engine: str, **more: Any) -> None:
     """Have it sent to another engine."""
-    write_submission(sent, replace(read_submission(sent), engine=engine, **more))
+    write_submission(sent, replace(read_submission(sent), scheduler=engine, **more))
 
 
 def told(work: EngineWorkplace) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def test_one_that_its_engine_refused_is_no_obstacle(work, engine, send, monkeypa
 def test_another_engine_is_asked_too_and_no_obstacle_where_it_is_gone(work, engine, send, monkeypatch):
     number = send()
     files = remembered(work)
-    write_submission(files, replace(read_submission(files), engine="ray"))
+    write_submission(files, replace(read_submission(files), scheduler="ray"))
     asked: list[str] = []
 
     def elsewhere(project: Any, name: str) -> SubprocessScheduler:

@@ -14,7 +14,9 @@ from charter.inference import fused as decoding
 from charter.inference import generate as sampling
 from charter.inference.fused import FusedDecoder, JointCache
 from charter.inference.generate import SamplingSettings, generate, keep_rows, new_cache
+from charter.models.adapters import add_adapter
 from charter.models.runtime import precision
+from charter.spec.layout import Adapter
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
@@ -41,11 +43,21 @@ def model_of(kind, *, layers=2, **more):
     return own
 
 
+def adapted(model, *, spread=0.2):
+    """Give it adapters whose second matrix is no longer zero, of a scaling that is no power of two."""
+    add_adapter(model, Adapter(rank=3, alpha=7), seed=1)
+    for name, item in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(item, 0.0, spread)
+    return model
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("has_adapter", [False, True])
 @torch.no_grad()
-def test_a_fused_token_has_the_logits_of_the_classes(kind, padded):
-    model, prompt = model_of(kind), 25
+def test_a_fused_token_has_the_logits_of_the_classes(kind, padded, has_adapter):
+    model, prompt = adapted(model_of(kind)) if has_adapter else model_of(kind), 25
     mask_LT = torch.ones(3, prompt + 8, dtype=torch.long)
     if padded:
         mask_LT[1, :20] = mask_LT[2, :18] = 0
@@ -153,9 +165,12 @@ class ReplayedGraph:
         return decoder.one_token(ids_L, position_LQ, cache, torch.tensor([column]))
 
 
-def test_a_token_is_recorded_again_when_its_memory_changes(monkeypatch):
+@pytest.mark.parametrize("has_adapter", [False, True])
+def test_a_token_is_recorded_again_when_its_memory_changes(monkeypatch, has_adapter):
     """Room that is added and rows that leave are another memory; what is drawn is the same with graphs as without."""
     model, decoders = tiny.language_model(), []
+    if has_adapter:
+        adapted(model.model, spread=0.01)
     prompts = [list(range(5, 5 + length)) for length in (9, 4, 6, 9)]
     settings = SamplingSettings(max_new_tokens=150, temperature=0.0, dtype="bf16")
     for module in (sampling, decoding):
@@ -235,9 +250,12 @@ def test_angles_that_depend_on_the_length_are_not_recorded():
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
-def test_fused_answers_are_those_of_the_classes(monkeypatch, stored):
+@pytest.mark.parametrize("has_adapter", [False, True])
+def test_fused_answers_are_those_of_the_classes(monkeypatch, stored, has_adapter):
     model = tiny.language_model()
     model.model.to(stored)
+    if has_adapter:
+        adapted(model.model)
     prompts = [list(range(5, 5 + length)) for length in (9, 4, 6, 9)]
     settings = SamplingSettings(max_new_tokens=150, min_new_tokens=150, temperature=0.0, dtype="bf16")
     steps = []

@@ -90,3 +90,5 @@ def test_other_devices_and_split_tensors_have_no_graphs():
         (H100, Layout(data=2, zero=ZeroStage.GRADIENTS)),
     ):
         assert native_decoder(role, accelerator, layout) is not NATIVE_CAPTURED
+    small = Role(name="policy", architecture=role.architecture, model="m", adapter=Adapter(rank=2, base_bits=4))
+    assert native_decoder(small, H100, Layout()) is not NATIVE_CAPTURED, "a base in 4 bits is no plain matrix"

@@ -182,6 +182,13 @@ def test_nodes_that_are_left_out_are_not_used(ray, cluster, tmp_path):
     assert wait(ray, job_id).nodes == (names[-1],)
 
 
+def test_a_command_knows_the_name_that_its_node_has_in_the_job(ray, tmp_path):
+    """By which a node that falls silent is left out later: a host name would mean all nodes of the host."""
+    program = "import os, pathlib; pathlib.Path('name').write_text(os.environ['CHARTER_NODE_NAME'])"
+    state = wait(ray, ray.submit(tiny(tmp_path, program)))
+    assert (tmp_path / "name").read_text() == state.nodes[0]
+
+
 def test_a_command_that_ignores_its_notice_is_ended_at_the_time_limit(ray, tmp_path):
     # The notice comes after 35 s: the command has long said that it ignores it.
     code = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
@@ -296,7 +303,7 @@ def test_the_example_project_gives_the_same_outputs_on_ray_as_here(cluster, tmp_
     outputs = {}
     for engine in ("local", "ray"):
         project = example(tmp_path / engine, cluster)
-        run_project(project, tmp_path / engine, RunOptions(engine=engine), [])
+        run_project(project, tmp_path / engine, RunOptions(launcher=engine), [])
         outputs[engine] = outputs_of(project, tmp_path / engine)
     assert all(outputs["local"].values())
     assert outputs["ray"] == outputs["local"]

@@ -10,7 +10,7 @@ from charter.artifacts.job_files import JobFiles, Submission, write_submission
 from charter.artifacts.stage_state import JobNow, job_now
 
 SENT = Submission(
-    engine="slurm", name="demo", token="t", number=1, settings="s", attempt=1, nodes=1, spares=0, processes=1,
+    scheduler="slurm", name="demo", token="t", number=1, settings="s", attempt=1, nodes=1, spares=0, processes=1,
     accelerator="cpu", count=1, market="owned", job_id="17",
 )  # fmt: skip
 

@@ -47,9 +47,17 @@ def test_requests_carry_a_count():
     assert parse_request("cpu") == ("cpu", 1)
 
 
-@pytest.mark.parametrize("text", ["H100:0", "H100:eight", "H100:-1"])
-def test_a_count_that_is_no_number_is_refused(text):
-    with pytest.raises(UsageError, match="number of accelerators"):
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("H100:0", "give 1 accelerator or more, like H100:8"),
+        ("H100:eight", "number of accelerators"),
+        ("H100:-1", "number of accelerators"),
+        ("A100:8,H100:8", "is several types"),
+    ],
+)
+def test_a_count_that_is_no_number_is_refused(text, says):
+    with pytest.raises(UsageError, match=says):
         parse_request(text)
 
 

@@ -181,7 +181,7 @@ def test_what_a_job_shows_is_all_but_the_secrets(project, capsys, monkeypatch):
 def test_a_job_that_is_sent_has_the_variables_of_the_file(project):
     loaded = load_project(project / "charter.yaml")
     directory = build_pipeline(loaded, project).stages["sft"].directory
-    job = preview_job(loaded, "sft", directory, engine="slurm", module="charter.train.sft", pools={})
+    job = preview_job(loaded, "sft", directory, scheduler="slurm", module="charter.train.sft", pools={})
     assert job.environment["HF_TOKEN"] == "canary0001"
     assert "canary0007" not in json.dumps(dict(job.environment))
 

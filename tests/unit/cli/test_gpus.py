@@ -33,6 +33,11 @@ def test_gpus_alone_means_list_and_with_a_name_show():
     assert len(names()) == 78
 
 
+def test_a_name_of_several_cards_names_the_others():
+    assert "others     A100-PCIe-40GB, A100-PCIe-80GB, A100-SXM-80GB, which A100 could mean too" in charter("A100")
+    assert "could mean" not in charter("A100-SXM-80GB")
+
+
 def test_the_json_keeps_its_names_and_adds_prices():
     (h100,) = json.loads(charter("show", "H100", "--json"))["accelerators"]
     assert h100["dense_flops_per_second"]["bf16"] == pytest.approx(989.4e12)

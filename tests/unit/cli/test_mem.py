@@ -32,7 +32,27 @@ def test_mem_says_what_does_not_fit_and_what_would():
     text = ok("plan", "mem", "Llama-3.1-8B", "-a", "H100", code=3)
     assert "does not fit" in text
     assert "The largest term is optimizer" in text
-    assert re.search(r"2 accelerators, ZeRO stage 3, full recomputation: [\d.]+ GiB", text)
+    assert re.search(r"2 accelerators, ZeRO stage 3, full recomputation: [\d.]+ GiB .*--on H100-SXM-80GB:2", text)
+
+
+def test_mem_names_each_layout_that_would_fit_once():
+    words = ("plan", "mem", "Llama-3.1-70B", "--rank", "16", "--on", "H100:8", "--json")
+    report = json.loads(ok(*words, code=3))
+    options = [item["options"] for item in report["would_fit"]]
+    assert options[0] == "--recompute full"
+    assert len(set(options)) == len(options)
+    assert ok(*words, *options[0].split()), "what is named fits"
+
+
+def test_mem_and_plan_have_one_limit():
+    """What a plan may use of a device, not all that it has."""
+    from charter.catalog.accelerators import get
+    from charter.plan.knowledge import shipped
+
+    report = json.loads(ok("plan", "mem", "Llama-3.1-8B", "-a", "H100", "--json", code=3))
+    usable = shipped().usable_bytes(get("H100"))
+    assert report["usable_bytes"] == usable < report["capacity_bytes"]
+    assert all(item["peak_bytes"] <= usable for item in report["would_fit"])
 
 
 def test_mem_explains_with_printed_formulas():

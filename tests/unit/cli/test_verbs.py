@@ -70,6 +70,17 @@ def test_other_spellings_lead_to_the_verb(word, verb, capsys):
         ("charter statsu", "did you mean status?"),
         ("charter mme gpt2", "did you mean plan mem?"),
         ("charter zzz", "charter has no command 'zzz'"),
+        (
+            "charter plan --reward x",
+            "error[usage]: charter plan has no option --reward; charter plan --help lists them",
+        ),
+        ("charter run --dryrun", "error[usage]: charter run has no option --dryrun; did you mean --dry-run?"),
+        ("charter plan --alternatives x", "error[usage]: invalid value for '--alternatives': give a whole number;"),
+        ("charter plan --alternatives -1", "give at least 0; charter plan --help explains"),
+        ("charter plan --save", "error[usage]: option '--save' requires an argument"),
+        ("charter logs", "error[usage]: missing argument 'stage'; charter logs --help explains"),
+        ("charter catalog gpus shw H100", "error[usage]: no such command 'shw'; did you mean 'show'?"),
+        ("charter --frob", "error[usage]: charter has no option --frob; charter --help lists them"),
     ],
 )
 def test_a_slip_is_answered_with_the_verb_that_was_meant(line, words, monkeypatch, capsys):
@@ -77,7 +88,9 @@ def test_a_slip_is_answered_with_the_verb_that_was_meant(line, words, monkeypatc
     with pytest.raises(SystemExit) as left:
         entry()
     assert left.value.code == 2
-    assert words in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert words in said
+    assert "Usage:" not in said
 
 
 def test_every_verb_has_a_line_on_the_screen_or_a_verb_above_it():

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -210,6 +211,23 @@ def test_what_is_left_when_the_guard_was_killed_too_is_found_and_ended(tmp_path)
     assert end_left(tmp_path) == 1
     assert not lives(found[1])
     assert end_left(tmp_path) == 0
+
+
+def test_a_process_that_becomes_another_program_is_waited_for(tmp_path, monkeypatch):
+    child = subprocess.Popen(["sleep", "600"], env={**os.environ, MARK: str(tmp_path)}, start_new_session=True)
+    looks, read = [], Path.read_bytes
+
+    def early(path):
+        """Two looks before the kernel has set out the variables."""
+        if path.parent == Path(f"/proc/{child.pid}") and len(looks) < 4:
+            looks.append(path.name)
+            return b""
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", early)
+    threading.Thread(target=child.wait, daemon=True).start()
+    assert end_left(tmp_path) == 1
+    assert looks == ["environ", "cmdline"] * 2
 
 
 def _is_guard(pid, place):

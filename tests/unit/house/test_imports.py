@@ -17,7 +17,7 @@ NOT_FOR_STATUS = (
         "charter.engines.handover",
         "charter.catalog",
         "charter.plan",
-        "charter.launch.engine",
+        "charter.launch.launcher",
         "charter.launch.submission",
     ),
     *("charter.launch.slurm", "charter.launch.scheduler", "charter.launch.subprocess_scheduler"),

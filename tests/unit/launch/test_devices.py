@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from charter.launch.children import DeviceShares
-from charter.launch.engine import StageStart
+from charter.launch.launcher import StageStart
 from charter.launch.machine import devices_of, gpus_here, visible_gpus
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from charter.artifacts.stage_process import PEER_EXIT
-from charter.launch.engine import StageStart
 from charter.launch.group import CAUSE_SECONDS, GRACE_SECONDS, GroupHandle, rank_environments
+from charter.launch.launcher import StageStart
 
 
 class Member:

@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from charter.artifacts.job_files import Control, Failure, JobFiles, NodeRecord, numbers
-from charter.launch.job_engine import done_shards, missing_shards
+from charter.launch.job_launcher import done_shards, missing_shards
 
 RECORD = NodeRecord(place=0, restart=0, host="n1", host_id="n1/boot", pid=10, started_at=100.0)
 

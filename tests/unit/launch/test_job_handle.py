@@ -9,7 +9,6 @@ from charter.artifacts.job_files import Failure, JobFiles, NodeRecord, Submissio
 from charter.artifacts.stage_process import PEER_EXIT
 from charter.errors import StageError
 from charter.launch.agent_watch import BEAT_SECONDS, CHECKS_FAILED_EXIT
-from charter.launch.job_engine import ArrayHandle
 from charter.launch.job_handle import (
     FILES_SECONDS,
     LONGEST_LOOK_SECONDS,
@@ -20,6 +19,7 @@ from charter.launch.job_handle import (
     JobTable,
     LiveJob,
 )
+from charter.launch.job_launcher import ArrayHandle
 from charter.launch.node_checks.report import FORGET_SILENCE_SECONDS
 from charter.launch.scheduler import JobState
 
@@ -33,7 +33,7 @@ class Clock:
         return self.now
 
 
-class Engine:
+class Scheduler:
     """Says what it is told to say; counts how often it is asked."""
 
     name = "made-up"
@@ -55,11 +55,11 @@ class Job:
     """One job with its files, its engine and a clock."""
 
     def __init__(self, stage_dir, *, nodes=1, processes=1, shards=(), spares=0):
-        self.clock, self.engine = Clock(), Engine()
+        self.clock, self.scheduler = Clock(), Scheduler()
         self.files = JobFiles(stage_dir, 1)
         self.files.directory.mkdir(parents=True)
         submission = Submission(
-            engine="made-up",
+            scheduler="made-up",
             name="charter-x",
             token="t",
             number=1,
@@ -74,10 +74,10 @@ class Job:
             shards=shards,
         )
         self.live = LiveJob(files=self.files, stage_dir=stage_dir, submission=submission, job_id="7", state=RUNNING)
-        self.table = JobTable(self.engine, clock=self.clock)
+        self.table = JobTable(self.scheduler, clock=self.clock)
         self.table.add(self.live)
         kind = ArrayHandle if shards else JobHandle
-        self.handle = kind(self.live, self.table, self.engine, clock=self.clock)
+        self.handle = kind(self.live, self.table, self.scheduler, clock=self.clock)
 
     def agent(self, place=0, restart=0, **more):
         first = {"first_pid": 100 + place, "first_rank": more.pop("first_rank", place)}
@@ -101,7 +101,7 @@ def job(tmp_path):
 
 
 def test_it_waits_until_an_agent_has_started_a_process(job):
-    job.engine.state = JobState(phase="queued", reason="Resources")
+    job.scheduler.state = JobState(phase="queued", reason="Resources")
     assert job.after(5) is None
     assert (job.handle.waits, job.handle.job, job.handle.pid) == (True, None, None)
     job.agent()
@@ -113,18 +113,18 @@ def test_it_waits_until_an_agent_has_started_a_process(job):
 def test_an_ending_that_is_the_stages_own_needs_no_engine(job, code):
     job.agent()
     job.after(1)
-    asked = job.engine.asked
-    job.engine.away = True
+    asked = job.scheduler.asked
+    job.scheduler.away = True
     job.ends(code)
     assert job.after(0.5) == code
-    assert job.engine.asked <= asked + 1
+    assert job.scheduler.asked <= asked + 1
     assert job.handle.cause == ""
 
 
 def test_a_stage_that_was_stopped_unasked_hears_the_engines_word(job):
     job.ends(6, stopped_by="signal")
     assert job.after(WORD_SECONDS / 2) is None
-    job.engine.state = JobState(phase="ended", cause="cancelled")
+    job.scheduler.state = JobState(phase="ended", cause="cancelled")
     assert (job.after(2), job.handle.cause) == (6, "cancelled")
 
 
@@ -141,7 +141,7 @@ def test_the_time_limit_is_the_agents_own(job):
 def test_a_start_that_the_engine_made_anew_ends_the_one_before(job):
     job.agent()
     job.after(1)
-    job.engine.state = JobState(phase="queued", cause="preempted", restarts=1)
+    job.scheduler.state = JobState(phase="queued", cause="preempted", restarts=1)
     assert (job.after(5), job.handle.cause) == (-9, "preempted")
     assert (job.live.goes_on, job.live.restart) == (True, 1)
     assert job.table.get(job.live.stage_dir) is job.live, "the next attempt goes on with it"
@@ -150,16 +150,16 @@ def test_a_start_that_the_engine_made_anew_ends_the_one_before(job):
 def test_why_a_start_was_made_anew_may_come_later_than_that_it_was(job):
     job.agent()
     job.after(1)
-    job.engine.state = JobState(phase="queued", restarts=1)
+    job.scheduler.state = JobState(phase="queued", restarts=1)
     assert job.after(WORD_SECONDS / 2) is None
-    job.engine.state = JobState(phase="queued", cause="preempted", restarts=1)
+    job.scheduler.state = JobState(phase="queued", cause="preempted", restarts=1)
     assert (job.after(2), job.handle.cause, job.live.goes_on) == (-9, "preempted", True)
 
 
 @pytest.mark.parametrize(("stopped_by", "cause"), [("", "node_lost"), ("signal", "preempted")])
 def test_a_start_made_anew_by_an_engine_that_never_says_why_ends_all_the_same(job, stopped_by, cause):
     job.ends(6, stopped_by=stopped_by)
-    job.engine.state = JobState(phase="queued", restarts=1)
+    job.scheduler.state = JobState(phase="queued", restarts=1)
     assert (job.after(WORD_SECONDS + 2), job.handle.cause, job.live.goes_on) == (6, cause, True)
 
 
@@ -175,7 +175,7 @@ def test_a_successor_that_writes_before_the_engine_was_asked_again_hides_no_pree
     job.after(LONGEST_LOOK_SECONDS)
     job.ends(6, stopped_by="signal")
     job.agent(restart=1)
-    job.engine.state = JobState(phase="running", cause="preempted", restarts=1)
+    job.scheduler.state = JobState(phase="running", cause="preempted", restarts=1)
     assert (job.after(FILES_SECONDS), job.handle.cause, job.live.goes_on) == (6, "preempted", True)
 
 
@@ -186,14 +186,14 @@ def test_a_start_that_its_successor_has_locked_out_was_not_asked_to_stop(job):
     job.agent(restart=1)
     job.after(1)
     job.ends(6)
-    job.engine.state = JobState(phase="ended", cause="failed", exit_code=6)
+    job.scheduler.state = JobState(phase="ended", cause="failed", exit_code=6)
     assert (job.after(FILES_SECONDS + 2), job.handle.cause, job.live.goes_on) == (-9, "node_lost", True)
 
 
 def test_a_successor_of_an_engine_that_is_away_ends_its_predecessor_all_the_same(job):
     job.agent()
     job.after(1)
-    job.engine.away = True
+    job.scheduler.away = True
     job.ends(6, stopped_by="signal")
     job.agent(restart=1)
     assert job.after(WORD_SECONDS - 1) is None
@@ -203,50 +203,50 @@ def test_a_successor_of_an_engine_that_is_away_ends_its_predecessor_all_the_same
 def test_an_agent_that_says_nothing_any_more_is_what_the_engine_says(job):
     job.agent()
     job.after(1)
-    job.engine.state = JobState(phase="ended", cause="node_lost", exit_code=1)
+    job.scheduler.state = JobState(phase="ended", cause="node_lost", exit_code=1)
     assert (job.after(FILES_SECONDS + 2), job.handle.cause) == (-9, "node_lost")
     assert job.table.get(job.live.stage_dir) is None
 
 
 def test_a_job_that_never_started_ends_with_the_engines_code(job):
-    job.engine.state = JobState(phase="ended", cause="failed", exit_code=127)
+    job.scheduler.state = JobState(phase="ended", cause="failed", exit_code=127)
     assert job.after(FILES_SECONDS + 2) == 127
 
 
 def test_an_engine_that_is_away_loses_nothing(job):
     job.agent()
-    job.engine.away = True
+    job.scheduler.away = True
     assert job.after(600) is None
     assert "controller down" in job.table.trouble
-    assert job.engine.asked < 600 / LONGEST_LOOK_SECONDS + 10
-    job.engine.away = False
+    assert job.scheduler.asked < 600 / LONGEST_LOOK_SECONDS + 10
+    job.scheduler.away = False
     job.ends(0)
     assert job.after(1) == 0
 
 
 def test_a_job_that_the_engine_has_forgotten_is_lost_only_after_a_while(job):
     job.agent()
-    job.engine.state = JobState(phase="unknown")
+    job.scheduler.state = JobState(phase="unknown")
     assert job.after(LOST_SECONDS / 2) is None
-    job.engine.state = RUNNING
+    job.scheduler.state = RUNNING
     assert job.after(LOST_SECONDS) is None
-    job.engine.state = JobState(phase="unknown")
+    job.scheduler.state = JobState(phase="unknown")
     assert (job.after(2 * LOST_SECONDS + 40), job.handle.cause) == (-9, "node_lost")
 
 
 def test_the_engine_is_asked_less_often_while_nothing_changes(job):
     job.agent()
     job.after(600)
-    assert job.engine.asked < 60
+    assert job.scheduler.asked < 60
 
 
 def test_a_stop_in_the_queue_takes_the_job_out_of_it(job):
-    job.engine.state = JobState(phase="queued")
+    job.scheduler.state = JobState(phase="queued")
     job.after(1)
     job.handle.stop()
-    assert job.engine.cancelled == ["7"]
+    assert job.scheduler.cancelled == ["7"]
     assert job.files.asked().stop
-    job.engine.state = JobState(phase="ended", cause="cancelled")
+    job.scheduler.state = JobState(phase="ended", cause="cancelled")
     assert job.after(FILES_SECONDS + 2) == 6
 
 
@@ -254,7 +254,7 @@ def test_a_stop_of_a_running_job_is_a_request_to_its_agents(job):
     job.agent()
     job.after(1)
     job.handle.stop()
-    assert job.engine.cancelled == []
+    assert job.scheduler.cancelled == []
     job.ends(6, stopped_by="supervisor")
     assert (job.after(0.5), job.handle.cause) == (6, "")
 
@@ -268,7 +268,7 @@ def test_the_first_failure_of_any_node_is_the_jobs(tmp_path):
     job.ends(-11, place=1, failed_rank=3)
     assert job.after(1) is None, "the other node's processes still run"
     job.ends(-9, stopped_by="peer")
-    job.engine.state = JobState(phase="ended", cause="failed")
+    job.scheduler.state = JobState(phase="ended", cause="failed")
     assert (job.after(2), job.handle.failed_rank) == (-11, 3)
 
 
@@ -280,14 +280,14 @@ def test_a_node_that_is_silent_after_a_failure_is_given_up(tmp_path):
     job.files.fail(0, Failure(exit_code=9, rank=0, host="n0"))
     job.ends(9)
     assert job.after(WORD_SECONDS + 2) is None
-    assert job.engine.cancelled == ["7"]
+    assert job.scheduler.cancelled == ["7"]
 
 
 def test_one_node_that_has_failed_is_left_to_its_own_agent(job):
     job.agent()
     job.files.fail(0, Failure(exit_code=9, rank=0, host="n0"))
     assert job.after(WORD_SECONDS + 2) is None
-    assert job.engine.cancelled == []
+    assert job.scheduler.cancelled == []
 
 
 def test_a_spare_node_may_be_the_first_of_the_stage(tmp_path):
@@ -303,7 +303,7 @@ def test_a_spare_node_may_be_the_first_of_the_stage(tmp_path):
 def test_restarts_that_nobody_saw_are_counted_too(job):
     job.agent()
     job.after(1)
-    job.engine.state = JobState(phase="running", cause="node_lost", restarts=3, nodes=("n1",))
+    job.scheduler.state = JobState(phase="running", cause="node_lost", restarts=3, nodes=("n1",))
     assert (job.after(LONGEST_LOOK_SECONDS), job.live.restart) == (-9, 3)
 
 
@@ -311,7 +311,7 @@ def test_a_stop_that_ends_in_a_kill_by_the_engine_is_no_checkpoint(job):
     job.agent()
     job.after(1)
     job.handle.stop()
-    job.engine.state = JobState(phase="ended", cause="cancelled", exit_code=0)
+    job.scheduler.state = JobState(phase="ended", cause="cancelled", exit_code=0)
     assert (job.after(FILES_SECONDS + LONGEST_LOOK_SECONDS), job.handle.cause) == (-9, "cancelled")
 
 
@@ -320,7 +320,7 @@ def test_an_agent_that_ended_because_of_another_does_not_decide(tmp_path):
     for place in (0, 1):
         job.ends(PEER_EXIT, place, stopped_by="peer")
     assert job.after(FILES_SECONDS) is None, "the engine is asked why"
-    job.engine.state = JobState(phase="ended", cause="node_lost")
+    job.scheduler.state = JobState(phase="ended", cause="node_lost")
     assert (job.after(LONGEST_LOOK_SECONDS), job.handle.cause) == (PEER_EXIT, "node_lost")
 
 
@@ -363,7 +363,7 @@ def test_a_failed_task_lets_the_others_end_first(tmp_path):
     job.agent(0)
     assert job.after(30) is None
     job.ends(0, 0)
-    job.engine.state = JobState(phase="ended", cause="failed", exit_code=5)
+    job.scheduler.state = JobState(phase="ended", cause="failed", exit_code=5)
     assert (job.after(FILES_SECONDS + 20), job.handle.failed_rank) == (5, 4)
 
 
@@ -378,7 +378,7 @@ def test_an_array_costs_what_its_tasks_take_together(tmp_path):
 def test_nodes_that_failed_their_checks_are_left_out_and_count_as_lost(tmp_path):
     job = Job(tmp_path)
     told = []
-    job.handle = JobHandle(job.live, job.table, job.engine, leave_out=told.append, clock=job.clock)
+    job.handle = JobHandle(job.live, job.table, job.scheduler, leave_out=told.append, clock=job.clock)
     report = {"node": "n7", "rank": 0, "findings": [], "rates": {}}
     (tmp_path / "check-t-0-0.json").write_text(json.dumps(report))
     decided = {"ranks": [], "left_out": {"n7": "ECC errors", "node 1": "said nothing"}}
@@ -399,7 +399,7 @@ def of_two_nodes(tmp_path, **silent):
     def leave_out(nodes, seconds=0.0):
         left_out.update(dict.fromkeys(nodes, seconds))
 
-    job.handle = JobHandle(job.live, job.table, job.engine, leave_out=leave_out, clock=job.clock)
+    job.handle = JobHandle(job.live, job.table, job.scheduler, leave_out=leave_out, clock=job.clock)
     assert job.after(1) is None
     return job, left_out
 
@@ -417,11 +417,13 @@ def beating(job, seconds, places=(0,), start=2):
 def test_silent_node_ends_job_as_lost_and_is_left_out(tmp_path):
     job, left_out = of_two_nodes(tmp_path)
     assert beating(job, SILENT_SECONDS - BEAT_SECONDS) is None
-    assert not job.engine.cancelled
+    assert not job.scheduler.cancelled
     beating(job, 2 * BEAT_SECONDS, start=20)
-    assert job.engine.cancelled == ["7"], "though its scheduler still thinks that it runs"
+    assert job.files.asked().kill
+    assert not job.scheduler.cancelled, "a scheduler may kill the other agent before it has said how it ended"
     job.ends(-9, place=0, stopped_by="supervisor", node="node-0")
     assert (job.after(1), job.handle.cause) == (-9, "node_lost")
+    assert job.scheduler.cancelled == ["7"], "though its scheduler still thinks that it runs"
     assert left_out == {"node-1": FORGET_SILENCE_SECONDS}
     assert "node-1 fell silent" in job.handle.note
 
@@ -430,7 +432,7 @@ def test_job_with_all_agents_silent_is_left_alone(tmp_path):
     job, left_out = of_two_nodes(tmp_path)
     assert job.after(10 * SILENT_SECONDS) is None
     assert beating(job, BEAT_SECONDS, places=(0, 1), start=30) is None
-    assert (job.engine.cancelled, left_out) == ([], {})
+    assert (job.scheduler.cancelled, left_out) == ([], {})
 
 
 def test_lost_node_ends_job_though_the_other_agent_hangs(tmp_path):
@@ -443,7 +445,7 @@ def test_node_that_ended_is_not_silent(tmp_path):
     job, left_out = of_two_nodes(tmp_path)
     job.ends(0, place=1, node="node-1")
     assert beating(job, 3 * SILENT_SECONDS) is None
-    assert (job.engine.cancelled, left_out) == ([], {})
+    assert (job.scheduler.cancelled, left_out) == ([], {})
 
 
 def test_node_silent_after_a_failure_is_lost(tmp_path):
@@ -451,4 +453,4 @@ def test_node_silent_after_a_failure_is_lost(tmp_path):
     job.files.fail(0, Failure(exit_code=PEER_EXIT, rank=0, host="n0"))
     job.ends(PEER_EXIT, place=0, node="node-0")
     assert (job.after(SILENT_SECONDS + 2), job.handle.cause) == (-9, "node_lost")
-    assert (job.engine.cancelled, list(left_out)) == (["7"], ["node-1"])
+    assert (job.scheduler.cancelled, list(left_out)) == (["7"], ["node-1"])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from charter.artifacts.job_files import JobFiles, read_submission, write_submission
 from charter.errors import UsageError
 from charter.launch.agent_watch import AgentTask, command_of, parse
-from charter.launch.engine import StageStart
+from charter.launch.launcher import StageStart
 from charter.launch.secret_values import secrets_of
 from charter.launch.submission import (
     SubmissionFacts,
@@ -48,7 +48,7 @@ def of_nodes(**more):
 
 
 def test_a_stage_of_two_nodes_is_one_job_of_an_agent_on_each():
-    job = stage_job(of_nodes(), request(processes=16), ASKED, engine="slurm")
+    job = stage_job(of_nodes(), request(processes=16), ASKED, scheduler="slurm")
     assert (job.nodes, job.processes_per_node, job.accelerator, job.accelerators_per_node) == (2, 8, "H100", 8)
     assert job.cpus_per_node == 8, "16 cores, shared by 16 processes, are one for each"
     assert parse(job.command[3:]) == AgentTask(
@@ -68,33 +68,33 @@ def test_a_stage_of_two_nodes_is_one_job_of_an_agent_on_each():
 
 def test_processes_that_nodes_cannot_share_evenly_are_refused():
     with pytest.raises(UsageError, match="15 processes, which 2 nodes cannot share evenly"):
-        stage_job(of_nodes(), request(processes=15), ASKED, engine="slurm")
+        stage_job(of_nodes(), request(processes=15), ASKED, scheduler="slurm")
 
 
 def test_spares_are_asked_for_beside_the_nodes_of_a_stage_that_has_several():
     launch = Launch(node_checks=NodeChecks(spares=1))
-    job = stage_job(of_nodes(launch=launch), request(processes=16), ASKED, engine="slurm")
+    job = stage_job(of_nodes(launch=launch), request(processes=16), ASKED, scheduler="slurm")
     assert (job.nodes, job.spare_nodes, parse(job.command[3:]).expected) == (2, 1, 3)
-    alone = stage_job(project(launch=launch), request(), ASKED, engine="slurm")
+    alone = stage_job(project(launch=launch), request(), ASKED, scheduler="slurm")
     assert (alone.nodes, alone.spare_nodes) == (1, 0)
 
 
 def test_an_array_is_a_task_for_every_shard_that_is_missing():
     asked = replace(ASKED, shards=(1, 5, 7))
-    job = stage_job(of_nodes(), request("many", 8), asked, engine="slurm")
+    job = stage_job(of_nodes(), request("many", 8), asked, scheduler="slurm")
     assert (job.shards, job.nodes, job.processes_per_node, job.accelerators_per_node) == (3, 1, 1, 1)
     assert parse(job.command[3:]).apart
-    alone = stage_job(of_nodes(), request("many", 8), ASKED, engine="slurm")
+    alone = stage_job(of_nodes(), request("many", 8), ASKED, scheduler="slurm")
     assert (alone.shards, parse(alone.command[3:]).apart) == (1, False)
 
 
 def test_a_stage_that_does_not_train_has_one_process_and_one_accelerator():
-    job = stage_job(of_nodes(), request("eval"), ASKED, engine="ray")
+    job = stage_job(of_nodes(), request("eval"), ASKED, scheduler="ray")
     assert (job.nodes, job.processes_per_node, job.accelerators_per_node) == (1, 1, 1)
 
 
 def test_the_time_limit_is_the_engines_and_the_agents():
-    job = stage_job(project(launch=Launch(time_limit=3600.0, stop_before=90.0)), request(), ASKED, engine="slurm")
+    job = stage_job(project(launch=Launch(time_limit=3600.0, stop_before=90.0)), request(), ASKED, scheduler="slurm")
     assert (job.time_limit_seconds, job.stop_before_seconds) == (3600.0, 90.0)
     task = parse(job.command[3:])
     assert (task.time_limit_seconds, task.stop_before_seconds) == (3600.0, 90.0)
@@ -106,19 +106,19 @@ def test_keys_are_named_and_never_valued(monkeypatch):
     files = {"base": Serving(endpoint="http://judge/v1", api_key="file:/keys/judge")}
     assert dict(secrets_of(project(serving=serving))) == {"JUDGE_KEY": "env:JUDGE_KEY"}
     assert dict(secrets_of(project(serving=files))) == {}
-    job = stage_job(project(serving=serving), request(), ASKED, engine="slurm")
+    job = stage_job(project(serving=serving), request(), ASKED, scheduler="slurm")
     assert "sk-secret" not in repr(job)
 
 
 def test_variables_of_the_file_reach_every_process():
-    job = stage_job(project(launch=Launch(environment={"NCCL_DEBUG": "WARN"})), request(), ASKED, engine="slurm")
+    job = stage_job(project(launch=Launch(environment={"NCCL_DEBUG": "WARN"})), request(), ASKED, scheduler="slurm")
     assert job.environment["NCCL_DEBUG"] == "WARN"
     assert job.environment["TQDM_DISABLE"] == "1"
 
 
 def test_another_setting_is_another_job_and_the_same_is_the_same():
     def settings(of=None, **more):
-        return settings_of(stage_job(of or project(), request(), replace(ASKED, **more), engine="slurm"))
+        return settings_of(stage_job(of or project(), request(), replace(ASKED, **more), scheduler="slurm"))
 
     assert settings() == settings()
     assert settings() != settings(exclude_nodes=("n1",))
@@ -126,8 +126,8 @@ def test_another_setting_is_another_job_and_the_same_is_the_same():
 
 
 def test_a_submission_is_remembered(tmp_path):
-    job = stage_job(of_nodes(), request(processes=16), ASKED, engine="slurm")
-    submission = submission_of(job, ASKED, request(processes=16), engine="slurm", at=12.5)
+    job = stage_job(of_nodes(), request(processes=16), ASKED, scheduler="slurm")
+    submission = submission_of(job, ASKED, request(processes=16), scheduler="slurm", at=12.5)
     assert (submission.count, submission.accelerator, submission.market) == (16, "H100", "owned")
     files = JobFiles(tmp_path, 2)
     assert read_submission(files) is None
@@ -141,8 +141,8 @@ def test_a_stages_own_word_on_spot_is_the_last():
     for everywhere, own, market in ((True, None, "spot"), (True, False, "owned"), (None, True, "spot")):
         stage = SftStage(init="base", data=("chat",), resources=StageResources(use_spot=own))
         asked = project(resources=Resources(use_spot=everywhere), pipeline={"sft": stage})
-        job = stage_job(asked, request(), ASKED, engine="slurm")
-        assert submission_of(job, ASKED, request(), engine="slurm", at=0.0).market == market
+        job = stage_job(asked, request(), ASKED, scheduler="slurm")
+        assert submission_of(job, ASKED, request(), scheduler="slurm", at=0.0).market == market
 
 
 @given(run=st.text(max_size=80), stage=st.text(max_size=80))
@@ -179,9 +179,9 @@ def test_an_agent_is_told_exactly_what_was_meant(task):
 
 
 def test_a_preview_is_the_job_that_a_run_would_submit():
-    job = preview_job(of_nodes(), "sft", HERE, engine="slurm", module="charter.train.sft")
+    job = preview_job(of_nodes(), "sft", HERE, scheduler="slurm", module="charter.train.sft")
     assert (job.nodes, job.processes_per_node) == (2, 8)
-    assert preview_job(of_nodes(), "many", HERE, engine="slurm", module="m").shards == 8
+    assert preview_job(of_nodes(), "many", HERE, scheduler="slurm", module="m").shards == 8
 
 
 def test_the_supervisor_is_one_core_without_accelerators():
@@ -189,7 +189,7 @@ def test_the_supervisor_is_one_core_without_accelerators():
         of_nodes(),
         Path("/everywhere/small.yaml"),
         root=Path("/everywhere"),
-        engine="slurm",
+        scheduler="slurm",
         only=("sft",),
         words=run_words(("owner=me", "launch.time_limit=1h"), anyway=False),
         token="0a1b2c3d",

@@ -34,7 +34,7 @@ def leave(stage, *exit_codes, shards=()):
     """The files of job 7: one start after another, or those of every task."""
     files = JobFiles(stage.directory, 1)
     submission = Submission(
-        engine="slurm", name="n", token="t", number=1, settings="s", attempt=1, nodes=1, spares=0, processes=1,
+        scheduler="slurm", name="n", token="t", number=1, settings="s", attempt=1, nodes=1, spares=0, processes=1,
         accelerator="", count=1, market="owned", job_id="7", shards=shards,
     )  # fmt: skip
     write_submission(files, submission)

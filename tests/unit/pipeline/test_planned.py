@@ -78,7 +78,7 @@ def test_a_stage_that_is_done_is_not_refused(work):
 
 
 def test_stages_sent_to_another_machine_are_not_refused(work):
-    options = RunOptions(engine="slurm")
+    options = RunOptions(launcher="slurm")
     ready = plan_work(work, options)
     assert ready.planned.overflow is not None
     refuse_overflow(ready.planned.overflow, ready.work, options)

@@ -53,8 +53,8 @@ class Awkward:
     def queued(self):
         directory = self.begin()
         sent = Submission(
-            engine="slurm", name="demo", token="t", number=1, settings="s", attempt=1, nodes=1, spares=0, processes=1,
-            accelerator="cpu", count=1, market="owned", job_id="17",
+            scheduler="slurm", name="demo", token="t", number=1, settings="s", attempt=1, nodes=1, spares=0,
+            processes=1, accelerator="cpu", count=1, market="owned", job_id="17",
         )  # fmt: skip
         write_submission(JobFiles(directory, 1), sent)
         return "sft", Phase.QUEUED

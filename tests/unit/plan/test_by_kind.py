@@ -7,9 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from charter.catalog.models import SIZES
+from charter.cli.inquiry import problem_of_question
 from charter.cli.main import app
 from charter.engines.project import load_project
-from charter.errors import InfeasibleError, UsageError
+from charter.errors import InfeasibleError, Problem, UsageError
 from charter.plan.ask import WORDS, Inquiry, Rung, kind_file, kind_of, most_data, rungs, with_amount
 from charter.plan.project_plan import plan_project
 from charter.plan.stage_plan import PlannedSamples
@@ -66,7 +67,7 @@ def test_what_is_said_stands_in_the_file(asked, field, value, tmp_path):
 
 
 def test_defaults_are_told_as_assumed_and_given_values_are_not():
-    assert any("--tokens 100000000" in line for line in kind_file(Inquiry(kind="sft")).assumed)
+    assert any("--tokens 100M" in line for line in kind_file(Inquiry(kind="sft")).assumed)
     assert not any("--tokens" in line for line in kind_file(Inquiry(kind="sft", tokens=5)).assumed)
     assert any(SIZES["8B"] in line for line in kind_file(Inquiry(kind="sft", model="8b")).assumed)
 
@@ -96,7 +97,28 @@ def test_plan_without_a_file_prints_the_file_it_stands_for(tmp_path):
     [
         (("plan", "llama3-8b"), "meta-llama/Meta-Llama-3-8B is a model; what shall it do? charter plan sft llama3-8b"),
         (("plan", "mistral-7b"), "did you mean the model Mistral-7B-v0.3?"),
-        (("plan", "lora", "70B"), "charter plan sft 8B --lora 16"),
+        (("plan", "lora"), "charter plan sft 8B --lora 16"),
+        (("plan", "lora", "70B", "--on", GPUS), "charter plan sft 70B --on H100:8 --lora 16"),
+        (("plan", "lora", "70B", "--lora", "8"), "charter plan sft 70B --lora 8"),
+        (("plan", "xyz"), "kinds: pretrain, sft, pm, dpo, ppo, grpo, generate, label, cai"),
+        (("plan", "sft", "8B", "--lora", "0"), "--lora 0: give 1 or more"),
+        (("plan", "sft", "8B", "--lora", "16k"), "--lora 16000: a rank is below the width of the model, 4,096"),
+        (("plan", "sft", "8B", "--tokens", "-5"), "--tokens -5: give 1 or more"),
+        (("plan", "sft", "8B", "--nodes", "0"), "--nodes 0: give 1 or more"),
+        (("plan", "sft", "8B", "--budget", "0"), "--budget 0: give more than 0"),
+        (("plan", "sft", "8B", "--deadline", "0h"), "--deadline 0h: give more than 0"),
+        (("plan", "sft", "8B", "--on", "H100:0"), "give 1 accelerator or more"),
+        (("plan", "sft", "8B", "--on", "A100:8,H100:8"), "--on A100:8 --what-if accelerators=H100:8"),
+        (("plan", "sft", "8B", "--price", "2"), "say which, like --on H100:8"),
+        (("plan", "sft", "8B", "--market", "spots"), "give spot, on_demand or any"),
+        (("plan", "sft", "8B", "--market", "spot", "--on", GPUS, "--price", "2"), "on no market"),
+        (("plan", "sft", "8B", "--sweep", "x"), "--sweep x: is of projects"),
+        (("plan", "sft", "8B", "-t", "cai-8b"), "--template cai-8b: is of projects"),
+        (("plan", "sft", "8B", "-C", "elsewhere"), "-C elsewhere: is of projects"),
+        (("plan", "--force"), "--force: is for questions"),
+        (("plan", "sft", "8B", "--what-if", "tokens=many"), "--tokens many"),
+        (("plan", "sft", "8B", "--on", GPUS, "--all-hardware"), "ask for opposites"),
+        (("plan", "sft", "8B", "--what-if", "pairs=5"), "--pairs means nothing to sft"),
         (("plan", "sft", "8B", "--gpus", "8"), "write both, like H100:8"),
         (("plan", "sft", "8B", "--set", "resources.accelerators=8xH100"), "write H100:8"),
         (("plan", "sft", "8B", "--lr", "1e-5"), "say it with --set pipeline.STAGE.learning_rate=VALUE"),
@@ -118,6 +140,135 @@ def test_a_slip_is_one_clear_error(words, says):
     done = run(*words)
     assert isinstance(done.exception, UsageError), done.output
     assert says in str(done.exception)
+
+
+QUESTION = ("plan", "sft", "1B", "--tokens", "10M", "--on", GPUS)
+
+
+def test_a_question_is_planned_again_with_changes():
+    changes = ("nodes=2", "accelerators=A100:8", "on=L4:8", "market=spot", "tokens=20M", "lora=8")
+    done = run(*QUESTION, *(word for change in changes for word in ("--what-if", change)), "--json")
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    plans = {row["change"]: row["plan"]["stages"][0] for row in answer["what_if"]}
+    assert plans["nodes=2"]["num_nodes"] == 2
+    assert plans["accelerators=A100:8"]["accelerator"].startswith("A100")
+    assert plans["on=L4:8"]["accelerator"] == "L4"
+    assert plans["market=spot"]["market"] == "spot"
+    assert plans["tokens=20M"]["seconds"]["p50"] > 1.1 * answer["stages"][0]["seconds"]["p50"]
+    assert plans["lora=8"]["usd"]["p50"] != answer["stages"][0]["usd"]["p50"]
+
+
+def test_why_a_change_does_not_fit_is_told_in_options():
+    done = run(*QUESTION, "--what-if", "on=T4:1", "--what-if", "on=H100:7", "--json")
+    reasons = [row["reason"] for row in json.loads(done.stdout)["what_if"]]
+    assert "an adapter (--lora 64)" in reasons[0]
+    assert "--nodes takes several" in reasons[1]
+
+
+def test_a_file_that_is_there_stays_without_force(tmp_path, monkeypatch):
+    monkeypatch.setattr("charter.plan.project_plan.plan_project", lambda *_, **__: pytest.fail("planned"))
+    saved = tmp_path / "charter.yaml"
+    saved.write_text("mine")
+    done = run(*QUESTION, "--save", str(saved))
+    assert "is there already; give another name, or --force" in str(done.exception)
+    assert saved.read_text() == "mine"
+    for option in ("--save", "--html", "--output"):
+        done = run(*QUESTION, option, str(tmp_path / "none" / "x"))
+        assert "give a file in a directory that exists" in str(done.exception)
+
+
+def test_the_saved_file_is_what_was_planned(tmp_path):
+    saved = tmp_path / "charter.yaml"
+    saved.write_text("mine")
+    words = (*QUESTION, "--set", "pipeline.sft.epochs=3", "--save", str(saved), "--force", "--json")
+    printed = json.loads(run(*words).stdout)
+    assert printed["charter_yaml"] == saved.read_text()
+    assert "over this, --set pipeline.sft.epochs=3" in printed["assumed"]
+    assert json.loads(run("plan", str(saved), "--json").stdout)["stages"] == printed["stages"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("sft 8B --tokens 100M --budget 5", ("give --budget 24,", "or --tokens 21M brings", "or --market any,")),
+        ("grpo 1B --budget 1", ("give --budget ", "or --prompts ")),
+        ("dpo 8B --budget 5", ("or --pairs ",)),
+        ("generate 8B --budget 1", ("or --prompts ",)),
+        ("label 70B --budget 5", ("of the work at p90: --pairs ",)),
+        ("cai 8B --budget 300", ("or --set pipeline.ppo.episodes=",)),
+        ("sft 8B --tokens 100M --set pipeline.sft.epochs=2 --budget 9", ("or --set pipeline.sft.epochs=0.",)),
+        ("sft 8B --budget 5 --objective fastest", ("raise --budget to that, allow --market any",)),
+        ("sft 8B --deadline 1min --fail-over-deadline", ("feasible from --deadline ", "with --nodes 2 it is")),
+        ("sft 70B --on H100:1", ("--lora 64", "a shorter --seq")),
+        ("sft 8B --on L4:8 --market spot", ("no spot price is known there; --market any",)),
+        ("sft 8B --on TPU-v5e:8", ("--set pipeline.sft.engine=maxtext does",)),
+        ("sft 8B --on RTX4090:8 --lora 8 --budget 5 --fail-over-budget", ("a stage has no price; give --price",)),
+    ],
+)
+def test_remedies_of_a_question_are_options(words, says):
+    done = run("plan", *words.split(), *(() if "--on" in words else ("--on", GPUS)))
+    text = str(done.exception)
+    for part in says:
+        assert text.count(part) == 1
+    advice = "".join(line for line in done.stdout.splitlines() if line.startswith("Nearest change"))
+    for key in ("budget.limit", "use_spot", "max_nodes", "epochs:", "rank:", "seq_len", "num_prompts:", "episodes:"):
+        assert key not in text + advice
+
+
+def test_less_data_that_is_proposed_keeps_the_budget():
+    asked = ("plan", "sft", "8B", "--on", GPUS, "--tokens")
+    tokens = str(run(*asked, "1B", "--budget", "100").exception).partition("or --tokens ")[2].split()[0]
+    usd = json.loads(run(*asked, tokens, "--json").stdout)["total"]["usd"]
+    assert 90 < usd["p90"] < 102, "about: a start is no cheaper for less work"
+
+
+def test_a_size_that_nobody_offers_is_one_line():
+    head, *lines = str(run("plan", "sft", "1B", "--on", "H100:7").exception).splitlines()
+    assert head.endswith("what --on asks for")
+    assert len(lines) == 1
+    assert "machines offered have 1 or 8, and --nodes takes several" in lines[0]
+    assert "--price plans one of yours" in lines[0]
+
+
+def test_processors_stand_for_no_other_card():
+    file = kind_file(Inquiry(kind="sft", accelerators="cpu:4"))
+    assert not any("--on" in line or "--market" in line for line in file.assumed)
+
+
+def test_the_question_has_no_file_to_name():
+    problem = Problem(
+        file="/tmp/x/charter.yaml", line=3, source_line="price: -1", path="resources.price", message="bad"
+    )
+    assert str(problem_of_question(problem)) == "--price: bad"
+    asked = replace(problem, file="--set resources.price=-1", line=None, source_line="")
+    assert problem_of_question(asked) == asked
+
+
+@pytest.mark.parametrize(
+    ("inquiry", "says"),
+    [
+        (Inquiry(kind="grpo"), "8 answers to each prompt"),
+        (Inquiry(kind="ppo"), "one answer to each prompt"),
+        (Inquiry(kind="ppo"), "a reward model and a value model of the policy's size, and a frozen reference"),
+        (Inquiry(kind="sft"), "conversations of 512 tokens, read once"),
+        (Inquiry(kind="sft"), "all weights trained, where --lora 16 trains adapters"),
+        (Inquiry(kind="sft", lora=8), "adapters on every linear matrix, with alpha 16, over a base of 16 bits"),
+        (Inquiry(kind="dpo"), "a frozen reference beside the model"),
+        (Inquiry(kind="sft"), "--market on_demand: spot is not looked at"),
+        (Inquiry(kind="sft"), "--on any: every machine of the price book, up to 16 at once"),
+        (Inquiry(kind="sft", accelerators="A100:8"), "--on A100: A100-SXM-40GB, not A100-PCIe-40GB, A100-PCIe-80GB or"),
+    ],
+)
+def test_what_decides_the_cost_is_told_as_assumed(inquiry, says):
+    assert says in "; ".join(kind_file(inquiry).assumed)
+
+
+@pytest.mark.parametrize(("market", "use_spot"), [(None, False), ("on_demand", False), ("spot", True), ("any", "auto")])
+def test_a_market_is_searched_as_asked(market, use_spot, tmp_path):
+    file = kind_file(Inquiry(kind="sft", accelerators=GPUS, market=market))
+    assert project_of(file.text, tmp_path).resources.use_spot == use_spot
+    assert any("--market" in line for line in file.assumed) is (market is None)
 
 
 def test_a_path_wins_over_a_kind(tmp_path, monkeypatch):
@@ -202,7 +353,11 @@ def test_ask_names_the_largest_and_its_command():
     assert answer["best"] == next(row for row in answer["rows"] if row["verdict"] == "fits")
     command = answer["best"]["command"].split()[1:]
     assert run(*command).exit_code == 0
-    assert isinstance(run("ask", "--hardware", GPUS, "--budget", "0.01").exception, InfeasibleError)
+    assert "--tokens 100M: of all conversations" in answer["assumed"]
+    nothing = run("ask", "--hardware", GPUS, "--budget", "0.01")
+    assert isinstance(nothing.exception, InfeasibleError)
+    assert str(nothing.exception) == "nothing fits; give a larger --budget or fewer --tokens"
+    assert "Assumed of 1B, LoRA 16: MODEL 1B" in nothing.stdout
 
 
 def test_hardware_without_an_offer_is_planned_as_ones_own(tmp_path):

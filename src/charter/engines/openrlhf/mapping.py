@@ -36,6 +36,7 @@ from charter.engines.openrlhf.settings import (
     engine_wide,
     offered_rewards,
     optimizer,
+    optimizers,
     precision,
 )
 from charter.errors import Problem
@@ -111,8 +112,12 @@ def _dpo(given: Arguments, stage: DpoStage) -> None:
     _pairs(given)
     given.give("--ref.model_name_or_path", given.handover.paths.models["init"])
     given.to("stage.beta", "--model.beta")
-    given.to("stage.label_smoothing", "--model.label_smoothing")
-    given.fields.same("stage.loss", "dpo", REASONS_OF_VALUES.get(stage.loss, NATIVE_ONLY))
+    if stage.loss == "ipo":
+        given.switch("stage.loss", "--model.ipo_enable", how="computed", note="eq. 17 of IPO, as here")
+        given.fields.same("stage.label_smoothing", 0.0, "its IPO takes every label for certain")
+    else:
+        given.to("stage.label_smoothing", "--model.label_smoothing")
+        given.fields.same("stage.loss", "dpo", REASONS_OF_VALUES.get(stage.loss, NATIVE_ONLY))
     adapter(given)
 
 
@@ -343,7 +348,7 @@ def ppo_arguments(handover: Handover) -> Arguments:
         micro_batch=trained_micro_batch(given),
     )
     precision(given)
-    _optimizers(given, stage, updates)
+    optimizers(given, stage, updates)
     _models(given, stage, rewards)
     _rollouts(given, stage)
     estimator_arguments(given, stage)
@@ -354,6 +359,11 @@ def ppo_arguments(handover: Handover) -> Arguments:
     return given
 
 
+LEARNERS_RATIO = (
+    "its ratio is to the weights that learn, so clip_ratio does not bound what the age has moved; `mismatch` weighs it"
+)
+
+
 def _asynchrony(given: Arguments, stage: PpoStage) -> None:
     """A generator ahead of training begins a rollout as the trainer takes one out, so the queue's size is its age."""
     apart = given.handover.placement is not None and given.handover.placement.arrangement == "async"
@@ -362,25 +372,15 @@ def _asynchrony(given: Arguments, stage: PpoStage) -> None:
     elif not apart:
         given.fields.refuse("stage.asynchrony", "the generator has no accelerators of its own here")
     elif stage.asynchrony == "one_step_off":
-        note = "the generator has accelerators of its own and is one rollout ahead: a queue of one"
+        note = f"the generator has accelerators of its own and is one rollout ahead: a queue of one; {LEARNERS_RATIO}"
         given.to("stage.asynchrony", "--train.async_queue_size", 1, how="computed", note=note)
     else:
-        note = "weights change while answers are drawn; the oldest token is as many updates old as the queue is long"
+        note = "weights change while answers are drawn; the oldest token is as many updates old as the queue is long; "
+        note += LEARNERS_RATIO
         given.switch("stage.asynchrony", "--train.partial_rollout_enable", how="computed", note=note)
         given.to("stage.max_age", "--train.async_queue_size", how="computed", note="rollouts in flight and queued")
         return
     given.unused("stage.max_age", "no answers are in flight")
-
-
-def _optimizers(given: Arguments, stage: PpoStage, updates: int) -> None:
-    prefixes = ("actor.", "critic.") if stage.has_value_model else ("actor.",)
-    optimizer(given, prefixes, updates=given.handover.target_steps * updates, updates_per_step=updates)
-    given.to("stage.learning_rate", "--actor.adam.lr")
-    if stage.has_value_model:
-        given.to("stage.value_learning_rate", "--critic.adam.lr")
-    else:
-        given.unused("stage.value_learning_rate", "the estimator has no value model")
-    given.to("stage.ppo_epochs", "--train.max_epochs")
 
 
 def _functions(given: Arguments, stage: PpoStage, rewards: ExportedRewards) -> None:

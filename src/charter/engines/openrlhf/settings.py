@@ -80,6 +80,18 @@ def optimizer(given: Arguments, prefixes: Sequence[str], *, updates: int, update
     _schedule(given, prefixes, updates=updates, updates_per_step=updates_per_step)
 
 
+def optimizers(given: Arguments, stage: PpoStage, updates: int) -> None:
+    """Those of the policy and, where there is one, the value model; `updates` in a step of the stage."""
+    prefixes = ("actor.", "critic.") if stage.has_value_model else ("actor.",)
+    optimizer(given, prefixes, updates=given.handover.target_steps * updates, updates_per_step=updates)
+    given.to("stage.learning_rate", "--actor.adam.lr")
+    if stage.has_value_model:
+        given.to("stage.value_learning_rate", "--critic.adam.lr")
+    else:
+        given.unused("stage.value_learning_rate", "the estimator has no value model")
+    given.to("stage.ppo_epochs", "--train.max_epochs")
+
+
 def _schedule(given: Arguments, prefixes: Sequence[str], *, updates: int, updates_per_step: int) -> None:
     stage = trained(given.handover)
     kind, warmup = stage.schedule, stage.warmup_steps * updates_per_step

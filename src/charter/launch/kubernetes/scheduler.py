@@ -1,4 +1,4 @@
-"""Kubernetes as an engine: an object is created, listed with its pods, and deleted; what it means is in `status`.
+"""Kubernetes as a scheduler: an object is created, listed with its pods, and deleted; what it means is in `status`.
 
 The calls of `kubectl`: what is asked, what came back, and what may be tried again.
 """
@@ -299,7 +299,7 @@ def owner_patch(job: StageJob, *, api_version: str, kind: str, uid: str) -> str:
     return json.dumps({"metadata": {"ownerReferences": [owner]}})
 
 
-# -------- Kubernetes as an engine.
+# -------- Kubernetes as a scheduler.
 
 
 CALL_SECONDS = 60.0

@@ -122,7 +122,7 @@ def meet(
 ) -> Assignment:
     """Look at this node, tell the others, and agree on who takes part in a start.
 
-    `start` names this very start (an attempt and the engine's restarts of it), equal on all nodes. The node with the
+    `start` names this very start (an attempt and the scheduler's restarts of it), equal on all nodes. The node with the
     lowest number decides for all, as soon as `expected` reports are there or the wait is over; should it die first, any
     other one does. The decision is a file that is written once.
     """

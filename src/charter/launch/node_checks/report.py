@@ -29,7 +29,7 @@ class NodeReport:
     """All that was found on one node before one start."""
 
     node: str
-    """The engine's name of it, or its host name."""
+    """The scheduler's name of it, or its host name."""
     rank: int
     """Its number among the nodes of the job, spares included."""
     findings: tuple[Finding, ...] = ()

@@ -122,6 +122,7 @@ def _environment(order: dict[str, Any], secrets: dict[str, str]) -> dict[str, st
         name: value for name, value in os.environ.items() if not name.startswith("RAY_") or name.startswith("RAY_AUTH_")
     }
     inherited["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+    inherited["CHARTER_NODE_NAME"] = node_facts()["node"]  # a host may be several nodes of Ray
     if not order["gpus"]:
         inherited["CUDA_VISIBLE_DEVICES"] = ""
     return {**inherited, **order["environment"], **secrets}

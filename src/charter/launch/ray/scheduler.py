@@ -1,4 +1,4 @@
-"""Ray as an engine: what is asked of it is rendered purely, and a keeper in the cluster carries it out."""
+"""Ray as a scheduler: what is asked of it is rendered purely, and a keeper in the cluster carries it out."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ class BridgeClient:
     def __init__(self, address: str) -> None:
         if find_spec("ray") is None:
             raise MissingExtraError(
-                f"the engine ray needs Ray {LEAST_VERSION} or newer, which is not installed here\n"
+                f"the scheduler ray needs Ray {LEAST_VERSION} or newer, which is not installed here\n"
                 '  pip install "charter-plan[ray]"'
             )
         self._address = address

@@ -68,7 +68,7 @@ EXPORTS = "exports"
 """Where `charter artifacts export STAGE` of a hosted stage is expected, beneath the project's storage."""
 _ONE_MACHINE = (
     "{stage}: {title} is given stages of one machine, and this one asks for {nodes}\n"
-    "  use an engine that joins nodes: --on slurm, ray or kubernetes"
+    "  use a scheduler that joins nodes: --on slurm, ray or kubernetes"
 )
 _TABLE = (
     Target(

@@ -1,4 +1,4 @@
-"""The engine Slurm: jobs by `sbatch`, how they stand by `squeue`, what they were by `sacct`.
+"""The scheduler Slurm: jobs by `sbatch`, how they stand by `squeue`, what they were by `sacct`.
 
 Watch of jobs that asks the controller seldom: one call for all of them, and none before its time has come.
 

@@ -408,6 +408,14 @@ def test_every_group_of_ranks_gets_as_many_answers():
     assert "rollout_batch" in refused(handover(PPO, POLICY_4, placement=made))
 
 
+def test_ipo_is_its_switch_and_takes_labels_for_certain():
+    ipo = options(handover(replace(DPO, loss="ipo")))
+    assert (ipo["--model.ipo_enable"], ipo["--model.beta"]) == ([], "0.1")
+    assert "--model.label_smoothing" not in ipo
+    assert "--model.ipo_enable" not in options(handover(DPO))
+    assert "certain" in refused(handover(replace(DPO, loss="ipo", label_smoothing=0.1)))["label_smoothing"]
+
+
 def test_what_no_field_says_is_said_all_the_same():
     sft, model, dpo = (options(handover(stage)) for stage in (SFT, PREFERENCE_MODEL, DPO))
     assert {"--data.multiturn", "--data.apply_chat_template"} <= set(sft), "every assistant turn counts"

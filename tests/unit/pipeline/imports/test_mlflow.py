@@ -7,8 +7,8 @@ import pytest
 from charter.errors import DataError, UsageError
 from charter.run.imports.importing import read_run
 from charter.run.imports.mlflow import (
+    MlflowPoint,
     MlflowRun,
-    Point,
     found_run,
     read_run_directory,
     refuse_missing_place,
@@ -112,8 +112,8 @@ def test_a_run_without_steps_is_refused(tmp_path):
 
 def test_figures_of_one_step_that_come_later_belong_to_it():
     points = {
-        "loss": [Point(step=5, value=1.0, time=10.0), Point(step=10, value=float("nan"), time=20.0)],
-        "eval_loss": [Point(step=5, value=2.0, time=11.0), Point(step=10, value=1.5, time=21.0)],
+        "loss": [MlflowPoint(step=5, value=1.0, time=10.0), MlflowPoint(step=10, value=float("nan"), time=20.0)],
+        "eval_loss": [MlflowPoint(step=5, value=2.0, time=11.0), MlflowPoint(step=10, value=1.5, time=21.0)],
     }
     run = MlflowRun(
         run_id="a", source="a", content="", started_at=None, ended_at=None, points=points, parameters={}, finished=False

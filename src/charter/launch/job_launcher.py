@@ -1,4 +1,4 @@
-"""Stages as jobs of an engine: every attempt is one start of a job, and a job outlives the supervisor that sent it."""
+"""Stages as jobs of a scheduler: every attempt is one start of a job, which outlives the supervisor that sent it."""
 
 import hashlib
 import json
@@ -15,9 +15,9 @@ from charter.artifacts.lease import open_term
 from charter.artifacts.record import RECORD_FILE
 from charter.artifacts.stage_process import INTERRUPTED_EXIT
 from charter.errors import CharterError, DataError, StageError
-from charter.launch.engine import StageHandle, StageStart
 from charter.launch.job import StageJob
 from charter.launch.job_handle import FILES_SECONDS, LOOK_SECONDS, LOST, JobHandle, JobTable, LiveJob
+from charter.launch.launcher import StageHandle, StageStart
 from charter.launch.machine import NodeFacts, facts_here, stage_nodes
 from charter.launch.node_checks.report import leave_out, read_bad_nodes
 from charter.launch.scheduler import Scheduler
@@ -82,11 +82,11 @@ def main() -> None:
     durable.write_json(Path(sys.argv[1]), asdict(facts_here()))
 
 
-def facts_path(run_dir: Path, job: StageJob, *, engine: str) -> Path:
+def facts_path(run_dir: Path, job: StageJob, *, scheduler: str) -> Path:
     """Return the file with the facts of the kind of node that a job asks for."""
-    kind = [engine, job.accelerator, job.command[0], sorted(job.environment.items())]
+    kind = [scheduler, job.accelerator, job.command[0], sorted(job.environment.items())]
     digest = hashlib.sha256(json.dumps(kind).encode()).hexdigest()[:12]
-    return run_dir / FACTS / f"{engine}-{digest}.json"
+    return run_dir / FACTS / f"{scheduler}-{digest}.json"
 
 
 def facts_of(
@@ -98,7 +98,7 @@ def facts_of(
     sleep: Callable[[float], None] = time.sleep,
 ) -> NodeFacts:
     """The facts of a kind of node: those that are kept, else by a job of one node that looks."""
-    path = facts_path(run_dir, job, engine=scheduler.name)
+    path = facts_path(run_dir, job, scheduler=scheduler.name)
     durable.make_dir(path.parent)
     if path.exists() and time.time() - path.stat().st_mtime > FRESH_SECONDS:
         path.unlink()
@@ -165,8 +165,8 @@ def done_shards(stage_dir: Path, *, of: int) -> set[int]:
     return done
 
 
-class JobEngine:
-    """An engine of the house on top of any scheduler."""
+class JobLauncher:
+    """A launcher on top of any scheduler."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class JobEngine:
 
     @property
     def name(self) -> str:
-        """The engine's name."""
+        """The scheduler's name."""
         return self.scheduler.name
 
     @property
@@ -197,7 +197,7 @@ class JobEngine:
     def facts_of(self, stage: str) -> NodeFacts:
         """Return the facts of the nodes that compute a stage, looked at by a tiny job on one of them."""
         job = self._facts_job(stage)
-        path = facts_path(self._run_dir, job, engine=self.name)
+        path = facts_path(self._run_dir, job, scheduler=self.name)
         if path not in self._facts:
             self._facts[path] = facts_of(self.scheduler, job, self._run_dir, hurry=self._hurry)
         return self._facts[path]
@@ -251,7 +251,7 @@ class JobEngine:
         self.table.remove(live)
 
     def renew(self) -> None:
-        """Nothing stands between the supervisor and the engine."""
+        """Nothing stands between the supervisor and the scheduler."""
 
     def close(self) -> None:
         """End the jobs that still run, and the connection."""
@@ -278,7 +278,7 @@ class JobEngine:
         if shards:
             files.write_shards(shards, of=request.processes)
         open_term(request.stage_dir, number, group=order.token)
-        submission = submission_of(job, order, request, engine=self.name, at=time.time())
+        submission = submission_of(job, order, request, scheduler=self.name, at=time.time())
         write_submission(files, submission)
         job_id = self.scheduler.submit(job)
         submission = replace(submission, job_id=job_id)
@@ -289,7 +289,7 @@ class JobEngine:
 
     def _job(self, request: StageStart, order: SubmissionFacts) -> StageJob:
         request = replace(request, environment={**self._environment, **request.environment})
-        return stage_job(self._project, request, order, engine=self.name)
+        return stage_job(self._project, request, order, scheduler=self.name)
 
     def _asked(self, number: int, token: str, shards: tuple[int, ...]) -> SubmissionFacts:
         return SubmissionFacts(
@@ -317,18 +317,18 @@ class JobEngine:
             memory_bytes_per_node=None,
             time_limit_seconds=None,
         )
-        path = facts_path(self._run_dir, bare, engine=self.name)
-        return replace(bare, command=(bare.command[0], "-m", "charter.launch.job_engine", str(path)))
+        path = facts_path(self._run_dir, bare, scheduler=self.name)
+        return replace(bare, command=(bare.command[0], "-m", "charter.launch.job_launcher", str(path)))
 
 
 def left_job(scheduler: Scheduler, stage_dir: Path) -> LiveJob | None:
-    """The job of a stage that was submitted to this engine and has not ended; None where there is none."""
+    """The job of a stage that was submitted to this scheduler and has not ended; None where there is none."""
     submitted = numbers(stage_dir)
     if not submitted:
         return None
     files = JobFiles(stage_dir, submitted[-1])
     submission = read_submission(files)
-    if submission is None or submission.ended or submission.engine != scheduler.name:
+    if submission is None or submission.ended or submission.scheduler != scheduler.name:
         return None
     job_id = submission.job_id or scheduler.find(submission.name)
     if job_id is None:

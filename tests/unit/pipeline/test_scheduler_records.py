@@ -8,7 +8,7 @@ import pytest
 from charter.artifacts.job_files import JobFiles, NodeRecord, Submission, read_submission, write_submission
 from charter.launch.scheduler import JobAttempt, JobState
 from charter.ledger import Ledger
-from charter.run.accounts import EngineRecords, begin_job_attempt
+from charter.run.accounts import SchedulerRecords, begin_job_attempt
 from charter.spec.project import ModelSpec, Project, Resources
 from charter.spec.stage import SftStage
 
@@ -19,7 +19,7 @@ PROJECT = Project(
     resources=Resources(price=3.6),
 )
 SUBMISSION = Submission(
-    engine="slurm",
+    scheduler="slurm",
     name="charter-run-sft-t",
     token="t",
     number=1,
@@ -96,7 +96,7 @@ def seen(ledger, stage, *, key="7", outcome="done", submission=SUBMISSION, shard
 
 
 def settled(ledger, stage, engine):
-    records = EngineRecords(ledger, PROJECT, engine)
+    records = SchedulerRecords(ledger, PROJECT, engine)
     records.find([stage], live=())
     records.settle()
     return ledger.attempts(run="run")
@@ -187,7 +187,7 @@ def test_a_task_that_the_engine_never_tells_of_does_not_keep_the_others(ledger, 
 
 
 def test_a_job_of_another_engine_is_not_asked_about(ledger, stage):
-    write_submission(JobFiles(stage.directory, 1), replace(SUBMISSION, engine="ray"))
+    write_submission(JobFiles(stage.directory, 1), replace(SUBMISSION, scheduler="ray"))
     engine = Engine()
     engine.starts = (start(),)
     assert settled(ledger, stage, engine) == ()

@@ -1,4 +1,4 @@
-"""Protocol of an engine for the pipeline: start a stage process, see how it ended, stop it."""
+"""Protocol of a launcher for the pipeline: start a stage process, see how it ended, stop it."""
 
 import signal
 from collections.abc import Mapping, Sequence
@@ -32,12 +32,12 @@ class StageStart:
 
 @dataclass(frozen=True, kw_only=True)
 class JobStart:
-    """One start of a job on an engine that is not this machine, as the ledger has it."""
+    """One start of a job of a scheduler, as the ledger has it."""
 
-    engine: str
+    scheduler: str
     job_id: str
     restart: int
-    """How often the engine itself had started it before."""
+    """How often the scheduler itself had started it before."""
     nodes: tuple[str, ...]
     accelerator: str
     count: int
@@ -79,23 +79,23 @@ class StageHandle(Protocol):
 
     @property
     def job(self) -> JobStart | None:
-        """The start of the engine's job that this is; None where it is this machine's, or waits in a queue."""
+        """The start of the scheduler's job that this is; None where it is this machine's, or waits in a queue."""
 
     @property
     def where(self) -> str:
-        """The engine and its number of the job, for people; empty on this machine."""
+        """The scheduler and its number of the job, for people; empty on this machine."""
 
     @property
     def waits(self) -> bool:
-        """Return True if it waits in a queue of its engine: it spends nothing yet, and gives no signs of life."""
+        """Return True if it waits in a queue of its scheduler: it spends nothing yet, and gives no signs of life."""
 
     @property
     def cause(self) -> str:
-        """The engine's word for why it ended (`charter.launch.scheduler.Cause`); empty where nobody but it knows."""
+        """The scheduler's word for why it ended (`charter.launch.scheduler.Cause`); empty where nobody but it knows."""
 
     @property
     def note(self) -> str:
-        """Further words of the engine for that; empty where there are none."""
+        """Further words of the scheduler for that; empty where there are none."""
 
     @property
     def watched(self) -> Sequence[int]:
@@ -117,7 +117,7 @@ class StageHandle(Protocol):
         """Let every process print into its log where it is."""
 
 
-class Engine(Protocol):
+class Launcher(Protocol):
     """Starts stage processes: here, where they die with the supervisor, or as jobs elsewhere, which may outlive it."""
 
     @property
@@ -128,7 +128,7 @@ class Engine(Protocol):
         """Return the facts of the nodes that compute a stage; None for this machine."""
 
     def under_way(self, request: StageStart) -> bool:
-        """Return True if an attempt as this one runs already, started by the engine or by a supervisor that died.
+        """Return True if an attempt as this one runs already, started by the scheduler or by a supervisor that died.
 
         `start` then goes on with it. One that is not as this one is ended.
         """
