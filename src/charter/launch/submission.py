@@ -22,6 +22,7 @@ from charter.launch.machine import CPU, asked_accelerators, asked_layout, stage_
 from charter.launch.secret_values import secrets_of
 from charter.launch.servers import PoolSpec, pools_text
 from charter.launch.tags import tags_of
+from charter.physics.node import CORES_PER_ACCELERATOR
 from charter.spec.project import Project
 from charter.spec.stage import MAKES_RECORDS, TRAINS
 from charter.spec.stage_base import Stage
@@ -90,7 +91,7 @@ def stage_job(project: Project, request: StageStart, order: SubmissionFacts, *, 
         shards=max(1, len(order.shards)),
         accelerator=kind,
         accelerators_per_node=accelerators,
-        cpus_per_node=_cores(project, stage, request, threads * per_node),
+        cpus_per_node=_cores(project, stage, request, threads * per_node, accelerators, scheduler=scheduler),
         memory_bytes_per_node=project.resources.memory,
         time_limit_seconds=launch.time_limit,
         stop_before_seconds=launch.stop_before,
@@ -168,11 +169,16 @@ def _accelerators(project: Project, stage: Stage, *, has_pools: bool) -> tuple[s
     return kind, count if stage.kind in TRAINS or has_pools else 1
 
 
-def _cores(project: Project, stage: Stage, request: StageStart, own: int) -> int:
-    """Cores of a node: those of the stage's processes, and of servers where these compute on processors."""
-    if not request.pools or asked_accelerators(project, stage)[0] not in ("", CPU):
-        return own
-    return own + sum(pool.threads * pool.replicas for pool in request.pools)
+def _cores(project: Project, stage: Stage, request: StageStart, own: int, accelerators: int, *, scheduler: str) -> int:
+    """Cores of a node: those of the stage's processes, and of servers where these compute on processors.
+
+    Beside accelerators what the file says, else enough to feed each of them: how many cores this machine has, from
+    which jobs are sent, says nothing of a node with accelerators.
+    """
+    if not accelerators:
+        return own + sum(pool.threads * pool.replicas for pool in request.pools)
+    stated = (stage.resources.cpus if stage.resources else None) or project.resources.cpus
+    return own if stated or scheduler == "subprocess" else max(own, CORES_PER_ACCELERATOR * accelerators)
 
 
 def _wants_spot(project: Project, stage: Stage) -> bool:

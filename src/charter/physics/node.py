@@ -51,6 +51,9 @@ def _host_term(name: str, value: float, formula: str, source: str) -> Term:
 
 # -------- Processor cores of a node that keep data loading hidden behind the accelerators.
 
+CORES_PER_ACCELERATOR = 4
+"""That a job asks for: one for the process, the rest for what it starts, loaders and threads of NCCL. Judgement; no
+machine of the shipped prices has fewer."""
 TOKENISED_SECONDS_PER_TOKEN = 5e-8
 """CPU time to read, collate and copy one token that is stored as a number, packed end to end: a worker takes about
 0.1 ms of Python for a sequence of 2,048. Judgement."""

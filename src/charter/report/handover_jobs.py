@@ -12,6 +12,7 @@ from charter.launch.job import StageJob, safe_name
 from charter.launch.plain_yaml import yaml_text
 from charter.launch.rendered.skypilot import CLOUDS, sky_accelerator
 from charter.launch.slurm.render import directives
+from charter.physics.node import CORES_PER_ACCELERATOR
 from charter.plan.option import Option
 from charter.plan.stage_plan import StagePlan
 from charter.spec.launching import SlurmSettings
@@ -22,8 +23,6 @@ WAIT = 5
 """Seconds between looks whether other nodes are there."""
 RAY = "ray"
 """First word of a command that one node gives to a Ray of all nodes: `ray job submit ... -- COMMAND`."""
-CORES_PER_ACCELERATOR = 4
-"""One for the process, the rest for what it starts: loaders, threads of NCCL. Judgement."""
 _VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*(?:(?::-|:\?)[^}\"`$\\]*)?\}")
 _SPECIAL = re.compile(r'([\\"$`])')
 _PLAIN = re.compile(r"^[A-Za-z0-9_@%+=:,./-]+$")

@@ -10,6 +10,7 @@ from charter.errors import UsageError
 from charter.launch.agent_watch import AgentTask, command_of, parse
 from charter.launch.launcher import StageStart
 from charter.launch.secret_values import secrets_of
+from charter.launch.servers import PoolSpec
 from charter.launch.submission import (
     SubmissionFacts,
     job_name,
@@ -20,6 +21,7 @@ from charter.launch.submission import (
     submission_of,
     supervisor_job,
 )
+from charter.physics.node import CORES_PER_ACCELERATOR
 from charter.spec.launching import Launch, NodeChecks
 from charter.spec.project import ModelSpec, Project, Resources, Serving
 from charter.spec.stage import EvalStage, GenerateStage, SftStage
@@ -45,6 +47,15 @@ def request(stage="sft", processes=1):
 
 def of_nodes(**more):
     return project(resources=Resources(accelerators=("H100:8",), num_nodes=2, cpus=16), **more)
+
+
+def test_every_accelerator_has_cores_of_its_node_where_the_file_says_none():
+    machine = Resources(accelerators=("H100:8",), num_nodes=2)
+    job = stage_job(project(resources=machine), request(processes=16), ASKED, scheduler="slurm")
+    assert job.cpus_per_node == 8 * CORES_PER_ACCELERATOR
+    pool = PoolSpec(model="m", served_name="m", path="/m", engine="vllm", replicas=8)
+    served = stage_job(project(resources=machine), replace(request("eval"), pools=(pool,)), ASKED, scheduler="slurm")
+    assert served.cpus_per_node == 8 * CORES_PER_ACCELERATOR
 
 
 def test_a_stage_of_two_nodes_is_one_job_of_an_agent_on_each():
