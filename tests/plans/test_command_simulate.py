@@ -88,7 +88,7 @@ def test_page_holds_the_figures_and_loads_nothing(tmp_path):
     assert text.count("<circle") == 9
     assert "src=" not in text.split("<script")[0]
     result = run(app, [*SHORT, "--html", str(tmp_path / "missing" / "page.html")])
-    assert "No such file" in str(result.exception)
+    assert "has no directory" in str(result.exception)
 
 
 @pytest.mark.parametrize(

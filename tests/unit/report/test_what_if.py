@@ -43,7 +43,7 @@ def test_a_link_asks_the_same_again():
     ("given_", "words"),
     [
         ({"nodes": "two"}, "is not a whole number"),
-        ({"market": "free"}, "the market is spot, on_demand or auto"),
+        ({"market": "free"}, "the market is spot, on_demand or any"),
         ({"deadline": "3d; data.chat.path=/etc/passwd"}, "holds a semicolon"),
         ({"more": "data.chat.path=/etc/passwd"}, "here can be changed"),
         ({"more": "constitution=/etc/passwd"}, "here can be changed"),
