@@ -49,7 +49,7 @@ def of_nodes(**more):
     return project(resources=Resources(accelerators=("H100:8",), num_nodes=2, cpus=16), **more)
 
 
-def test_every_accelerator_has_cores_of_its_node_where_the_file_says_none():
+def test_accelerators_have_cores_unless_the_file_says_how_many():
     machine = Resources(accelerators=("H100:8",), num_nodes=2)
     job = stage_job(project(resources=machine), request(processes=16), ASKED, scheduler="slurm")
     assert job.cpus_per_node == 8 * CORES_PER_ACCELERATOR
