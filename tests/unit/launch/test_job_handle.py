@@ -52,7 +52,7 @@ class Scheduler:
 
 
 class Job:
-    """One job with its files, its engine and a clock."""
+    """One job with its files, its scheduler and a clock."""
 
     def __init__(self, stage_dir, *, nodes=1, processes=1, shards=(), spares=0):
         self.clock, self.scheduler = Clock(), Scheduler()
@@ -412,6 +412,16 @@ def beating(job, seconds, places=(0,), start=2):
         if (code := job.after(BEAT_SECONDS)) is not None:
             return code
     return None
+
+
+def test_nodes_have_the_schedulers_names_before_it_says_them(tmp_path):
+    """Its agents know them; two nodes of one host are two nodes."""
+    job, _ = of_two_nodes(tmp_path)
+    job.scheduler.state = JobState(phase="running")
+    for place in (0, 1):
+        job.agent(place, host="one-host", node=f"one-host/{place}")
+    job.after(LONGEST_LOOK_SECONDS)
+    assert job.handle.job.nodes == ("one-host/0", "one-host/1")
 
 
 def test_silent_node_ends_job_as_lost_and_is_left_out(tmp_path):

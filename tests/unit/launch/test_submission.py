@@ -49,13 +49,16 @@ def of_nodes(**more):
     return project(resources=Resources(accelerators=("H100:8",), num_nodes=2, cpus=16), **more)
 
 
-def test_accelerators_have_cores_unless_the_file_says_how_many():
+def test_accelerators_have_cores_unless_the_file_says_how_many(monkeypatch):
+    monkeypatch.setattr("charter.launch.machine.usable_cores", lambda: 2)
     machine = Resources(accelerators=("H100:8",), num_nodes=2)
     job = stage_job(project(resources=machine), request(processes=16), ASKED, scheduler="slurm")
     assert job.cpus_per_node == 8 * CORES_PER_ACCELERATOR
     pool = PoolSpec(model="m", served_name="m", path="/m", engine="vllm", replicas=8)
     served = stage_job(project(resources=machine), replace(request("eval"), pools=(pool,)), ASKED, scheduler="slurm")
     assert served.cpus_per_node == 8 * CORES_PER_ACCELERATOR
+    here = stage_job(project(resources=machine), request(processes=16), ASKED, scheduler="subprocess")
+    assert here.cpus_per_node == 8, "this machine's own cores decide what runs at once"
 
 
 def test_a_stage_of_two_nodes_is_one_job_of_an_agent_on_each():
