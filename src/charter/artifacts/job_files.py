@@ -238,16 +238,24 @@ class Submission:
     """The scheduler's last word on it."""
 
 
+_SCHEDULER_KEY = "engine"
+"""In the file: files of a run keep the names of their fields, and a job may be in a queue while Charter is updated."""
+
+
 def write_submission(files: JobFiles, submission: Submission) -> None:
     """Remember a submission durably."""
+    content = asdict(submission)
+    content[_SCHEDULER_KEY] = content.pop("scheduler")
     durable.make_dir(files.directory)
-    durable.write_json(files.submission, asdict(submission))
+    durable.write_json(files.submission, content)
 
 
 def read_submission(files: JobFiles) -> Submission | None:
     """Read the record of a submission; None where there is none that can be read."""
     try:
         content = durable.read_json(files.submission)
-        return Submission(**{**content, "shards": tuple(content["shards"])})
+        fields = {**content, "scheduler": content[_SCHEDULER_KEY], "shards": tuple(content["shards"])}
+        del fields[_SCHEDULER_KEY]
+        return Submission(**fields)
     except (DataError, TypeError, KeyError):
         return None

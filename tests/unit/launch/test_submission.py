@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,6 +148,8 @@ def test_a_submission_is_remembered(tmp_path):
     assert read_submission(files) is None
     write_submission(files, replace(submission, job_id="77"))
     assert read_submission(files) == replace(submission, job_id="77")
+    written = json.loads(files.submission.read_text())
+    assert (written["engine"], "scheduler" in written) == ("slurm", False), "fields of files keep their names"
     files.submission.write_text("{}")
     assert read_submission(files) is None
 
