@@ -450,12 +450,12 @@ def deepseek(config: Config) -> Architecture:
 
 def _sparse_indexer(config: Config) -> SparseIndexer:
     """DeepSeek sparse attention; in GLM-5 some layers may take the choice of the layer before."""
-    kinds, pattern = config.get("indexer_types"), config.get("index_topk_pattern")
+    kinds = config.get("indexer_types") or config.get("index_topk_pattern")
     layers, every = size(config, "num_hidden_layers"), max(config.get("index_topk_freq") or 1, 1)
     first = config.get("index_skip_topk_offset", 2)
     count = sum(max(layer - first + 1, 0) % every == 0 for layer in range(layers))
-    if kinds or pattern:
-        count = sum(kind in ("full", "F") for kind in kinds or pattern)
+    if kinds:
+        count = sum(kind in ("full", "F") for kind in kinds)
     return SparseIndexer(
         num_heads=size(config, "index_n_heads"),
         head_dim=size(config, "index_head_dim"),

@@ -73,9 +73,8 @@ def _check_layers(shape: Architecture, path: str) -> Iterator[Problem]:
 def _check_parts(shape: Architecture, path: str) -> Iterator[Problem]:
     """Ranges of the indexer, of the recurrent layers and of the encoder; what an indexer needs beside it."""
     if shape.sparse_indexer is not None:
-        sizes = ("num_heads", "head_dim", "top_k", "num_layers")
-        inner = f"{path}.sparse_indexer"
-        yield from check_ranges(shape.sparse_indexer, inner, [(name, AT_LEAST_ONE) for name in sizes])
+        inner, heads = f"{path}.sparse_indexer", ("num_heads", "head_dim", "top_k", "num_layers")
+        yield from check_ranges(shape.sparse_indexer, inner, [(name, AT_LEAST_ONE) for name in heads])
         if shape.latent_attention is None or not shape.latent_attention.q_lora_rank:
             yield Problem(message="needs latent_attention with a q_lora_rank", path=inner)
         if shape.sliding_window_layers or shape.chunked_layers:
