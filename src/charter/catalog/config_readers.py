@@ -438,10 +438,10 @@ def deepseek(config: Config) -> Architecture:
         num_dense_layers=kinds.count("dense") if kinds else config.get("first_k_dense_replace", 0),
     )
     kind = "deepseek_v3" if config["model_type"] == "kimi_k2" else config["model_type"]
-    known = ("deepseek_v2", "deepseek_v3")
+    run_here = ("deepseek_v2", "deepseek_v3")
     return latent_attention(
         config,
-        model_type=kind if kind in known else "other",
+        model_type=kind if kind in run_here else "other",
         mixture=mixture,
         sparse_indexer=_sparse_indexer(config) if config.get("index_topk") else None,
         num_mtp_layers=config.get("num_nextn_predict_layers") or 0,

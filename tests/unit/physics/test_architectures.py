@@ -103,7 +103,7 @@ def test_a_chunk_never_sees_more_than_a_window_and_a_window_never_more_than_all(
     assert kv_cache_bytes(chunk, length) == kv_cache_bytes(window, length) <= kv_cache_bytes(plain, length)
 
 
-def test_an_indexer_scores_all_positions_and_attention_meets_the_best():
+def test_an_indexer_scores_all_and_attention_meets_the_best():
     assert attended_positions(SPARSE, 2048) == attended_positions(DEEPSEEK, 2048) == 61 * 1024
     assert attended_positions(SPARSE, 8192) == 61 * (2048 - 2048**2 / (2 * 8192))
     assert attended_positions(SPARSE, 8192, causal=False) == 61 * 2048
@@ -121,12 +121,12 @@ def test_no_gradient_passes_through_an_indexer():
     assert frozen == pytest.approx(2 * trained + flops.scores + flops.indexing)
 
 
-def test_the_cache_keeps_the_keys_of_the_indexer_for_all_positions():
+def test_the_cache_keeps_the_indexers_keys_of_all_positions():
     assert kv_cache_bytes_per_token(SPARSE) == 61 * (512 + 64 + 128) * 2
     assert kv_cache_bytes(SPARSE, 100_000) == 100_000 * kv_cache_bytes_per_token(SPARSE)
 
 
-def test_layers_that_share_a_choice_have_no_indexer_of_their_own():
+def test_layers_that_share_a_choice_have_no_indexer():
     half = replace(SPARSE, sparse_indexer=replace(SPARSE.sparse_indexer, num_layers=30))
     assert count_parameters(half).attention < count_parameters(SPARSE).attention
     assert attended_positions(half, 8192) == attended_positions(SPARSE, 8192)
