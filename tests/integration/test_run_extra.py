@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 OTHERS = (
-    "alembic", "bitsandbytes", "datasketch", "mlflow", "peft", "prometheus_client", "psycopg", "pyarrow", "pynvml",
+    "alembic", "bitsandbytes", "datasketch", "math_verify", "mlflow", "peft", "prometheus_client", "psycopg", "pyarrow", "pynvml",
     "ray", "s3fs", "scipy", "starlette", "tensorboard", "uvicorn", "wandb",
 )  # fmt: skip
 """Packages of other extras, which nothing that `run` brings needs."""
