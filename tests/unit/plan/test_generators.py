@@ -47,7 +47,7 @@ def test_columns_of_served_rollouts_are_the_scalar_estimates(engine):
         assert columns.peak[row] == pytest.approx(training_peak(work, layout, **asked).total_bytes, rel=1e-9)
         together = decoded_together(work, work.phases[0], layout, **asked)
         assert columns.together["generate"][row] == together
-        terms = stage_time.training_terms(work, layout, **asked)
+        (terms,) = stage_time.training_terms(task, [layout], one_device(H100, 1, 1e12), {"generate": [together]})
         others = sum(term.value for term in terms if not term.part.startswith("train"))
         assert seconds[row] == pytest.approx(others, rel=1e-9)
 
@@ -60,7 +60,8 @@ def test_columns_of_native_rollouts_are_the_scalar_estimates():
     task = TimedStage(work=work, dtype="bf16", known=known, knowledge=KNOWN)
     seconds = other_seconds(task, layouts, [H100] * 2, columns, np.arange(2))
     for row, layout in enumerate(layouts):
-        terms = stage_time.training_terms(work, layout, accelerator=H100, dtype="bf16", knowledge=KNOWN)
+        together = {"generate": columns.together["generate"][[row]]}
+        (terms,) = stage_time.training_terms(task, [layout], one_device(H100, 1, 1e12), together)
         others = sum(term.value for term in terms if not term.part.startswith("train"))
         assert seconds[row] == pytest.approx(others, rel=1e-9)
     assert seconds[1] > 1.5 * seconds[0]
