@@ -10,10 +10,7 @@ from charter.physics.terms import Term
 from charter.plan.api_judge import ApiPrice
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
-from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import Environment
-from charter.spec.stage import GenerateStage
-from charter.spec.stage_base import Sampling
 
 # -------- Work of a stage as a short list of phases: train, score or generate with one model.
 #
@@ -247,18 +244,6 @@ def in_turns(phase: RolePhase, environment: Environment | None) -> RolePhase:
         read_share=1 - (1 - phase.read_share) * phase.prompt_tokens / (turns * (phase.prompt_tokens + between)),
         call_seconds=calls * environment.mean_tool_time / environment.concurrency,
     )
-
-
-def read_share(stage: Sampling) -> float:
-    """Share of the prompts that are read where answers to one prompt stand side by side (`inference/generate.py`).
-
-    Answers in flight are drawn in pieces, each of which begins with another text.
-    """
-    if isinstance(stage, GenerateStage) and stage.makes == "answers":
-        return 1 / stage.answers_per_prompt
-    if isinstance(stage, PpoStage) and stage.asynchrony != "in_flight":
-        return 1 / stage.samples_per_prompt
-    return 1.0
 
 
 def expected_turns(environment: Environment) -> float:

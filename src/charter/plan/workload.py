@@ -17,7 +17,6 @@ from charter.plan.phase import (
     expected_turns,
     in_turns,
     padded,
-    read_share,
     reply_tokens,
 )
 from charter.plan.pipeline_names import NOTHING, Corpus, Library, Models
@@ -122,7 +121,7 @@ def answers(
         new_tokens=longest_answer(stage),
         mean_new_tokens=float(stage.mean_new_tokens or 0),
         longest_tokens=prompt_tokens + stage.max_new_tokens,
-        read_share=read_share(stage),
+        read_share=1 / stage.answers_together,
     )
 
 

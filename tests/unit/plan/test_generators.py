@@ -120,9 +120,10 @@ def test_only_the_native_generator_reads_a_prompt_once(engine, is_served, times)
     work = served("Llama-3.2-1B")
 
     def seconds(share):
-        phases = [replace(one, served=is_served and one.served, read_share=share) for one in work.phases]
-        asked = {"accelerator": H100, "dtype": "bf16", "knowledge": KNOWN, "engine": engine}
-        terms = stage_time.training_terms(replace(work, phases=tuple(phases)), Layout(data=8), **asked)
+        phases = tuple(replace(one, served=is_served and one.served, read_share=share) for one in work.phases)
+        known = engine_knowledge(engine, KNOWN)
+        task = TimedStage(work=replace(work, phases=phases), dtype="bf16", known=known, knowledge=KNOWN)
+        (terms,) = stage_time.training_terms(task, [Layout(data=8)], one_device(H100, 1, 1e12), {"generate": [64]})
         return next(term.value for term in terms if term.name == "generate: prefill, keys and values")
 
     assert seconds(1.0) / seconds(1 / 8) == pytest.approx(times)
