@@ -484,12 +484,12 @@ def methods(inquiry: Inquiry) -> Iterator[tuple[str, Inquiry]]:
         yield f"LoRA {LORA_RANK}", replace(inquiry, lora=LORA_RANK)
 
 
-def rungs(inquiry: Inquiry, plan_of: Callable[[KindFile], Plan]) -> Iterator[Rung]:
+def rungs(inquiry: Inquiry, plan_of: Callable[[Inquiry], Plan]) -> Iterator[Rung]:
     """Yield every model, the largest first, with every method; one model where the inquiry names it."""
     for size in LADDER if inquiry.model is None else (inquiry.model,):
         for method, question in methods(replace(inquiry, model=size)):
             try:
-                yield Rung(inquiry=question, size=size, method=method, plan=plan_of(kind_file(question)))
+                yield Rung(inquiry=question, size=size, method=method, plan=plan_of(question))
             except InfeasibleError as error:
                 yield Rung(inquiry=question, size=size, method=method, why=str(error).splitlines()[0])
 
@@ -504,7 +504,7 @@ def with_amount(inquiry: Inquiry, number: int | None) -> Inquiry:
     return replace(inquiry, **change)
 
 
-def most_data(rung: Rung, plan_of: Callable[[KindFile], Plan]) -> Rung | None:
+def most_data(rung: Rung, plan_of: Callable[[Inquiry], Plan]) -> Rung | None:
     """Return the rung with the most data that budget and deadline still pay for; None without either, or if not more.
 
     The amount is doubled until a plan is over, then the last doubling is halved twice: within a quarter of the most.
@@ -518,7 +518,7 @@ def most_data(rung: Rung, plan_of: Callable[[KindFile], Plan]) -> Rung | None:
 
     def at(number: int) -> Rung:
         scaled = with_amount(rung.inquiry, number)
-        return replace(rung, inquiry=scaled, plan=plan_of(kind_file(scaled)))
+        return replace(rung, inquiry=scaled, plan=plan_of(scaled))
 
     best, low, high = None, amount, amount
     for _ in range(MOST_DOUBLINGS):

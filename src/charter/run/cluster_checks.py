@@ -12,7 +12,7 @@ from typing import Protocol
 
 from charter.engines import handover_engine
 from charter.engines.installed import ABSENT, engines_at, interpreter_of, versions_at
-from charter.errors import CharterError, MissingExtraError
+from charter.errors import CharterError, MissingExtraError, how_to_install
 from charter.launch.machine import gpus_here, installed_version
 from charter.launch.node_checks.report import read_bad_nodes
 from charter.run.graph import build_pipeline
@@ -129,7 +129,7 @@ def _slurm(project: Project) -> tuple[Check, ...]:
 def _ray(project: Project) -> tuple[Check, ...]:
     version = installed_version("ray")
     if version == "absent":
-        return (_missing("ray", 'pip install ".[ray]"'),)
+        return (_missing("ray", how_to_install("ray")),)
     address = project.launch.ray.address
     answer = ask(["ray", "status", *(["--address", address] if address != "auto" else [])], seconds=60.0)
     said = f"Ray {version}; " + ("the cluster answers" if answer.ok else answer.text or "no cluster answers")

@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 
 from charter.artifacts.job import JobInput
-from charter.artifacts.stage_process import PIP_COMMAND
 from charter.engines import capabilities, handover_engine, handover_engines, render
 from charter.engines.common.capabilities import one_of, refused_kernels, unsupported
 from charter.engines.common.engine import TrainingEngine
 from charter.engines.common.request import HandoverPaths
 from charter.engines.installed import ABSENT, PEFT, interpreter_of, stage_versions
-from charter.errors import CharterError, DataError, MissingExtraError, Problem, SpecError
+from charter.errors import CharterError, DataError, MissingExtraError, Problem, SpecError, how_to_install
 from charter.launch.handing_over import data_roles, handover_of, model_roles
 from charter.launch.machine import (
     CPU,
@@ -308,7 +307,9 @@ def check_before_start(
 def check_packages(packages: Sequence[str] = RUN_PACKAGES) -> None:
     """Raise when a package that stages need is not installed."""
     if missing := [name for name in packages if find_spec(name) is None]:
-        raise MissingExtraError(f"running stages needs {', '.join(missing)}: {PIP_COMMAND} (planning works without it)")
+        raise MissingExtraError(
+            f"running stages needs {', '.join(missing)}: {how_to_install('run')} (planning works without it)"
+        )
 
 
 def _unsupported(pipeline: Pipeline, modules: Mapping[str, str]) -> list[Problem]:
@@ -330,7 +331,7 @@ def _check_adapters(todo: Sequence[PlannedStage]) -> None:
     wanting = [stage.name for stage in here if getattr(stage.spec, "adapter", None) is not None]
     if wanting and find_spec("peft") is None:
         raise MissingExtraError(
-            f"training the adapter of {', '.join(wanting)} needs peft: pip install peft "
+            f"training the adapter of {', '.join(wanting)} needs peft: {how_to_install('adapters')} "
             "(or remove `adapter` to train all weights; `charter plan` shows what that needs)"
         )
 

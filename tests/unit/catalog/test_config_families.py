@@ -108,7 +108,7 @@ def test_flat_files_of_qwen2_vl_are_read():
 
 @pytest.mark.parametrize(
     ("kind", "why"),
-    [("mllama", "cross-attention"), ("zamba2", "share weights"), ("glm_moe_dsa", "'glm_moe_dsa' .* its indexer")],
+    [("mllama", "cross-attention"), ("zamba2", "share weights"), ("deepseek_v4", "'deepseek_v4' .* compressed blocks")],
 )
 def test_what_cannot_be_modelled_says_why(kind, why):
     with pytest.raises(DataError, match=why):

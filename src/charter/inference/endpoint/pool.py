@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
-from charter.errors import MissingExtraError, UsageError
+from charter.errors import MissingExtraError, UsageError, how_to_install
 from charter.inference.endpoint.batch_desk import BatchDesk
 from charter.inference.endpoint.call import CallReply, CallRequest
 from charter.inference.endpoint.desk import Desk
@@ -108,7 +108,7 @@ class EndpointPool:
         try:
             import aiohttp  # noqa: F401
         except ImportError:
-            raise MissingExtraError("asking a server needs aiohttp: pip install '.[run]'") from None
+            raise MissingExtraError(f"asking a server needs aiohttp: {how_to_install('run')}") from None
         endpoints = tuple(dict.fromkeys((serving.endpoint, *serving.also_endpoints)))
         setting = ServerSetting(
             name=name,
