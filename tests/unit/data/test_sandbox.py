@@ -5,8 +5,7 @@ import os
 import pytest
 
 from charter.data import sandbox
-from charter.data.program_reward import program
-from charter.data.sandbox import OUTPUT_BYTES, SandboxError, no_processes, run_program, sandbox_problem
+from charter.data.sandbox import OUTPUT_BYTES, SandboxError, no_processes, program, run_program, sandbox_problem
 from charter.train.rewards.mixture import RewardProcess
 
 needs_sandbox = pytest.mark.skipif(bool(sandbox_problem()), reason=sandbox_problem() or "there is a sandbox")

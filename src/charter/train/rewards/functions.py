@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from charter.data.program_reward import program
 from charter.data.reward_functions import SHIPPED, called
+from charter.data.sandbox import program
 from charter.inference.limited import Request, Service, load_attribute, serve
 from charter.spec.rewards import PROGRAM, SHIPPED_REWARD
 
