@@ -1,8 +1,8 @@
 """Programs that a model wrote, run in a sandbox of bubblewrap, and the reward of one for its tests.
 
-A program has no network, and sees of this machine a read-only Python with its standard library and an empty directory in memory, as a user without rights
-in namespaces of its own; it cannot start another process, and ends with the one that started it. Where bubblewrap
-cannot do that, nothing is run.
+A program has no network, and sees of this machine a read-only Python with its standard library and an empty directory
+in memory, as a user without rights in namespaces of its own; it cannot start another process, and ends with the one
+that started it. Where bubblewrap cannot do that, nothing is run.
 """
 
 import contextlib
