@@ -358,7 +358,7 @@ def _check_harness(todo: Sequence[PlannedStage]) -> None:
 
 def _check_rewards(todo: Sequence[PlannedStage]) -> None:
     """Raise where a stage rewards programs and no sandbox is here to run them, or mathematics without its library."""
-    calls = {item.call: stage.name for stage in todo if isinstance(stage.spec, PpoStage) for item in stage.spec.rewards}
+    calls = {item.call: stage.name for stage in todo for item in getattr(stage.spec, "rewards", ())}
     if PROGRAM in calls and (problem := sandbox_problem()):
         raise MissingExtraError(f"{calls[PROGRAM]}: {problem}")
     if EXPRESSION in calls and find_spec("math_verify") is None:
