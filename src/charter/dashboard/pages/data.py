@@ -18,8 +18,14 @@ from charter.data.formats import find_files
 from charter.engines.project import load_project
 from charter.errors import CharterError
 from charter.feedback.constitution import load_constitution
-from charter.report.data_page.principles import ConstitutionView, constitution_view, uses_of_counts, uses_of_summary
-from charter.report.data_page.sources import DataSource, data_sources
+from charter.report.data_page.records import (
+    ConstitutionView,
+    DataSource,
+    constitution_view,
+    data_sources,
+    uses_of_counts,
+    uses_of_summary,
+)
 from charter.spec.project import Project
 
 SUMMARY = Path("outputs") / "summary.json"

@@ -20,7 +20,7 @@ from charter.dashboard.work.asking import hear
 from charter.engines.project import load_project
 from charter.errors import CharterError, UsageError
 from charter.report.amounts import planned
-from charter.report.what_if.question import WhatIfQuestion
+from charter.report.what_if import WhatIfQuestion
 from charter.spec.project import Project
 from charter.units import format_bytes, format_seconds, format_usd
 

@@ -8,9 +8,7 @@ from charter.dashboard.page import Context, NoSuchPageError, Page, PageValues, P
 from charter.dashboard.pages.data import sources_of
 from charter.dashboard.snapshot import Snapshot
 from charter.dashboard.stamped import stamp_of
-from charter.report.data_page.browsing import last_page, record_page
-from charter.report.data_page.record_view import RecordView, record_view
-from charter.report.data_page.sources import DataSource
+from charter.report.data_page.records import DataSource, RecordView, last_page, record_page, record_view
 
 FIND_SECONDS = 60.0
 LONGEST_ID = 400
