@@ -1,5 +1,4 @@
-"""Faults and figures of a data set before anything is trained on it: rows that cannot be read or are there twice,
-how long its texts are, how its labels are spread, which principles were used."""
+"""Faults and figures of a data set before anything is trained on it: unreadable rows, lengths, labels, principles."""
 
 import math
 from array import array
