@@ -41,7 +41,7 @@ LOAD, EQUAL, AT_LEAST, ANY_OF, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 """Operations of a filter: load a word; jump where it is a value, at least one, or has one of some bits; end."""
 ALLOW, NOT_ALLOWED, NOT_THERE, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
 """Ends of a filter: run the call, fail with EPERM, fail with ENOSYS, end the process."""
-PROGRAM, NOBODY = "/tmp/program.py", "65534"
+PROGRAM, NOBODY = "/tmp/written", "65534"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def run_program(text: str, entered: str = "", *, seconds: float, memory_bytes: i
     """
     with tempfile.TemporaryDirectory(prefix="charter-program-") as name, _pipe() as (read, write):
         directory = Path(name)
-        (directory / "program.py").write_text(text, encoding="utf-8", errors="surrogatepass")
+        (directory / "written").write_text(text, encoding="utf-8", errors="surrogatepass")
         (directory / "entered").write_text(entered, encoding="utf-8")
         (directory / "filter").write_bytes(no_processes(platform.machine()))
         with (
@@ -74,7 +74,7 @@ def run_program(text: str, entered: str = "", *, seconds: float, memory_bytes: i
         ):
             try:
                 process = subprocess.Popen(
-                    _command(directory / "program.py", write, rules.fileno()),
+                    _command(directory / "written", write, rules.fileno()),
                     stdin=stdin,
                     stdout=stdout,
                     stderr=subprocess.DEVNULL,

@@ -48,7 +48,7 @@ def test_a_program_that_does_not_end_is_ended():
         "socket.create_connection(('127.0.0.1', PORT), 1)",
         "open('/etc/passwd')",
         "open(FILE)",
-        "open('/tmp/program.py', 'w')",
+        "open('/tmp/written', 'w')",
         "open('/usr/lib/mine', 'w')",
         "os.listdir('/proc')",
     ],
