@@ -226,7 +226,7 @@ def _ties(plan: Plan) -> Iterator[Text]:
 
 
 def _uncertain(plan: Plan) -> Iterator[Text]:
-    """Why the total is no sum, the spread of the cost over random draws, and the causes that weigh most in it."""
+    """Yield the reason why the total is no sum, and the spread of the cost over random draws with its main causes."""
     if len(plan.stages) > 1:
         yield Text(
             "Total time: p50 and p90 of the run as a whole, over random draws of all stages together; those of the "
