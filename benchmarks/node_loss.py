@@ -191,20 +191,22 @@ def main() -> None:
         quiet = Path(name) / "quiet"
         new_project(quiet, place)
         subprocess.run(run_words(quiet, arguments), env=place.environment, check=True, stdout=subprocess.DEVNULL)
-        reference = outputs_of(quiet)
+        if not (reference := outputs_of(quiet)):
+            raise RuntimeError("the quiet run has no outputs")
         for number in range(arguments.runs):
             draws = random.Random(f"{arguments.seed}-{number}")
             runs.append(one_run(place, Path(name) / f"run-{number}", arguments, draws, WAYS[number % len(WAYS)]))
-            print(json.dumps({key: value for key, value in runs[-1].items() if key != "outputs"}), flush=True)
-    print(json.dumps(summary(runs, reference, arguments)))
+            runs[-1]["same_bits"] = runs[-1].pop("outputs") == reference
+            print(json.dumps(runs[-1]), flush=True)
+    print(json.dumps(summary(runs, arguments)))
 
 
-def summary(runs: list[dict[str, Any]], reference: dict[str, str], arguments: argparse.Namespace) -> dict[str, Any]:
+def summary(runs: list[dict[str, Any]], arguments: argparse.Namespace) -> dict[str, Any]:
     """The figures of all runs."""
     noticed = [run["noticed_seconds"] for run in runs]
     return {
         "runs": len(runs),
-        "same_bits": sum(run["outputs"] == reference != {} for run in runs),
+        "same_bits": sum(run["same_bits"] for run in runs),
         "noticed_seconds": {"median": statistics.median(noticed), "max": max(noticed)},
         "started_again_seconds": {"median": statistics.median([run["started_again_seconds"] for run in runs])},
         "steps_lost": {"max": max(run["steps_lost"] for run in runs), "checkpoint_every": arguments.checkpoint_every},
