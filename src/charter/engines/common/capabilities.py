@@ -110,12 +110,18 @@ class RlEngine:
     does: Capabilities
     """Capabilities of the engine that trains."""
     arrangements: tuple[Arrangement, ...]
+    roles: tuple[str, ...] = ("policy", "reference", "reward", "value")
+    """Roles that it computes."""
+    one_node: bool = False
+    """Whether all of them, and the generator, lie on one node."""
+    lead: int | None = None
+    """Rollouts that its generator draws ahead at most, where that does not follow from how old they may be."""
     roles_apart: bool = False
     """Whether value model and reward may have accelerators of their own, beside those of policy and reference; in a
     split they then must (OpenRLHF 0.11.2: colocate_actor_ref, colocate_critic_reward)."""
     reward_apart: bool = False
     """Whether the reward model always has accelerators of its own, beside those that policy, reference and generator
-    share; a value model cannot be trained then."""
+    share."""
     one_mode: bool = False
     """Whether all that is trained shares tensor parallelism, ZeRO stage, recomputation and offload."""
     source: str

@@ -28,11 +28,6 @@ ALWAYS = frozenset({"answer", "prompt", "turns", "truth", "row"})
 """Values that a function may ask for in every engine; others are those that the engine knows."""
 OVERLONG = f"{SHIPPED_REWARD}overlong"
 UNWATCHED = "no engine but Charter's own compares the rewards with the gold while it trains"
-UNLIMITED = (
-    "reward functions run inside the engine: nothing limits their time, memory, files or network there; one that "
-    "raises ends the run"
-)
-"""Note of an export with a list of rewards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +47,19 @@ class Offered:
     """Code at the end of the file: what the engine calls."""
     no_tools: str
     """The reason why tools and environments of the stage are not handed over."""
+    failed: str = "ends the run"
+    """Words after a function that raises: what becomes of the run, or of the answer."""
+
+
+def unlimited(failed: str) -> str:
+    """Return the note of an export with a list of rewards."""
+    return (
+        "reward functions run inside the engine: nothing limits their time, memory, files or network there; one that "
+        f"raises {failed}"
+    )
+
+
+UNLIMITED = unlimited(Offered.failed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +102,11 @@ def map_rewards(mapper: FieldMapper, stage: PpoStage, offered: Offered) -> Expor
     if refusals:
         mapper.refuse(f"{STAGE}.rewards", "; ".join(refusals), "engine: native, or other rewards")
     else:
-        note = f"the functions and their weights; {UNLIMITED}"
+        note = f"the functions and their weights; {unlimited(offered.failed)}"
         mapper.to(f"{STAGE}.rewards", f"{REWARDS_FILE}: REWARDS", how="computed", note=note)
     mapper.charter(f"{STAGE}.gold", "a reward of weight 0: the engine may log it, and never learns from it")
     mapper.same(f"{STAGE}.on_overoptimisation", "warn", UNWATCHED)
-    mapper.charter(f"{STAGE}.max_failed_share", "a reward that fails ends the run there: nothing is left out")
+    mapper.charter(f"{STAGE}.max_failed_share", f"nothing counts failures there: a reward that fails {offered.failed}")
     mapper.same(f"{STAGE}.mixture", offered.mixtures, "it adds rewards up before it compares them")
     files = {} if refusals else _files(mapper, stage, functions, offered)
     return ExportedRewards(functions=functions, penalty=penalty, model=model, files=files)
