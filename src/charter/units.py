@@ -97,9 +97,19 @@ def parse_usd(value: object) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value) or value < 0:
             raise ValueError(f"{value!r} is not an amount of money; write it like $25_000")
-        return float(value)
+        return _usd(float(value))
     match = _match(rf"\$?\s*{_NUMBER}\s*([kKmM]?)", value, "an amount of money", "$25_000")
-    return _number(match[1]) * _COUNT_UNITS[match[2].lower()]
+    return _usd(_number(match[1]) * _COUNT_UNITS[match[2].lower()])
+
+
+MAX_USD = 1e12
+"""Of anything that is paid: a hundredth of what the world earns in a year."""
+
+
+def _usd(value: float) -> float:
+    if value > MAX_USD:
+        raise ValueError(f"{value:.3g} is more than {MAX_USD:.0e}, the most usd of anything")
+    return value
 
 
 def parse_usd_per_hour(value: object) -> float:

@@ -67,7 +67,10 @@ def _other(
     knowledge: Knowledge,
     engine: str,
 ) -> list[Term]:
-    if server := server_of(phase, engine):
+    server = server_of(phase, engine)
+    if server or engine != NATIVE:
+        phase = replace(phase, read_share=1.0)  # what a server's own cache saves is not counted
+    if server:
         terms = _served_rollouts(server, role, phase, layout, together, accelerator, knowledge)
     elif phase.work == "generate":
         terms = _rollouts(role, phase, layout, together, accelerator, knowledge)
@@ -214,6 +217,7 @@ def _decoding(
         tensor=tensor,
         replicas=replicas,
         engine=engine,
+        read_share=1.0 if role.architecture.state_space else phase.read_share,
         constants=knowledge.serving,
     )
     return over_steps(phase, turns, one.terms)

@@ -108,6 +108,11 @@ class Sampling:
         """Tokens of an answer that a plan counts."""
         return min(self.mean_new_tokens or self.max_new_tokens, self.max_new_tokens)
 
+    @property
+    def answers_together(self) -> int:
+        """Answers to one prompt that are drawn side by side, from its first token on."""
+        return 1
+
 
 MODEL, DATA = "model", "data"
 NATIVE: Final = "native"

@@ -26,7 +26,7 @@ ALLOWED = {
     "models/adapters.py": FILLS,
     "models/language_model.py": FILLS,
     "models/preference.py": FILLS,
-    "report/data_export/exporting.py": FILLS,
+    "report/data_export.py": FILLS,
     "report/export.py": FILLS,
     "report/handover.py": FILLS,
     "train/state.py": FILLS,

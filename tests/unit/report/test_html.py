@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from charter.report.data import chart_data, result_panels, thinned, timeline
-from charter.report.html import report_html
+from charter.report.html import chart_data, report_html, result_panels, thinned, timeline
 from charter.report.markup import esc, script_json
 from charter.report.overview import overview
 from charter.report.read import RunFiles, StageFiles, read_run

@@ -12,9 +12,8 @@ from charter.plan.option import Rejected, TiedLayout
 from charter.plan.stage_plan import money
 from charter.report.compare_table import compare_table
 from charter.report.plan_cells import REPEATED, beside_the_machines, seconds_range, usd_range
-from charter.report.plan_explain import explain_stage
 from charter.report.plan_notes import alternatives, longest_pole
-from charter.report.plan_table import CHOSEN, plan_table
+from charter.report.plan_table import CHOSEN, explain_stage, plan_table
 from charter.spec.sections import Costs
 
 TODAY = date(2026, 11, 20)
