@@ -70,7 +70,7 @@ def test_value_and_gradient_are_those_of_the_native_engine(exported: Any, option
     assert (sum(shares) / mask.sum()).item() == pytest.approx(clipped.mean.item(), rel=1e-6)
 
 
-def test_what_is_outside_the_mask_and_weights_of_0_count_for_nothing(exported: Any) -> None:
+def test_masked_tokens_and_weights_of_0_count_for_nothing(exported: Any) -> None:
     options = OPTIONS[0]
     new, drawn = torch.tensor([-1.0, -900.0, -1.5]), torch.tensor([-1.25, 0.0, -1.25])
     inputs = SimpleNamespace(
