@@ -321,7 +321,7 @@ def _cost_of_units(name: str, usd_each: float | None) -> str:
     """The price of a million tokens; of other units, that of as many as cost a tenth of a cent.
 
     >>> _cost_of_units("tokens", 1.6e-9), _cost_of_units("pairs", 0.0213), _cost_of_units("pairs", 2.6e-7)
-    ('$0.0016 per M', '$0.0213 each', '$0.2600 per M')
+    ('$0.0016 per M', '$0.021 each', '$0.26 per M')
     """
     if not usd_each:
         return format_usd(usd_each)

@@ -374,5 +374,6 @@ def _assumption_table(plan: Plan) -> Table:
     for header in ("Name", "Value", "Source", "As of"):
         table.add_column(header)
     for item in plan.assumptions:
-        table.add_row(item.name, str(item.value), item.source, item.as_of)
+        value = f"{item.value:,.6g}" if isinstance(item.value, float) else str(item.value)
+        table.add_row(item.name, value, item.source, item.as_of)
     return table

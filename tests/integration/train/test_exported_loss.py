@@ -1,7 +1,9 @@
 """The loss that an export carries for prime-rl, summed over answers as that trainer does, against Charter's own."""
 
+import runpy
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -28,14 +30,13 @@ class LossOutputs:
 
 
 @pytest.fixture
-def exported(monkeypatch: pytest.MonkeyPatch) -> Any:
+def exported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """The function of charter_loss.py; what it takes of prime-rl is one class of two fields."""
     for name in ("prime_rl", "prime_rl.trainer", "prime_rl.trainer.rl", "prime_rl.trainer.rl.loss"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setattr(sys.modules["prime_rl.trainer.rl.loss"], "LossOutputs", LossOutputs, raising=False)
-    scope: dict[str, Any] = {}
-    exec(compile(LOSS_TEXT, "charter_loss.py", "exec"), scope)
-    return scope["loss"]
+    (tmp_path / "charter_loss.py").write_text(LOSS_TEXT)
+    return runpy.run_path(str(tmp_path / "charter_loss.py"))["loss"]
 
 
 @pytest.mark.parametrize("options", OPTIONS)

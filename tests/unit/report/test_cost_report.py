@@ -73,7 +73,7 @@ def test_without_samples_nothing_is_told_and_nothing_printed():
 
 def test_a_terminal_shows_places_money_and_the_plan(places):
     text = printed(places)
-    for words in (BUCKET, RUN_DIRECTORY, "4.0 GiB", "$0.0741", "unpriced", "planned $0.5000", "a month as it is"):
+    for words in (BUCKET, RUN_DIRECTORY, "4.0 GiB", "$0.074", "unpriced", "planned $0.50", "a month as it is"):
         assert words in text
 
 
