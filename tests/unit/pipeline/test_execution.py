@@ -162,6 +162,19 @@ def test_jobs_are_those_of_the_plan_role_by_role(root):
         own = sum(job["nodes"] * job["accelerators_per_node"] for job in roles.values() if not job["shares"])
         assert own == made.accelerators > 0
         assert {job["market"] for job in roles.values()} == {made.market}
+        assert {job["memory_bytes_per_node"] for job in roles.values()} == {made.memory_bytes_per_node}
+        assert made.memory_bytes_per_node > 0
+
+
+def test_what_a_run_would_refuse_is_said_beside_its_print(root):
+    file = root / "charter.yaml"
+    assert preview(load_project(root), root, "slurm", ()).refused == ()
+    two = "pm: {kind: preference_model, engine: deepspeed, resources: {num_nodes: 2},"
+    file.write_text(file.read_text().replace("pm: {kind: preference_model,", two))
+    shown = preview(load_project(root), root, "slurm", ())
+    (refused,) = shown.to_json()["refused"]
+    assert refused.startswith("pipeline.pm.resources.num_nodes: this version of Charter starts DeepSpeed on one node")
+    assert preview(load_project(root), root, "slurm", ("sft",)).refused == ()
 
 
 def test_servers_of_one_stage_share_its_accelerators_and_their_memory(root):
