@@ -21,7 +21,7 @@ from charter.physics.precision import TrainingPrecision
 from charter.spec.execution import ExecutableLayout
 from charter.spec.layout import Recompute, ZeroStage
 from charter.spec.ppo_stage import PpoStage
-from charter.spec.rewards import SHIPPED_REWARD, Reward
+from charter.spec.rewards import PROGRAM, SHIPPED_REWARD, Reward
 from charter.spec.stage_base import NATIVE, Stage, StageResources
 
 if TYPE_CHECKING:
@@ -319,6 +319,8 @@ def _not_called(reward: Reward, calls: RewardCalls, penalty: Reward | None, sour
 
 def _not_offered(reward: Reward, calls: RewardCalls, sources: Mapping[str, str] | None) -> str:
     """Return what a function asks for that the engine does not know; empty where there is nothing."""
+    if reward.call == PROGRAM:
+        return "programs of a model run in a sandbox, which Charter's own engine alone starts"
     values = ALWAYS | calls.values | set(reward.arguments or {})
     if reward.source is None:
         # Plans read this table for every stage; those without a list need none of the functions.
