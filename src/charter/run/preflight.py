@@ -32,7 +32,7 @@ from charter.spec.graph import inputs_of
 from charter.spec.layout import WHOLE_BITS
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Project
-from charter.spec.rewards import EXPRESSION, PROGRAM
+from charter.spec.rewards import EXPRESSION, PROGRAM, PYTHON_TOOL
 from charter.spec.stage import TRAINS, EvalStage, PrepareStage, is_hosted
 from charter.spec.stage_base import NATIVE, Stage, StageResources
 from charter.spec.stage_checks import check_runnable
@@ -363,10 +363,13 @@ def _check_harness(todo: Sequence[PlannedStage]) -> None:
 
 
 def _check_rewards(todo: Sequence[PlannedStage]) -> None:
-    """Raise where a stage rewards programs and no sandbox is here to run them, or mathematics without its library."""
+    """Raise where programs of a model would run without a sandbox, or expressions are compared without the library."""
     calls = {item.call: stage.name for stage in todo for item in getattr(stage.spec, "rewards", ())}
-    if PROGRAM in calls and (problem := sandbox_problem()):
-        raise MissingExtraError(f"{calls[PROGRAM]}: {problem}")
+    environments = {stage.name: getattr(stage.spec, "environment", None) for stage in todo}
+    calls |= {call: name for name, environment in environments.items() if environment for call in environment.calls}
+    for call in (PROGRAM, PYTHON_TOOL):
+        if call in calls and (problem := sandbox_problem()):
+            raise MissingExtraError(f"{calls[call]}: {problem}")
     if EXPRESSION in calls and find_spec("math_verify") is None:
         raise MissingExtraError(f"{EXPRESSION} of {calls[EXPRESSION]} needs math-verify: {how_to_install('math')}")
 
