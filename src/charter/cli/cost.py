@@ -54,14 +54,18 @@ def add_fee(
 
 def raise_limit(
     limit: Annotated[str, typer.Argument(metavar="USD", help="New limit: 500, $2_000, 5k.")],
+    of: Annotated[
+        str, typer.Option("--of", metavar="KEY", help="Another limit: budget.owners.ann, budget.tags.team=red.")
+    ] = "budget.limit",
     directory: DirOption = Path("."),
 ) -> None:
-    """Raise the budget's limit for this run; charter.yaml stays as it is, and a new limit there has the last word."""
+    """Raise a limit for this run; charter.yaml stays as it is, and a new limit there has the last word."""
     from charter.run.actions import raise_budget
     from charter.units import format_usd
 
-    before, now = raise_budget(project_root(directory), limit)
-    typer.echo(f"Budget raised from {format_usd(before)} to {format_usd(now)}; charter run goes on under it.")
+    before, now = raise_budget(project_root(directory), limit, of=of)
+    which = "Budget" if of == "budget.limit" else of
+    typer.echo(f"{which} raised from {format_usd(before)} to {format_usd(now)}; charter run goes on under it.")
 
 
 BILL_SCHEMA = "charter.bill/1"

@@ -323,6 +323,18 @@ bill_findings = Table(
 )
 """How a bill's lines stood against the ledger when it was read, as JSON."""
 
+spending_claims = Table(
+    "spending_claims",
+    metadata,
+    Column("run", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("tags", Text, nullable=False),
+    Column("micro_usd", Whole, nullable=False),
+    Column("at", Float, nullable=False),
+    info={"only": "postgresql"},
+)
+"""What the calls of runs that are under way may still cost: side by side they exceed no limit together."""
+
 version_table = Table(
     "charter_schema",
     metadata,

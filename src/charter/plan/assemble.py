@@ -63,6 +63,7 @@ def stage_plan(
     work = work.answered_by_endpoints(option.remote) if work.either else work
     storage = stage_storage(work, option, project, book)
     compute = None if option.machines_usd is None else money(option.machines_usd)
+    needs = node_needs(work, option, storage.stored, dtype=getattr(stage, "dtype", "bf16"), knowledge=knowledge)
     plan = StagePlan(
         name=name,
         kind=stage.kind,
@@ -75,10 +76,10 @@ def stage_plan(
         storage_usd=None if compute is None else storage.usd(option.seconds),
         rejected=rejected,
         workload_terms=_workload_terms(work),
-        node=node_needs(work, option, storage.stored, dtype=getattr(stage, "dtype", "bf16"), knowledge=knowledge),
+        node=needs,
         peak_range=peak_range(stage, option, knowledge),
         time_source=time_source(stage, option, work, knowledge),
-        execution=execution_of(stage, option, work),
+        execution=execution_of(stage, option, work, needs),
         samples=planned_samples(stage, option, project),
         done=work_done(work),
         endpoint_usd=NOTHING_PAID if option.endpoint_usd is None else money(option.endpoint_usd),
