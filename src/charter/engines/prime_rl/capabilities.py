@@ -1,6 +1,6 @@
 """Layouts of prime-rl on one node: FSDP2 beside a vLLM that has accelerators of its own and draws ahead of training."""
 
-from charter.engines.common.capabilities import PARAMETERS, Capabilities, RlEngine
+from charter.engines.common.capabilities import PARAMETERS, Capabilities, RewardCalls, RlEngine
 from charter.physics.precision import FSDP_MIXED
 
 VERSION = "0.8.0"
@@ -17,6 +17,14 @@ CAPABILITIES = Capabilities(
     offload_parameters=(PARAMETERS,),
     packs=True,
     kinds=("ppo",),
+    rewards=RewardCalls(
+        values=frozenset({"tokens"}),
+        no_values="a task of verifiers tells a reward the text of an answer, its length and its row",
+        no_tools="its tools are those of a harness of verifiers, in the chat template's form, and the calls of this "
+        "stage are tags",
+        no_groups="its filter leaves out every answer whose advantage is 0, and its gate samples on without an end",
+        failed="leaves out its answer, and the rest of its group is compared without it",
+    ),
     without_fp8="trainer.model.quantization belongs to its own model classes, and Charter renders any architecture",
 )
 PLACEMENTS = RlEngine(

@@ -18,7 +18,7 @@ from charter.engines.common.formulas import name_formulas
 from charter.engines.common.mapping import FieldMapper, Sheet
 from charter.engines.common.rendered import RenderedRun, Resume
 from charter.engines.common.request import Handover, RolesTogether
-from charter.engines.common.reward_file import Offered, map_rewards, unlimited
+from charter.engines.common.reward_file import map_rewards, unlimited
 from charter.engines.prime_rl.capabilities import CAPABILITIES, COMMIT, VERSION
 from charter.errors import Problem
 from charter.spec.layout import WHOLE_BITS, Recompute, ZeroStage
@@ -34,7 +34,6 @@ TRAINER, MODEL, VLLM, ORCHESTRATOR = "trainer", "trainer.model", "inference.vllm
 
 FURTHER: Mapping[str, tuple[object, ...]] = {
     "surrogate": ("cispo",),
-    "equal_groups": (),
     "mismatch": (),
     "asynchrony": (),
     "max_age": (),
@@ -42,23 +41,12 @@ FURTHER: Mapping[str, tuple[object, ...]] = {
 """Options with more values than the usual ones, or with reasons of its own."""
 ESTIMATORS = {"none": "grpo", "mean": "max_rl"}
 """`scale_advantages` of grpo -> its algorithm."""
-ONE_TURN = (
-    "its tools are those of a harness of verifiers, in the chat template's form, and the calls of this stage are tags"
-)
-LEFT_OUT = "leaves out its answer, and the rest of its group is compared without it"
-OFFERED = Offered(
-    values=frozenset({"tokens"}),
-    no_values="a task of verifiers tells a reward the text of an answer, its length and its row",
-    caller="",
-    no_tools=ONE_TURN,
-    failed=LEFT_OUT,
-)
 
 
 def rl_sheet(mapper: FieldMapper, stage: PpoStage) -> Sheet:
     """`rl @ rl.yaml`, with the mapping of every field."""
     sheet = Sheet(mapper, FILE)
-    rewards = map_rewards(mapper, stage, OFFERED)
+    rewards = map_rewards(mapper, stage, CAPABILITIES, "")
     sheet.files |= rewards.files
     name_formulas(mapper, stage)
     mapper.refuse_native_rewards(FURTHER)
@@ -267,8 +255,6 @@ def _estimator(sheet: Sheet, stage: PpoStage) -> None:
     else:
         sheet.idle("stage.scale_advantages", "it belongs to grpo")
     sheet.put(f"{ORCHESTRATOR}.train.filter_zero_advantages", False)
-    reason = "its filter leaves out every answer whose advantage is 0, and its gate samples on without an end"
-    mapper.same("stage.equal_groups", "keep", reason)
     mapper.same("stage.kl_coefficient", 0.0, "it holds no reference model")
     sheet.idle("stage.kl_estimator", "there is no penalty")
     if stage.estimator == "grpo":
@@ -453,6 +439,8 @@ step = newest()
 sys.argv += ["--clean"] if step is None else ["--resume.step", str(step)]
 main()
 '''
+CALLS = CAPABILITIES.rewards
+assert CALLS is not None
 RESUME = Resume(
     guarantee="best_effort",
     reason=(
@@ -465,7 +453,7 @@ NOTES = (
     "run_rl.py goes on from the newest whole checkpoint below run/; where there is none it empties run/ and begins",
     "rl --dry-run: `python run_rl.py @ rl.yaml --dry-run` writes the configurations of all processes to run/configs",
     "final weights are run/broadcasts/step_N, which the trainer writes for vLLM after every step; of LoRA the adapter",
-    unlimited(LEFT_OUT),
+    unlimited(CALLS.failed),
 )
 
 
