@@ -27,7 +27,7 @@ TABLE = {
     ("rlvr-tiny", "nemo_rl"): {"resources": "needs accelerators"},
     ("rlvr-tiny", "prime_rl"): {**OTHER_PACE, "resources": "needs accelerators", "dtype": "bfloat16"},
     **{("grpo-7b", engine): REFILL for engine in ENGINES},
-    ("grpo-7b", "prime_rl"): {**OTHER_PACE, "resources": "one node", "equal_groups": "whose advantage is 0"},
+    ("grpo-7b", "prime_rl"): {"equal_groups": "whose advantage is 0"},
     **{("constitution-rl-8b", engine): JUDGE for engine in ENGINES},
     ("tools-tiny", "trl"): {"environment": "no tools and no environment"},
     ("tools-tiny", "verl"): {"environment": "classes of its own"},
