@@ -28,6 +28,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "scale": ("scipy",),
     "adapters": ("peft", "bitsandbytes"),
     "data": ("pyarrow", "datasketch"),
+    "math": ("math_verify",),
     "store": ("fsspec", "s3fs"),
     "postgres": ("psycopg",),
     "ray": ("ray",),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from charter.cost.own_hardware import OwnedServer, OwnOrRent
     from charter.ledger.call import CallSums
     from charter.ledger.focus_columns import Version
-    from charter.report.cost_read import CostFacts
+    from charter.report.cost import CostFacts
     from charter.run.accounts import BillImported, BillReconciled
 
 
@@ -167,7 +167,7 @@ def export(
     from charter.errors import UsageError
     from charter.ledger.focus_check import to_csv, to_parquet
     from charter.ledger.focus_columns import DEFAULT_VERSION
-    from charter.report.focus_dataset import focus_dataset
+    from charter.report.cost import focus_dataset
 
     before, _ = context.obj
     root = project_root(before if directory == Path(".") else directory)
@@ -447,8 +447,8 @@ def cost_budget(context: typer.Context, directory: DirOption = Path("."), json_:
     """Every limit of the budget: spent, forecast, per hour, state. Exit code 4 when one is reached."""
     from charter.cli.common import console
     from charter.errors import UsageError
-    from charter.report.cost_groups import limits_table
-    from charter.report.cost_read import read_costs
+    from charter.report.cost import read_costs
+    from charter.report.cost_text import limits_table
 
     project, root = open_project(_chosen(context, directory))
     if project.budget is None:
@@ -469,8 +469,8 @@ def cost_advise(context: typer.Context, directory: DirOption = Path("."), json_:
     from dataclasses import asdict
 
     from charter.cli.common import console
-    from charter.report.cost_groups import advice_table
-    from charter.report.cost_read import read_advice, read_costs
+    from charter.report.cost import read_advice, read_costs
+    from charter.report.cost_text import advice_table
 
     project, root = open_project(_chosen(context, directory))
     advice = read_advice(read_costs(project, root), root)
@@ -491,8 +491,7 @@ def _chosen(context: typer.Context, directory: Path) -> Path:
 def _report(directory: Path, *, as_json: bool) -> None:
     from charter.cli.common import console
     from charter.report.cost import cost_json
-    from charter.report.cost_groups import groups_json, limits_table, print_groups
-    from charter.report.cost_text import print_cost, print_imported
+    from charter.report.cost_text import groups_json, limits_table, print_cost, print_groups, print_imported
     from charter.report.overview import overview
     from charter.report.read import read_run
 
@@ -517,7 +516,7 @@ def _report(directory: Path, *, as_json: bool) -> None:
 
 def _facts(root: Path) -> "CostFacts | None":
     """The sums of the run; None where charter.yaml no longer loads, which the report says."""
-    from charter.report.cost_read import read_costs
+    from charter.report.cost import read_costs
 
     project = loadable_project(root)
     return None if project is None else read_costs(project, root)

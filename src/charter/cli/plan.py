@@ -456,8 +456,7 @@ def _show(
     if as_json:
         print_json(result.to_json() | more)
         return
-    from charter.report.plan_explain import explain_stage
-    from charter.report.plan_table import plan_table
+    from charter.report.plan_table import explain_stage, plan_table
 
     if explain is None:
         command, then = further
@@ -465,7 +464,7 @@ def _show(
         if result.start is not None:
             plan_console().print(_finish(result), highlight=False)
         if result.alternatives:
-            from charter.report.alternatives_table import alternatives_table
+            from charter.report.plan_table import alternatives_table
 
             plan_console().print(alternatives_table(result))
         from charter.plan.what_if import with_other_engines

@@ -4,7 +4,7 @@ import socket
 from collections.abc import Callable
 from urllib.parse import quote
 
-from charter.dashboard.settings import Settings, check_settings
+from charter.dashboard.site import Settings, check_settings
 from charter.errors import MissingExtraError, UsageError, how_to_install
 
 

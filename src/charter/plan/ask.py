@@ -13,6 +13,7 @@ from charter.catalog.price_book import offers
 from charter.errors import InfeasibleError, UsageError
 from charter.plan.plan import Plan
 from charter.plan.what_if import MARKETS
+from charter.spec.layout import Adapter
 from charter.spec.project import Resources
 from charter.spec.suggest import nearest
 
@@ -269,10 +270,8 @@ def _adapter(inquiry: Inquiry, model: str, given: _Answers) -> str:
             given.assumed.append(f"all weights trained, where --lora {LORA_RANK} trains adapters")
         return ""
     width = catalog_models.resolve(model).architecture.hidden_size
-    if rank >= width:
-        raise UsageError(
-            f"--lora {rank}: a rank is below the width of the model, {width:,} of {model}; {LORA_RANK} or 64 is usual"
-        )
+    if refusal := Adapter(rank=rank).too_large(width):
+        raise UsageError(f"--lora {rank}: {refusal}")
     alpha = 2 * given.number("lora", rank, "")
     given.assumed.append(f"adapters on every linear matrix, with alpha {alpha}, over a base of 16 bits")
     return f"    adapter: {{rank: {rank}, alpha: {alpha}}}\n"

@@ -39,7 +39,7 @@ from charter.plan.stage_time import (
 )
 from charter.spec.layout import Layout
 from charter.spec.stage_base import NATIVE
-from charter.units import format_seconds
+from charter.units import format_ratio, format_seconds
 
 # -------- Ties: when two layouts of one model on one kind of machine count as equally fast, and which is taken.
 
@@ -81,8 +81,8 @@ class NodeGroup:
 
     @property
     def label(self) -> str:
-        """`2 x H100-SXM-80GB:8`."""
-        return f"{self.num_nodes} x {self.place.hardware}" if self.num_nodes > 1 else self.place.hardware
+        """`2 nodes x 8 H100-SXM-80GB`."""
+        return self.place.machines(self.num_nodes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -487,18 +487,18 @@ def _best(searched: Searched, by: str) -> dict[Family, int]:
 
 def _fitting(question: StageQuestion, searched: Searched, option: Option) -> Iterator[Rejected]:
     fastest = float(searched.seconds.min(initial=np.inf))
+    chosen = option.overhead.useful_seconds - sum(term.value for term in question.waits)
     limit = tied_limit(question, engine_knowledge(question.engine, question.knowledge))
     for row in _best(searched, "seconds").values():
         layout, seconds = searched.space.layout(row), float(searched.seconds[row])
         same_family = layout.label.split(" mb")[0] == option.layout.label.split(" mb")[0]
         if not np.isfinite(seconds) or same_family:
             continue
-        behind = seconds / fastest - 1
-        reason = f"slower by {behind:.0%}: {format_seconds(seconds)} of work, fastest {format_seconds(fastest)}"
+        reason = f"{format_ratio(seconds / chosen)} than the chosen one: {format_seconds(seconds)} of work"
         if seconds <= ALIKE * fastest:
-            reason = f"as fast within {ALIKE - 1:.0%}; splits the model more"
+            reason += ", and splits the model more"
         elif seconds <= limit * fastest:
-            reason = f"{behind:.0%} slower by the estimate, which cannot tell up to {limit - 1:.0%}"
+            reason += f"; the estimate cannot tell up to {100 * (limit - 1):.0f} %"
         yield Rejected(option=f"{searched.site.label} {layout.label}", reason=reason)
 
 

@@ -13,6 +13,7 @@ from charter.spec.project import Place as AllowedPlace
 from charter.spec.project import Project, Resources
 from charter.spec.stage import TRAINS
 from charter.spec.stage_base import Stage
+from charter.units import format_machines
 
 # -------- Place that a stage could run at: accelerator, number per node, nodes, and the price of an hour there.
 
@@ -83,9 +84,18 @@ class NodeOffer:
         return f"{self.accelerator.name}:{self.per_node}"
 
     @property
+    def where(self) -> str:
+        """`on aws`, `on premises`, `on this machine`."""
+        return {LOCAL: "on this machine", ON_PREM: "on premises"}.get(self.infra, f"on {self.infra}")
+
+    def machines(self, nodes: int) -> str:
+        """`4 nodes x 8 H100-SXM-80GB`."""
+        return self.hardware if self.is_cpu else format_machines(self.accelerator.name, self.per_node, nodes)
+
+    @property
     def label(self) -> str:
         """`H100-SXM-80GB:8 on aws`."""
-        return f"{self.hardware} on {self.infra}"
+        return f"{self.hardware} {self.where}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,13 +365,13 @@ def _local(
         slowdown = machine.slowdown(threads)
     elif machine.gpu_name is None:
         return RefusedPlace(
-            option=f"{name}:{per_node} on local", reason="nvidia-smi shows no accelerator on this machine"
+            option=f"{name}:{per_node} on this machine", reason="nvidia-smi shows no accelerator on this machine"
         )
     else:
         accelerator, count = accelerators.get(name), min(per_node, machine.gpu_count)
         if count < per_node:
             return RefusedPlace(
-                option=f"{name}:{per_node} on local", reason=f"this machine has {count} x {machine.gpu_name}"
+                option=f"{name}:{per_node} on this machine", reason=f"this machine has {count} x {machine.gpu_name}"
             )
     return NodeOffer(
         infra=LOCAL,

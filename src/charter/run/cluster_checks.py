@@ -21,6 +21,7 @@ from charter.run.planned import executions_for, plan_of_run
 from charter.spec.execution import Execution
 from charter.spec.project import Project
 from charter.spec.stage import is_hosted
+from charter.units import format_machines
 
 COMMAND_SECONDS = 20.0
 """Longest wait for a command of a launcher; a controller that is down may take this long to say so."""
@@ -227,7 +228,7 @@ def _nodes(executions: Mapping[str, Execution], project: Project, launcher: str)
             shapes[execution.nodes, execution.accelerators_per_node, execution.accelerator].append(name)
     counts = accelerators_of_nodes(project, launcher) if shapes else None
     for (nodes, each, accelerator), names in sorted(shapes.items()):
-        label = f"{nodes} x {accelerator}:{each}"
+        label = format_machines(accelerator, each, nodes)
         if counts is None:
             said = f"for {', '.join(names)}; {launcher} does not say what its nodes have"
             yield Check(group="plan", name=label, ok=True, is_known=False, found=said)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 
 from charter.artifacts.job import JobInput
+from charter.data.sandbox import sandbox_problem
 from charter.engines import capabilities, handover_engine, handover_engines, render
 from charter.engines.common.capabilities import one_of, refused_kernels, unsupported
 from charter.engines.common.engine import TrainingEngine
@@ -31,6 +32,7 @@ from charter.spec.graph import inputs_of
 from charter.spec.layout import WHOLE_BITS
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Project
+from charter.spec.rewards import EXPRESSION, PROGRAM
 from charter.spec.stage import TRAINS, EvalStage, PrepareStage, is_hosted
 from charter.spec.stage_base import NATIVE, Stage, StageResources
 from charter.spec.stage_checks import check_runnable
@@ -302,6 +304,7 @@ def check_before_start(
     _check_adapters(todo)
     _check_near_duplicates(todo)
     _check_harness(todo)
+    _check_rewards(todo)
 
 
 def check_packages(packages: Sequence[str] = RUN_PACKAGES) -> None:
@@ -351,6 +354,15 @@ def _check_harness(todo: Sequence[PlannedStage]) -> None:
         raise MissingExtraError(
             f"the suite lm_eval of {', '.join(wanting)} needs lm-evaluation-harness: pip install lm-eval"
         )
+
+
+def _check_rewards(todo: Sequence[PlannedStage]) -> None:
+    """Raise where a stage rewards programs and no sandbox is here to run them, or mathematics without its library."""
+    calls = {item.call: stage.name for stage in todo for item in getattr(stage.spec, "rewards", ())}
+    if PROGRAM in calls and (problem := sandbox_problem()):
+        raise MissingExtraError(f"{calls[PROGRAM]}: {problem}")
+    if EXPRESSION in calls and find_spec("math_verify") is None:
+        raise MissingExtraError(f"{EXPRESSION} of {calls[EXPRESSION]} needs math-verify: {how_to_install('math')}")
 
 
 def _reward_models(todo: Sequence[PlannedStage]) -> list[Problem]:

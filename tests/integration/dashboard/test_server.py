@@ -15,7 +15,7 @@ import pytest
 from dashboard_case import lively
 from dashboard_server import Server, next_version
 
-from charter.dashboard.discovery import key_of
+from charter.dashboard.reading import key_of
 
 
 @pytest.fixture

@@ -167,6 +167,13 @@ def test_config_nested_without_end_is_refused(tmp_path):
         architecture_from_config(tmp_path)
 
 
+def test_a_config_of_many_megabytes_is_not_parsed(tmp_path):
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(2**24 + 1)
+    with pytest.raises(DataError, match="larger than 16 MiB"):
+        architecture_from_config(tmp_path)
+
+
 UNKNOWN = SHAPE | {"model_type": "new_moe", "hidden_act": "silu", "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
 ROUTED = {"n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 64, "n_shared_experts": 1}
 

@@ -15,9 +15,9 @@ from starlette.testclient import TestClient
 from charter.artifacts.lease import Holder, host_id, start_ticks
 from charter.artifacts.sample_prompts import append_samples
 from charter.dashboard.app import build_app
-from charter.dashboard.discovery import key_of
 from charter.dashboard.guard import csrf_of
-from charter.dashboard.settings import Settings, check_settings
+from charter.dashboard.reading import key_of
+from charter.dashboard.site import Settings, check_settings
 from charter.engines.project import load_project
 from charter.errors import UsageError
 from charter.run import actions

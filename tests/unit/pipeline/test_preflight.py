@@ -2,13 +2,15 @@ from dataclasses import replace
 
 import pytest
 
-from charter.errors import DataError, MissingExtraError, SpecError
+from charter.errors import DataError, ExitCode, MissingExtraError, SpecError
 from charter.launch.commands import STAGE_MODULES
+from charter.run import preflight
 from charter.run.graph import build_pipeline
 from charter.run.preflight import check_before_start, check_packages
 from charter.spec.layout import Adapter
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import DataSpec, ModelSpec, Project
+from charter.spec.rewards import Reward
 from charter.spec.stage import STAGE_KINDS, DpoStage, PreferenceModelStage, PrepareStage, SftStage
 from charter.spec.stage_base import StageResources
 
@@ -68,6 +70,26 @@ def test_reward_models_of_elsewhere_are_planned_and_not_run(project, tmp_path):
     ppo = PpoStage(policy="base", reward="rm", prompts=("chat",), episodes=64)
     with pytest.raises(SpecError, match=r"pipeline.p.reward: .*plans with the reward model 'rm' but cannot load it"):
         check(replace(project, models=models, pipeline={"p": ppo}), tmp_path)
+
+
+def rewarded(project, call, **more):
+    rewards = (Reward(name="r", kind="function", call=call, **more),)
+    ppo = PpoStage(policy="base", rewards=rewards, estimator="grpo", prompts=("chat",), episodes=64)
+    return replace(project, pipeline={"p": ppo})
+
+
+def test_programs_of_a_model_need_a_sandbox(project, tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "sandbox_problem", lambda: "bwrap is not installed")
+    check(rewarded(project, "charter:exact"), tmp_path)
+    with pytest.raises(MissingExtraError, match="p: bwrap is not installed") as refusal:
+        check(rewarded(project, "charter:program"), tmp_path)
+    assert refusal.value.exit_code == ExitCode.MISSING_EXTRA
+
+
+def test_mathematics_needs_its_library(project, tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"charter:expression of p needs math-verify: .*\[math\]"):
+        check(rewarded(project, "charter:expression"), tmp_path)
 
 
 def test_all_problems_are_said_at_once(project, tmp_path):

@@ -12,7 +12,7 @@ from charter.cli.ask import planner
 from charter.cli.inquiry import problem_of_question
 from charter.cli.main import app
 from charter.engines.project import load_project
-from charter.errors import InfeasibleError, Problem, UsageError
+from charter.errors import InfeasibleError, Problem, SpecError, UsageError
 from charter.plan.ask import WORDS, Inquiry, Rung, kind_file, kind_of, most_data, rungs, with_amount
 from charter.plan.project_plan import plan_project
 from charter.plan.stage_plan import PlannedSamples
@@ -104,7 +104,14 @@ def test_plan_without_a_file_prints_the_file_it_stands_for(tmp_path):
         (("plan", "lora", "70B", "--lora", "8"), "charter plan sft 70B --lora 8"),
         (("plan", "xyz"), "kinds: pretrain, sft, pm, dpo, ppo, grpo, generate, label, cai"),
         (("plan", "sft", "8B", "--lora", "0"), "--lora 0: give 1 or more"),
-        (("plan", "sft", "8B", "--lora", "16k"), "--lora 16000: a rank is below the width of the model, 4,096"),
+        (
+            ("plan", "mem", "8B", "--on", "H100:8", "--lora", "4096"),
+            "--lora 4096: a rank of 4,096 is not below",
+        ),
+        (
+            ("plan", "sft", "8B", "--lora", "16k"),
+            "--lora 16000: a rank of 16,000 is not below the width of the model",
+        ),
         (("plan", "sft", "8B", "--tokens", "-5"), "--tokens -5: give 1 or more"),
         (("plan", "sft", "8B", "--nodes", "0"), "--nodes 0: give 1 or more"),
         (("plan", "sft", "8B", "--budget", "0"), "--budget 0: give more than 0"),
@@ -321,6 +328,16 @@ def test_a_rank_means_adapters_in_a_plan_of_memory():
         for more in (("--lora", "8"), ())
     )
     assert max(adapters["phases"].values()) < 0.8 * max(all_weights["phases"].values())
+
+
+@pytest.mark.parametrize("command", [("plan",), ("check",)])
+def test_a_rank_of_the_models_width_is_refused(command, tmp_path):
+    text = kind_file(Inquiry(kind="sft", model="1B", lora=16, accelerators="H100:8")).text
+    (tmp_path / "charter.yaml").write_text(text.replace("rank: 16,", "rank: 2048,"))
+    done = run(*command, "-C", str(tmp_path))
+    assert isinstance(done.exception, SpecError), done.output
+    says = "pipeline.sft.adapter.rank: a rank of 2,048 is not below the width of the model, 2,048; 16 or 64 is usual"
+    assert str(done.exception) == says
 
 
 def plans(tmp_path):

@@ -313,7 +313,7 @@ def test_every_family_that_lost_has_one_reason():
     names = [verdict.option for verdict in verdicts]
     assert len(set(names)) == len(names)
     assert not any(name.endswith(f" {option.layout_label}") for name in names)
-    assert any("slower by" in verdict.reason for verdict in verdicts)
+    assert any("longer than the chosen one" in verdict.reason for verdict in verdicts)
     overflow = next(verdict.reason for verdict in verdicts if verdict.reason.startswith("needs "))
     assert "GiB of" in overflow
     assert "largest: model:" in overflow

@@ -21,11 +21,9 @@ from charter.engines.project import load_project
 from charter.errors import SpecError, UsageError
 from charter.plan.project_plan import plan_project
 from charter.plan.rl_search import rl_options
-from charter.report import handover_jobs
+from charter.report import handover_pages
 from charter.report.handover import export_handover, exported, with_engine, write_export
-from charter.report.handover_jobs import shell_word
-from charter.report.handover_pages import resume_words
-from charter.report.handover_request import placement_of
+from charter.report.handover_pages import placement_of, resume_words, shell_word
 from charter.spec.project import Resources
 
 PROJECT = """
@@ -246,8 +244,8 @@ case "$1" in -c) [ "$(grep -c counted "$SEEN")" = 1 ] || { echo counted >> "$SEE
 def test_one_node_runs_what_ray_spreads_and_the_others_serve(root, tmp_path, monkeypatch):
     made = made_of(root)
     command = ("ray", "job", "submit", "--", "python", "-m", "plain", "it")
-    monkeypatch.setattr(handover_jobs, "WAIT", 0)
-    script = handover_jobs.script_of(made.handover, replace(made.rendered, command=command))
+    monkeypatch.setattr(handover_pages, "WAIT", 0)
+    script = handover_pages.script_of(made.handover, replace(made.rendered, command=command))
     (tmp_path / "bin").mkdir()
     for name, text in (("ray", RAY), ("python", PYTHON)):
         (tmp_path / "bin" / name).write_text(text)
@@ -256,7 +254,7 @@ def test_one_node_runs_what_ray_spreads_and_the_others_serve(root, tmp_path, mon
     around = {"PYTHON": str(tmp_path / "bin" / "python"), "PATH": "/usr/bin:/bin", "SEEN": str(tmp_path / "seen")}
     for rank in ("0", "1"):
         here = {**around, "NODE_RANK": rank, "MASTER_ADDR": "127.0.0.1"}
-        with listening(handover_jobs.RAY_PORT) if rank == "1" else nullcontext():
+        with listening(handover_pages.RAY_PORT) if rank == "1" else nullcontext():
             subprocess.run(["bash", tmp_path / "run.sh"], env=here, check=True, timeout=60)
     assert (tmp_path / "seen").read_text().splitlines() == [
         "ray start --num-gpus=8 --head --port=6379",
@@ -317,7 +315,7 @@ def test_cores_and_spot_reach_the_jobs(root):
     (root / "charter.yaml").write_text(PROJECT.replace("num_nodes: 2}", "num_nodes: 2, use_spot: true}"))
     made = made_of(root)
     assert yaml.safe_load(made.files["resources.yaml"])["resources"]["use_spot"] is True
-    assert f"#SBATCH --cpus-per-task={8 * handover_jobs.CORES_PER_ACCELERATOR}" in made.files["slurm.sh"]
+    assert f"#SBATCH --cpus-per-task={8 * handover_pages.CORES_PER_ACCELERATOR}" in made.files["slurm.sh"]
 
 
 def test_seed_and_kept_checkpoints_are_those_of_the_project(root):

@@ -20,7 +20,7 @@ from charter.data.dataset import Turn
 from charter.data.rows import messages
 from charter.engines.common.mapping import STAGE, FieldMapper
 from charter.spec.ppo_stage import PpoStage
-from charter.spec.rewards import SHIPPED_REWARD, Reward
+from charter.spec.rewards import PROGRAM, SHIPPED_REWARD, Reward
 
 REWARDS_FILE, OWN_SOURCES = "rewards.py", "reward_sources"
 """In the work directory: the file, and the directory of the user's own functions."""
@@ -130,6 +130,8 @@ def _refusals(mapper: FieldMapper, stage: PpoStage, offered: Offered, penalty: R
 
 def _not_offered(mapper: FieldMapper, reward: Reward, offered: Offered) -> str:
     """Return what a function asks for that the engine does not know; empty where there is nothing."""
+    if reward.call == PROGRAM:
+        return "programs of a model run in a sandbox, which Charter's own engine alone starts"
     values = ALWAYS | offered.values | set(reward.arguments or {})
     if reward.source is None:
         function = reward_functions.SHIPPED[str(reward.call).rpartition(":")[2]]
