@@ -52,7 +52,7 @@ def test_full_recomputation_costs_about_a_third():
     assert 1.2 < full / none < 1.4
 
 
-def test_moments_that_visit_cost_their_way_to_the_device_and_back():
+def test_moments_that_visit_cost_their_way_there_and_back():
     """16 bytes of each owned parameter over the host's link, beside what the step takes without."""
     layout = Layout(data=16, zero=ZeroStage.PARAMETERS)
     steps = [
