@@ -46,7 +46,7 @@ class Setup:
 
     @property
     def moments_on_host(self) -> bool:
-        """Whether optimizers keep their moments in host memory."""
+        """Return True if optimizers keep their moments in host memory."""
         return moments_on_host(self.layout, self.device)
 
     def seed(self, *parts: str | int) -> int:
