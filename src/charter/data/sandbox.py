@@ -57,10 +57,11 @@ class SandboxError(Exception):
     """The sandbox itself did not run the program, so nothing is known of it."""
 
 
-def run_program(text: str, entered: str = "", *, seconds: float, memory_bytes: int) -> Ended:
+def run_program(text: str, entered: str = "", *, seconds: float, memory_bytes: int, with_errors: bool = False) -> Ended:
     """Run Python text with `entered` as its standard input, for at most so many seconds of wall clock.
 
-    Raises `SandboxError` where bubblewrap did not start it.
+    What it writes to its standard error is part of the output only where that is wanted. Raises `SandboxError` where
+    bubblewrap did not start it.
     """
     with tempfile.TemporaryDirectory(prefix="charter-program-") as name, _pipe() as (read, write):
         directory = Path(name)
@@ -77,7 +78,7 @@ def run_program(text: str, entered: str = "", *, seconds: float, memory_bytes: i
                     _command(directory / "written", write, rules.fileno()),
                     stdin=stdin,
                     stdout=stdout,
-                    stderr=subprocess.DEVNULL,
+                    stderr=subprocess.STDOUT if with_errors else subprocess.DEVNULL,
                     pass_fds=(write, rules.fileno()),
                     env={},
                     preexec_fn=functools.partial(_limit, seconds, memory_bytes),
@@ -193,7 +194,7 @@ def _exit_code(status: str, own: int) -> int:
     raise SandboxError(f"{BWRAP} ended with {own} before the program began")
 
 
-# -------- The reward of the program that an answer holds: the tests of its row that it passes.
+# -------- The reward of the program that an answer holds, the tests of its row that it passes; and a tool.
 
 FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", flags=re.DOTALL)
 """Code between fences, as chat models write it."""
@@ -232,6 +233,14 @@ def program(
         if not passes and not partial:
             break
     return passed / len(cases) if partial else float(passed == len(cases))
+
+
+def python(code: str) -> str:
+    """Return what a program prints, and how it failed: the tool by which a policy computes."""
+    ended = run_program(code, seconds=PROGRAM_SECONDS, memory_bytes=MEMORY_MIB * 2**20, with_errors=True)
+    if ended.code is None:
+        return f"{ended.output}\nended after {PROGRAM_SECONDS:g} s".strip()
+    return ended.output.strip() or ("it printed nothing" if ended.code == 0 else f"ended with {ended.code}")
 
 
 def _cases(tests: object) -> list[tuple[str, str, str | None]]:

@@ -32,7 +32,7 @@ from charter.spec.graph import inputs_of
 from charter.spec.layout import WHOLE_BITS
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Project
-from charter.spec.rewards import EXPRESSION, PROGRAM
+from charter.spec.rewards import EXPRESSION, PROGRAM, PYTHON_TOOL
 from charter.spec.stage import TRAINS, EvalStage, PrepareStage, is_hosted
 from charter.spec.stage_base import NATIVE, Stage, StageResources
 from charter.spec.stage_checks import check_runnable
@@ -171,10 +171,7 @@ def check_hosted(pipeline: Pipeline, stage: PlannedStage, *, facts: NodeFacts | 
         return
     engine = handover_engine(name)
     title = engine.title
-    if (nodes := stage_nodes(project, stage.spec)) > 1:
-        message = f"this version of Charter starts {title} on one node; found {nodes}"
-        hint = "`charter artifacts export` renders the command that each of several nodes runs"
-        yield Problem(path=f"{where}.resources.num_nodes", message=message, hint=hint)
+    yield from check_one_node(project, stage.name, stage.spec)
     gpus = None if facts is None else facts.gpus
     if not engine.has_processors and stage_device(project, stage.spec, gpus=gpus) == "cpu":
         message = f"{title} needs accelerators, and this stage runs on processors"
@@ -183,6 +180,15 @@ def check_hosted(pipeline: Pipeline, stage: PlannedStage, *, facts: NodeFacts | 
     if facts is None:
         yield from check_accelerators(project, stage.spec, f"{where}.resources")
     yield from _refused(pipeline, stage, facts)
+
+
+def check_one_node(project: Project, name: str, stage: Stage) -> Iterator[Problem]:
+    """Problem of a stage that another engine is to compute on several nodes, which needs nothing of them to be seen."""
+    if is_hosted(stage) and (nodes := stage_nodes(project, stage)) > 1:
+        title = next(engine.title for engine in handover_engines() if engine.name == stage.engine)
+        message = f"this version of Charter starts {title} on one node; found {nodes}"
+        hint = "`charter artifacts export` renders the command that each of several nodes runs"
+        yield Problem(path=f"pipeline.{name}.resources.num_nodes", message=message, hint=hint)
 
 
 def check_hosted_packages(project: Project, todo: Sequence[PlannedStage]) -> None:
@@ -357,10 +363,13 @@ def _check_harness(todo: Sequence[PlannedStage]) -> None:
 
 
 def _check_rewards(todo: Sequence[PlannedStage]) -> None:
-    """Raise where a stage rewards programs and no sandbox is here to run them, or mathematics without its library."""
+    """Raise where programs of a model would run without a sandbox, or expressions are compared without the library."""
     calls = {item.call: stage.name for stage in todo for item in getattr(stage.spec, "rewards", ())}
-    if PROGRAM in calls and (problem := sandbox_problem()):
-        raise MissingExtraError(f"{calls[PROGRAM]}: {problem}")
+    environments = {stage.name: getattr(stage.spec, "environment", None) for stage in todo}
+    calls |= {call: name for name, environment in environments.items() if environment for call in environment.calls}
+    for call in (PROGRAM, PYTHON_TOOL):
+        if call in calls and (problem := sandbox_problem()):
+            raise MissingExtraError(f"{calls[call]}: {problem}")
     if EXPRESSION in calls and find_spec("math_verify") is None:
         raise MissingExtraError(f"{EXPRESSION} of {calls[EXPRESSION]} needs math-verify: {how_to_install('math')}")
 

@@ -45,6 +45,8 @@ SHIPPED_REWARDS = (
 """Reward functions by the name after `charter:`."""
 PROGRAM, EXPRESSION = "charter:program", "charter:expression"
 """Those that need more than Python: a sandbox, and the package math-verify."""
+PYTHON_TOOL = "charter:python"
+"""The tool that runs programs, in a sandbox too."""
 PROGRAM_SECONDS = 8.0
 """Of all tests of an answer's program together, unless the reward's arguments say otherwise."""
 RewardKind = Literal["function", "preference_model", "judge", "env"]
@@ -52,7 +54,7 @@ SHIPPED_REWARD = "charter:"
 """Begins the name of a reward function or a tool that is shipped; others are `path/to/file.py:name`."""
 ENVIRONMENT_SOURCES = "environment_sources"
 """Role of the files of the user's tools and environments among a stage's inputs."""
-SHIPPED_TOOLS = ("calculator",)
+SHIPPED_TOOLS = ("calculator", "python")
 """Tools by the name after `charter:`."""
 
 
@@ -143,8 +145,8 @@ class Environment:
     arguments: Mapping[str, Any] | None = None
     """Arguments of the class."""
     tools: Mapping[str, str] | None = None
-    """Functions by the name that the policy calls them by: `charter:calculator`, or `path/to/file.py:function`, whose
-    annotations say what types its parameters have."""
+    """Functions by the name that the policy calls them by: `charter:calculator`, `charter:python` (a program in a
+    sandbox of bubblewrap), or `path/to/file.py:function`, whose annotations say what types its parameters have."""
     role: Literal["tool", "user"] = "tool"
     """Role of a reply in the chat template."""
     max_turns: Count = 4

@@ -5,7 +5,16 @@ import os
 import pytest
 
 from charter.data import sandbox
-from charter.data.sandbox import OUTPUT_BYTES, SandboxError, no_processes, program, run_program, sandbox_problem
+from charter.data.sandbox import (
+    OUTPUT_BYTES,
+    Ended,
+    SandboxError,
+    no_processes,
+    program,
+    python,
+    run_program,
+    sandbox_problem,
+)
 from charter.train.rewards.mixture import RewardProcess
 
 needs_sandbox = pytest.mark.skipif(bool(sandbox_problem()), reason=sandbox_problem() or "there is a sandbox")
@@ -148,3 +157,20 @@ def test_the_reward_runs_programs_from_its_own_limited_process():
     process = RewardProcess("charter:program", {}, 20.0, 2**31)
     assert process.ask({"answer": ADDS, "row": SUMS}) == 1.0
     process.close()
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("code", "reply"),
+    [("print(17 * 24)", "408"), ("1 + 1", "it printed nothing"), ("raise SystemExit(4)", "ended with 4")],
+)
+def test_a_policy_computes_by_programs(code, reply):
+    assert python(code) == reply
+
+
+@needs_sandbox
+def test_a_policy_reads_why_its_program_failed(monkeypatch):
+    assert "ZeroDivisionError" in python("print(1 / 0)")
+    monkeypatch.setattr(sandbox, "run_program", lambda code, **limits: Ended(None, "so far\n"))
+    assert python("print('so far')\nwhile True: pass").split("\n")[0] == "so far"
+    assert python("while True: pass").endswith("ended after 8 s")

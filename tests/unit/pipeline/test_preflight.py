@@ -10,7 +10,7 @@ from charter.run.preflight import check_before_start, check_packages
 from charter.spec.layout import Adapter
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import DataSpec, ModelSpec, Project
-from charter.spec.rewards import Reward
+from charter.spec.rewards import Environment, Reward
 from charter.spec.stage import STAGE_KINDS, DpoStage, PreferenceModelStage, PrepareStage, SftStage
 from charter.spec.stage_base import StageResources
 
@@ -84,6 +84,10 @@ def test_programs_of_a_model_need_a_sandbox(project, tmp_path, monkeypatch):
     with pytest.raises(MissingExtraError, match="p: bwrap is not installed") as refusal:
         check(rewarded(project, "charter:program"), tmp_path)
     assert refusal.value.exit_code == ExitCode.MISSING_EXTRA
+    ppo = rewarded(project, "charter:exact").pipeline["p"]
+    tools = replace(ppo, environment=Environment(tools={"py": "charter:python"}))
+    with pytest.raises(MissingExtraError, match="p: bwrap is not installed"):
+        check(replace(project, pipeline={"p": tools}), tmp_path)
 
 
 def test_mathematics_needs_its_library(project, tmp_path, monkeypatch):
