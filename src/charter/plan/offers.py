@@ -544,21 +544,27 @@ HOST_BYTES_PER_ACCELERATOR = 128e9
 
 def node_memory_bytes(place: NodeOffer) -> float:
     """System memory of a node: as the project says, else the smallest that is offered with its accelerators."""
+    return known_memory_bytes(place) or HOST_BYTES_PER_ACCELERATOR * place.per_node
+
+
+def known_memory_bytes(place: NodeOffer) -> float | None:
+    """The same, but None where neither the project nor any offer says it."""
     if place.memory_bytes is not None:
         return place.memory_bytes
-    return host_bytes_per_accelerator(place.accelerator.name, place.per_node) * place.per_node
+    each = host_bytes_per_accelerator(place.accelerator.name, place.per_node)
+    return None if each is None else each * place.per_node
 
 
 @lru_cache(maxsize=256)
-def host_bytes_per_accelerator(accelerator: str, per_node: int) -> float:
-    """System memory per accelerator of the smallest node that any provider offers with it.
+def host_bytes_per_accelerator(accelerator: str, per_node: int) -> float | None:
+    """System memory per accelerator of the smallest node that any provider offers with it; None where none says it.
 
-    >>> host_bytes_per_accelerator("H100-SXM-80GB", 8) > 150e9, host_bytes_per_accelerator("none such", 8)
-    (True, 128000000000.0)
+    >>> (host_bytes_per_accelerator("H100-SXM-80GB", 8) or 0) > 150e9, host_bytes_per_accelerator("none such", 8)
+    (True, None)
     """
     shares = [
         offer.host_memory_bytes / offer.count
         for offer in price_book.offers()
         if offer.accelerator == accelerator and offer.count == per_node and offer.host_memory_bytes
     ]
-    return min(shares, default=HOST_BYTES_PER_ACCELERATOR)
+    return min(shares, default=None)

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 
 from charter.catalog import accelerators
-from charter.engines import engine_names, rl_engines
+from charter.engines import capabilities, engine_names, rl_engines
+from charter.engines.common.capabilities import refused_rewards
 from charter.engines.hardware import hardware_refusal, server_refusal
 from charter.plan.knowledge import format_refusal
 from charter.plan.layout_search import NodeGroup, options_of, training_options
@@ -231,6 +232,8 @@ def _other_engines(question: StageQuestion, places: tuple[NodeOffer, ...]) -> li
         return []
     engines = []
     for name in (NATIVE, *rl_engines()) if question.stage.ROLLS_OUT else engine_names():
+        if any(refused_rewards(question.stage, capabilities(name))):
+            continue
         options = search(replace(question, engine=name, peaks={}), places).options
         if options:
             best = min(options, key=lambda option: option.overhead.useful_seconds)

@@ -253,8 +253,8 @@ def skypilot_of(handover: Handover, option: Option, slices: tuple[str, int] | No
     return yaml_text(task)
 
 
-def slurm_of(handover: Handover, option: Option, settings: SlurmSettings, *, cores: int) -> str:
-    """The script as a batch job of Slurm: once on each node, with so many processor cores."""
+def slurm_of(handover: Handover, option: Option, settings: SlurmSettings, *, cores: int, memory_bytes: float) -> str:
+    """The script as a batch job of Slurm: once on each node, with so many processor cores and so much memory."""
     job = StageJob(
         name=safe_name(f"{handover.run}-{handover.name}"),
         run=handover.run,
@@ -268,6 +268,8 @@ def slurm_of(handover: Handover, option: Option, settings: SlurmSettings, *, cor
         accelerator="" if handover.is_cpu else handover.accelerator,
         accelerators_per_node=0 if handover.is_cpu else handover.per_node,
         cpus_per_node=cores,
+        memory_bytes_per_node=None if handover.is_cpu else ceil(memory_bytes),
+        stop_before_seconds=0.0,  # few engines save when they are asked to stop
         use_spot=option.price.market == "spot",
     )
     lines = [
@@ -277,6 +279,9 @@ def slurm_of(handover: Handover, option: Option, settings: SlurmSettings, *, cor
         "set -euo pipefail",
         'cd "${SLURM_SUBMIT_DIR:-.}"',
         'export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
+        # Two jobs may have a node together, so each has ports of its own: each one of 5,000, below those that
+        # Linux gives to whoever asks for none and above those of Ray's workers.
+        'export MASTER_PORT="$((20000 + SLURM_JOB_ID % 5000))" RAY_PORT="$((25000 + SLURM_JOB_ID % 5000))"',
         f"srun --ntasks {handover.num_nodes} --ntasks-per-node 1 --kill-on-bad-exit=1 \\",
         f"    bash -c 'export NODE_RANK=\"$SLURM_NODEID\"; exec bash {SCRIPT}'",
     ]
@@ -292,7 +297,7 @@ def start_files(
     files = {SCRIPT: script_of(handover, rendered), SKYPILOT: skypilot_of(handover, option, rendered.slices)}
     if rendered.slices is not None:
         return files
-    return files | {SLURM: slurm_of(handover, option, settings, cores=cores)}
+    return files | {SLURM: slurm_of(handover, option, settings, cores=cores, memory_bytes=planned.node.memory.total)}
 
 
 def _rendezvous(several: bool) -> Iterator[str]:
@@ -308,15 +313,16 @@ def _ray_cluster(handover: Handover) -> Iterator[str]:
     """Node 0 starts Ray and waits for the others, which serve until it ends."""
     start, python = f"ray start --num-gpus={handover.per_node}", '"${PYTHON:-python}"'
     alive = "sum(node['Alive'] for node in ray.nodes())"
+    yield f'export RAY_PORT="${{RAY_PORT:-{RAY_PORT}}}"'
     yield f'export PATH="$(dirname "$(command -v {python})"):$PATH"'
     yield 'if [ "$NODE_RANK" != 0 ]; then'
-    yield f'    until (exec 3<>"/dev/tcp/$MASTER_ADDR/{RAY_PORT}") 2>/dev/null; do sleep {WAIT}; done'
-    yield f'    {start} --address="$MASTER_ADDR:{RAY_PORT}" --block || true'
+    yield f'    until (exec 3<>"/dev/tcp/$MASTER_ADDR/$RAY_PORT") 2>/dev/null; do sleep {WAIT}; done'
+    yield f'    {start} --address="$MASTER_ADDR:$RAY_PORT" --block || true'
     yield "    exit 0"
     yield "fi"
-    yield f"{start} --head --port={RAY_PORT}"
+    yield f"{start} --head --port=$RAY_PORT"
     yield "trap 'ray stop' EXIT"
-    yield f"export RAY_ADDRESS=127.0.0.1:{RAY_PORT}"
+    yield "export RAY_ADDRESS=127.0.0.1:$RAY_PORT"
     yield f'until {python} -c "import ray; ray.init(); exit({alive} < {handover.num_nodes})"; do'
     yield f"    sleep {WAIT}"
     yield "done"

@@ -6,6 +6,7 @@ from rich.text import Text
 
 from charter.plan.assemble import NO_NATIVE_ROW
 from charter.plan.keep_warm import shared_servers
+from charter.plan.offers import known_memory_bytes
 from charter.plan.option import Option, Rejected
 from charter.plan.plan import Plan
 from charter.plan.project_plan import MODEL
@@ -14,7 +15,7 @@ from charter.plan.stage_plan import StagePlan
 from charter.plan.stage_risk import StageRisk
 from charter.report.plan_cells import VERDICT_WORDS, layout, median_usd, short_date
 from charter.spec.stage_base import NATIVE
-from charter.units import GIB, format_ratio, format_seconds, format_usd
+from charter.units import GIB, format_bytes, format_ratio, format_seconds, format_usd
 
 
 def placement_lines(plan: Plan) -> Iterator[str]:
@@ -30,6 +31,18 @@ def placement_lines(plan: Plan) -> Iterator[str]:
     }
     for shared in largest.values():
         yield f"Servers of {shared.line}."
+
+
+def memory_lines(plan: Plan) -> Iterator[str]:
+    """A line for each stage whose nodes have less system memory than it is planned to need there."""
+    for stage in plan.stages:
+        place, need = stage.option.place, stage.node.memory.total
+        have = None if place.is_cpu else known_memory_bytes(place)
+        if have is not None and need > have:
+            yield (
+                f"System memory of {stage.name}: a node needs about {format_bytes(need)}, and {place.label} has "
+                f"{format_bytes(have)}; its job would wait for a larger one (`memory` in its resources asks for less)."
+            )
 
 
 def sample_lines(plan: Plan) -> Iterator[str]:
@@ -81,6 +94,7 @@ def notes(plan: Plan, *, command: str, then: str) -> Iterator[Text]:
     yield from _models(plan)
     yield _pole_line(plan)
     yield from _advice(plan)
+    yield from (Text(line, style="yellow") for line in memory_lines(plan))
     yield from _alternatives(plan)
     yield from _market_and_risk(plan)
     yield from _ties(plan)
@@ -239,7 +253,7 @@ def _uncertain(plan: Plan) -> Iterator[Text]:
     causes = ", ".join(f"{item.cause} {100 * item.share:.0f} %" for item in spread.drivers)
     yield Text(
         f"Total cost: the sum of the lines above, at p50 and at p90; over {spread.draws:,} draws it is {low} to {high} "
-        f"(p10 to p90), median {middle}, spread by {causes}."
+        f"(p10 to p90), median {middle}; the spread comes from {causes}."
     )
 
 
@@ -303,7 +317,7 @@ def engine_line(plan: Plan) -> str:
             continue
         share = 1 - quickest.ratio
         saved += share * (stage.compute_usd.p50 / 1e6 if stage.compute_usd is not None else 0.0)
-        names.append(f"{quickest.engine} for {stage.name}, {100 * share:.0f} % of the work")
+        names.append(f"{quickest.engine} for {stage.name}, {100 * share:.0f} % less time")
     if not names:
         return ""
     total = "" if plan.usd is None else f" of {format_usd(plan.usd.p50 / 1e6)}"

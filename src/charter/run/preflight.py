@@ -44,7 +44,7 @@ INSTEAD = {
     "expert": "remove it; zero: 3 spreads the experts with everything else",
     "sequence_parallel": "remove it; `tensor` works without",
     "zero": "zero: 2 shards the optimizer and the gradients",
-    "offload": "offload: all with zero: 3, or none",
+    "offload": "offload: all with zero: 3, optimizer with any, or none",
 }
 """What the native engine has instead of what it cannot do (its `Capabilities`)."""
 
@@ -171,10 +171,7 @@ def check_hosted(pipeline: Pipeline, stage: PlannedStage, *, facts: NodeFacts | 
         return
     engine = handover_engine(name)
     title = engine.title
-    if (nodes := stage_nodes(project, stage.spec)) > 1:
-        message = f"this version of Charter starts {title} on one node; found {nodes}"
-        hint = "`charter artifacts export` renders the command that each of several nodes runs"
-        yield Problem(path=f"{where}.resources.num_nodes", message=message, hint=hint)
+    yield from check_one_node(project, stage.name, stage.spec)
     gpus = None if facts is None else facts.gpus
     if not engine.has_processors and stage_device(project, stage.spec, gpus=gpus) == "cpu":
         message = f"{title} needs accelerators, and this stage runs on processors"
@@ -183,6 +180,15 @@ def check_hosted(pipeline: Pipeline, stage: PlannedStage, *, facts: NodeFacts | 
     if facts is None:
         yield from check_accelerators(project, stage.spec, f"{where}.resources")
     yield from _refused(pipeline, stage, facts)
+
+
+def check_one_node(project: Project, name: str, stage: Stage) -> Iterator[Problem]:
+    """Problem of a stage that another engine is to compute on several nodes, which needs nothing of them to be seen."""
+    if is_hosted(stage) and (nodes := stage_nodes(project, stage)) > 1:
+        title = next(engine.title for engine in handover_engines() if engine.name == stage.engine)
+        message = f"this version of Charter starts {title} on one node; found {nodes}"
+        hint = "`charter artifacts export` renders the command that each of several nodes runs"
+        yield Problem(path=f"pipeline.{name}.resources.num_nodes", message=message, hint=hint)
 
 
 def check_hosted_packages(project: Project, todo: Sequence[PlannedStage]) -> None:

@@ -1,6 +1,7 @@
 """The list of rewards in other engines: one file, called as each engine calls it, with the numbers of Charter's own."""
 
 import ast
+import asyncio
 import importlib.util
 import inspect
 import json
@@ -8,7 +9,8 @@ import math
 import sys
 from collections import namedtuple
 from dataclasses import replace
-from types import ModuleType
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import yaml
@@ -20,8 +22,11 @@ from charter.engines.common.reward_file import row_text
 from charter.engines.huggingface.adapter import HuggingFaceAdapter
 from charter.engines.nemo_rl.adapter import NemoRlAdapter
 from charter.engines.openrlhf.adapter import OpenRlhfAdapter
+from charter.engines.prime_rl.adapter import PrimeRlAdapter
+from charter.engines.project import engine_problems
 from charter.engines.verl.adapter import VerlAdapter
 from charter.errors import SpecError
+from charter.spec.project import Project
 from charter.spec.rewards import Environment, Reward, Rubric
 from plain_stages import accepted_stage, handover, layout_of
 
@@ -43,7 +48,7 @@ FUNCTIONS = (
 PENALTY = Reward(name="short", kind="function", call="charter:overlong", arguments={"longest": 512, "cache": 128})
 ANSWERS = ["4", "four", "<answer>4</answer>", "4 4 4", "", "4.05", "<answer>x</answer>", "-4", "1,000", "4\n"]
 ROWS = [{"answer": 4}] * 8 + [{"answer": "1000"}, {}]
-ENGINES = ("trl", "verl", "openrlhf", "nemo_rl")
+ENGINES = ("trl", "verl", "openrlhf", "nemo_rl", "prime_rl")
 
 
 def stage_of(engine, *rewards, **changes):
@@ -149,7 +154,43 @@ def by_nemo_rl(module, monkeypatch):
     return stepped.rewards
 
 
-CALLS = {"trl": by_trl, "verl": by_verl, "openrlhf": by_openrlhf, "nemo_rl": by_nemo_rl}
+def by_prime_rl(module, monkeypatch):
+    """The taskset, over the few names of verifiers that it takes (tried with verifiers 0.4.0 itself)."""
+
+    class Base:
+        def __class_getitem__(cls, _):
+            return cls
+
+        def __init__(self, *values, **fields):
+            self.data, self.config = values[0] if values else None, values[-1] if values else None
+            self.__dict__.update(fields)
+
+    stand_in = ModuleType("verifiers.v1")
+    stand_in.Task, stand_in.Taskset, stand_in.TaskData, stand_in.TasksetConfig = (
+        type(name, (Base,), {}) for name in ("Task", "Taskset", "TaskData", "TasksetConfig")
+    )
+    stand_in.reward = lambda function: function
+    package = ModuleType("verifiers")
+    package.v1 = stand_in
+    monkeypatch.setitem(sys.modules, "verifiers", package)
+    monkeypatch.setitem(sys.modules, "verifiers.v1", stand_in)
+    directory = Path(module.__file__).parent
+    monkeypatch.chdir(directory)
+    rows = [{"prompt": [{"role": "user", "content": "2 + 2?"}], "charter": text} for text in TEXTS]
+    (directory / "data").mkdir()
+    (directory / "data" / "prompts.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    spec = importlib.util.spec_from_file_location("charter_taskset", directory / "charter_taskset.py")
+    taskset = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(taskset)
+    assert taskset.__all__ == ["CharterTaskset"]
+    tasks = taskset.CharterTaskset(SimpleNamespace(task=None)).load()
+    traces = [SimpleNamespace(last_reply=answer, num_output_tokens=2) for answer in ANSWERS]
+    return [asyncio.run(task.total(trace)) for task, trace in zip(tasks, traces, strict=True)]
+
+
+CALLS = {
+    "trl": by_trl, "verl": by_verl, "openrlhf": by_openrlhf, "nemo_rl": by_nemo_rl, "prime_rl": by_prime_rl,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -164,7 +205,8 @@ def test_file_needs_the_standard_library_alone(engine):
     tree = ast.parse(rendered(engine, *FUNCTIONS).files["rewards.py"])
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    beside = {"transformers"} if engine == "openrlhf" else set()
+    beside = {"math_verify"}  # of `charter:expression`, when it is called
+    beside |= {"transformers"} if engine == "openrlhf" else set()
     assert {name.partition(".")[0] for name in names} - beside <= sys.stdlib_module_names
 
 
@@ -194,6 +236,9 @@ def test_each_engine_is_told_where_the_file_is():
     assert nemo.command[:2] == ("python", "./run_grpo.py")
     assert yaml.safe_load(nemo.files["grpo.yaml"])["data"]["default"]["env_name"] == "charter"
     assert 'register_env("charter", NAME)' in nemo.files["run_grpo.py"]
+    prime = rendered("prime_rl", *FUNCTIONS)
+    [source] = yaml.safe_load(prime.files["rl.yaml"])["orchestrator"]["train"]["source"]
+    assert source["env"]["taskset"] == {"id": "charter_taskset"}
 
 
 def test_penalty_of_long_answers_is_the_engines_own():
@@ -231,6 +276,45 @@ def test_what_cannot_be_called_is_refused_by_its_name(engine):
         assert "not by both" in refusal(engine, FUNCTIONS[0], model)["rewards"]
 
 
+LISTS = {
+    "functions": ((FUNCTIONS[0], FUNCTIONS[1]), {}),
+    "the engine's penalty": ((FUNCTIONS[0], PENALTY), {}),
+    "another length": ((FUNCTIONS[0], PENALTY), {"max_new_tokens": 256}),
+    "a judge": ((FUNCTIONS[0], Reward(name="kind", kind="judge", model="judge", rubric=Rubric())), {}),
+    "a model too": ((FUNCTIONS[0], Reward(name="pm", kind="preference_model", model="pm")), {}),
+    "the penalty alone": ((PENALTY,), {}),
+    "tools": ((FUNCTIONS[0],), {"environment": Environment(tools={"calc": "charter:calculator"})}),
+    "a mixture": (FUNCTIONS[:2], {"mixture": "normalise_then_sum"}),
+    "other groups": ((FUNCTIONS[0],), {"equal_groups": "refill"}),
+    "a stop": ((FUNCTIONS[0],), {"on_overoptimisation": "stop"}),
+}
+
+
+@pytest.mark.parametrize("given", LISTS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_file_is_refused_as_its_export_is(engine, given):
+    """A project is read if its stage is rendered; else both name the same fields for the same reasons."""
+    rewards, changes = LISTS[given]
+    read = engine_problems(Project(name="p", models={}, pipeline={"s": stage_of(engine, *rewards, **changes)}))
+    reasons = {problem.path.rpartition(".")[2]: problem.message.partition(": ")[2] for problem in read}
+    if not reasons:
+        assert "rewards.py" in rendered(engine, *rewards, **changes).files
+        return
+    told = refusal(engine, *rewards, **changes)
+    assert {name: told[name].rpartition(reason)[1] for name, reason in reasons.items()} == reasons
+    assert reasons.keys() == told.keys()
+
+
+def test_an_engine_without_a_caller_takes_no_list():
+    stage = replace(stage_of("verl", FUNCTIONS[0]), engine="fsdp")
+    (problem,) = engine_problems(Project(name="p", models={}, pipeline={"s": stage}))
+    assert (problem.path, problem.message) == (
+        "pipeline.s.rewards",
+        "fsdp cannot express it: fsdp calls no list of rewards",
+    )
+    assert not list(engine_problems(Project(name="p", models={}, pipeline={"s": replace(stage, engine="native")})))
+
+
 def test_trl_adds_a_preference_model_and_normalises_each():
     model = Reward(name="pm", kind="preference_model", model="pm", weight=0.3)
     run = rendered("trl", FUNCTIONS[0], model, mixture="normalise_then_sum")
@@ -242,7 +326,7 @@ def test_trl_adds_a_preference_model_and_normalises_each():
 
 
 @pytest.mark.parametrize(
-    "adapter", [HuggingFaceAdapter(), VerlAdapter(), OpenRlhfAdapter(), NemoRlAdapter()], ids=ENGINES
+    "adapter", [HuggingFaceAdapter(), VerlAdapter(), OpenRlhfAdapter(), NemoRlAdapter(), PrimeRlAdapter()], ids=ENGINES
 )
 def test_row_carries_what_rewards_read(adapter):
     carries = json.dumps(adapter.prompt_row(TURNS, kind="ppo", index=0, carried=TEXTS[0]))

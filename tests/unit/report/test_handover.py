@@ -5,6 +5,7 @@ import socket
 import subprocess
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -263,6 +264,19 @@ def test_one_node_runs_what_ray_spreads_and_the_others_serve(root, tmp_path, mon
         "ray stop",
         "ray start --num-gpus=8 --address=127.0.0.1:6379 --block",
     ]
+
+
+def test_exported_jobs_on_one_node_meet_at_ports_of_their_own(root):
+    """Two jobs of Slurm that share a node, by the lines that their scripts run before anything else."""
+    made = made_of(root)
+    script = made.files["slurm.sh"]
+    assert f"#SBATCH --mem={ceil(made.planned.node.memory.total / 2**20)}M" in script.splitlines()
+    (line,) = [line for line in script.splitlines() if line.startswith("export MASTER_PORT=")]
+    ports = [
+        subprocess.check_output(["bash", "-c", f'{line}; echo "$MASTER_PORT $RAY_PORT"'], env={"SLURM_JOB_ID": number})
+        for number in ("4711", "4712")
+    ]
+    assert [list(map(int, item.split())) for item in ports] == [[24711, 29711], [24712, 29712]]
 
 
 @contextmanager

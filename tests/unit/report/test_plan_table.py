@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import date
 
 import pytest
+from planner_case import one
 from rich.console import Console
 
 from charter.plan.money import project_cost
@@ -12,9 +13,11 @@ from charter.plan.option import Rejected, TiedLayout
 from charter.plan.stage_plan import money
 from charter.report.compare_table import compare_table
 from charter.report.plan_cells import REPEATED, beside_the_machines, seconds_range, usd_range
-from charter.report.plan_notes import alternatives, longest_pole
+from charter.report.plan_notes import alternatives, longest_pole, memory_lines
 from charter.report.plan_table import CHOSEN, explain_stage, plan_table
+from charter.spec.project import Resources
 from charter.spec.sections import Costs
+from charter.spec.stage import SftStage
 
 TODAY = date(2026, 11, 20)
 
@@ -33,6 +36,14 @@ def dated(plan, as_of):
         return replace(stage, option=replace(stage.option, price=price))
 
     return replace(plan, stages=tuple(map(change, plan.stages)))
+
+
+def test_nodes_with_less_memory_than_is_planned_are_named():
+    stage = SftStage(init="base", data=("chat",))
+    for gib, told in ((100, ["System memory of stage: "]), (4096, [])):
+        item = one(stage, Resources(infra="on_prem", accelerators=("H100:8",), price=2.0, memory=gib * 2**30))
+        assert [line[: len("System memory of stage: ")] for line in memory_lines(item)] == told
+        assert ("has 100.0 GiB" in shown(plan_table(item, today=TODAY))) == bool(told)
 
 
 @pytest.mark.parametrize("width", [70, 80, 100, 120, 140])

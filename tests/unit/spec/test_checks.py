@@ -617,8 +617,6 @@ def test_environment_names_its_files_and_the_suite_that_plays_it():
 
 def test_list_of_rewards_stands_instead_of_a_model():
     assert told(check_stage("s", LISTED)) == {}
-    refused = told(check_stage("s", replace(LISTED, engine="verl")))["pipeline.s.rewards"]
-    assert "does not start a list of rewards on the engine verl" in refused
     own = replace(RIGHT, name="own", call="rewards/sums.py:correct")
     tone = Reward(name="tone", kind="preference_model", model="pm")
     kind = Reward(name="kind", kind="judge", model="base")

@@ -29,15 +29,16 @@ from charter.engines.common.reward_file import (
     ExportedRewards,
     map_rewards,
 )
+from charter.engines.openrlhf.capabilities import CAPABILITIES, VERSION
 from charter.engines.openrlhf.settings import (
     TRAINED_ROLES,
     adapter,
     differing,
     engine_wide,
-    offered_rewards,
     optimizer,
     optimizers,
     precision,
+    reward_caller,
 )
 from charter.errors import Problem
 from charter.spec.ppo_stage import PpoStage
@@ -336,7 +337,7 @@ NO_UPPER = 1e9
 def ppo_arguments(handover: Handover) -> Arguments:
     """Options of the program, with the mapping of every field."""
     given, stage = Arguments(handover), handover.stage_as(PpoStage)
-    rewards = map_rewards(given.fields, stage, offered_rewards(handover))
+    rewards = map_rewards(given.fields, stage, CAPABILITIES, reward_caller(handover))
     name_formulas(given.fields, stage)
     given.fields.refuse_native_rewards(FURTHER)
     given.files |= rewards.files
@@ -573,15 +574,15 @@ def _resume(*, is_ppo: bool) -> Resume:
             guarantee="best_effort",
             reason="policy, value model, both optimizers and schedules, prompts and episode come back; no random state "
             "does, vLLM samples anew, and policy and value model are saved as two separate steps",
-            source="OpenRLHF 0.11.2: trainer/ppo_trainer.py fit() and save_logs_and_checkpoints(); no file of the "
+            source=f"OpenRLHF {VERSION}: trainer/ppo_trainer.py fit() and save_logs_and_checkpoints(); no file of the "
             "package saves a random state",
         )
     return Resume(
         guarantee="same_data_order",
         reason="weights, optimizer, schedule and the number of rows read come back, and rows follow from seed and "
         "epoch; no random state does, and CUDA kernels are not repeated bit for bit",
-        source="OpenRLHF 0.11.2: utils/distributed_sampler.py, trainer/sft_trainer.py, rm_trainer.py, dpo_trainer.py; "
-        "not measured, since it does not run without a GPU",
+        source=f"OpenRLHF {VERSION}: utils/distributed_sampler.py, trainer/sft_trainer.py, rm_trainer.py, "
+        "dpo_trainer.py; not measured, since it does not run without a GPU",
     )
 
 

@@ -17,6 +17,7 @@ from charter.catalog.accelerators import CPU
 from charter.catalog.price_book import PriceBook
 from charter.errors import MissingExtraError, StageError, UsageError
 from charter.launch.job import safe_name
+from charter.launch.machine import asked_memory
 from charter.launch.plain_yaml import PlainDumper
 from charter.launch.rendered.task import RenderedTask
 from charter.launch.secret_values import secret_values, secrets_of
@@ -144,7 +145,8 @@ def _regions(project: Project, cloud: str) -> tuple[str | None, ...]:
 
 def _host(project: Project, stage: Stage) -> dict[str, Any]:
     own = stage.resources.cpus if stage.resources else None
-    cpus, memory, cost = own or project.resources.cpus, project.resources.memory, project.resources.max_hourly_cost
+    cpus, memory = own or project.resources.cpus, asked_memory(project, stage)
+    cost = project.resources.max_hourly_cost
     return {
         **({"cpus": f"{cpus}+"} if cpus else {}),
         **({"memory": f"{memory / GIB:g}+"} if memory else {}),
