@@ -25,8 +25,8 @@ sys.path.insert(0, str(ROOT / "tests" / "cases"))
 
 from dashboard_case import HOUR_MICRO_USD, START, ProjectCase  # noqa: E402
 
-from charter.dashboard.discovery import key_of  # noqa: E402
 from charter.dashboard.guard import cookie_name, session_of  # noqa: E402
+from charter.dashboard.reading import key_of  # noqa: E402
 from charter.ledger import Ledger  # noqa: E402
 from charter.ledger.opening import open_database  # noqa: E402
 

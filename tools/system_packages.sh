@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What `make test-system` needs from the system: PostgreSQL, Slurm with its database, a browser. Installs what is missing,
+# What `make test-system` needs from the system: PostgreSQL, Slurm with its database, a sandbox, a browser. Installs what is missing,
 # says nothing when nothing is. Safe to run again; needs no terminal. Exit 7, with what to do, where it may not install.
 set -euo pipefail
 
@@ -18,6 +18,7 @@ has slurmd || needs slurmd
 has slurmdbd || needs slurmdbd
 has munged || needs munge
 { has mariadbd && has mariadb-install-db; } || needs mariadb-server
+has bwrap || needs bubblewrap
 { has chromium || has google-chrome; } || needs chromium
 
 if [ ${#missing[@]} -eq 0 ]; then

@@ -26,6 +26,7 @@ WHERE: Mapping[str, str] = {
     "Architecture": "`models.NAME.architecture`",
     "MixtureOfExperts": "`models.NAME.architecture.mixture`",
     "LatentAttention": "`models.NAME.architecture.latent_attention`",
+    "SparseIndexer": "`models.NAME.architecture.sparse_indexer`",
     "StateSpace": "`models.NAME.architecture.state_space`",
     "Encoder": "`models.NAME.architecture.encoder`",
     "DataSpec": "An entry of `data`",

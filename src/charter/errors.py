@@ -28,6 +28,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "scale": ("scipy",),
     "adapters": ("peft", "bitsandbytes"),
     "data": ("pyarrow", "datasketch"),
+    "math": ("math_verify",),
     "store": ("fsspec", "s3fs"),
     "postgres": ("psycopg",),
     "ray": ("ray",),
@@ -138,6 +139,15 @@ class MissingExtraError(CharterError):
     label = "extra"
 
 
+def how_to_install(*extras: str) -> str:
+    """Return how extras of this package are installed; no package index has it yet, so from its directory.
+
+    >>> how_to_install("mlflow", "wandb")
+    "pip install '.[mlflow,wandb]' in Charter's directory"
+    """
+    return f"pip install '.[{','.join(extras)}]' in Charter's directory"
+
+
 def missing_extra(error: ModuleNotFoundError) -> MissingExtraError | None:
     """Return the error that names the extra of a missing package; None for a package that no extra brings.
 
@@ -149,8 +159,7 @@ def missing_extra(error: ModuleNotFoundError) -> MissingExtraError | None:
     package = (error.name or "").partition(".")[0]
     for extra, modules in EXTRAS.items():
         if package in modules:
-            how = f"pip install '.[{extra}]' in Charter's directory"
-            return MissingExtraError(f"{package} is not installed; it comes with: {how}")
+            return MissingExtraError(f"{package} is not installed; it comes with: {how_to_install(extra)}")
     return None
 
 

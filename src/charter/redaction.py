@@ -76,7 +76,8 @@ _SIGNED = re.compile(
 _ACCOUNT_KEY = re.compile(r"(?i)(\b(?:AccountKey|SharedAccessSignature)=)[^;\s\"']+")
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)")
 _SECRET_NAME = re.compile(
-    r"(?i)(?:^|[_-])(?:key|token|password|passwd|passphrase|secret|credentials?|pwd)(?:$|_id$|_b64$)|apikey$"
+    r"(?i)(?:^|[_-])(?:key|token|password|passwd|passphrase|secret|credentials?|pwd)(?:$|_id$|_b64$)"
+    r"|(?:apikey|password|passwd|passphrase|secret|token)$"
 )
 
 
@@ -141,6 +142,26 @@ def holds_secret(text: str) -> bool:
     (True, False, False)
     """
     return without_shapes(text) != text
+
+
+_PLAIN_NAME = re.compile(
+    r"""(?x)
+    (?: NCCL | RCCL | GLOO | UCX | FI | OMP | MKL | OPENBLAS | CUDA | CUBLAS | NVIDIA | HIP | HSA | ROCR | XLA | LIBTPU
+      | TORCH(?:INDUCTOR|ELASTIC|DYNAMO)? | PYTORCH | TRITON | TOKENIZERS | PYTHON | LD | LC | MALLOC | VLLM | HF_HUB
+      | SLURM )
+    _\w+
+    | PYTHON[A-Z]+ | PATH | LANG | TZ | TMPDIR | HOME | HF_HOME | HF_DATASETS_CACHE | TRANSFORMERS_(?:CACHE|OFFLINE)
+    """
+)
+
+
+def is_plain_variable(name: str, value: str) -> bool:
+    """Return True if a variable of a job may be shown: a known one of libraries, without a secret by name or by shape.
+
+    >>> [is_plain_variable(*pair) for pair in (("NCCL_DEBUG", "WARN"), ("PIN", "1234"), ("VLLM_API_KEY", "x"))]
+    [True, False, False]
+    """
+    return _PLAIN_NAME.fullmatch(name) is not None and not is_secret_name(name) and not holds_secret(value)
 
 
 def is_secret_name(name: str) -> bool:

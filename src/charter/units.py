@@ -6,6 +6,7 @@ here (reading what people write) and in reports (printing what people read).
 
 import math
 import re
+from math import floor, log10
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
@@ -15,6 +16,8 @@ SECONDS_PER_DAY = 86400.0
 HOURS_PER_MONTH = 730.0
 """Mean hours in a month (8,760 / 12), the convention of cloud storage prices."""
 MICRO_USD_PER_USD = 1_000_000
+LEAST_USD = 1e-4
+"""Less money than this is printed as less."""
 
 _BYTE_UNITS = {
     "b": 1,
@@ -81,11 +84,21 @@ def parse_seconds(value: object) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value) or value < 0:
             raise ValueError(f"{value!r} is not a duration; write it like 14d, 2h30m or 90s")
-        return float(value)
+        return _seconds(float(value))
     part = r"[0-9][0-9_,]*(?:\.[0-9]+)?\s*(?:sec|min|[smhdw])"
     match = _match(rf"{part}(?:\s*{part})*", value, "a duration", "14d, 2h30m or 90s")
     pieces = re.findall(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*(sec|min|[smhdw])", match[0])
-    return sum(_number(count) * _SECOND_UNITS[unit] for count, unit in pieces)
+    return _seconds(sum(_number(count) * _SECOND_UNITS[unit] for count, unit in pieces))
+
+
+MAX_SECONDS = 1e11
+"""Of any duration: three thousand years."""
+
+
+def _seconds(value: float) -> float:
+    if value > MAX_SECONDS:
+        raise ValueError(f"{value:.3g} s is more than {MAX_SECONDS:.0e} s, the longest of any duration")
+    return value
 
 
 def parse_usd(value: object) -> float:
@@ -97,9 +110,19 @@ def parse_usd(value: object) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value) or value < 0:
             raise ValueError(f"{value!r} is not an amount of money; write it like $25_000")
-        return float(value)
+        return _usd(float(value))
     match = _match(rf"\$?\s*{_NUMBER}\s*([kKmM]?)", value, "an amount of money", "$25_000")
-    return _number(match[1]) * _COUNT_UNITS[match[2].lower()]
+    return _usd(_number(match[1]) * _COUNT_UNITS[match[2].lower()])
+
+
+MAX_USD = 1e12
+"""Of anything that is paid: a hundredth of what the world earns in a year."""
+
+
+def _usd(value: float) -> float:
+    if value > MAX_USD:
+        raise ValueError(f"{value:.3g} is more than {MAX_USD:.0e}, the most usd of anything")
+    return value
 
 
 def parse_usd_per_hour(value: object) -> float:
@@ -176,20 +199,44 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_usd(usd: float | None) -> str:
-    """Money, or `unpriced` where no price is known.
+    """Money, or `unpriced` where no price is known: cents from ten of them on, two digits below, never a rounded zero.
 
-    >>> format_usd(1349.4), format_usd(0.01234), format_usd(None)
-    ('$1,349', '$0.0123', 'unpriced')
+    >>> format_usd(1349.4), format_usd(0.4), format_usd(0.01234), format_usd(0.00012), format_usd(None)
+    ('$1,349', '$0.40', '$0.012', '$0.00012', 'unpriced')
+    >>> format_usd(3e-6), format_usd(-12.5), format_usd(0)
+    ('< $0.0001', '-$12.50', '$0')
     """
     if usd is None:
         return "unpriced"
     if usd == 0:
         return "$0"
-    if abs(usd) >= 100:
-        return f"${usd:,.0f}"
-    if abs(usd) >= 1:
-        return f"${usd:,.2f}"
-    return f"${usd:.4f}"
+    size, sign = abs(usd), "-" if usd < 0 else ""
+    if size < LEAST_USD:
+        return f"< ${LEAST_USD:g}"
+    if size >= 100:
+        return f"{sign}${size:,.0f}"
+    if size >= 0.1:
+        return f"{sign}${size:,.2f}"
+    return f"{sign}${size:.{1 - floor(log10(size))}f}".rstrip("0")
+
+
+def format_ratio(ratio: float) -> str:
+    """A time over another as a share of that other, in words.
+
+    >>> format_ratio(1.04), format_ratio(0.98), format_ratio(1.002)
+    ('4 % longer', '2 % shorter', 'as long')
+    """
+    percent = round(100 * (ratio - 1))
+    return "as long" if percent == 0 else f"{abs(percent)} % {'longer' if percent > 0 else 'shorter'}"
+
+
+def format_machines(accelerator: str, per_node: int, nodes: int = 1) -> str:
+    """Accelerators of one machine, or of several: a number of nodes is never without the word.
+
+    >>> format_machines("H100", 8, 4), format_machines("H100", 8)
+    ('4 nodes x 8 H100', '8 x H100')
+    """
+    return f"{nodes:,} nodes x {per_node} {accelerator}" if nodes > 1 else f"{per_node} x {accelerator}"
 
 
 def format_count(count: float) -> str:

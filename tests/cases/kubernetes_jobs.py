@@ -20,6 +20,7 @@ ONE = StageJob(
     environment={"OMP_NUM_THREADS": "4", "CHARTER_LAUNCH_LEVEL": "3"},
     cpus_per_node=4,
     memory_bytes_per_node=16 * 2**30,
+    memory_limit_bytes_per_node=16 * 2**30,
     labels={"project": "assistant", "owner": "team α/alignment", "cost centre": "42"},
 )
 SHARDS = replace(
@@ -42,6 +43,7 @@ NODES = replace(
     accelerators_per_node=8,
     cpus_per_node=96,
     memory_bytes_per_node=1024 * 2**30,
+    memory_limit_bytes_per_node=None,  # by a plan
     time_limit_seconds=6 * 3600,
     stop_before_seconds=180,
     use_spot=True,

@@ -42,7 +42,9 @@ def dry_run(tmp_path: Path) -> Path:
     directory = tmp_path / "cai-8b"
     write_template(find_template("cai-8b"), directory)
     served = ["serving.judge.endpoint=http://judge:8000/v1", "serving.judge.api_key=env:JUDGE_KEY"]
-    project = load_project(directory, overrides=["launch.skypilot.bucket=s3://alignment/cai-8b", *served])
+    project = load_project(
+        directory, overrides=["launch.skypilot={bucket: s3://alignment/cai-8b, setup: pip install x}", *served]
+    )
     out = tmp_path / "dry"
     out.mkdir()
     write_dry_run(project, plan_project(project, directory), PriceBook.bundled(), out)

@@ -13,7 +13,7 @@ from charter.cli.main import app
 from charter.data.dataset import selected_rows
 from charter.data.rows import Row, pair_of
 from charter.errors import CharterError
-from charter.report.data_export.exporting import LEFT_OUT
+from charter.report.data_export import LEFT_OUT
 
 PROJECT = """\
 name: data

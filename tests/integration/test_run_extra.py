@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 OTHERS = (
-    "alembic", "bitsandbytes", "datasketch", "mlflow", "peft", "prometheus_client", "psycopg", "pyarrow", "pynvml",
-    "ray", "s3fs", "scipy", "starlette", "tensorboard", "uvicorn", "wandb",
+    "alembic", "bitsandbytes", "datasketch", "math_verify", "mlflow", "peft", "prometheus_client", "psycopg", "pyarrow",
+    "pynvml", "ray", "s3fs", "scipy", "starlette", "tensorboard", "uvicorn", "wandb",
 )  # fmt: skip
 """Packages of other extras, which nothing that `run` brings needs."""
 WITHOUT = f"""

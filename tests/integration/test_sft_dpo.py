@@ -6,8 +6,8 @@ import sys
 import forks
 import pytest
 
-from charter.dashboard.export import export_pages
-from charter.dashboard.settings import Settings
+from charter.dashboard.app import export_pages
+from charter.dashboard.site import Settings
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

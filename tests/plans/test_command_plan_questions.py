@@ -60,7 +60,7 @@ def test_what_if_shows_both_side_by_side(plan):
         market["plan"]["total"]["usd"]["p50"] / told["total"]["usd"]["p50"], abs=1e-5
     )
     assert none["plan"] is None
-    assert "T4:1" in none["reason"]
+    assert "2 nodes x 1 T4" in none["reason"]
     table = plan(*asked).stdout
     assert f"({market['ratio']['usd']:.2f} x)" in table
     assert "What if accelerators=T4:1:" in table
@@ -79,7 +79,8 @@ def test_start_gives_dates(plan):
     assert told["start"] == "2026-12-01T09:00"
     assert told["finish"]["p50"] > told["start"]
     assert (
-        f"it ends on {told['finish']['p50'].replace('T', ' ')} (p50)" in plan("--start", "2026-12-01T09:00:00").stdout
+        f"the run ends on {told['finish']['p50'].replace('T', ' ')} (p50)"
+        in plan("--start", "2026-12-01T09:00:00").stdout
     )
 
 

@@ -56,7 +56,7 @@ def test_ppo_of_7b_on_one_a100_lacks_a_factor_of_three_and_fits_with_an_adapter(
     one = ("resources.accelerators=A100-80GB:1",)
     told = refused("ppo-7b", *one)
     assert "needs 26" in told
-    assert "would fit on: A100-80GB:4, H100:4, H200:2, B200:2; or use an adapter" in told
+    assert "would fit on: 4 x A100-80GB, 4 x H100, 2 x H200, 2 x B200; or use an adapter" in told
     adapted = peak_gib("ppo-7b", *one, "pipeline.ppo.engine=openrlhf", "pipeline.ppo.adapter={rank: 64}")
     assert 66 < adapted < 73
 
@@ -68,7 +68,7 @@ def test_ppo_of_7b_fits_on_four_h100_of_94_gb(engine):
 
 
 def test_ppo_of_72b_in_verl_needs_more_than_16_devices_of_80_gb():
-    assert "would fit on: 4 x A100-80GB:8" in refused("ppo-72b")
+    assert "would fit on: 4 nodes x 8 A100-80GB" in refused("ppo-72b")
     assert "GiB of system memory" in refused("ppo-72b", "pipeline.ppo.engine=openrlhf")
     assert planned("ppo-72b", "resources.max_nodes=4").stages[0].option.num_accelerators == 32
 

@@ -189,7 +189,7 @@ def test_rejected_families_say_what_overflows(lab):
     both = (Place(infra="aws", accelerators=("A100:8",)), Place(infra="aws", accelerators=("H200:8",)))
     stage = lab.one(SFT, Resources(any_of=both, max_nodes=2), architecture=lab.LLAMA_70B).stages[0]
     reasons = {item.option: item.reason for item in stage.rejected}
-    small = next(reason for option, reason in reasons.items() if option.startswith("A100-SXM-40GB:8 zero3"))
+    small = next(reason for option, reason in reasons.items() if option.startswith("8 x A100-SXM-40GB zero3"))
     assert small.startswith("needs ")
     assert "GiB of" in small
     assert "largest: model" in small

@@ -18,7 +18,7 @@ from charter.plan.node_needs import Wires, storage_terms
 from charter.plan.option import DeviceGroup, RoleGroup
 from charter.plan.phase import Counters, Role, RolePhase, Workload
 from charter.plan.rl_work import characters
-from charter.report.plan_explain import explain_stage
+from charter.report.plan_table import explain_stage
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
 from charter.spec.ppo_stage import PpoStage

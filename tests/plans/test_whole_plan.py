@@ -71,7 +71,7 @@ def test_a_budget_binds_fastest_and_is_a_verdict_for_cheapest(lab):
     assert bound.budget_verdict == "ok"
     assert free.seconds.p50 < bound.seconds.p50 <= least.seconds.p50
     assert priced(lab, lab.H100, budget=Budget(limit=1.0)).budget_verdict == "over"
-    with pytest.raises(BudgetError, match=r"(?s)cheapest possible is \$.*sft.* on H100"):
+    with pytest.raises(BudgetError, match=r"(?s)cheapest possible is \$.*sft.* on 8 x H100"):
         priced(lab, lab.H100, objective="balanced", budget=Budget(limit=1.0))
 
 

@@ -16,10 +16,9 @@ from dashboard_server import Server, next_version
 from sqlalchemy import insert, select
 from starlette.testclient import TestClient
 
-from charter.dashboard.app import build_app
-from charter.dashboard.discovery import key_of
-from charter.dashboard.settings import Settings
-from charter.dashboard.table import PAGES
+from charter.dashboard.app import PAGES, build_app
+from charter.dashboard.reading import key_of
+from charter.dashboard.site import Settings
 from charter.ledger import Ledger
 from charter.ledger.opening import open_database
 from charter.ledger.schema import tables_of

@@ -122,7 +122,7 @@ def sample_seconds(stage_dir: Path) -> float:
     """Return the seconds that a stage spent on answers for people to read, over all its attempts."""
     total = 0.0
     try:
-        lines = (stage_dir / SAMPLE_TIMES).read_text(encoding="utf-8").splitlines()
+        lines = (stage_dir / SAMPLE_TIMES).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError):
         return total
     for line in lines:
@@ -156,7 +156,7 @@ def read_notes(run_dir: Path) -> dict[str, SampleNote]:
     """Return the remarks of a run by the identifier of the sample; a torn line is left out."""
     notes: dict[str, SampleNote] = {}
     try:
-        lines = (run_dir / SAMPLE_NOTES).read_text(encoding="utf-8").splitlines()
+        lines = (run_dir / SAMPLE_NOTES).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError):
         return notes
     for line in lines:

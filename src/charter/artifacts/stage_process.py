@@ -29,6 +29,7 @@ from charter.errors import (
     InterruptedRunError,
     MissingExtraError,
     StageError,
+    how_to_install,
 )
 from charter.redaction import hide_output, without_secrets
 
@@ -40,7 +41,6 @@ OUT_OF_MEMORY, DISK_FULL, PEER_LOST = "out_of_memory", "disk_full", "peer"
 _LOST_CONNECTION = ("DistBackendError", "DistNetworkError", "DistStoreError")
 _GLOO = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "gloo/transport")
 RUN_EXTRA = frozenset({"torch", "transformers", "tokenizers", "safetensors"})
-PIP_COMMAND = 'pip install ".[run]"'
 _PR_SET_PDEATHSIG = 1
 _OOM_ADJUSTMENT = Path("/proc/self/oom_score_adj")
 _OOM_RAISE, _OOM_MOST = 500, 1000
@@ -171,7 +171,7 @@ def _told(error: BaseException) -> tuple[int, str, str]:
     if isinstance(error, CharterError):
         return error.exit_code, error.label, str(error)
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in RUN_EXTRA:
-        lacking = f"running stages needs {error.name}: {PIP_COMMAND} (planning works without it)"
+        lacking = f"running stages needs {error.name}: {how_to_install('run')} (planning works without it)"
         return MissingExtraError.exit_code, MissingExtraError.label, lacking
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         advice = "use a smaller resources.micro_batch, or recompute: full"

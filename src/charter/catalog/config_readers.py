@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from charter.spec.architecture import Architecture, LatentAttention, MixtureOfExperts
+from charter.spec.architecture import Architecture, LatentAttention, MixtureOfExperts, SparseIndexer
 
 Config = Mapping[str, Any]
 
@@ -333,6 +333,20 @@ def starcoder2(config: Config) -> Architecture:
     )
 
 
+def latent_attention(config: Config, **more: Any) -> Architecture:
+    """A decoder with multi-head latent attention; a dense one (Youtu, MiniCPM 3) as it is."""
+    if config.get("attention_bias"):
+        raise ValueError("attention_bias = true with latent attention is not modelled")
+    latent = LatentAttention(
+        kv_lora_rank=size(config, "kv_lora_rank"),
+        q_lora_rank=config.get("q_lora_rank"),
+        qk_nope_head_dim=size(config, "qk_nope_head_dim"),
+        qk_rope_head_dim=size(config, "qk_rope_head_dim"),
+        v_head_dim=size(config, "v_head_dim"),
+    )
+    return gated(config, **({"model_type": "other", "head_dim": None, "latent_attention": latent} | more))
+
+
 DENSE_READERS: Mapping[str, Callable[[Config], Architecture]] = {
     "llama": gated,
     "granite": gated,
@@ -359,6 +373,8 @@ DENSE_READERS: Mapping[str, Callable[[Config], Architecture]] = {
     "cohere": cohere,
     "cohere2": cohere,
     "starcoder2": starcoder2,
+    "minicpm3": latent_attention,
+    "youtu": latent_attention,
 }
 """`model_type` -> reader."""
 
@@ -412,29 +428,39 @@ def qwen3_moe(config: Config) -> Architecture:
 
 
 def deepseek(config: Config) -> Architecture:
-    """DeepSeek-V2, V3, R1 and Kimi K2: latent attention, shared experts, leading dense layers."""
+    """DeepSeek-V2 to V3.2, Kimi K2, GLM-4.7-Flash, GLM-5: latent attention, shared experts, leading dense layers."""
+    kinds = config.get("mlp_layer_types")
     mixture = MixtureOfExperts(
         num_experts=size(config, "n_routed_experts", "num_local_experts"),
         experts_per_token=size(config, "num_experts_per_tok"),
         expert_intermediate_size=size(config, "moe_intermediate_size"),
         num_shared_experts=config.get("n_shared_experts") or 0,
-        num_dense_layers=config.get("first_k_dense_replace", 0),
-    )
-    latent = LatentAttention(
-        kv_lora_rank=size(config, "kv_lora_rank"),
-        q_lora_rank=config.get("q_lora_rank"),
-        qk_nope_head_dim=size(config, "qk_nope_head_dim"),
-        qk_rope_head_dim=size(config, "qk_rope_head_dim"),
-        v_head_dim=size(config, "v_head_dim"),
+        num_dense_layers=kinds.count("dense") if kinds else config.get("first_k_dense_replace", 0),
     )
     kind = "deepseek_v3" if config["model_type"] == "kimi_k2" else config["model_type"]
-    return gated(
+    run_here = ("deepseek_v2", "deepseek_v3")
+    return latent_attention(
         config,
-        model_type=kind,
-        head_dim=None,
+        model_type=kind if kind in run_here else "other",
         mixture=mixture,
-        latent_attention=latent,
+        sparse_indexer=_sparse_indexer(config) if config.get("index_topk") else None,
         num_mtp_layers=config.get("num_nextn_predict_layers") or 0,
+    )
+
+
+def _sparse_indexer(config: Config) -> SparseIndexer:
+    """DeepSeek sparse attention; in GLM-5 some layers may take the choice of the layer before."""
+    kinds = config.get("indexer_types") or config.get("index_topk_pattern")
+    layers, every = size(config, "num_hidden_layers"), max(config.get("index_topk_freq") or 1, 1)
+    first = config.get("index_skip_topk_offset", 2)
+    count = sum(max(layer - first + 1, 0) % every == 0 for layer in range(layers))
+    if kinds:
+        count = sum(kind in ("full", "F") for kind in kinds)
+    return SparseIndexer(
+        num_heads=size(config, "index_n_heads"),
+        head_dim=size(config, "index_head_dim"),
+        top_k=size(config, "index_topk"),
+        num_layers=None if count == layers else count,
     )
 
 
@@ -506,6 +532,9 @@ EXPERT_READERS: Mapping[str, Callable[[Config], Architecture]] = {
     "qwen3_moe": qwen3_moe,
     "deepseek_v2": deepseek,
     "deepseek_v3": deepseek,
+    "deepseek_v32": deepseek,
+    "glm4_moe_lite": deepseek,
+    "glm_moe_dsa": deepseek,
     "kimi_k2": deepseek,
     "gpt_oss": gpt_oss,
     "llama4_text": llama4,

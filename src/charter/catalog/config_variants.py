@@ -329,7 +329,6 @@ VISION_READERS: Mapping[str, Callable[[Config], Architecture]] = {
 }
 """`model_type` -> reader."""
 
-_INDEXER = "its indexer, which chooses the positions that attention sees, is not modelled"
 _WIDTHS = "layers whose heads, keys or embeddings are of unlike widths are not modelled"
 
 UNSUPPORTED: Mapping[str, str] = {
@@ -337,9 +336,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "whisper": "an encoder and decoder joined by cross-attention are not modelled",
     "t5": "an encoder and decoder joined by cross-attention are not modelled",
     "zamba2": "layers that share weights are not modelled",
-    "deepseek_v32": _INDEXER,
-    "deepseek_v4": _INDEXER,
-    "glm_moe_dsa": _INDEXER,
+    "deepseek_v4": "attention to compressed blocks of positions is not modelled",
     "gemma4": _WIDTHS,
     "gemma4_text": _WIDTHS,
     "hunyuan_v1_moe": "a shared MLP whose width no key says is not modelled",

@@ -17,6 +17,9 @@ from charter.errors import DataError, loads_json
 from charter.spec.architecture import Architecture, MixtureOfExperts
 from charter.spec.checks import check_heads
 
+MAX_BYTES = 2**24
+"""The largest configurations, with a scale for each layer's quantisation, have some hundred kB."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigReading:
@@ -47,6 +50,8 @@ def read_config(path: Path | str) -> ConfigReading:
     """Read a `config.json`, or that of a directory; an unknown `model_type` as one of the Llama family, and says so."""
     file = _config_file(Path(path).expanduser())
     try:
+        if file.stat().st_size > MAX_BYTES:
+            raise DataError(f"{file} is larger than {MAX_BYTES >> 20} MiB; a model's configuration is not")
         config = loads_json(file.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise DataError(f"{file} is not valid JSON ({error})") from None

@@ -10,7 +10,14 @@ from typing import Any
 from charter.catalog.aliases import closest
 from charter.catalog.rows import DATA, Provenance
 from charter.errors import CatalogError, UsageError
-from charter.spec.architecture import Architecture, Encoder, LatentAttention, MixtureOfExperts, StateSpace
+from charter.spec.architecture import (
+    Architecture,
+    Encoder,
+    LatentAttention,
+    MixtureOfExperts,
+    SparseIndexer,
+    StateSpace,
+)
 
 __all__ = ["CatalogModel", "catalog", "get", "resolve"]
 
@@ -89,7 +96,7 @@ def resolve(text: str) -> CatalogModel:
     return CatalogModel(
         name=text,
         architecture=reading.architecture,
-        assumption=reading.sentence,
+        assumption="; ".join(filter(None, (reading.sentence, _assumed(reading.architecture)))),
         published_parameters=None,
         aliases=(),
         note="",
@@ -126,12 +133,25 @@ def _model(block: Mapping[str, Any], file: str, number: int) -> CatalogModel:
         aliases=tuple(block.get("aliases", ())),
         note=block.get("note", ""),
         provenance=Provenance(source=block["source"], as_of=block["as_of"], confidence=block["confidence"]),
+        assumption=_assumed(architecture),
     )
+
+
+def _assumed(architecture: Architecture) -> str:
+    """Return what a plan assumes of sparse attention; empty without."""
+    indexer = architecture.sparse_indexer
+    if indexer is None:
+        return ""
+    text = (
+        f"attention reads only the {indexer.top_k:,} positions that its indexer chooses, and the indexer is not trained"
+    )
+    return f"{text}; where a stack masks full attention instead, long sequences cost more than planned"
 
 
 _PARTS: Mapping[str, Callable[..., Any]] = {
     "mixture": MixtureOfExperts,
     "latent_attention": LatentAttention,
+    "sparse_indexer": SparseIndexer,
     "state_space": StateSpace,
     "encoder": Encoder,
 }

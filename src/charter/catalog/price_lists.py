@@ -18,7 +18,7 @@ from charter.catalog.price_row import Import
 from charter.errors import UsageError, loads_json
 
 FETCH_SECONDS = 60.0
-LARGEST_LIST = 128 << 20
+LARGEST_LIST = 64 << 20
 """Bytes of a list: SkyPilot's of a large cloud has some ten million."""
 
 
@@ -53,7 +53,9 @@ def list_in(path: Path, *, cloud: str = "") -> PriceListText:
     """Read one list from disk; UsageError where there is no text."""
     if not path.is_file():
         raise UsageError(f"there is no file {path}")
-    return PriceListText(source=str(path), text=_text(str(path), path.read_bytes()), cloud=cloud)
+    with path.open("rb") as file:
+        body = _whole(str(path), file.read(LARGEST_LIST + 1))
+    return PriceListText(source=str(path), text=_text(str(path), body), cloud=cloud)
 
 
 def lists_at(sources: Sequence[str], *, cloud: str) -> Iterator[PriceListText]:
@@ -97,9 +99,14 @@ def _fetched(address: str, cloud: str) -> PriceListText:
     except (URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise UsageError(f"{address} cannot be read: {reason}") from None
-    if len(body) > LARGEST_LIST:
-        raise UsageError(f"{address} is longer than {LARGEST_LIST >> 20} MiB; that is no price list")
+    _whole(address, body)
     return PriceListText(source=address, text=_as_csv(address, body) if is_json else _text(address, body), cloud=cloud)
+
+
+def _whole(source: str, body: bytes) -> bytes:
+    if len(body) > LARGEST_LIST:
+        raise UsageError(f"{source} is longer than {LARGEST_LIST >> 20} MiB; that is no price list")
+    return body
 
 
 def _text(source: str, body: bytes) -> str:

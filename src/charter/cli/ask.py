@@ -1,6 +1,8 @@
 """`charter plan ask`: what can be trained on some hardware, for some money, in some time."""
 
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import count
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,7 +29,9 @@ from charter.cli.inquiry import (
 )
 
 if TYPE_CHECKING:
-    from charter.plan.ask import Inquiry, KindFile, Rung
+    from collections.abc import Callable, Iterator
+
+    from charter.plan.ask import Inquiry, Rung
     from charter.plan.plan import Plan
 
 Hardware = Annotated[
@@ -68,7 +72,7 @@ def ask(
     without hardware all of the price book is looked at. Exit codes: 0 something fits, 2 invalid, 3 nothing.
     """
     from charter.errors import InfeasibleError, UsageError
-    from charter.plan.ask import AMOUNT, kind_file, kind_of, most_data, with_amount
+    from charter.plan.ask import AMOUNT, kind_file, kind_of, most_data, rungs, with_amount
 
     meant = kind_of(kind)
     if meant is None:
@@ -80,9 +84,12 @@ def ask(
     question = inquiry_of(meant, model, said_in(context) | {"on": on or hardware})
     amount = AMOUNT.get(meant)
     is_filled = amount is not None and getattr(question, amount) is None
-    rows = _climbed(with_amount(question, DEFAULTS[amount]) if amount is not None and is_filled else question)
-    best = next((rung for rung in rows if rung.verdict == "fits"), None)
-    more = None if best is None else most_data(best, _plan)
+    if amount is not None and is_filled:
+        question = with_amount(question, DEFAULTS[amount])
+    with planner(is_quiet=as_json) as plan_of:
+        rows = list(rungs(question, plan_of))
+        best = next((rung for rung in rows if rung.verdict == "fits"), None)
+        more = None if best is None else most_data(best, plan_of)
     shown = best or rows[-1]
     assumed = kind_file(with_amount(shown.inquiry, None) if is_filled else shown.inquiry).assumed
     if as_json:
@@ -119,39 +126,43 @@ def _instead(least: "Rung", amount: str | None, *, is_one: bool) -> str:
     return f"give {', '.join(others)} or {last}" if others else f"give {last}"
 
 
-def _climbed(inquiry: "Inquiry") -> "list[Rung]":
-    """Plan every rung, with a bar on a terminal."""
+@contextmanager
+def planner(*, is_quiet: bool) -> "Iterator[Callable[[Inquiry], Plan]]":
+    """Plan an inquiry; a line on stderr says which one, where that is a terminal."""
     import sys
 
     from rich.console import Console
-    from rich.progress import Progress
 
-    from charter.plan.ask import rungs
+    screen = Console(file=sys.stderr, quiet=is_quiet)
+    if not screen.is_terminal:
+        yield _plan
+        return
+    with screen.status("planning") as line:
+        numbers = count(1)
 
-    rows = []
-    with Progress(console=Console(file=sys.stderr), transient=True) as bar:
-        task = bar.add_task("planning", total=None)
-        for rung in rungs(inquiry, _plan):
-            bar.update(task, description=f"planned {rung.size} {rung.method}")
-            rows.append(rung)
-    return rows
+        def told(inquiry: "Inquiry") -> "Plan":
+            line.update(f"plan {next(numbers)}: {_command(inquiry)}")
+            return _plan(inquiry)
+
+        yield told
 
 
-def _plan(file: "KindFile") -> "Plan":
+def _plan(inquiry: "Inquiry") -> "Plan":
     from charter.cli.common import project_of_text
+    from charter.plan.ask import kind_file
     from charter.plan.project_plan import plan_project
 
+    file = kind_file(inquiry)
     with said_in_options(file):
         project, root = project_of_text(file.text, [])
         now = datetime.now(tz=UTC)
         return plan_project(project, root, today=now.date(), start=now.replace(tzinfo=None))
 
 
-def _command(rung: "Rung") -> str:
-    """The command that shows a rung's plan."""
+def _command(inquiry: "Inquiry") -> str:
+    """The command that shows the plan of an inquiry."""
     from charter.plan.ask import OPTION_OF, SPOKEN, short
 
-    inquiry = rung.inquiry
     words = ["charter plan", SPOKEN[inquiry.kind], str(inquiry.model)]
     given = {OPTION_OF[name]: short(getattr(inquiry, name)) for name in OPTION_OF if name != "model"}
     given |= {"--on": inquiry.accelerators, "--nodes": inquiry.nodes, "--price": inquiry.price}
@@ -174,7 +185,7 @@ def _json(rung: "Rung") -> dict[str, Any]:
         "seconds": None if seconds is None else {"p50": seconds.p50, "p90": seconds.p90},
         "usd": None if usd is None else {"p50": usd.p50 / 1e6, "p90": usd.p90 / 1e6},
         "hardware": None if rung.plan is None else _hardware(rung.plan),
-        "command": _command(rung),
+        "command": _command(rung.inquiry),
         "why": rung.why or None,
     }
 
@@ -206,7 +217,7 @@ def _show(rows: "list[Rung]", best: "Rung | None", more: "Rung | None") -> None:
     if best is None and rows[-1].why:
         out.print(f"{rows[-1].size}, {rows[-1].method}: {rows[-1].why}")
     if best is not None:
-        out.print(f"The largest that fits: {best.size}, {best.method}. Its plan: {_command(best)}")
+        out.print(f"The largest that fits: {best.size}, {best.method}. Its plan: {_command(best.inquiry)}")
     if best is not None and more is not None:
         name = AMOUNT[best.inquiry.kind]
-        out.print(f"The most data for it: {format_count(getattr(more.inquiry, name))} {name}: {_command(more)}")
+        out.print(f"The most data for it: {format_count(getattr(more.inquiry, name))} {name}: {_command(more.inquiry)}")

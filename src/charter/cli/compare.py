@@ -67,7 +67,7 @@ def compare(
 def _wants_runs(things: list[str], *, plans: bool, runs: bool, overrides: list[str] | None) -> bool:
     """Return True if runs are compared: asked for, or all are projects that have run and nothing asks for plans."""
     from charter.errors import UsageError
-    from charter.report.run_compare.read import has_run
+    from charter.report.run_compare.comparison import has_run
 
     if runs and (plans or overrides):
         other = "--plans" if plans else "--set"
@@ -84,8 +84,7 @@ def _wants_runs(things: list[str], *, plans: bool, runs: bool, overrides: list[s
 def _compare_runs(things: list[str], *, as_json: bool, html: Path | None, all_figures: bool) -> None:
     import time
 
-    from charter.report.run_compare.comparison import compare_runs
-    from charter.report.run_compare.read import project_dir_of, read_sides
+    from charter.report.run_compare.comparison import compare_runs, project_dir_of, read_sides
 
     paths = [Path(text) for text in things]
     names = [project_dir_of(path).resolve().name for path in paths]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from charter.cost.own_hardware import OwnedServer, OwnOrRent
     from charter.ledger.call import CallSums
     from charter.ledger.focus_columns import Version
-    from charter.report.cost_read import CostFacts
+    from charter.report.cost import CostFacts
     from charter.run.accounts import BillImported, BillReconciled
 
 
@@ -54,14 +54,18 @@ def add_fee(
 
 def raise_limit(
     limit: Annotated[str, typer.Argument(metavar="USD", help="New limit: 500, $2_000, 5k.")],
+    of: Annotated[
+        str, typer.Option("--of", metavar="KEY", help="Another limit: budget.owners.ann, budget.tags.team=red.")
+    ] = "budget.limit",
     directory: DirOption = Path("."),
 ) -> None:
-    """Raise the budget's limit for this run; charter.yaml stays as it is, and a new limit there has the last word."""
+    """Raise a limit for this run; charter.yaml stays as it is, and a new limit there has the last word."""
     from charter.run.actions import raise_budget
     from charter.units import format_usd
 
-    before, now = raise_budget(project_root(directory), limit)
-    typer.echo(f"Budget raised from {format_usd(before)} to {format_usd(now)}; charter run goes on under it.")
+    before, now = raise_budget(project_root(directory), limit, of=of)
+    which = "Budget" if of == "budget.limit" else of
+    typer.echo(f"{which} raised from {format_usd(before)} to {format_usd(now)}; charter run goes on under it.")
 
 
 BILL_SCHEMA = "charter.bill/1"
@@ -167,7 +171,7 @@ def export(
     from charter.errors import UsageError
     from charter.ledger.focus_check import to_csv, to_parquet
     from charter.ledger.focus_columns import DEFAULT_VERSION
-    from charter.report.focus_dataset import focus_dataset
+    from charter.report.cost import focus_dataset
 
     before, _ = context.obj
     root = project_root(before if directory == Path(".") else directory)
@@ -436,6 +440,50 @@ cost_app.command("raise")(raise_limit)
 cost_app.command("add")(add_fee)
 
 
+@cost_app.command("showback")
+def cost_showback(
+    context: typer.Context,
+    by: Annotated[
+        list[str] | None, typer.Option("--by", metavar="WHAT", help="owner, run, stage, tag:NAME; repeatable.")
+    ] = None,
+    since: Annotated[str, typer.Option("--from", metavar="MONTH", help="First UTC month, like 2026-10.")] = "",
+    until: Annotated[str, typer.Option("--to", metavar="MONTH", help="Last one.")] = "",
+    directory: DirOption = Path("."),
+    json_: JsonOption = False,
+) -> None:
+    """Show what every owner, team or run has cost by month: all projects that share the ledger."""
+    from charter.cli.common import console
+    from charter.ledger import Ledger
+    from charter.ledger.store import ledger_place
+    from charter.ledger.sums import total_of
+    from charter.report.cost_text import by_month, months_table, sums_json
+    from charter.run.paths import run_dir
+
+    project, root = open_project(_chosen(context, directory))
+    names = tuple(dict.fromkeys(by or ("owner",)))
+    first, last = (_day_of_month(month, last=is_last) for month, is_last in ((since, False), (until, True)))
+    with Ledger.open(ledger_place(run_dir(root.resolve()), project.storage.ledger), create=False) as ledger:
+        parts = by_month(ledger.sums(by=(*names, "day"), since=first, until=last))
+    if json_ or context.obj[1]:
+        months = [sums_json(part) for part in parts]
+        print_json({"schema": "charter.showback/1", "by": names, "months": months, "total": sums_json(total_of(parts))})
+    else:
+        console(markup=True).print(months_table(names, parts))
+
+
+def _day_of_month(month: str, *, last: bool) -> str | None:
+    """Return the first or the last possible day of a month; days are compared as texts."""
+    if not month:
+        return None
+    try:
+        datetime.strptime(month, "%Y-%m")
+    except ValueError:
+        from charter.errors import UsageError
+
+        raise UsageError(f"{month!r} is no month; write it like 2026-10") from None
+    return f"{month}-31" if last else f"{month}-01"
+
+
 @cost_app.command("report")
 def cost_report(context: typer.Context, directory: DirOption = Path("."), json_: JsonOption = False) -> None:
     """Plan against actual by stage, waste, cost per unit, budget."""
@@ -447,8 +495,8 @@ def cost_budget(context: typer.Context, directory: DirOption = Path("."), json_:
     """Every limit of the budget: spent, forecast, per hour, state. Exit code 4 when one is reached."""
     from charter.cli.common import console
     from charter.errors import UsageError
-    from charter.report.cost_groups import limits_table
-    from charter.report.cost_read import read_costs
+    from charter.report.cost import read_costs
+    from charter.report.cost_text import limits_table
 
     project, root = open_project(_chosen(context, directory))
     if project.budget is None:
@@ -469,8 +517,8 @@ def cost_advise(context: typer.Context, directory: DirOption = Path("."), json_:
     from dataclasses import asdict
 
     from charter.cli.common import console
-    from charter.report.cost_groups import advice_table
-    from charter.report.cost_read import read_advice, read_costs
+    from charter.report.cost import read_advice, read_costs
+    from charter.report.cost_text import advice_table
 
     project, root = open_project(_chosen(context, directory))
     advice = read_advice(read_costs(project, root), root)
@@ -491,8 +539,7 @@ def _chosen(context: typer.Context, directory: Path) -> Path:
 def _report(directory: Path, *, as_json: bool) -> None:
     from charter.cli.common import console
     from charter.report.cost import cost_json
-    from charter.report.cost_groups import groups_json, limits_table, print_groups
-    from charter.report.cost_text import print_cost, print_imported
+    from charter.report.cost_text import groups_json, limits_table, print_cost, print_groups, print_imported
     from charter.report.overview import overview
     from charter.report.read import read_run
 
@@ -517,7 +564,7 @@ def _report(directory: Path, *, as_json: bool) -> None:
 
 def _facts(root: Path) -> "CostFacts | None":
     """The sums of the run; None where charter.yaml no longer loads, which the report says."""
-    from charter.report.cost_read import read_costs
+    from charter.report.cost import read_costs
 
     project = loadable_project(root)
     return None if project is None else read_costs(project, root)

@@ -78,7 +78,7 @@ def check(
 ) -> None:
     """Read every row as a stage would: bad rows with their lines, blank texts, duplicates; exit code 8 for bad ones."""
     from charter.errors import DataError
-    from charter.report.data_check import check_data, check_lines
+    from charter.report.data_stats import check_data, check_lines
 
     chosen = _data_of(directory) if path is None else [(path, _spec(path, format))]
     reports = [check_data(place, spec) for place, spec in chosen]

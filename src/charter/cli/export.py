@@ -77,7 +77,7 @@ def export(
     if target is None:
         raise UsageError(f"give the directory to write: `charter artifacts export {stage} TARGET`, or --engine ENGINE")
     if format != "model":
-        from charter.report.data_export.exporting import export_data
+        from charter.report.data_export import export_data
 
         exported = export_data(project, root, stage, target, format=format, licence=licence)
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(exported.kinds.items()))

@@ -121,7 +121,7 @@ def print_memory(
     usable = report["usable_bytes"]
     free = usable - memory.total_bytes
     verdict = f"fits, {format_bytes(free)} free" if free >= 0 else f"does not fit, {format_bytes(-free)} too much"
-    capacity = f"of {usable / 2**30:.2f} GiB that a plan uses of {device.memory_bytes / 2**30:.2f}: {verdict}"
+    capacity = f"of {usable / 2**30:.2f} usable ({device.memory_bytes / 2**30:.2f} on the device): {verdict}"
     table.add_row("total", f"{memory.total_bytes / 2**30:.2f}", "", capacity, style="bold")
     out.print(table)
     phases = ", ".join(f"{phase} {size / 2**30:.2f}" for phase, size in memory.phase_bytes.items())
@@ -340,12 +340,15 @@ def _training(
     """Memory of a training layout with everything but the layout fixed; constants and interval as calibrated."""
     from dataclasses import replace
 
+    from charter.errors import UsageError
     from charter.physics.memory import training_memory
     from charter.physics.memory_profiles import PROFILES
     from charter.plan.knowledge import memory_of_stack
     from charter.spec.layout import Adapter
 
     adapter = None if mode == "train" else Adapter(rank=rank, base_bits=4 if mode == "qlora" else 16)
+    if adapter is not None and (refusal := adapter.too_large(shape.hidden_size)):
+        raise UsageError(f"--lora {rank}: {refusal}")
     fitted = memory_of_stack(stack, "training memory" if adapter is None else "adapter memory")
 
     def judge(layout: "Layout") -> "MemoryBreakdown":

@@ -456,8 +456,7 @@ def _show(
     if as_json:
         print_json(result.to_json() | more)
         return
-    from charter.report.plan_explain import explain_stage
-    from charter.report.plan_table import plan_table
+    from charter.report.plan_table import explain_stage, plan_table
 
     if explain is None:
         command, then = further
@@ -465,7 +464,7 @@ def _show(
         if result.start is not None:
             plan_console().print(_finish(result), highlight=False)
         if result.alternatives:
-            from charter.report.alternatives_table import alternatives_table
+            from charter.report.plan_table import alternatives_table
 
             plan_console().print(alternatives_table(result))
         from charter.plan.what_if import with_other_engines
@@ -492,7 +491,7 @@ def _finish(result: "Plan") -> str:
         finish_date(value, result.start).strftime("%Y-%m-%d %H:%M")
         for value in (result.seconds.p50, result.seconds.p90)
     )
-    return f"Dates: started on {result.start:%Y-%m-%d %H:%M} UTC, it ends on {median} (p50) to {high} (p90)."
+    return f"Dates: started on {result.start:%Y-%m-%d %H:%M} UTC, the run ends on {median} (p50) to {high} (p90)."
 
 
 def _write(result: "Plan", output: Path) -> None:

@@ -321,7 +321,7 @@ def resume(
 
 def run_and_show(project: "Project", root: Path, options: "RunOptions", *, json_events: bool) -> None:
     """Run a project and show its events as they come."""
-    from charter.report.tracked_cards import CardWriter
+    from charter.report.export import CardWriter
     from charter.run.runner import run_project
 
     with view(as_json=json_events, live=wants_live_display()) as show:

@@ -66,6 +66,8 @@ def submit(
             return
         if shown.problem:
             typer.echo(f"no plan ({shown.problem}): charter.yaml alone says what is asked for", err=True)
+        for refusal in shown.refused:
+            typer.echo(f"warning[submit]: not sent as shown: {refusal}", err=True)
         typer.echo(shown.texts, nl=False)
         return
     keep_chosen_engines(project, root)

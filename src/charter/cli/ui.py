@@ -45,9 +45,9 @@ def ui(
     ] = None,
 ) -> None:
     """Show runs, costs and plans in a browser; only for whoever has the printed address."""
-    from charter.dashboard.discovery import check_roots
+    from charter.dashboard.reading import check_roots
     from charter.dashboard.serving import missing_extra, serve
-    from charter.dashboard.settings import Settings, token_from
+    from charter.dashboard.site import Settings, token_from
     from charter.inference.serve.options import is_loopback
     from charter.redaction import show
 
@@ -66,7 +66,7 @@ def ui(
     )
     if export is not None:
         try:
-            from charter.dashboard.export import export_pages
+            from charter.dashboard.app import export_pages
         except ImportError as error:
             raise missing_extra(error) from error
         count = export_pages(settings, export)

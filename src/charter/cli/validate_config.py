@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from charter.spec.project import Project
 
 
@@ -41,8 +39,9 @@ def check_command(
     if expand:
         typer.echo("".join(f"# {line}\n" for line in deviations) + project_yaml(project), nl=False)
         return
+    assumed = _assumptions(project, config if config.is_dir() else config.parent)
     typer.echo(f"{config}: no errors; {project.name} runs {' -> '.join(execution_order(project))}")
-    for line in (*deviations, *_assumed(project, config if config.is_dir() else config.parent)):
+    for line in (*deviations, *assumed):
         typer.echo(line)
     lacking = [problem for name, stage in project.pipeline.items() for problem in check_runnable(name, stage)]
     if lacking:
@@ -51,15 +50,21 @@ def check_command(
         typer.echo(f"  {problem}")
 
 
-def _assumed(project: "Project", directory: Path) -> "Iterator[str]":
-    """Yield the assumptions of a plan about the models; nothing of one that is not there yet."""
+def _assumptions(project: "Project", directory: Path) -> list[str]:
+    """Return the assumptions of a plan about the models that are there; refuse adapters as large as their model."""
     from charter.errors import DataError, SpecError, UsageError
+    from charter.plan.pipeline_names import Models
     from charter.plan.project_plan import read_model
 
+    lines, architectures = [], {}
     for name in project.models:
         try:
-            _, assumptions = read_model(name, project, directory)
+            architecture, assumptions = read_model(name, project, directory)
         except (DataError, SpecError, UsageError):
             continue
-        for item in assumptions:
-            yield f"assumed, {item.name}: {item.source}"
+        if architecture is not None:
+            architectures[name] = architecture
+        lines += [f"assumed, {item.name}: {item.source}" for item in assumptions]
+    if problems := list(Models(project=project, architectures=architectures).too_large_adapters()):
+        raise SpecError(problems)
+    return lines

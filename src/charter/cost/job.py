@@ -22,7 +22,7 @@ def micro_usd(usd: float) -> int:
     amount = Decimal(repr(float(usd)))
     if not amount.is_finite():
         raise UsageError(f"{usd!r} is not an amount of money")
-    return int((amount * MICRO_USD_PER_USD).quantize(Decimal(1), rounding=ROUND_HALF_EVEN))
+    return int((amount * MICRO_USD_PER_USD).to_integral_value(rounding=ROUND_HALF_EVEN))
 
 
 def usd(micro: int) -> float:

@@ -1,14 +1,15 @@
-"""Web application: addresses to pages, errors to pages, events of live pages."""
+"""Web application: addresses to pages, errors to pages, events of live pages; and all pages as files."""
 
 import asyncio
 import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -17,15 +18,19 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
+from charter.artifacts import durable
 from charter.dashboard.guard import RequestGuard, csrf_of
-from charter.dashboard.links import ASSETS, LiveLinks
 from charter.dashboard.page import Context, NoSuchPageError, Page
+from charter.dashboard.pages import compare, run
 from charter.dashboard.pages.api import ROUTES as API_ROUTES
+from charter.dashboard.pages.cost import COST
+from charter.dashboard.pages.data import DATA, DATA_ROUTES, RECORDS, SAMPLES
+from charter.dashboard.pages.home import HOME
+from charter.dashboard.pages.plan import ACCURACY, ACCURACY_ROUTES, PLAN, PLAN_ROUTES
+from charter.dashboard.pages.stage import APPROVE, STAGE
 from charter.dashboard.reading import ProjectReader
-from charter.dashboard.render import error_page, json_text, render_page
-from charter.dashboard.settings import OPERATOR, Settings
-from charter.dashboard.site import ProjectSite
-from charter.dashboard.table import PAGES, POSTS
+from charter.dashboard.render import ASSETS, LiveLinks, StaticLinks, error_page, json_text, render_page
+from charter.dashboard.site import OPERATOR, ProjectSite, Settings
 from charter.errors import CharterError, UsageError
 
 # -------- Buttons of the pages.
@@ -208,6 +213,24 @@ class Streams:
         return "gone" if key and reader is None else self._site.version(reader)
 
 
+PAGES: tuple[Page, ...] = (
+    HOME,
+    run.PAGE,
+    run.ACTIONS,
+    run.FILES,
+    STAGE,
+    COST,
+    PLAN,
+    DATA,
+    SAMPLES,
+    APPROVE,
+    RECORDS,
+    ACCURACY,
+    compare.SWEEPS,
+    compare.PAGE,
+)
+POSTS: tuple[BaseRoute, ...] = (*PLAN_ROUTES, *DATA_ROUTES, *ACCURACY_ROUTES, *compare.ROUTES)
+"""Addresses that answer forms: behind the guard, so with session, own origin and CSRF token. They change no file."""
 LINKS = LiveLinks({page.name: page.path for page in PAGES})
 KEPT_PAGES = 256
 SAME_SECONDS = 2
@@ -365,3 +388,52 @@ async def _defect(_: Request, error: Exception) -> Response:
     return error_page(
         500, "This page could not be made", f"A defect of Charter ({type(error).__name__}); the terminal has the rest."
     )
+
+
+MARK = "charter-export.txt"
+_WORDS = "Pages written by `charter ui --export`; the next export into this directory replaces them.\n"
+
+
+def export_pages(settings: Settings, out: Path) -> int:
+    """Write every page of every project into a directory; returns how many. An earlier export there is replaced."""
+    check_place(out)
+    site, links = ProjectSite(settings), StaticLinks()
+    readers = site.readers()
+    if not readers:
+        places = ", ".join(str(root) for root in settings.roots)
+        raise UsageError(f"there is no project below {places}; `charter init --template cai-tiny DIR` writes one")
+    durable.make_dir(out / "assets")
+    durable.write_file(out / MARK, _WORDS)
+    for name in ASSET_FILES:
+        durable.write_file(out / links.asset(name), asset_bytes(name))
+    written: set[str] = set()
+    for name, text in pages_of(site, readers, time.time()):
+        durable.write_file(out / name, text)
+        written.add(name)
+    for old in out.glob("*.html"):
+        if old.name not in written:
+            old.unlink()
+    return len(written)
+
+
+def check_place(out: Path) -> None:
+    """UsageError for a directory that holds something else than an earlier export."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--export {out}: is a file; give a directory")
+    if out.is_dir() and any(out.iterdir()) and not (out / MARK).exists():
+        raise UsageError(f"--export {out}: holds other files; give an empty or a new directory")
+
+
+def pages_of(site: ProjectSite, readers: tuple[ProjectReader, ...], now: float) -> Iterator[tuple[str, str]]:
+    """File name and text of every page."""
+    links = StaticLinks()
+    for page in PAGES:
+        if not page.of_project:
+            context = Context(site=site, links=links, now=now)
+            yield links.page(page.name), render_page(page, context, page.build(context), pages=PAGES)
+            continue
+        for reader in readers:
+            for params in page.each(reader.snapshot()):
+                name = links.page(page.name, query=None, project=reader.found.key, **params)
+                context = Context(site=site, links=links, now=now, params=params, reader=reader)
+                yield name, render_page(page, context, page.build(context), pages=PAGES)

@@ -10,9 +10,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from charter.dashboard.links import API, ASSETS, PLAIN_LINKS
-from charter.dashboard.render import render_plain
-from charter.dashboard.settings import LOOPBACK_NAMES, OPERATOR, VIEWER, Settings
+from charter.dashboard.render import API, ASSETS, PLAIN_LINKS, render_plain
+from charter.dashboard.site import LOOPBACK_NAMES, OPERATOR, VIEWER, Settings
 from charter.inference.serve.options import is_loopback
 
 READING = frozenset({"GET", "HEAD"})

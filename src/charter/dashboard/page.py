@@ -1,7 +1,8 @@
 """A page: an address, and a function from a snapshot to the values that its template prints.
 
 To add one: a view model (pure, in `report` or `dashboard/view`), a module in `dashboard/pages` with a `PAGE`, a
-template, and its name in `dashboard/table.py`. Navigation, live updates, export and the tests of every page follow.
+template, and its name in `PAGES` of `dashboard/app.py`. Navigation, live updates, export and the tests of every page
+follow.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import threading
 import time
 from collections import defaultdict
@@ -19,10 +20,8 @@ from charter.artifacts.lease import LEASE, read_holder
 from charter.artifacts.stage_dir import PROGRESS
 from charter.artifacts.stage_state import Phase, StageState, budget_holds, read_stage, stage_state
 from charter.artifacts.whole_dir import MANIFEST
-from charter.dashboard.discovery import FILE, ProjectDirectory
-from charter.dashboard.snapshot import CostGroup, Json, LedgerNow, Snapshot, StageNow
-from charter.dashboard.stamped import JsonFiles, Stamp, stamp_of
-from charter.errors import CharterError
+from charter.dashboard.snapshot import CostGroup, Json, JsonFiles, LedgerNow, Snapshot, StageNow, Stamp, stamp_of
+from charter.errors import CharterError, UsageError
 from charter.ledger import Accounted, Ledger
 from charter.ledger.place import NoLedgerError, is_server
 from charter.ledger.store import LEDGER_FILE, has_ledger, ledger_place
@@ -30,12 +29,76 @@ from charter.ledger.sums import Sums, total_of
 from charter.run.approval import APPROVALS
 from charter.run.events import EVENTS_FILE, last_events
 from charter.run.graph import ACCEPTED_FILE, Pipeline, PlannedStage, build_pipeline, hashes_of
-from charter.run.paths import TAGS_FILE, own_tags, run_dir, stages_dir
-from charter.run.planned import PLAN_FILE
+from charter.run.paths import RUN, TAGS_FILE, own_tags, run_dir, stages_dir
+from charter.run.planned import PLAN_FILE, plan_of_this_schema
 from charter.run.staleness import states_of
 from charter.spec.load import BUDGET_FILE
 from charter.spec.project import Project
 from charter.tracking.jsonl import IMPORTED_METRICS, METRICS
+
+FILE = "charter.yaml"
+DEEPEST = 4
+"""Levels below a given directory; projects lie beside each other, not far down."""
+MOST = 2000
+_PASSED = frozenset({"node_modules", "__pycache__", "site-packages", RUN, "stages", "outputs"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectDirectory:
+    """A project directory."""
+
+    key: str
+    """Names it in addresses: its directory's name, and a mark that tells equal names apart."""
+    root: Path
+    label: str
+    """Its path as a reader knows it: below the directory that was given."""
+
+
+def check_roots(roots: Iterable[Path]) -> None:
+    """UsageError for a directory that is not there."""
+    for root in roots:
+        if not root.is_dir():
+            raise UsageError(f"there is no directory {root}; give directories that hold projects")
+
+
+def find_projects(roots: Iterable[Path]) -> tuple[ProjectDirectory, ...]:
+    """Every project below the directories, in the order of their paths; each once."""
+    projects: dict[Path, ProjectDirectory] = {}
+    for root in roots:
+        resolved = root.resolve()
+        for path in _walk(resolved, DEEPEST):
+            if path not in projects and len(projects) < MOST:
+                label = resolved.name if path == resolved else str(path.relative_to(resolved))
+                projects[path] = ProjectDirectory(key=key_of(path), root=path, label=label)
+    return tuple(sorted(projects.values(), key=lambda item: (item.label, item.key)))
+
+
+def key_of(root: Path) -> str:
+    """The key of a project directory; it holds nothing that has a meaning in a path or an address.
+
+    >>> key_of(Path("/home/me/Harmless 8B"))
+    'harmless-8b-426849'
+    """
+    mark = hashlib.sha256(str(root).encode("utf-8", "surrogateescape")).hexdigest()[:6]
+    words = re.sub(r"[^a-z0-9]+", "-", root.name.lower()).strip("-")[:40]
+    return f"{words or 'project'}-{mark}"
+
+
+def _walk(directory: Path, levels: int) -> Iterable[Path]:
+    if (directory / FILE).is_file() or (directory / RUN / "events.jsonl").is_file():
+        yield directory
+        return
+    if not levels:
+        return
+    try:
+        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in entries:
+        if entry.name.startswith(".") or entry.name in _PASSED or not entry.is_dir(follow_symlinks=False):
+            continue
+        yield from _walk(Path(entry.path), levels - 1)
+
 
 RECENT = 300
 """Attempts that a snapshot holds one by one, for an exact curve of spending; of a run with more it holds sums."""
@@ -352,7 +415,7 @@ class ProjectReader:
         problems = [problem] if problem else []
         where = run_dir(root)
         ledger = self._ledger(project, now)
-        plan = self.files.read(where / PLAN_FILE) or None
+        plan = plan_of_this_schema(self.files.read(where / PLAN_FILE) or None)
         events = last_events(where / EVENTS_FILE)
         tags = own_tags(self.files.read(where / TAGS_FILE))
         looked = Looked(root=root, ledger=ledger, planned=planned_stages(plan), now=now, holds=budget_holds(events))

@@ -4,8 +4,8 @@ import socket
 from collections.abc import Callable
 from urllib.parse import quote
 
-from charter.dashboard.settings import Settings, check_settings
-from charter.errors import MissingExtraError, UsageError
+from charter.dashboard.site import Settings, check_settings
+from charter.errors import MissingExtraError, UsageError, how_to_install
 
 
 def serve(settings: Settings, tell: Callable[[str], None]) -> None:
@@ -70,6 +70,4 @@ def missing_extra(error: ImportError) -> MissingExtraError:
     """Return the error that names the extra to install; raise the given error where a module of ours is missing."""
     if (error.name or "charter").partition(".")[0] == "charter":
         raise error
-    return MissingExtraError(
-        f'the dashboard needs {error.name}, which is not installed; install it with: pip install ".[ui]"'
-    )
+    return MissingExtraError(f"the dashboard needs {error.name}, which is not installed: {how_to_install('ui')}")

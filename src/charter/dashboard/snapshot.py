@@ -1,14 +1,120 @@
-"""One project as it stood at one moment: what every page is made from. Frozen values, read once and shared."""
+"""One project as it stood at one moment, and how its files are read: JSON again only when changed, ends of logs.
 
+A snapshot is what every page is made from: frozen values, read once and shared."""
+
+import os
+import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from charter.artifacts.stage_state import STATES, Phase, run_phase
+from charter.errors import loads_json
 from charter.ledger import Accounted
 from charter.ledger.attempt import Attempt
 from charter.ledger.sums import Sums
+from charter.redaction import without_shapes
+from charter.run.events import end_of_file
+
+Stamp = tuple[int, int, int]
+
+
+def stamp_of(path: Path | str) -> Stamp | None:
+    """Return the stamp that tells one state of a file from another; None when there is no such file."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+class JsonFiles:
+    """Contents of JSON files, cached by their stamps."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[Stamp, Mapping[str, Any]]] = {}
+        self._lock = threading.Lock()
+
+    def read(self, path: Path) -> Mapping[str, Any]:
+        """The object in a file; empty when there is none, or when it is no JSON object (it may be half-written)."""
+        stamp = stamp_of(path)
+        if stamp is None:
+            return {}
+        with self._lock:
+            cached = self._known.get(path)
+        if cached is not None and cached[0] == stamp:
+            return cached[1]
+        try:
+            content: Any = loads_json(path.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        mapping: Mapping[str, Any] = content if isinstance(content, dict) else {}
+        with self._lock:
+            self._known[path] = (stamp, mapping)
+        return mapping
+
+
+LOG_BYTES = 64 * 1024
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+"""Colours and cursor moves of terminals (ECMA-48)."""
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""What is invisible or turns the direction of text round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogTail:
+    """The last lines of a log."""
+
+    lines: tuple[str, ...]
+    whole: bool
+    """Whether these are all lines."""
+    size_bytes: int
+
+
+def log_tail(path: Path, *, most_bytes: int = LOG_BYTES) -> LogTail:
+    """The end of a log as plain lines, from a whole line on; empty where there is no log."""
+    try:
+        content, size = end_of_file(path, most_bytes)
+    except OSError:
+        return LogTail(lines=(), whole=True, size_bytes=0)
+    complete = len(content) == size
+    if not complete:
+        content = content.partition(b"\n")[2]
+    text = without_shapes(content.decode("utf-8", "replace"))
+    return LogTail(lines=tuple(plain(line) for line in text.splitlines()), whole=complete, size_bytes=size)
+
+
+SEARCHED_BYTES = 32 * 1024**2
+MOST_LINES = 500
+
+
+def log_lines_with(path: Path, text: str, *, most: int = MOST_LINES, searched_bytes: int = SEARCHED_BYTES) -> LogTail:
+    """Return the last lines of a log that hold a text, whatever its case, each with its number where that is known."""
+    try:
+        content, size = end_of_file(path, searched_bytes)
+    except OSError:
+        return LogTail(lines=(), whole=True, size_bytes=0)
+    complete, needle = len(content) == size, text.casefold()
+    lines = [plain(line) for line in without_shapes(content.decode("utf-8", "replace")).splitlines()]
+    hits = [
+        f"{number}: {line}" if complete else line
+        for number, line in enumerate(lines, start=1)
+        if needle in line.casefold()
+    ]
+    return LogTail(lines=tuple(hits[-most:]), whole=complete and len(hits) <= most, size_bytes=size)
+
+
+def plain(line: str) -> str:
+    """A line without colours; other control characters are shown, not obeyed; of what `\\r` overwrote the last stays.
+
+    >>> plain("\\x1b[31mred\\x1b[0m 10 %\\r20 %"), plain("a\\x00b")
+    ('20 %', 'a\\ufffdb')
+    """
+    line = _ESCAPES.sub("", line).rstrip("\r").rpartition("\r")[2]
+    return _CONTROLS.sub("\ufffd", line)
+
 
 State = Literal["pending", "waiting", "running", "interrupted", "failed", "done"]
 """Tone in which a page shows a phase: the machine's word, and `waiting` for what somebody has to let go on."""

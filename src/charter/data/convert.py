@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from charter.data.dataset import each_row
-from charter.data.formats import PIP_COMMAND
 from charter.data.rows import BadRowError, Row, SkippedRows, is_unicode, json_kind, row_kind
-from charter.errors import MissingExtraError, UsageError
+from charter.errors import MissingExtraError, UsageError, how_to_install
 from charter.spec.project import DataSpec
 
 Turn = dict[str, str]
@@ -290,4 +289,6 @@ def _pyarrow(module: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        raise MissingExtraError(f"writing Parquet needs {error.name}: {PIP_COMMAND}; .jsonl needs nothing") from None
+        raise MissingExtraError(
+            f"writing Parquet needs {error.name}: {how_to_install('data')}; .jsonl needs nothing"
+        ) from None

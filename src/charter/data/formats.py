@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from charter.data.rows import Bad, BadRowError, Row, parse_json, parse_object
-from charter.errors import DataError, MissingExtraError, loads_json
+from charter.errors import DataError, MissingExtraError, how_to_install, loads_json
 
-PIP_COMMAND = 'pip install ".[data]"'
 TURN_FIELDS = ("messages", "prompt", "completion", "chosen", "rejected")
 BATCH_ROWS = 512
 
@@ -105,7 +104,7 @@ def _pyarrow(path: Path, module: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        raise MissingExtraError(f"reading {path} needs {error.name}: {PIP_COMMAND}") from None
+        raise MissingExtraError(f"reading {path} needs {error.name}: {how_to_install('data')}") from None
 
 
 def read_jsonl(path: Path, bad: Bad, *, before: int = 0) -> Iterator[Row]:

@@ -131,6 +131,22 @@ def _has_shape(value: Any, schema: Mapping[str, Any]) -> bool:
     return not isinstance(value, list) or all(_has_shape(item, schema.get("items", {})) for item in value)
 
 
+def expression(answer: str, truth: object) -> float | None:
+    """1 where the last expression of the answer equals the truth, as math-verify reads and simplifies both, else 0.
+
+    Needs the package math-verify. A truth that it cannot read is a failure, an answer that it cannot read is wrong.
+    """
+    if truth is None:
+        return None
+    from math_verify import parse, verify
+
+    # Its own limits of time are alarms, which would take the place of those that end this call.
+    wanted = parse(f"${truth}$", parsing_timeout=None) or parse(str(truth), parsing_timeout=None)
+    if not wanted:
+        raise ValueError(f"the row's answer, {truth!r}, holds no expression")
+    return float(verify(wanted, parse(answer, parsing_timeout=None), timeout_seconds=None))
+
+
 def overlong(tokens: int, longest: int, cache: int) -> float:
     """Penalty of a long answer: 0 up to longest - cache tokens, falling to -1 at `longest` and beyond.
 
@@ -163,6 +179,7 @@ SHIPPED: Mapping[str, Callable[..., float | None]] = {
     "regex": regex,
     "tags": tags,
     "json_schema": json_schema,
+    "expression": expression,
     "overlong": overlong,
     "repetition": repetition,
 }

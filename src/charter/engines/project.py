@@ -5,7 +5,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from charter.engines import engine_names, fp8_instead, fp8_refusal
+from charter.engines import capabilities, engine_names, fp8_instead, fp8_refusal
+from charter.engines.common.capabilities import INSTEAD_OF_REWARDS, refused_rewards
 from charter.errors import Problem
 from charter.spec import load
 from charter.spec.project import Project
@@ -35,7 +36,7 @@ def project_of(
 
 
 def engine_problems(project: Project) -> Iterator[Problem]:
-    """Yield names that no engine has, and number formats that a stage's engine does not train in."""
+    """Yield names that no engine has, and number formats and rewards that a stage's engine does not take."""
     for name in project.engines:
         if name not in engine_names():
             yield _unknown(name, f"engines.{name}")
@@ -43,7 +44,11 @@ def engine_problems(project: Project) -> Iterator[Problem]:
         path = f"pipeline.{name}"
         if stage.engine not in engine_names():
             yield _unknown(stage.engine, f"{path}.engine")
-        elif getattr(stage, "dtype", None) == FP8 and (reason := fp8_refusal(stage.engine, stage.kind)):
+            continue
+        for field, why in refused_rewards(stage, capabilities(stage.engine)):
+            message = f"{stage.engine} cannot express it: {why}"
+            yield Problem(message=message, path=f"{path}.{field}", hint=INSTEAD_OF_REWARDS.get(field, ""))
+        if getattr(stage, "dtype", None) == FP8 and (reason := fp8_refusal(stage.engine, stage.kind)):
             yield Problem(message=reason, path=f"{path}.dtype", hint=fp8_instead())
 
 

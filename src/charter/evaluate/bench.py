@@ -186,7 +186,8 @@ def _answers_in(path: Path) -> Mapping[str, Mapping[str, str]]:
     """The answers by prompt that an attempt before this one wrote: those of suites that are not run again."""
     if not path.exists():
         return {}
-    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    # Not splitlines: an answer may hold U+2028, which ends no line of JSON.
+    rows = map(json.loads, path.read_text(encoding="utf-8").removesuffix("\n").split("\n"))
     return {str(row["id"]): row["answers"] for row in rows}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from charter.artifacts.group import rank_of_process
+from charter.artifacts.group import rank_of_process, world_size
 from charter.artifacts.job import JobInput, served_name
 from charter.artifacts.server_files import KEY_FILE, SERVERS, await_servers
 from charter.artifacts.stage_dir import StageDir
@@ -124,7 +124,12 @@ def _served_models(
     job = stage.job
     where = job.ledger or stage.path / CALLS_FILE
     calls = stack.enter_context(CallStore.open(where, run=job.run, stage=job.stage, fingerprint=job.fingerprint))
-    gate = SpendingGate(stage.path, spent_micro_usd=calls.totals().sums.most_micro_usd)
+    gate = SpendingGate(
+        stage.path,
+        spent_micro_usd=calls.totals().sums.most_micro_usd,
+        rank=rank_of_process(),
+        processes=world_size(),
+    )
     models: dict[str, ServedModel] = {}
     for role, settings in serving.items():
         item = named[role]

@@ -27,7 +27,7 @@ from charter.data.rows import (
     row_kind,
     text_of,
 )
-from charter.errors import DataError, MissingExtraError
+from charter.errors import DataError, MissingExtraError, how_to_install
 
 _TEXT_FIELDS = ("prompt", "chosen", "rejected", "completion", "text", "messages", "question")
 
@@ -292,7 +292,7 @@ def check_library() -> None:
     """Raise when the library that makes signatures is not installed."""
     if find_spec("datasketch") is None:
         raise MissingExtraError(
-            "finding near duplicates needs datasketch: pip install datasketch "
+            f"finding near duplicates needs datasketch: {how_to_install('data')} "
             "(or set near_duplicates: null; exact duplicates are found without it)"
         )
 

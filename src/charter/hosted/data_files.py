@@ -24,7 +24,7 @@ from charter.engines import handover_engine
 from charter.engines.common.engine import NOTHING, PARQUET, TOKENS
 from charter.engines.common.reward_file import row_text
 from charter.engines.installed import adapter_of
-from charter.errors import DataError, MissingExtraError, UsageError
+from charter.errors import DataError, MissingExtraError, UsageError, how_to_install
 from charter.hosted.classifier import check_prompts
 from charter.inference.score import encode_scored
 from charter.models.chat import encode_prompt
@@ -409,8 +409,7 @@ def write_parquet(rows: Iterable[Row], path: Path) -> int:
         import pyarrow as arrow
         from pyarrow import parquet
     except ImportError:
-        hint = "install it with: pip install '.[data]'"
-        raise MissingExtraError(f"Parquet files need pyarrow; {hint}") from None
+        raise MissingExtraError(f"Parquet files need pyarrow: {how_to_install('data')}") from None
     count, writer = 0, None
     group: list[Row] = []
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from charter.data.sandbox import python
 from charter.inference.limited import Request, Service, load_attribute, serve
 from charter.spec.rewards import SHIPPED_REWARD, TOOL_CALL
 
@@ -72,7 +73,7 @@ def _value(node: ast.expr) -> int | float:
     raise SyntaxError("no arithmetic")
 
 
-SHIPPED: Mapping[str, Callable[..., Any]] = {"calculator": calculator}
+SHIPPED: Mapping[str, Callable[..., Any]] = {"calculator": calculator, "python": python}
 """By the name after `charter:`, which `SHIPPED_TOOLS` lists for the checks."""
 _TYPES: Mapping[Any, tuple[tuple[type, ...], str]] = {
     str: ((str,), "a text"),

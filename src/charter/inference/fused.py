@@ -43,14 +43,17 @@ class JointCache:
     """The operations of a token over this memory; it ends with it, so that no other batch finds its memory taken."""
 
     @staticmethod
-    def of(cache: DynamicCache, mask_LT: Tensor | None, dtype: torch.dtype) -> "JointCache":
-        """Take over a cache after the prompts, layer by layer; None as mask where no row is padded."""
+    def of(
+        cache: DynamicCache, mask_LT: Tensor | None, dtype: torch.dtype, row_L: Tensor | slice = slice(None)
+    ) -> "JointCache":
+        """Take over rows of a cache after the prompts, layer by layer; None as mask where no row is padded."""
         pairs, used = [], cache.layers[0].keys.shape[2]
         columns = _aligned(used + ROOM_COLUMNS)
         for layer in cache.layers:
-            rows, heads, _, size = layer.keys.shape
-            pair_LNTD = layer.keys.new_zeros((rows, 2 * heads, columns, size), dtype=dtype)
-            pair_LNTD[:, :heads, :used], pair_LNTD[:, heads:, :used] = layer.keys, layer.values
+            keys_LHTD, values_LHTD = layer.keys[row_L], layer.values[row_L]
+            rows, heads, _, size = keys_LHTD.shape
+            pair_LNTD = keys_LHTD.new_zeros((rows, 2 * heads, columns, size), dtype=dtype)
+            pair_LNTD[:, :heads, :used], pair_LNTD[:, heads:, :used] = keys_LHTD, values_LHTD
             layer.keys = layer.values = layer._roomy_keys = layer._roomy_values = None
             pairs.append(pair_LNTD)
         bias_LT = pairs[0].new_full((len(pairs[0]), columns), float("-inf"))

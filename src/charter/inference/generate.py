@@ -3,6 +3,7 @@
 Legend: B sequences, Q prompt tokens (padded at the left), R answer tokens, V vocabulary, L answers not yet finished.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from charter.inference.fused import FusedDecoder, JointCache, autocast_as_is
 from charter.models.engine_layout import DEFAULT_ATTENTION
@@ -63,6 +64,11 @@ def new_cache(config: Any) -> DynamicCache:
     if cache.layers and all(type(layer) is DynamicLayer for layer in cache.layers):
         cache.layers = [RoomyLayer() for _ in cache.layers]
     return cache
+
+
+def _repeats(cache: DynamicCache) -> bool:
+    """Return True if a row of a cache is its keys and values alone, so that rows may be taken more than once."""
+    return all(type(layer) in (RoomyLayer, DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
 
 
 def keep_rows(cache: DynamicCache | JointCache, row_L: Tensor, first_column: int) -> int:
@@ -290,6 +296,8 @@ class _Unfinished:
     """Which columns are tokens, room for all answers included; None where no row is padded."""
     columns: int
     cache: Any
+    first_rows: Sequence[int]
+    """Rows whose prompts are read: on an accelerator the first of each run of equal ones, else all; none afterwards."""
     attention: str = DEFAULT_ATTENTION
 
     @staticmethod
@@ -306,6 +314,8 @@ class _Unfinished:
         position_LQ = (mask_LQ.cumsum(1) - 1).clamp_min(0)
         is_padded = not bool(mask_LQ.all())
         mask_LT = torch.cat([mask_LQ, mask_LQ.new_ones((len(rows), room))], 1) if is_padded else None
+        cache = new_cache(language_model.model.config)
+        shares = is_queued(device) and _repeats(cache)
         return _Unfinished(
             row_L=on_device(torch.tensor(rows), device),
             finished_L=torch.zeros(len(rows), dtype=torch.bool, device=device),
@@ -313,7 +323,10 @@ class _Unfinished:
             position_LQ=on_device(position_LQ, device),
             mask_LT=None if mask_LT is None else on_device(mask_LT, device),
             columns=width,
-            cache=new_cache(language_model.model.config),
+            cache=cache,
+            first_rows=[
+                row for row in range(len(prompts)) if not (shares and row and prompts[row] == prompts[row - 1])
+            ],
             attention=str(language_model.model.config._attn_implementation),
         )
 
@@ -330,26 +343,41 @@ class _Unfinished:
             return self._prompt_logits(model, fused.dtype)
 
     def _prompt_logits(self, model: Any, dtype: torch.dtype) -> Tensor:
-        """Logits after the prompts, read some rows at a time: all at once would need more memory than the answers."""
-        rows_each = max(1, PROMPT_TOKENS // self.ids_LQ.shape[1])
+        """Logits after the prompts, some of which are read at a time: all would need more memory than the answers."""
+        prompts_each = max(1, PROMPT_TOKENS // self.ids_LQ.shape[1])
         logits, caches = [], []
-        for start in range(0, len(self.ids_LQ), rows_each):
-            rows = slice(start, start + rows_each)
-            out = self._call(model, new_cache(model.config), rows)
-            logits.append(out.logits[:, -1].float())
-            caches.append(
-                JointCache.of(out.past_key_values, self.mask_LT if self.mask_LT is None else self.mask_LT[rows], dtype)
-            )
+        for start in range(0, len(self.first_rows), prompts_each):
+            firsts = self.first_rows[start : start + prompts_each]
+            end = next(iter(self.first_rows[start + prompts_each :]), len(self.row_L))
+            read, again = self._shared(firsts, end)
+            out = self._call(model, new_cache(model.config), read)
+            logits.append(out.logits[:, -1].float()[again])
+            mask_LT = None if self.mask_LT is None else self.mask_LT[firsts[0] : end]
+            caches.append(JointCache.of(out.past_key_values, mask_LT, dtype, again))
         self.cache = JointCache.joined(caches)
         return torch.cat(logits)
 
+    def _shared(self, firsts: Sequence[int], end: int) -> tuple[slice | Tensor, slice | Tensor]:
+        """Rows to read for those from the first of `firsts` up to `end`, and whose keys each of these then has."""
+        if len(firsts) == end - firsts[0]:
+            return slice(firsts[0], end), slice(None)
+        runs = enumerate(itertools.pairwise([*firsts, end]))
+        places = [place for place, (start, stop) in runs for _ in range(start, stop)]
+        read, again = (on_device(torch.tensor(rows), self.ids_LQ.device) for rows in (list(firsts), places))
+        return read, again
+
     def _model_logits(self, model: Any) -> Tensor:
-        out = self._call(model, self.cache, slice(None))
+        firsts, self.first_rows = self.first_rows, ()
+        read, again = self._shared(firsts, len(self.row_L)) if firsts else (slice(None), slice(None))
+        out = self._call(model, self.cache, read)
         self.cache = out.past_key_values
         logits_LV: Tensor = out.logits[:, -1].float()
-        return logits_LV
+        if not isinstance(again, Tensor):
+            return logits_LV
+        keep_rows(self.cache, again, 0)
+        return logits_LV[again]
 
-    def _call(self, model: Any, cache: Any, rows: slice) -> Any:
+    def _call(self, model: Any, cache: Any, rows: slice | Tensor) -> Any:
         mask = self._mask()
         return model(
             input_ids=self.ids_LQ[rows],

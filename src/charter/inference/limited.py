@@ -62,13 +62,22 @@ def limit(memory_bytes: int, file_bytes: int, open_files: int) -> bool:
     ):
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(name, (most, most))
+    user, group = os.getuid(), os.getgid()
     try:
         is_alone: bool = ctypes.CDLL(None, use_errno=True).unshare(NEW_USER | NEW_NETWORK) == 0
     except (AttributeError, OSError):
         return False
     if is_alone:
+        _keep_names(user, group)
         resource.setrlimit(resource.RLIMIT_NPROC, (MOST_THREADS, MOST_THREADS))
     return is_alone
+
+
+def _keep_names(user: int, group: int) -> None:
+    """Give this process its own user in its namespace; without one it may not open another, as a sandbox has to."""
+    for name, content in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with contextlib.suppress(OSError):
+            Path("/proc/self", name).write_text(content)
 
 
 def load_attribute(path: str, name: str) -> Any:

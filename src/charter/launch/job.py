@@ -50,6 +50,10 @@ class StageJob:
     accelerators_per_node: int = 0
     cpus_per_node: int = 1
     memory_bytes_per_node: int | None = None
+    """System memory that is asked for; None: the scheduler's own default."""
+    memory_limit_bytes_per_node: int | None = None
+    """Where the file says what a node has: beyond it a scheduler that tells the two apart may end the job. What a plan
+    counts is asked for and no limit."""
     time_limit_seconds: float | None = None
     stop_before_seconds: float = 120.0
     """SIGTERM comes so long before the time limit."""

@@ -315,6 +315,7 @@ class JobLauncher:
             accelerators_per_node=min(1, like.accelerators_per_node),
             cpus_per_node=1,
             memory_bytes_per_node=None,
+            memory_limit_bytes_per_node=None,
             time_limit_seconds=None,
         )
         path = facts_path(self._run_dir, bare, scheduler=self.name)

@@ -140,6 +140,12 @@ def asked_accelerators(project: Project, stage: Stage) -> tuple[str, int]:
     return name, int(count or 1)
 
 
+def asked_memory(project: Project, stage: Stage) -> int | None:
+    """System memory of a node that a stage's job asks for; None: the cluster's own default."""
+    own = stage.resources.memory if stage.resources is not None else None
+    return own or project.resources.memory
+
+
 def stage_threads(project: Project, stage: Stage, *, processes: int | None = None) -> int:
     """Processor cores of each process of a stage.
 

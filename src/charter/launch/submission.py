@@ -18,7 +18,15 @@ from charter.launch.job import SENT, StageJob, safe_name
 from charter.launch.job import SUPERVISOR as SUPERVISOR
 from charter.launch.launcher import StageStart
 from charter.launch.local import stage_environment
-from charter.launch.machine import CPU, asked_accelerators, asked_layout, stage_nodes, stage_processes, stage_threads
+from charter.launch.machine import (
+    CPU,
+    asked_accelerators,
+    asked_layout,
+    asked_memory,
+    stage_nodes,
+    stage_processes,
+    stage_threads,
+)
 from charter.launch.secret_values import secrets_of
 from charter.launch.servers import PoolSpec, pools_text
 from charter.launch.tags import tags_of
@@ -92,7 +100,8 @@ def stage_job(project: Project, request: StageStart, order: SubmissionFacts, *, 
         accelerator=kind,
         accelerators_per_node=accelerators,
         cpus_per_node=_cores(project, stage, request, threads * per_node, accelerators, scheduler=scheduler),
-        memory_bytes_per_node=project.resources.memory,
+        memory_bytes_per_node=asked_memory(project, stage),
+        memory_limit_bytes_per_node=project.resources.memory,
         time_limit_seconds=launch.time_limit,
         stop_before_seconds=launch.stop_before,
         use_spot=_wants_spot(project, stage),
@@ -162,11 +171,16 @@ def layout_text(project: Project, stage: Stage, request: StageStart, accelerator
 
 
 def _accelerators(project: Project, stage: Stage, *, has_pools: bool) -> tuple[str, int]:
-    """Type and number per node; a stage that neither trains nor has pools has one process, which uses one."""
+    """Type and number per node.
+
+    A stage that neither trains nor has pools has one process, which uses one; it gets as many as its own resources say,
+    which a plan fills in, since complete machines are paid for.
+    """
     kind, count = asked_accelerators(project, stage)
     if kind in ("", CPU):
         return "", 0
-    return kind, count if stage.kind in TRAINS or has_pools else 1
+    own = stage.resources is not None and stage.resources.accelerators is not None
+    return kind, count if stage.kind in TRAINS or has_pools or own else 1
 
 
 def _cores(project: Project, stage: Stage, request: StageStart, own: int, accelerators: int, *, scheduler: str) -> int:
@@ -251,6 +265,7 @@ def supervisor_job(
         accelerators_per_node=0,
         cpus_per_node=1,
         memory_bytes_per_node=None,
+        memory_limit_bytes_per_node=None,
         time_limit_seconds=None,
         use_spot=False,
         labels={**like.labels, "stage": SUPERVISOR},

@@ -18,7 +18,7 @@ from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError
 
-from charter.errors import DataError, MissingExtraError, UsageError
+from charter.errors import DataError, MissingExtraError, UsageError, how_to_install
 from charter.ledger.place import MOUNTINFO, is_network_filesystem, is_server
 from charter.ledger.write_ahead import has_lost_commits
 
@@ -131,8 +131,7 @@ def _connect_server(address: str) -> Database:
         engine = create_engine(url, connect_args=unset, pool_pre_ping=True)
     except ImportError as error:
         raise MissingExtraError(
-            f"a ledger on PostgreSQL needs psycopg ({error.name} is not installed); "
-            'install it with: pip install ".[postgres]"'
+            f"a ledger on PostgreSQL needs psycopg ({error.name} is not installed): {how_to_install('postgres')}"
         ) from error
 
     def open_bound(_dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:

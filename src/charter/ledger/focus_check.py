@@ -10,7 +10,7 @@ from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from charter.errors import MissingExtraError
+from charter.errors import MissingExtraError, how_to_install
 from charter.ledger.focus import Cell, Row, column_order
 from charter.ledger.focus_columns import BY_NAME, COLUMNS, DEFAULT_VERSION, SUBCATEGORIES, Column, Version, version_of
 
@@ -220,7 +220,7 @@ def to_parquet(rows: Sequence[Row], version: Version = DEFAULT_VERSION) -> bytes
         from pyarrow import parquet
     except ImportError:
         raise MissingExtraError(
-            'FOCUS as Parquet needs pyarrow; install it with: pip install ".[data]", or write .csv'
+            f"FOCUS as Parquet needs pyarrow: {how_to_install('data')}; .csv needs nothing"
         ) from None
     columns = column_order(rows, version)
     fields = [pa.field(name, _type(pa, name, rows)) for name in columns]

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from charter.errors import MissingExtraError
+from charter.errors import MissingExtraError, how_to_install
 from charter.ledger.place import MOUNTINFO, has_ledger
 from charter.ledger.place import NoLedgerError as NoLedgerError
 
@@ -24,7 +24,7 @@ def open_database(
         from charter.ledger import database, schema
     except ImportError as error:
         raise MissingExtraError(
-            f'the ledger needs SQLAlchemy ({error.name} is not installed); install it with: pip install ".[run]"'
+            f"the ledger needs SQLAlchemy ({error.name} is not installed): {how_to_install('run')}"
         ) from error
     opened = database.connect(where, mountinfo=mountinfo)
     try:

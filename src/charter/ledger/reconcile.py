@@ -51,7 +51,7 @@ def read_provider_log(path: Path) -> tuple[BilledRow, ...]:
 
 
 def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for line, part in enumerate(text.splitlines(), 1):
+    for line, part in enumerate(text.split("\n"), 1):
         if not part.strip():
             continue
         try:

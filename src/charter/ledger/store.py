@@ -1,6 +1,9 @@
 """The ledger: every attempt of every stage, in a SQLite file or on a server; it survives kills and power cuts."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -14,11 +17,25 @@ from charter.ledger.place import has_ledger as has_ledger
 from charter.ledger.place import ledger_place as ledger_place
 from charter.ledger.reading import LedgerReading
 from charter.ledger.stored import OtherCharge, StoredSample
+from charter.ledger.sums import Claim
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from charter.ledger.bill import Bill, BillFinding
+
+
+@dataclass(frozen=True)
+class SpendingClaims:
+    """Claims of other runs, and how this one puts its own; None where another run is deciding at this moment."""
+
+    of_others: tuple[Claim, ...] | None
+    _write: Callable[..., None] | None = None
+
+    def put(self, claim: Claim, *, is_asking: bool) -> None:
+        """Write the claim of this run, or take it away."""
+        if self._write is not None and self.of_others is not None:
+            self._write(claim, is_asking=is_asking)
 
 
 class Ledger(LedgerReading):
@@ -229,6 +246,22 @@ class Ledger(LedgerReading):
 
         with transaction(self._database) as connection:
             return rows.remove_imported(connection, run=run, import_id=import_id)
+
+    @contextmanager
+    def claims(self, *, run: str, now: float) -> Iterator[SpendingClaims]:
+        """Hold what the runs of this ledger may still spend on calls, while this one decides what it may.
+
+        A file has one run, and nothing to hold.
+        """
+        if self._database.is_file:
+            yield SpendingClaims(())
+            return
+        from charter.ledger import sum_rows
+        from charter.ledger.database import transaction
+
+        with transaction(self._database) as connection:
+            others = sum_rows.claims_of_others(connection, run=run, now=now)
+            yield SpendingClaims(others, partial(sum_rows.put_claim, connection, now=now))
 
     def record_other(self, charges: Sequence[OtherCharge]) -> None:
         """Add charges that are neither attempts nor calls: storage, transfer, fees."""

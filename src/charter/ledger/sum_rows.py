@@ -5,6 +5,7 @@ Imports SQLAlchemy: import it lazily.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 
 from sqlalchemy import ColumnElement, Connection, bindparam, func, select
@@ -14,8 +15,8 @@ from charter.ledger.account import TOTALLED, Accounted, account, by_day, totals_
 from charter.ledger.attempt_rows import read_running
 from charter.ledger.database import damaged
 from charter.ledger.focus import ApiUsage
-from charter.ledger.schema import spend_sums
-from charter.ledger.sums import CALL_SUMS, DIMENSIONS, SUMMED, check_of_sums
+from charter.ledger.schema import spend_sums, spending_claims
+from charter.ledger.sums import APPLICATION_ID, CALL_SUMS, DIMENSIONS, SUMMED, Claim, check_of_sums
 
 Key = tuple[str, ...]
 """Values of `DIMENSIONS`."""
@@ -134,3 +135,30 @@ def _conditions(equal: Mapping[str, str], since: str | None, until: str | None) 
     if until is not None:
         conditions.append(spend_sums.c.day <= until)
     return conditions
+
+
+CLAIMS_LOCK = APPLICATION_ID + 1
+CLAIM_SECONDS = 60.0
+"""A claim that was not renewed for this long is of a run that is gone; supervisors renew theirs every two seconds."""
+
+
+def claims_of_others(connection: Connection, *, run: str, now: float) -> tuple[Claim, ...] | None:
+    """Hold all claims until the transaction ends, and return those of other runs; None where somebody else holds them.
+
+    A database of before there were claims gets their table.
+    """
+    if not connection.scalar(select(func.pg_try_advisory_xact_lock(CLAIMS_LOCK))):
+        return None
+    spending_claims.create(connection, checkfirst=True)
+    table = spending_claims
+    rows = connection.execute(select(table).where(table.c.run != run, table.c.at > now - CLAIM_SECONDS)).mappings()
+    return tuple(
+        Claim(run=row["run"], owner=row["owner"], tags=row["tags"], micro_usd=row["micro_usd"]) for row in rows
+    )
+
+
+def put_claim(connection: Connection, claim: Claim, *, now: float, is_asking: bool) -> None:
+    """Write the claim of a run in the place of its last; that of a run which asks no more is taken away."""
+    connection.execute(spending_claims.delete().where(spending_claims.c.run == claim.run))
+    if is_asking:
+        connection.execute(spending_claims.insert().values(**asdict(claim), at=now))

@@ -54,6 +54,16 @@ TAG = "tag:"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Claim:
+    """Money that the calls of a run which is under way may still cost."""
+
+    run: str
+    owner: str = ""
+    tags: str = "{}"
+    micro_usd: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sums:
     """Sums of some attempts, calls and other charges."""
 

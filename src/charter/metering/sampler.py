@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from charter.artifacts import durable
 from charter.artifacts.job import JOB_FILE
 from charter.artifacts.lease import LEASE, read_holder
-from charter.errors import DataError, MissingExtraError
+from charter.errors import DataError, MissingExtraError, how_to_install
 from charter.metering.row import GpuSample, HostSample, MeterRow, append_row
 
 # -------- Accelerators by NVML: activity, memory, power, energy, temperature, errors; only those that a job may use.
@@ -28,7 +28,7 @@ from charter.metering.row import GpuSample, HostSample, MeterRow, append_row
 
 JOULES_PER_MILLIJOULE = 1e-3
 WATTS_PER_MILLIWATT = 1e-3
-NO_LIBRARY = "no GPU metering: nvidia-ml-py is not installed (pip install '.[meter]')"
+NO_LIBRARY = f"no GPU metering: nvidia-ml-py is not installed ({how_to_install('meter')})"
 ON_PROCESSORS = "no GPU metering: the stage computes on processors"
 
 
@@ -339,7 +339,7 @@ def _psutil() -> Any:
     try:
         import psutil
     except ImportError:
-        raise MissingExtraError("metering needs psutil; install it with  pip install '.[meter]'") from None
+        raise MissingExtraError(f"metering needs psutil: {how_to_install('meter')}") from None
     return psutil
 
 

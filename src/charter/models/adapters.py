@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from charter.errors import MissingExtraError, StageError
+from charter.errors import MissingExtraError, StageError, how_to_install
 from charter.models.decoder import hugging_face_models
 from charter.models.engine_layout import StageLayout
 from charter.models.runtime import seeded
@@ -216,7 +216,7 @@ def _peft() -> Any:
     try:
         import peft
     except ImportError:
-        raise MissingExtraError("adapters need peft; install it with: pip install '.[adapters]'") from None
+        raise MissingExtraError(f"adapters need peft: {how_to_install('adapters')}") from None
     return peft
 
 
@@ -225,7 +225,7 @@ def _bitsandbytes() -> Any:
         import bitsandbytes
     except ImportError:
         raise MissingExtraError(
-            "an adapter over a base in 4 or 8 bits needs bitsandbytes; install it with: "
-            "pip install '.[adapters]', or use base_bits 16"
+            f"an adapter over a base in 4 or 8 bits needs bitsandbytes: {how_to_install('adapters')}; "
+            "base_bits 16 needs nothing"
         ) from None
     return bitsandbytes

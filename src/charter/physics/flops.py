@@ -8,6 +8,7 @@ from charter.physics.shapes import (
     dense_mlp_layers,
     embedding_projection,
     expert_parameters,
+    indexer_matrices,
     mlp_parameters,
     recurrent_state_bytes,
     router_parameters,
@@ -39,6 +40,8 @@ class ForwardFlops:
     """Output projection onto the vocabulary."""
     recurrence: float = 0.0
     """Short convolutions and scans of recurrent mixers."""
+    indexing: float = 0.0
+    """Choice of the positions that sparse attention sees: no gradient passes through it."""
 
     @property
     def mixing(self) -> float:
@@ -48,7 +51,7 @@ class ForwardFlops:
     @property
     def total(self) -> float:
         """All parts."""
-        return self.projections + self.scores + self.mlp + self.head + self.recurrence
+        return self.projections + self.scores + self.mlp + self.head + self.recurrence + self.indexing
 
 
 def forward_flops_per_token(
@@ -81,7 +84,22 @@ def forward_flops_per_token(
         mlp=2.0 * mlp_matrices_passed(a, mtp_layers=extra),
         head=2.0 * head_share * (1 + extra) * head,
         recurrence=recurrence,
+        indexing=2.0 * a.indexer_layers * (indexer_matrices(a) + indexer_width(a) * mean_positions(seq_len, causal)),
     )
+
+
+def mean_positions(seq_len: float, causal: bool) -> float:
+    """Positions that a query may see on average: half of them under the causal mask."""
+    return seq_len / 2 if causal else float(seq_len)
+
+
+def indexer_width(architecture: Architecture) -> int:
+    """Columns that meet per query and position in one indexer, and the weight of each head; 0 without.
+
+    Source: DeepSeek-V3.2-Exp, equation 1.
+    """
+    indexer = architecture.sparse_indexer
+    return indexer.num_heads * (indexer.head_dim + 1) if indexer else 0
 
 
 def mlp_matrices_passed(architecture: Architecture, *, mtp_layers: int = 0) -> int:
@@ -100,20 +118,26 @@ def attended_positions(architecture: Architecture, seq_len: float, *, causal: bo
     """Positions one query attends to on average, summed over layers; a window or a chunk caps them.
 
     Causal: `s / 2` for a full layer (the usual convention; exact is (s + 1) / 2), `w - w^2 / (2 s)` for a window
-    w < s, `(n c^2 + r^2) / (2 s)` for n whole chunks of c and a rest r.
+    or a choice of w < s, `(n c^2 + r^2) / (2 s)` for n whole chunks of c and a rest r.
     """
     a = architecture
     full_layers = a.attention_layers
-    full = seq_len / 2 if causal else float(seq_len)
+    full = mean_positions(seq_len, causal)
     total = 0.0
+    if a.sparse_indexer and a.sparse_indexer.top_k < seq_len:
+        full = _windowed_positions(seq_len, a.sparse_indexer.top_k, causal)
     if a.sliding_window and a.sliding_window < seq_len:
-        window = a.sliding_window
-        total += a.sliding_window_layers * (window - window * window / (2 * seq_len) if causal else float(window))
+        total += a.sliding_window_layers * _windowed_positions(seq_len, a.sliding_window, causal)
         full_layers -= a.sliding_window_layers
     if a.attention_chunk and a.attention_chunk < seq_len:
         total += a.chunked_layers * _chunked_positions(seq_len, a.attention_chunk) * (1 if causal else 2)
         full_layers -= a.chunked_layers
     return total + full_layers * full
+
+
+def _windowed_positions(seq_len: float, window: int, causal: bool) -> float:
+    """Mean positions seen where a query sees at most `window`, fewer than the sequence has."""
+    return window - window * window / (2 * seq_len) if causal else float(window)
 
 
 def _chunked_positions(seq_len: float, chunk: int) -> float:
@@ -143,13 +167,15 @@ def training_flops_per_token(
     """Model operations per token of a training step: forward plus twice as many backward.
 
     With a frozen base (LoRA) matrices need no weight gradient: 2 forward + 2 for the input gradient, about 4 N;
-    attention scores and recurrences keep their full backward.
+    attention scores and recurrences keep their full backward. An indexer has no backward pass: its choice of positions
+    is no function that a gradient passes, and the loss that DeepSeek trains it with is left out.
     Source: Kaplan et al. 2020, section 2.1; PaLM, appendix B.
     """
     forward = forward_flops_per_token(architecture, seq_len, causal=causal, head_share=head_share, mtp=mtp)
+    trained = forward.total - forward.indexing
     if not frozen_base:
-        return 3 * forward.total
-    return 2 * (forward.total - forward.mixing) + 3 * forward.mixing
+        return 3 * trained + forward.indexing
+    return 2 * (trained - forward.mixing) + 3 * forward.mixing + forward.indexing
 
 
 def active_parameters(architecture: Architecture) -> int:
@@ -164,16 +190,18 @@ def kv_cache_bytes_per_token(architecture: Architecture, *, bytes_per_value: flo
     """Bytes per cached token on one tensor-parallel rank.
 
     `2 * attention layers * kv_heads * head_dim * bytes`; with latent attention `layers * (kv_rank + rope_dim) * bytes`,
-    which tensor parallelism does not divide. Fewer key/value heads than ranks are replicated. Source: DeepSeek-V2
+    which tensor parallelism does not divide, and the keys of its indexers, `head_dim` values in each layer that has
+    one. Fewer key/value heads than ranks are replicated. Source: DeepSeek-V2
     (arXiv:2405.04434), table 1; Shazeer 2019; Ainslie et al. 2023.
 
     >>> from charter.catalog import models
     >>> kv_cache_bytes_per_token(models.get("Llama-3.1-8B").architecture)
     131072.0
     """
-    latent = architecture.latent_attention
+    latent, indexer = architecture.latent_attention, architecture.sparse_indexer
     if latent:
-        return architecture.attention_layers * (latent.kv_lora_rank + latent.qk_rope_head_dim) * bytes_per_value
+        values = architecture.attention_layers * (latent.kv_lora_rank + latent.qk_rope_head_dim)
+        return (values + (architecture.indexer_layers * indexer.head_dim if indexer else 0)) * bytes_per_value
     heads = max(1.0, architecture.kv_heads / tensor)
     return 2.0 * architecture.attention_layers * heads * architecture.head_size * bytes_per_value
 

@@ -260,12 +260,14 @@ def generation(
     weights: str = "bf16",
     engine: GenerationEngine = SERVER,
     cached_prompt_tokens: float = 0.0,
+    read_share: float = 1.0,
     constants: ServingConstants | None = None,
 ) -> GenerationTime:
     """Answer `sequences` prompts of `prompt_tokens` with `new_tokens` each, on `replicas` groups of `tensor` devices.
 
     Prefill: a forward pass over the prompts, less a prefix of `cached_prompt_tokens` that a former request left in the
-    cache (a critique round reads what the answer round has read). Decode: per step the weights and the cached keys and
+    cache (a critique round reads what the answer round has read); of the prompts `read_share` is read, 1/n where n
+    answers to each share its keys and values. Decode: per step the weights and the cached keys and
     values are read once; `t >= max(bytes / bandwidth, 2 N batch / flops rate)`. Without continuous batching each batch
     runs to its longest answer. Source: roofline; Chen 2022 ("Transformer inference arithmetic"). `concurrency` must fit
     in memory. Speculative decoding is not modelled.
@@ -287,7 +289,7 @@ def generation(
         group,
         issue,
         constants or ServingConstants(),
-        sequences=array(batch),
+        sequences=array(max(batch * read_share, 1.0)),
         prompt=array(max(prompt_tokens, 1.0)),
         cached=cached_prompt_tokens,
     )
@@ -302,7 +304,7 @@ def generation(
         constants=constants,
     )
     rounds = per_replica / batch
-    prefill = f"{rounds:.4g} batches x {batch} prompts of {prompt_tokens:,.0f} tokens x"
+    prefill = f"{rounds:.4g} batches x {max(batch * read_share, 1.0):,.5g} prompts of {prompt_tokens:,.0f} tokens x"
     terms = _scaled(first.at(), rounds, prefill)
     terms += _scaled(step.terms, steps * waves, f"{waves:.4g} waves x {steps:,.0f} steps x")
     return _generation_time(terms, sequences, prompt_tokens, new_tokens, batch, engine, accelerator)

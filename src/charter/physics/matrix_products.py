@@ -10,12 +10,13 @@ import numpy as np
 
 from charter.physics.columns import Array, array
 from charter.physics.devices import DeviceColumns, shape_share
-from charter.physics.flops import score_width
+from charter.physics.flops import indexer_width, score_width
 from charter.physics.shapes import (
     adapter_parameters,
     count_parameters,
     dense_mlp_layers,
     encoder_flops_per_sample,
+    indexer_matrices,
     scan_flops_per_token,
     state_space_input_width,
 )
@@ -81,6 +82,11 @@ class ProductColumns:
     vocabulary: Array
     scan_flops: Array
     """Of all recurrent layers, per token, forward."""
+    indexer_layers: Array
+    indexer_width: Array
+    """Columns that meet per query and position in one indexer."""
+    indexer_flops: Array
+    """Projections of all indexers, per token, forward."""
     hidden_passes: Array
     """Values of width `hidden` that fused memory-bound kernels read or write per token, forward, all layers."""
     inner_values: Array
@@ -135,6 +141,9 @@ def _columns(a: Architecture, mtp: bool) -> ProductColumns:
         "hidden_passes": PASSES_OF_A_BLOCK * layers.blocks * a.hidden_size + PASSES_OF_THE_ENDS * a.hidden_size,
         "inner_values": _inner_values(a, layers),
         "scan_flops": a.state_space_layers * scan_flops_per_token(a.state_space, LONG) if a.state_space else 0.0,
+        "indexer_layers": a.indexer_layers,
+        "indexer_width": indexer_width(a),
+        "indexer_flops": 2.0 * a.indexer_layers * indexer_matrices(a),
         "parameters": count.total,
         "expert_parameters": count.experts,
         "end_parameters": count.embedding + count.head,
@@ -186,7 +195,9 @@ def _activation_passes(a: Architecture) -> int:
 
 
 def _attention_columns(a: Architecture, layers: _Layers) -> dict[str, float]:
-    windowed = a.sliding_window_layers if a.sliding_window else 0
+    windowed, window = (a.sliding_window_layers if a.sliding_window else 0), a.sliding_window
+    if a.sparse_indexer:
+        windowed, window = layers.attention, a.sparse_indexer.top_k
     chunked = a.chunked_layers if a.attention_chunk else 0
     return {
         "heads": a.num_heads,
@@ -195,7 +206,7 @@ def _attention_columns(a: Architecture, layers: _Layers) -> dict[str, float]:
         "kv_width": _key_value_width(a),
         "attention_layers": layers.attention,
         "full_layers": layers.attention - windowed - chunked,
-        "window": a.sliding_window or LONG,
+        "window": window or LONG,
         "window_layers": windowed,
         "chunk": a.attention_chunk or LONG,
         "chunk_layers": chunked,

@@ -57,6 +57,8 @@ class StepWork:
     expert_cast_bytes: Array
     attention: Array
     """Operations of the forward scores, divided by what length and head size reach of the kernel's rate."""
+    indexing: Array
+    """Operations that choose the positions of sparse attention, forward; each rank of tensor parallelism does them."""
     score_bytes: Array
     """Scores that unfused attention moves through memory; 0 where fused."""
     traffic: Array
@@ -101,6 +103,7 @@ def step_work(model: ProductColumns, device: DeviceColumns, job: StepJob, stack:
         cast_bytes=casts,
         expert_cast_bytes=expert_casts,
         attention=_attention(m, job, stack, tokens),
+        indexing=array((m.indexer_flops + 2.0 * m.indexer_layers * m.indexer_width * _visible(job)) * tokens),
         score_bytes=array(
             np.where(stack.attention > 0, 0.0, m.heads / at.tensor * m.attention_layers * tokens * job.seq)
         ),
@@ -132,6 +135,11 @@ def _attention(m: ProductColumns, job: StepJob, stack: StackColumns, tokens: Arr
     aligned = np.where(np.mod(m.head_size, 8) == 0, 1.0, MISALIGNED)
     scores = 2.0 * m.score_width * seen / np.where(fused, np.minimum(reach, 1.0), aligned)
     return array((scores + SCAN_COST * m.scan_flops) * tokens / job.layouts.tensor)
+
+
+def _visible(job: StepJob) -> Array:
+    """Positions that a query may see on average."""
+    return array(np.minimum(job.seq, job.document) * (1 - job.causal / 2))
 
 
 def _traffic(m: ProductColumns, job: StepJob, stack: StackColumns, tokens: Array) -> Array:
@@ -231,7 +239,7 @@ def micro_batch(given: StepInputs) -> MicroBatch:
     expert = fused * np.maximum(work.expert_flops / (rate * c.grouped_share), work.expert_bytes / bandwidth)
     attention_rate = _attention_rate(given)
     scores = work.score_bytes / bandwidth
-    attention = work.attention / attention_rate + FORWARD_SCORES * scores
+    attention = (work.attention + work.indexing) / attention_rate + FORWARD_SCORES * scores
     fused_backward = BACKWARD_ATTENTION * work.attention / attention_rate
     unfused_backward = 2.0 * work.attention / attention_rate + BACKWARD_SCORES * scores
     backward_attention = np.where(stack.attention > 0, fused_backward, unfused_backward)

@@ -9,7 +9,7 @@ import numpy as np
 
 from charter.physics.columns import Array, array
 from charter.physics.constants import ServingConstants
-from charter.physics.flops import kv_cache_bytes_per_token, score_width
+from charter.physics.flops import indexer_width, kv_cache_bytes_per_token, score_width
 from charter.physics.serving_devices import ServingDevice
 from charter.physics.shapes import count_parameters, expert_parameters, recurrent_state_bytes, scan_flops_per_token
 from charter.physics.terms import TermColumn, TermTable
@@ -44,6 +44,10 @@ class ServingModel:
     """How many ranks can share them: key/value heads; 1 with latent attention."""
     windowed_layers: Array
     window: Array
+    index_values: Array
+    """Keys of the indexers per token, all layers: the rest of the cache is read where they say."""
+    index_width: Array
+    """Columns that meet per query and position in the indexers, all layers."""
     score_width: Array
     """Columns that meet per query and position, over all layers' average: prefill."""
     decode_score_width: Array
@@ -86,15 +90,19 @@ class ServingModel:
         return array((self.attention_layers - self.windowed_layers) * length / 2 + self.windowed_layers * inside)
 
     def cached_values(self, context: Array, tensor: Array) -> Array:
-        """Values of keys and values one rank holds for a sequence of `context` tokens."""
-        return array(self.cache_values / np.minimum(tensor, self.cache_splits) * self.attended(context))
+        """Values of keys and values that one rank reads for a sequence of `context` tokens."""
+        attended = self.cache_values / np.minimum(tensor, self.cache_splits) * self.attended(context)
+        return array(attended + self.index_values * context)
 
 
 @lru_cache(maxsize=512)
 def _served(a: Architecture) -> ServingModel:
     count, mixture, latent = count_parameters(a), a.mixture, a.latent_attention
     layers = max(a.attention_layers, 1)
-    values = kv_cache_bytes_per_token(a, bytes_per_value=1.0) / layers if a.attention_layers else 0.0
+    indexer = a.sparse_indexer
+    index_values = a.indexer_layers * indexer.head_dim if indexer else 0
+    cached = kv_cache_bytes_per_token(a, bytes_per_value=1.0) - index_values
+    values = cached / layers if a.attention_layers else 0.0
     windowed, window = _windows(a)
     decode_width = a.num_heads * (2 * latent.kv_lora_rank + latent.qk_rope_head_dim) if latent else score_width(a)
     head = a.vocab_size * a.embedding_width
@@ -112,6 +120,8 @@ def _served(a: Architecture) -> ServingModel:
         "attention_layers": a.attention_layers,
         "cache_values": values,
         "cache_splits": 1 if latent else a.kv_heads,
+        "index_values": index_values,
+        "index_width": a.indexer_layers * indexer_width(a),
         "windowed_layers": windowed,
         "window": window,
         "score_width": score_width(a),
@@ -124,7 +134,9 @@ def _served(a: Architecture) -> ServingModel:
 
 
 def _windows(a: Architecture) -> tuple[int, float]:
-    """Layers that see a window or a chunk, and how many positions; a chunk is half full on average."""
+    """Layers that see a window, a choice or a chunk, and how many positions; a chunk is half full on average."""
+    if a.sparse_indexer:
+        return a.attention_layers, float(a.sparse_indexer.top_k)
     if a.sliding_window and a.sliding_window_layers:
         return a.sliding_window_layers, float(a.sliding_window)
     if a.attention_chunk and a.chunked_layers:
@@ -273,7 +285,9 @@ def _keys(
     own = model.attended_causal(work.tokens) if not work.decode else array(0.0)
     met = (model.attended(work.before) + own) * work.tokens * sequences
     width = model.decode_score_width if work.decode else model.score_width
-    flops = 2.0 * width * met + model.scan_flops * work.tokens * sequences
+    visible = (work.before + (array(0.0) if work.decode else work.tokens / 2)) * work.tokens * sequences
+    flops = 2.0 * width * met + 2.0 * group.cache_ranks * model.index_width * visible
+    flops = flops + model.scan_flops * work.tokens * sequences
     apart = group.tensor / group.cache_ranks
     cached = model.cached_values(work.before + work.tokens, group.cache_ranks) / apart * group.cache_bytes
     repeats = constants.cache_passes * model.head_repeats

@@ -224,7 +224,7 @@ def count_parameters(architecture: Architecture, *, mtp: bool = False) -> Parame
     return ParameterCount(
         embedding=a.vocab_size * a.embedding_width + embedding_projection(a),
         positions=a.learned_positions * a.hidden_size,
-        attention=(a.attention_layers + extra) * attention_parameters(a),
+        attention=(a.attention_layers + extra) * attention_parameters(a) + indexer_parameters(a, mtp_layers=extra),
         dense_mlp=dense_layers * mlp_parameters(a, a.intermediate_size),
         router=moe_layers * router_parameters(a),
         experts=routed * a.mixture.num_experts if a.mixture else 0,
@@ -287,6 +287,24 @@ def latent_attention_parameters(architecture: Architecture, latent: LatentAttent
     down = hidden * (latent.kv_lora_rank + latent.qk_rope_head_dim) + latent.kv_lora_rank
     up = latent.kv_lora_rank * heads * (latent.qk_nope_head_dim + latent.v_head_dim)
     return query + down + up + heads * latent.v_head_dim * hidden
+
+
+def indexer_parameters(architecture: Architecture, *, mtp_layers: int = 0) -> int:
+    """Projections of queries, keys and head weights, and the norm on keys with its bias, of all indexers.
+
+    Source: DeepSeek-V3.2-Exp, section 1 (the lightning indexer); the class `DeepseekV32Indexer` of transformers.
+    """
+    indexer, layers = architecture.sparse_indexer, architecture.indexer_layers + mtp_layers
+    return layers * (indexer_matrices(architecture) + 2 * indexer.head_dim) if indexer else 0
+
+
+def indexer_matrices(architecture: Architecture) -> int:
+    """Matrices of one indexer; 0 without."""
+    indexer, latent = architecture.sparse_indexer, architecture.latent_attention
+    if indexer is None or latent is None:
+        return 0
+    queries = (latent.q_lora_rank or 0) * indexer.num_heads * indexer.head_dim
+    return queries + architecture.hidden_size * (indexer.head_dim + indexer.num_heads)
 
 
 def mlp_parameters(architecture: Architecture, width: int) -> int:

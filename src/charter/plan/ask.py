@@ -13,6 +13,7 @@ from charter.catalog.price_book import offers
 from charter.errors import InfeasibleError, UsageError
 from charter.plan.plan import Plan
 from charter.plan.what_if import MARKETS
+from charter.spec.layout import Adapter
 from charter.spec.project import Resources
 from charter.spec.suggest import nearest
 
@@ -269,10 +270,8 @@ def _adapter(inquiry: Inquiry, model: str, given: _Answers) -> str:
             given.assumed.append(f"all weights trained, where --lora {LORA_RANK} trains adapters")
         return ""
     width = catalog_models.resolve(model).architecture.hidden_size
-    if rank >= width:
-        raise UsageError(
-            f"--lora {rank}: a rank is below the width of the model, {width:,} of {model}; {LORA_RANK} or 64 is usual"
-        )
+    if refusal := Adapter(rank=rank).too_large(width):
+        raise UsageError(f"--lora {rank}: {refusal}")
     alpha = 2 * given.number("lora", rank, "")
     given.assumed.append(f"adapters on every linear matrix, with alpha {alpha}, over a base of 16 bits")
     return f"    adapter: {{rank: {rank}, alpha: {alpha}}}\n"
@@ -347,7 +346,7 @@ def _rl(inquiry: Inquiry, given: _Answers) -> str:
             "    rewards: [{name: right, kind: function, call: 'charter:number'}]\n"
             f"    estimator: grpo\n    samples_per_prompt: {GROUP}\n    kl_coefficient: 0\n"
         )
-        given.assumed.append("a rule as reward, so no reward model; no KL penalty, so no reference")
+        given.assumed.append("a rule as reward, so no reward model; no KL penalty, so no reference model")
     else:
         models += f"  reward: {{model: {model}, reward_model: true}}\n"
         method = "    reward: reward\n"
@@ -484,12 +483,12 @@ def methods(inquiry: Inquiry) -> Iterator[tuple[str, Inquiry]]:
         yield f"LoRA {LORA_RANK}", replace(inquiry, lora=LORA_RANK)
 
 
-def rungs(inquiry: Inquiry, plan_of: Callable[[KindFile], Plan]) -> Iterator[Rung]:
+def rungs(inquiry: Inquiry, plan_of: Callable[[Inquiry], Plan]) -> Iterator[Rung]:
     """Yield every model, the largest first, with every method; one model where the inquiry names it."""
     for size in LADDER if inquiry.model is None else (inquiry.model,):
         for method, question in methods(replace(inquiry, model=size)):
             try:
-                yield Rung(inquiry=question, size=size, method=method, plan=plan_of(kind_file(question)))
+                yield Rung(inquiry=question, size=size, method=method, plan=plan_of(question))
             except InfeasibleError as error:
                 yield Rung(inquiry=question, size=size, method=method, why=str(error).splitlines()[0])
 
@@ -504,7 +503,7 @@ def with_amount(inquiry: Inquiry, number: int | None) -> Inquiry:
     return replace(inquiry, **change)
 
 
-def most_data(rung: Rung, plan_of: Callable[[KindFile], Plan]) -> Rung | None:
+def most_data(rung: Rung, plan_of: Callable[[Inquiry], Plan]) -> Rung | None:
     """Return the rung with the most data that budget and deadline still pay for; None without either, or if not more.
 
     The amount is doubled until a plan is over, then the last doubling is halved twice: within a quarter of the most.
@@ -518,7 +517,7 @@ def most_data(rung: Rung, plan_of: Callable[[KindFile], Plan]) -> Rung | None:
 
     def at(number: int) -> Rung:
         scaled = with_amount(rung.inquiry, number)
-        return replace(rung, inquiry=scaled, plan=plan_of(kind_file(scaled)))
+        return replace(rung, inquiry=scaled, plan=plan_of(scaled))
 
     best, low, high = None, amount, amount
     for _ in range(MOST_DOUBLINGS):

@@ -63,6 +63,7 @@ def stage_plan(
     work = work.answered_by_endpoints(option.remote) if work.either else work
     storage = stage_storage(work, option, project, book)
     compute = None if option.machines_usd is None else money(option.machines_usd)
+    needs = node_needs(work, option, storage.stored, dtype=getattr(stage, "dtype", "bf16"), knowledge=knowledge)
     plan = StagePlan(
         name=name,
         kind=stage.kind,
@@ -75,10 +76,10 @@ def stage_plan(
         storage_usd=None if compute is None else storage.usd(option.seconds),
         rejected=rejected,
         workload_terms=_workload_terms(work),
-        node=node_needs(work, option, storage.stored, dtype=getattr(stage, "dtype", "bf16"), knowledge=knowledge),
+        node=needs,
         peak_range=peak_range(stage, option, knowledge),
         time_source=time_source(stage, option, work, knowledge),
-        execution=execution_of(stage, option, work),
+        execution=execution_of(stage, option, work, needs),
         samples=planned_samples(stage, option, project),
         done=work_done(work),
         endpoint_usd=NOTHING_PAID if option.endpoint_usd is None else money(option.endpoint_usd),
@@ -266,8 +267,8 @@ def _more(seconds: float, *, less: bool = False) -> str:
 NO_NATIVE_ROW = Assumption(
     name="rows of the native engine on an accelerator in the fit",
     value=0,
-    source="its time is that of Hugging Face stacks, its memory the sum of its own tensors; on one H200 8B took 4 to "
-    "19 % longer, and 0.6B, which waited for the host, 1.7 times as long (docs/reference/first-gpu.md); "
+    source="planned at the speed of Hugging Face stacks and with the memory of its own tensors; on one H200, 8B took 4 "
+    "to 19 % longer than that, and 0.6B, which waited for the host, 1.7 times as long (docs/reference/first-gpu.md); "
     "`charter plan --probe` or `charter validate calibrate` measures it",
 )
 SECONDS_PER_MONTH = HOURS_PER_MONTH * SECONDS_PER_HOUR

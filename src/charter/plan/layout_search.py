@@ -1,6 +1,6 @@
 """The search over training layouts: every layout of every place in a few calls over columns, ties, and verdicts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import exp
 
@@ -14,7 +14,6 @@ from charter.physics.node import host_terms
 from charter.physics.shapes import count_parameters
 from charter.physics.step_time import Index, rows_of
 from charter.physics.terms import Term
-from charter.plan import stage_time as accelerator_time
 from charter.plan.knowledge import EngineKnowledge, engine_knowledge, time_group
 from charter.plan.layout_space import EMPTY, Family, Space, SpaceRequest, space
 from charter.plan.offers import NodeOffer, node_memory_bytes
@@ -35,12 +34,12 @@ from charter.plan.stage_time import (
     least_update_seconds,
     other_seconds,
     some_rows,
+    training_terms,
     update_seconds,
-    update_terms,
 )
 from charter.spec.layout import Layout
 from charter.spec.stage_base import NATIVE
-from charter.units import format_seconds
+from charter.units import format_ratio, format_seconds
 
 # -------- Ties: when two layouts of one model on one kind of machine count as equally fast, and which is taken.
 
@@ -82,8 +81,8 @@ class NodeGroup:
 
     @property
     def label(self) -> str:
-        """`2 x H100-SXM-80GB:8`."""
-        return f"{self.num_nodes} x {self.place.hardware}" if self.num_nodes > 1 else self.place.hardware
+        """`2 nodes x 8 H100-SXM-80GB`."""
+        return self.place.machines(self.num_nodes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,37 +300,32 @@ def options_of(question: StageQuestion, sites: Sequence[NodeGroup]) -> Iterator[
     searched = list(search_sites(question, sites))
     chosen = [result.space.layout(chosen_row(result)) if result.fits else None for result in searched]
     fitting = [(result, layout) for result, layout in zip(searched, chosen, strict=True) if layout is not None]
-    terms = iter(_terms(question, fitting))
+    options = _options(question, fitting) if fitting else iter(())
     for result, layout in zip(searched, chosen, strict=True):
         counted = Missed(evaluated=result.evaluated, pruned=result.pruned)
         if layout is not None:
-            yield (_option(question, result, layout, next(terms)),), counted
+            yield (next(options),), counted
         else:
             yield (), _missed(question, result, counted)
 
 
-def _terms(question: StageQuestion, fitting: Sequence[tuple[Searched, Layout]]) -> list[tuple[Term, ...]]:
-    """The terms of the time of the layouts that are kept; where a stage only trains, of all of them at once."""
-    if fitting and all(phase.work == "train" for phase in question.work.phases):
-        engine = engine_knowledge(question.engine, question.knowledge)
-        task = TimedStage(work=question.work, dtype=question.dtype, known=engine, knowledge=question.knowledge)
-        devices = LayoutDevices(
-            accelerators=tuple(searched.site.place.accelerator for searched, _ in fitting),
-            of_row=np.arange(len(fitting)),
-            usable=array([searched.capacity for searched, _ in fitting]),
-        )
-        return update_terms(task, [layout for _, layout in fitting], devices)
-    return [
-        accelerator_time.training_terms(
-            question.work,
-            layout,
-            accelerator=searched.site.place.accelerator,
-            dtype=question.dtype,
-            knowledge=question.knowledge,
-            engine=question.engine,
-        )
-        for searched, layout in fitting
-    ]
+def _options(question: StageQuestion, fitting: Sequence[tuple[Searched, Layout]]) -> Iterator[Option]:
+    """The options of the layouts that were chosen: what they decode at once, and their time, of all in one go."""
+    engine = engine_knowledge(question.engine, question.knowledge)
+    task = TimedStage(work=question.work, dtype=question.dtype, known=engine, knowledge=question.knowledge)
+    layouts = [layout for _, layout in fitting]
+    devices = LayoutDevices(
+        accelerators=tuple(searched.site.place.accelerator for searched, _ in fitting),
+        of_row=np.arange(len(fitting)),
+        usable=array([searched.capacity for searched, _ in fitting]),
+    )
+    together: dict[str, Array] = {}
+    if any(phase.work == "generate" for phase in question.work.phases):
+        together = fit_of(question.work, Layouts.of(layouts), devices, dtype=question.dtype, known=engine).together
+    times = training_terms(task, layouts, devices, together)
+    for row, ((searched, layout), terms) in enumerate(zip(fitting, times, strict=True)):
+        at_once = {phase: int(sequences[row]) for phase, sequences in together.items()}
+        yield _option(question, searched, layout, terms, at_once)
 
 
 def _missed(question: StageQuestion, searched: Searched, counted: Missed) -> Missed:
@@ -362,12 +356,17 @@ def nothing_to_try(question: StageQuestion) -> str:
     )
 
 
-def _option(question: StageQuestion, searched: Searched, layout: Layout, terms: tuple[Term, ...]) -> Option:
+def _option(
+    question: StageQuestion,
+    searched: Searched,
+    layout: Layout,
+    terms: tuple[Term, ...],
+    together: Mapping[str, int],
+) -> Option:
     place = searched.site.place
     engine = engine_knowledge(question.engine, question.knowledge)
-    option = make_option(
-        question, place, searched.site.num_nodes, layout, layout.label, peak_of(question, place, layout), terms
-    )
+    peak = peak_of(question, place, layout, together)
+    option = make_option(question, place, searched.site.num_nodes, layout, layout.label, peak, terms)
     return replace(
         option,
         engine=question.engine,
@@ -413,7 +412,9 @@ def tied_layouts(question: StageQuestion, searched: Searched, engine: EngineKnow
     )
 
 
-def peak_of(question: StageQuestion, place: NodeOffer, layout: Layout) -> Peak:
+def peak_of(
+    question: StageQuestion, place: NodeOffer, layout: Layout, together: Mapping[str, int] | None = None
+) -> Peak:
     """The fullest moment of a layout, with its terms; the same on every accelerator but for the size of its context.
 
     A stage that generates fills what its accelerator has left, so there it depends on the accelerator too.
@@ -429,6 +430,7 @@ def peak_of(question: StageQuestion, place: NodeOffer, layout: Layout) -> Peak:
             dtype=question.dtype,
             knowledge=question.knowledge,
             engine=question.engine,
+            together=together,
         ),
     )
 
@@ -485,18 +487,18 @@ def _best(searched: Searched, by: str) -> dict[Family, int]:
 
 def _fitting(question: StageQuestion, searched: Searched, option: Option) -> Iterator[Rejected]:
     fastest = float(searched.seconds.min(initial=np.inf))
+    chosen = option.overhead.useful_seconds - sum(term.value for term in question.waits)
     limit = tied_limit(question, engine_knowledge(question.engine, question.knowledge))
     for row in _best(searched, "seconds").values():
         layout, seconds = searched.space.layout(row), float(searched.seconds[row])
         same_family = layout.label.split(" mb")[0] == option.layout.label.split(" mb")[0]
         if not np.isfinite(seconds) or same_family:
             continue
-        behind = seconds / fastest - 1
-        reason = f"slower by {behind:.0%}: {format_seconds(seconds)} of work, fastest {format_seconds(fastest)}"
+        reason = f"{format_ratio(seconds / chosen)} than the chosen one: {format_seconds(seconds)} of work"
         if seconds <= ALIKE * fastest:
-            reason = f"as fast within {ALIKE - 1:.0%}; splits the model more"
+            reason += ", and splits the model more"
         elif seconds <= limit * fastest:
-            reason = f"{behind:.0%} slower by the estimate, which cannot tell up to {limit - 1:.0%}"
+            reason += f"; the estimate cannot tell up to {100 * (limit - 1):.0f} %"
         yield Rejected(option=f"{searched.site.label} {layout.label}", reason=reason)
 
 

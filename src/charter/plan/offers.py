@@ -13,6 +13,7 @@ from charter.spec.project import Place as AllowedPlace
 from charter.spec.project import Project, Resources
 from charter.spec.stage import TRAINS
 from charter.spec.stage_base import Stage
+from charter.units import format_machines
 
 # -------- Place that a stage could run at: accelerator, number per node, nodes, and the price of an hour there.
 
@@ -83,9 +84,18 @@ class NodeOffer:
         return f"{self.accelerator.name}:{self.per_node}"
 
     @property
+    def where(self) -> str:
+        """`on aws`, `on premises`, `on this machine`."""
+        return {LOCAL: "on this machine", ON_PREM: "on premises"}.get(self.infra, f"on {self.infra}")
+
+    def machines(self, nodes: int) -> str:
+        """`4 nodes x 8 H100-SXM-80GB`."""
+        return self.hardware if self.is_cpu else format_machines(self.accelerator.name, self.per_node, nodes)
+
+    @property
     def label(self) -> str:
         """`H100-SXM-80GB:8 on aws`."""
-        return f"{self.hardware} on {self.infra}"
+        return f"{self.hardware} {self.where}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,13 +365,13 @@ def _local(
         slowdown = machine.slowdown(threads)
     elif machine.gpu_name is None:
         return RefusedPlace(
-            option=f"{name}:{per_node} on local", reason="nvidia-smi shows no accelerator on this machine"
+            option=f"{name}:{per_node} on this machine", reason="nvidia-smi shows no accelerator on this machine"
         )
     else:
         accelerator, count = accelerators.get(name), min(per_node, machine.gpu_count)
         if count < per_node:
             return RefusedPlace(
-                option=f"{name}:{per_node} on local", reason=f"this machine has {count} x {machine.gpu_name}"
+                option=f"{name}:{per_node} on this machine", reason=f"this machine has {count} x {machine.gpu_name}"
             )
     return NodeOffer(
         infra=LOCAL,
@@ -534,21 +544,27 @@ HOST_BYTES_PER_ACCELERATOR = 128e9
 
 def node_memory_bytes(place: NodeOffer) -> float:
     """System memory of a node: as the project says, else the smallest that is offered with its accelerators."""
+    return known_memory_bytes(place) or HOST_BYTES_PER_ACCELERATOR * place.per_node
+
+
+def known_memory_bytes(place: NodeOffer) -> float | None:
+    """The same, but None where neither the project nor any offer says it."""
     if place.memory_bytes is not None:
         return place.memory_bytes
-    return host_bytes_per_accelerator(place.accelerator.name, place.per_node) * place.per_node
+    each = host_bytes_per_accelerator(place.accelerator.name, place.per_node)
+    return None if each is None else each * place.per_node
 
 
 @lru_cache(maxsize=256)
-def host_bytes_per_accelerator(accelerator: str, per_node: int) -> float:
-    """System memory per accelerator of the smallest node that any provider offers with it.
+def host_bytes_per_accelerator(accelerator: str, per_node: int) -> float | None:
+    """System memory per accelerator of the smallest node that any provider offers with it; None where none says it.
 
-    >>> host_bytes_per_accelerator("H100-SXM-80GB", 8) > 150e9, host_bytes_per_accelerator("none such", 8)
-    (True, 128000000000.0)
+    >>> (host_bytes_per_accelerator("H100-SXM-80GB", 8) or 0) > 150e9, host_bytes_per_accelerator("none such", 8)
+    (True, None)
     """
     shares = [
         offer.host_memory_bytes / offer.count
         for offer in price_book.offers()
         if offer.accelerator == accelerator and offer.count == per_node and offer.host_memory_bytes
     ]
-    return min(shares, default=HOST_BYTES_PER_ACCELERATOR)
+    return min(shares, default=None)

@@ -233,11 +233,10 @@ class Option:
 
     @property
     def label(self) -> str:
-        """`2 x H100-SXM-80GB:8 on aws, spot`."""
-        count = f"{self.num_nodes} x " if self.num_nodes > 1 else ""
+        """`2 nodes x 8 H100-SXM-80GB on aws, spot`."""
         plain = ("on_demand", "contract", "owned", "unpriced", "own")
         market = "" if self.price.market in plain else f", {self.price.market}"
-        return f"{count}{self.place.label}{market}"
+        return f"{self.place.machines(self.num_nodes)} {self.place.where}{market}"
 
 
 NEAR = 1.05

@@ -1,10 +1,10 @@
 """Names of a pipeline: rows and tokens of a data set or of an earlier stage, and the model behind a name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from charter.errors import DataError, SpecError
+from charter.errors import DataError, Problem, SpecError
 from charter.physics.identity_questions import IdentityWatch
 from charter.plan.api_judge import ApiPrice
 from charter.plan.phase import EndpointUse, Role, RolePhase
@@ -223,6 +223,14 @@ class Models:
             f"({self.project.serving[base].endpoint}), and no architecture of that name is known; {name!r} is needed "
             "here with its weights\n  give a catalog name, the path of a config.json, or an architecture"
         )
+
+    def too_large_adapters(self) -> Iterator[Problem]:
+        """Yield the stages whose adapters would be no smaller than the model they train, as far as it is known."""
+        for name, stage in self.project.pipeline.items():
+            adapter, start = getattr(stage, "adapter", None), getattr(stage, "policy", getattr(stage, "init", None))
+            shape = None if adapter is None or start is None else self.architectures.get(self.base_name(str(start)))
+            if adapter is not None and shape is not None and (refusal := adapter.too_large(shape.hidden_size)):
+                yield Problem(path=f"pipeline.{name}.adapter.rank", message=refusal)
 
     def any_vocabulary(self) -> int | None:
         """The vocabulary of some model of the project: what tokens are counted with when no model reads them."""

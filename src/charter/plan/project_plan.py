@@ -15,6 +15,7 @@ from charter.plan.knowledge import Knowledge
 from charter.plan.machine import Machine, probe_machine
 from charter.plan.make import make_plan
 from charter.plan.offers import may_run_here
+from charter.plan.pipeline_names import Models
 from charter.plan.plan import Plan, stale_prices
 from charter.plan.risk import Assumption
 from charter.spec.architecture import Architecture
@@ -99,8 +100,11 @@ class PlanInputs:
 def read_inputs(project: Project, directory: Path) -> PlanInputs:
     """Read what `project` names relative to `directory`; a data set that is not there is left out."""
     readings = {name: read_model(name, project, directory) for name in project.models}
+    architectures = {name: shape for name, (shape, _) in readings.items() if shape is not None}
+    if problems := list(Models(project=project, architectures=architectures).too_large_adapters()):
+        raise SpecError(problems)
     return PlanInputs(
-        architectures={name: shape for name, (shape, _) in readings.items() if shape is not None},
+        architectures=architectures,
         assumptions=tuple(item for _, items in readings.values() for item in items),
         facts=_data_facts(project, directory),
     )

@@ -329,8 +329,7 @@ def fullest(setting: Setting, job: PpoJob, names: tuple[str, ...], *, generates:
 def _closest(setting: Setting, num_nodes: int) -> tuple[str, str, Peak | None]:
     """Return the placement that came closest where none fits, and the one reason why it does not."""
     groups, size = setting.groups, num_nodes * setting.place.per_node
-    label = f"{num_nodes} x {setting.place.hardware}" if num_nodes > 1 else setting.place.hardware
-    label = f"{label} {setting.engine.name}"
+    label = f"{setting.place.machines(num_nodes)} {setting.engine.name}"
     if setting.engine.reward_apart and VALUE in setting.work.names:
         return label, f"{setting.engine.name} trains no value model; take the estimator grpo or rloo", None
     arrangements = arrangements_of(setting.work, setting.engine)
@@ -455,5 +454,5 @@ def _option(main: Setting, other: Setting, mixed: Mixed, terms: tuple[Term, ...]
         units=main.question.units,
         is_first=main.question.is_first,
     )
-    label = f"{option.layout_label}; {group.name} on {mixed.other_nodes} x {other.place.hardware}"
+    label = f"{option.layout_label}; {group.name} on {other.place.machines(mixed.other_nodes)}"
     return replace(option, beside=(beside,), overhead=risk, layout_label=label)

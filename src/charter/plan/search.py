@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 
 from charter.catalog import accelerators
-from charter.engines import engine_names, rl_engines
+from charter.engines import capabilities, engine_names, rl_engines
+from charter.engines.common.capabilities import refused_rewards
 from charter.engines.hardware import hardware_refusal, server_refusal
 from charter.plan.knowledge import format_refusal
 from charter.plan.layout_search import NodeGroup, options_of, training_options
@@ -16,7 +17,7 @@ from charter.plan.rl_search import across, rl_answers
 from charter.plan.servers import answering_options, endpoint_only, with_endpoints, without_accelerators
 from charter.plan.stage_memory import Peak
 from charter.spec.stage_base import NATIVE, Sampling
-from charter.units import GIB
+from charter.units import GIB, format_machines
 
 # -------- The ways to run one stage: every place, node count, layout and market that fits; and why the others do not.
 
@@ -114,7 +115,7 @@ def infeasible(
     name: str, question: StageQuestion, places: tuple[NodeOffer, ...], answers: Found
 ) -> InfeasiblePlanError:
     """The error of a stage that fits nowhere among `places`."""
-    tried = ", ".join(sorted({f"up to {place.nodes[-1]} x {place.label}" for place in places}))
+    tried = ", ".join(sorted({_up_to(place) for place in places}))
     lines = [f"stage {name!r} does not fit on {tried}"]
     cause = _divisibility(question, places) if answers.closest is not None else ""
     if cause:
@@ -142,18 +143,24 @@ def infeasible(
     return InfeasiblePlanError("\n".join(lines), stage=name, is_overflow=answers.closest is not None)
 
 
+def _up_to(place: NodeOffer) -> str:
+    """`up to 4 nodes x 8 H100-SXM-80GB on aws`; without "up to" where one node is all there is."""
+    most = place.nodes[-1]
+    return f"{'up to ' if most > 1 else ''}{place.machines(most)} {place.where}"
+
+
 def _what_would_fit(question: StageQuestion) -> str:
     fitting = []
     for name in ALTERNATIVES:
         size = _fewest(question, name)
         if size is not None:
             nodes, per_node = size
-            fitting.append(f"{nodes} x {name}:{per_node}" if nodes > 1 else f"{name}:{per_node}")
+            fitting.append(format_machines(name, per_node, nodes))
     if fitting:
         return f"would fit on: {', '.join(fitting)}; or use {_less(question)}"
     most_nodes, per_node = SIZES[-1]
     return (
-        f"nor does it fit where else engine {question.engine} was tried: up to {most_nodes} nodes of {per_node} x "
+        f"nor does it fit where else engine {question.engine} was tried: up to {most_nodes} nodes x {per_node} "
         f"{', '.join(ALTERNATIVES)}; use {_less(question)}"
     )
 
@@ -225,6 +232,8 @@ def _other_engines(question: StageQuestion, places: tuple[NodeOffer, ...]) -> li
         return []
     engines = []
     for name in (NATIVE, *rl_engines()) if question.stage.ROLLS_OUT else engine_names():
+        if any(refused_rewards(question.stage, capabilities(name))):
+            continue
         options = search(replace(question, engine=name, peaks={}), places).options
         if options:
             best = min(options, key=lambda option: option.overhead.useful_seconds)

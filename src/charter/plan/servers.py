@@ -115,7 +115,7 @@ def _served(question: StageQuestion, place: NodeOffer, num_nodes: int) -> tuple[
     work, knowledge = question.work, question.knowledge
     alone = own_roles(question.stage, work)
     if alone and num_nodes > 1:
-        label = f"{num_nodes} x {place.hardware}"
+        label = place.machines(num_nodes)
         return (), Missed(rejected=(Rejected(option=label, reason="an evaluation runs on one node"),))
     capacity = knowledge.usable_bytes(place.accelerator)
     best: Option | None = None
@@ -153,7 +153,7 @@ def _served(question: StageQuestion, place: NodeOffer, num_nodes: int) -> tuple[
     if smallest is None:
         return options, Missed()
     reason = does_not_fit(smallest[0], capacity)
-    option = f"{num_nodes} x {place.hardware} tp{smallest[1]}" if num_nodes > 1 else f"{place.hardware} tp{smallest[1]}"
+    option = f"{place.machines(num_nodes)} tp{smallest[1]}"
     return options, Missed(rejected=(Rejected(option=option, reason=reason),), peaks=((smallest[0], capacity),))
 
 

@@ -82,8 +82,12 @@ def training_peak(
     dtype: str,
     knowledge: Knowledge,
     engine: str = NATIVE,
+    together: Mapping[str, int] | None = None,
 ) -> Peak:
-    """Peak of a stage that trains, with all its roles in memory."""
+    """Peak of a stage that trains, with all its roles in memory.
+
+    `together` are the sequences that each generating phase decodes at once, where that was computed already.
+    """
     breakdowns = {
         role.name: _trained(work, role, layout, accelerator, dtype, knowledge, engine) for role in work.trained
     }
@@ -98,8 +102,12 @@ def training_peak(
     ]
     for phase in work.phases:
         if phase.work == "generate" and not server_of(phase, engine):
-            sequences = decoded_together(
-                work, phase, layout, accelerator=accelerator, dtype=dtype, knowledge=knowledge, engine=engine
+            sequences = (
+                together[phase.name]
+                if together is not None
+                else decoded_together(
+                    work, phase, layout, accelerator=accelerator, dtype=dtype, knowledge=knowledge, engine=engine
+                )
             )
             parts = _generation_terms(work.role(phase.role), phase, layout, sequences)
             moments.append(Peak(moment=phase.name, parts=(*resident, *parts)))

@@ -29,6 +29,7 @@ from charter.spec.project import Project
 from charter.spec.sections import why_no_samples
 from charter.spec.stage import TRAINS
 from charter.spec.stage_base import NATIVE, Stage
+from charter.units import GIB
 
 # -------- From a planned option to the value that is run, submitted and exported (`charter.spec.execution`).
 
@@ -38,7 +39,7 @@ LEAST_CONTEXT = 8192
 """Tokens; less would save no memory worth a refused prompt."""
 
 
-def execution_of(stage: Stage, option: Option, work: Workload) -> Execution:
+def execution_of(stage: Stage, option: Option, work: Workload, needs: NodeNeeds) -> Execution:
     """Return what runs for a stage that was planned so."""
     place = option.place
     return Execution(
@@ -51,6 +52,7 @@ def execution_of(stage: Stage, option: Option, work: Workload) -> Execution:
         infra=place.infra,
         region=option.price.region or place.region,
         instance=place.instance,
+        memory_bytes_per_node=0 if place.is_cpu else ceil(needs.memory.total / GIB) * GIB,
         placement=option.placement,
     )
 

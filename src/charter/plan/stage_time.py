@@ -1,6 +1,6 @@
 """Seconds of a stage on accelerators: under one layout as named terms, under many layouts at once."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
@@ -28,9 +28,9 @@ from charter.physics.step_time import (
     with_precision,
 )
 from charter.physics.terms import Term
-from charter.plan.knowledge import EngineKnowledge, Knowledge, engine_knowledge
+from charter.plan.knowledge import EngineKnowledge, Knowledge
 from charter.plan.phase import Role, RolePhase, Workload, tools_term
-from charter.plan.stage_memory import Fit, LayoutDevices, ServerBeside, decoded_together, one_device, server_of
+from charter.plan.stage_memory import Fit, LayoutDevices, ServerBeside, server_of
 from charter.spec.layout import WHOLE_BITS, Layout, ZeroStage
 from charter.spec.stage_base import NATIVE
 
@@ -43,33 +43,6 @@ FILE_BYTES_PER_SECOND = 5e9
 _generation = lru_cache(maxsize=4096)(generation)
 _forward_pass_seconds = lru_cache(maxsize=4096)(forward_pass_seconds)
 """Places differ in price and market more often than in hardware: a search asks for the same seconds again and again."""
-
-
-def training_terms(
-    work: Workload,
-    layout: Layout,
-    *,
-    accelerator: Accelerator,
-    dtype: str,
-    knowledge: Knowledge,
-    engine: str = NATIVE,
-) -> tuple[Term, ...]:
-    """Terms of a stage that trains: its updates, and for PPO and DPO also generation and scoring on the same layout."""
-    task = TimedStage(work=work, dtype=dtype, known=engine_knowledge(engine, knowledge), knowledge=knowledge)
-    devices = one_device(accelerator, 1, np.inf)
-    terms: list[Term] = []
-    for phase in work.phases:
-        role = work.role(phase.role)
-        if phase.work == "train":
-            terms += _phase_terms(task, phase, [layout], devices)[0]
-        else:
-            together = 0
-            if phase.work == "generate":
-                together = decoded_together(
-                    work, phase, layout, accelerator=accelerator, dtype=dtype, knowledge=knowledge, engine=engine
-                )
-            terms += _other(role, phase, layout, together, accelerator, knowledge, engine)
-    return tuple(terms)
 
 
 def other_phase_seconds(
@@ -94,7 +67,10 @@ def _other(
     knowledge: Knowledge,
     engine: str,
 ) -> list[Term]:
-    if server := server_of(phase, engine):
+    server = server_of(phase, engine)
+    if server or engine != NATIVE:
+        phase = replace(phase, read_share=1.0)  # what a server's own cache saves is not counted
+    if server:
         terms = _served_rollouts(server, role, phase, layout, together, accelerator, knowledge)
     elif phase.work == "generate":
         terms = _rollouts(role, phase, layout, together, accelerator, knowledge)
@@ -260,6 +236,7 @@ def _decoding(
         tensor=tensor,
         replicas=replicas,
         engine=engine,
+        read_share=1.0 if role.architecture.state_space else phase.read_share,
         constants=knowledge.serving,
     )
     return over_steps(phase, turns, one.terms)
@@ -305,8 +282,7 @@ def over_steps(phase: RolePhase, steps: float, terms: tuple[Term, ...]) -> list[
     ]
 
 
-# -------- Seconds of very many layouts of a stage that trains, as columns: the numbers of `accelerator_time`, without
-# terms.
+# -------- Seconds of very many layouts of a stage that trains, as columns; and the same of a few layouts, as terms.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,10 +304,26 @@ def update_seconds(task: TimedStage, layouts: Layouts, devices: LayoutDevices) -
     return array(total)
 
 
-def update_terms(task: TimedStage, layouts: Sequence[Layout], devices: LayoutDevices) -> list[tuple[Term, ...]]:
-    """The terms of all optimizer steps of every layout."""
-    phases = [_phase_terms(task, phase, layouts, devices) for phase in task.work.phases if phase.work == "train"]
-    return [tuple(term for terms in phases for term in terms[row]) for row in range(len(layouts))]
+def training_terms(
+    task: TimedStage, layouts: Sequence[Layout], devices: LayoutDevices, together: Mapping[str, Array]
+) -> list[tuple[Term, ...]]:
+    """The terms of a stage that trains, of every layout: its updates, and what it generates and scores between them.
+
+    `together` are the sequences that a generating phase decodes at once, per layout.
+    """
+    rows = range(len(layouts))
+    terms: list[list[Term]] = [[] for _ in rows]
+    for phase in task.work.phases:
+        if phase.work == "train":
+            for row, updates in zip(rows, _phase_terms(task, phase, layouts, devices), strict=True):
+                terms[row] += updates
+            continue
+        role, engine = task.work.role(phase.role), task.known.does.name
+        for row in rows:
+            at_once = int(together[phase.name][row]) if phase.work == "generate" else 0
+            accelerator = devices.accelerators[devices.of_row[row]]
+            terms[row] += _other(role, phase, layouts[row], at_once, accelerator, task.knowledge, engine)
+    return [tuple(each) for each in terms]
 
 
 def _phase_terms(

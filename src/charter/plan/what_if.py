@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from charter.catalog.accelerators import CPU, parse_request
-from charter.engines import engine_names, rl_engines
+from charter.engines import capabilities, engine_names, rl_engines
+from charter.engines.common.capabilities import refused_rewards
 from charter.engines.hardware import hardware_refusal
 from charter.errors import UsageError
 from charter.plan.knowledge import format_refusal
@@ -12,7 +13,6 @@ from charter.plan.option import EngineLayout, Option, StageQuestion
 from charter.plan.plan import Plan
 from charter.plan.rl_search import rl_options
 from charter.plan.stage_plan import StagePlan
-from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Project
 
 # -------- `gpus=256`, `market=spot`: short questions about a plan, as values that are put over charter.yaml.
@@ -87,21 +87,19 @@ def other_engines(question: StageQuestion, option: Option) -> tuple[EngineLayout
     """The best layout of every other engine on the same accelerators, fastest first.
 
     For PPO the best of each placement of the engines that have placements; an engine in which nothing fits is left out,
-    and so are all where the rewards are a list, which no other engine takes.
+    and so is one that cannot call the stage's rewards.
     Each engine's time rests on the constants of its own stack, so between engines the intervals are those of two
     unrelated estimates.
     """
-    policy = question.stage if isinstance(question.stage, PpoStage) else None
-    is_native_only = policy is not None and bool(policy.rewards)
-    if not question.work.trained or option.place.is_cpu or is_native_only:
+    if not question.work.trained or option.place.is_cpu:
         return ()
     layouts: list[EngineLayout] = []
     site = NodeGroup(place=option.place, num_nodes=option.num_nodes)
-    places_roles = policy is not None
+    places_roles = question.stage.ROLLS_OUT
     for name in rl_engines() if places_roles else engine_names():
         kind, accelerator = question.stage.kind, option.place.accelerator
         refused = hardware_refusal(name, kind, accelerator) or format_refusal(question.dtype, name, kind, accelerator)
-        if name == option.engine or refused:
+        if name == option.engine or refused or any(refused_rewards(question.stage, capabilities(name))):
             continue
         inquiry = replace(question, engine=name, peaks={})
         search = rl_options if places_roles else training_options

@@ -121,6 +121,7 @@ def answers(
         new_tokens=longest_answer(stage),
         mean_new_tokens=float(stage.mean_new_tokens or 0),
         longest_tokens=prompt_tokens + stage.max_new_tokens,
+        read_share=1 / stage.answers_together,
     )
 
 
@@ -304,9 +305,8 @@ def generate(stage: GenerateStage, models: Models, library: Library) -> Workload
         read = stage.few_shot * source.prompt_tokens + PRINCIPLE_TOKENS
     else:
         count *= stage.answers_per_prompt
-    prompt = min(read, float(stage.max_prompt_tokens))
     assume_length(library, stage)
-    phase = answers("generate", "policy", count, stage, prompt)
+    phase = answers("generate", "policy", count, stage, min(read, float(stage.max_prompt_tokens)))
     return Workload(
         **models.whereabouts(policy),
         phases=(phase,),

@@ -1,17 +1,209 @@
-"""The cost report for a terminal: plan against actual, waste, cost per unit, budget."""
+"""The cost report for a terminal: plan against actual, groups, waste, cost per unit, budget. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from charter.cost.advice import Advice
 from charter.ledger.account import Accounted, totals_of
+from charter.ledger.sums import Sums, total_of
 from charter.report.amounts import Amount
-from charter.report.cost import budget_json, unit_costs
+from charter.report.cost import CostFacts, budget_json, print_storage, storage_json, unit_costs
 from charter.report.overview import Overview, StageView, lost, spent, spent_on_calls
-from charter.units import format_count, format_seconds, format_usd
+from charter.run.budget import STATE_NAMES, BudgetLine
+from charter.units import MICRO_USD_PER_USD, format_count, format_seconds, format_usd
+
+JOULES_PER_KILOWATT_HOUR = 3.6e6
+TITLES = {"owner": "owner", "accelerator": "accelerator", "market": "market"}
+LIMIT_STYLES = {"ok": "green", "warn": "yellow", "hold": "yellow", "stop": "bold red"}
+
+
+def groups_json(facts: CostFacts) -> dict[str, Any]:
+    """Return the later fields of `charter cost report --json`: `by`, `waste`, `energy`, `storage`, `fees`, `limits`.
+
+    In every group the parts add up to the same total; waste is part of the cost, not beside it.
+    """
+    return {
+        "by": {name: [sums_json(part) for part in parts] for name, parts in facts.groups.items()},
+        "waste": waste_json(facts.spending.total),
+        "energy": energy_json(facts.spending.total, facts.project.metering.power_usage_effectiveness),
+        "storage": storage_json(facts.stored, facts.plan),
+        "fees": [
+            {
+                "what": fee.resource,
+                "provider": fee.provider,
+                "stage": fee.stage or None,
+                "micro_usd": fee.micro_usd,
+                "started_at": fee.started_at,
+                "ended_at": fee.ended_at,
+            }
+            for fee in facts.fees
+        ],
+        "usd_per_hour": facts.spending.usd_per_hour,
+        "limits": [line.to_json() for line in facts.lines],
+        "bills": [
+            {"name": bill.name, "format": bill.format, "lines": bill.lines, "billed_usd": f"{bill.billed_usd:f}"}
+            for bill in facts.bills
+        ],
+    }
+
+
+def sums_json(part: Sums) -> dict[str, Any]:
+    """One part."""
+    totals = part.totals
+    return {
+        **dict(part.key),
+        "usd": part.usd if part.is_priced else None,
+        "usd_most": part.most_usd if part.is_priced else None,
+        "micro_usd": part.micro_usd,
+        "seconds": totals.milliseconds / 1000,
+        "accelerator_seconds": totals.billed_unit_milliseconds / 1000,
+        "attempts": totals.attempts,
+        "calls": part.calls.requests,
+        "waste_usd": part.waste_micro_usd / MICRO_USD_PER_USD,
+    }
+
+
+def by_month(parts: Iterable[Sums]) -> tuple[Sums, ...]:
+    """Return sums by `day` as sums by `month`, the months in their order and the dearest first in each."""
+    months: dict[tuple[tuple[str, str], ...], Sums] = {}
+    for part in parts:
+        key = {"month": part.key["day"][:7], **{name: value for name, value in part.key.items() if name != "day"}}
+        before = months.get(tuple(key.items()))
+        months[tuple(key.items())] = replace(part if before is None else before + part, key=key)
+    return tuple(sorted(months.values(), key=lambda part: (part.key["month"], -part.micro_usd, *part.key.values())))
+
+
+def months_table(by: Sequence[str], parts: Sequence[Sums]) -> Table:
+    """Return every month's cost by whom it is shown to, and the total."""
+    table = titled_table("Cost by month")
+    for name in ("Month", *(name.removeprefix("tag:").capitalize() for name in by)):
+        table.add_column(name)
+    for name in ("Cost", "At most", "Waste", "Machine time", "Calls"):
+        table.add_column(name, justify="right")
+    for part in parts:
+        keys = [Text(part.key[name] or "(none)") for name in ("month", *by)]
+        table.add_row(*keys, *_money_cells(part))
+    table.add_row("total", *("" for _ in by), *_money_cells(total_of(parts)), style="bold")
+    return table
+
+
+def _money_cells(part: Sums) -> tuple[str, ...]:
+    usd, most = (part.usd, part.most_usd) if part.is_priced else (None, None)
+    waste = part.waste_micro_usd / MICRO_USD_PER_USD if part.is_priced else None
+    seconds = part.totals.milliseconds / 1000
+    return format_usd(usd), format_usd(most), format_usd(waste), format_seconds(seconds), f"{part.calls.requests:,}"
+
+
+def waste_json(part: Sums) -> dict[str, float | None]:
+    """Return the money paid for nothing, by cause; `idle` is null where nobody looked."""
+    totals = part.totals
+    return {
+        "lost_to_kills_usd": totals.lost_to_kills_micro_usd / MICRO_USD_PER_USD,
+        "lost_to_failures_usd": totals.lost_to_failures_micro_usd / MICRO_USD_PER_USD,
+        "idle_usd": totals.idle_micro_usd / MICRO_USD_PER_USD if totals.watched_milliseconds else None,
+        "idle_seconds": totals.idle_milliseconds / 1000 if totals.watched_milliseconds else None,
+        "usd": part.waste_micro_usd / MICRO_USD_PER_USD,
+        "share": part.waste_micro_usd / part.micro_usd if part.micro_usd else None,
+    }
+
+
+def energy_json(part: Sums, power_usage_effectiveness: float) -> dict[str, float | None]:
+    """Energy of machines, and of the data centre for them; null where nobody measured."""
+    totals = part.totals
+    metered = bool(totals.metered_milliseconds)
+    machines = totals.energy_joules / JOULES_PER_KILOWATT_HOUR if metered else None
+    return {
+        "machines_kwh": machines,
+        "facility_kwh": None if machines is None else machines * power_usage_effectiveness,
+        "metered_share": totals.metered_milliseconds / totals.milliseconds if totals.milliseconds else None,
+    }
+
+
+def print_groups(facts: CostFacts, console: Console) -> None:
+    """Print the spending by group, where there is more than one, with its idle part, and the energy."""
+    for name, parts in facts.groups.items():
+        shown = name.startswith("tag:") or name in TITLES
+        if shown and len(parts) > 1:
+            console.print(_table_of(name, parts))
+            console.print()
+    print_storage(facts.stored, facts.plan, console)
+    totals = facts.spending.total.totals
+    if totals.idle_milliseconds:
+        usd = f", {format_usd(totals.idle_micro_usd / MICRO_USD_PER_USD)}" if totals.priced_attempts else ""
+        text = f"Idle: machines were held and did nothing for {format_seconds(totals.idle_milliseconds / 1000)}{usd}"
+        console.print(text, style="yellow", highlight=False)
+    for fee in facts.fees:
+        days = " to ".join(f"{datetime.fromtimestamp(at, tz=UTC):%Y-%m-%d}" for at in (fee.started_at, fee.ended_at))
+        usd = format_usd((fee.micro_usd or 0) / MICRO_USD_PER_USD)
+        console.print(f"Fee: {escape(fee.resource)}, {escape(fee.provider)}, {days}: {usd} on top", highlight=False)
+    energy = energy_json(facts.spending.total, facts.project.metering.power_usage_effectiveness)
+    if energy["facility_kwh"] is not None:
+        share = 100 * (energy["metered_share"] or 0)
+        console.print(
+            f"Energy: {energy['facility_kwh']:.3g} kWh, measured for {share:.0f} % of the time", highlight=False
+        )
+
+
+def limits_table(lines: tuple[BudgetLine, ...]) -> Table:
+    """The limits of the budget: spent, forecast, state."""
+    table = titled_table("Limits")
+    for name in ("Limit of", "Limit", "Spent", "", "Forecast (p90)", "Per hour", "Reached in", "State"):
+        table.add_column(name, justify="left" if name in ("Limit of", "State") else "right")
+    for line in lines:
+        state = STATE_NAMES[line.state]
+        table.add_row(
+            Text(line.title),
+            format_usd(line.limit_usd),
+            format_usd(line.spent_usd),
+            f"{100 * line.share:.0f} %",
+            f"{format_usd(line.forecast_p50_usd)} ({format_usd(line.forecast_p90_usd)})",
+            format_usd(line.usd_per_hour) if line.usd_per_hour else "",
+            "" if line.seconds_left is None else format_seconds(line.seconds_left),
+            Text(f"{state}: {line.reason}", style=LIMIT_STYLES[state]),
+        )
+    return table
+
+
+def advice_table(found: tuple[Advice, ...]) -> Table:
+    """Advice with its saving."""
+    table = titled_table("What would be cheaper")
+    table.add_column("Stage")
+    table.add_column("Saves", justify="right")
+    table.add_column("What")
+    for item in found:
+        saving = "" if item.saving_usd is None else f"{format_usd(item.saving_usd)} of what is {_of(item)}"
+        table.add_row(Text(item.stage), saving, Text(item.text))
+    return table
+
+
+def _of(item: Advice) -> str:
+    return "left" if item.of == "remaining" else "spent"
+
+
+def _table_of(name: str, parts: tuple[Sums, ...]) -> Table:
+    title = name.removeprefix("tag:")
+    table = titled_table(f"By {title}")
+    table.add_column(title.capitalize())
+    for column in ("Cost", "Waste", "Time", "Attempts"):
+        table.add_column(column, justify="right")
+    for part in sorted(parts, key=lambda part: -part.micro_usd):
+        values: Mapping[str, str] = part.key
+        table.add_row(
+            Text(values[name] or "(none)"),
+            format_usd(part.usd if part.is_priced else None),
+            format_usd(part.waste_micro_usd / MICRO_USD_PER_USD) if part.is_priced else "",
+            format_seconds(part.totals.milliseconds / 1000),
+            str(part.totals.attempts),
+        )
+    return table
+
 
 STATE_STYLES = {"done": "green", "running": "cyan", "failed": "red", "interrupted": "yellow", "pending": "dim"}
 BEYOND = " !"
@@ -161,7 +353,7 @@ def _cost_of_units(name: str, usd_each: float | None) -> str:
     """The price of a million tokens; of other units, that of as many as cost a tenth of a cent.
 
     >>> _cost_of_units("tokens", 1.6e-9), _cost_of_units("pairs", 0.0213), _cost_of_units("pairs", 2.6e-7)
-    ('$0.0016 per M', '$0.0213 each', '$0.2600 per M')
+    ('$0.0016 per M', '$0.021 each', '$0.26 per M')
     """
     if not usd_each:
         return format_usd(usd_each)

@@ -1,24 +1,138 @@
 """A finished stage as a directory for others: the model, a card that says what it is, and what it cost."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from charter.artifacts.durable import json_text, read_json
-from charter.artifacts.export import check_outputs, copy_model
+from charter.artifacts.durable import json_text, make_dir, read_json, write_file
+from charter.artifacts.export import ScoreMeaning, check_outputs, copy_model
 from charter.artifacts.record import OUTPUTS, Record, read_record
 from charter.artifacts.whole_dir import publish_dir
-from charter.errors import UsageError
+from charter.errors import CharterError, UsageError
 from charter.ledger.account import Accounted
 from charter.ledger.call import CallSums
 from charter.ledger.focus import usage_sums
 from charter.ledger.store import Ledger, has_ledger, ledger_place
-from charter.report.card_parts import UNKNOWN_LICENCE
-from charter.report.model_card import model_card
+from charter.report.results import interval_text, value_text
 from charter.run.graph import Pipeline, PlannedStage, build_pipeline
 from charter.run.paths import run_dir
 from charter.run.staleness import assess
 from charter.spec.project import Project
+from charter.spec.stage_base import MODEL
+from charter.spec.tracking import trackers_of
+from charter.tracking.journal import card_path
+
+UNKNOWN_LICENCE = "unknown"
+
+
+def licence_text(licence: str) -> str:
+    """Return the words of a card on the licence that was given."""
+    if licence != UNKNOWN_LICENCE:
+        return f"{licence}, as given to `charter artifacts export`.\n"
+    return "Not known. It follows from the licences of the models and data above; give it with `--license`.\n"
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(cell_text(cell) for cell in line) + " |\n" for line in lines)
+
+
+def cell_text(value: object) -> str:
+    """A value inside a table cell: nothing in it can end the cell or the line."""
+    return str(value).replace("|", "\\|").replace("\n", " ").replace("\r", " ").replace("<", "&lt;")
+
+
+Json = Mapping[str, Any]
+
+
+def model_card(
+    record: Json,
+    *,
+    figures: Mapping[str, Sequence[Json]],
+    score: ScoreMeaning | None = None,
+    licence: str = UNKNOWN_LICENCE,
+) -> str:
+    """The text of README.md; `record` is the stage's record, `figures` those of each evaluation that read it."""
+    parts = [
+        _front_matter(score, licence),
+        f"# {record['stage']} ({record['kind']})\n",
+        f"Trained by Charter {record['versions'].get('charter', '?')} in a stage of kind `{record['kind']}`, "
+        f"{record['step']:,} steps. Fingerprint of the stage: `{record['fingerprint']}`.\n",
+        *(["## What its score means\n", _score_text(score)] if score else []),
+        "## Made from\n",
+        _inputs_table(record),
+        "## Settings\n",
+        _settings_table(record),
+        *_results(figures),
+        "## Versions and machine\n",
+        markdown_table(("What", "Value"), [*record["versions"].items(), *record["frozen"].items()]),
+        *(["## Notes\n", "".join(f"- {cell_text(note)}\n" for note in record["notes"])] if record.get("notes") else []),
+        "## Licence\n",
+        licence_text(licence),
+    ]
+    return "\n".join(parts)
+
+
+def _front_matter(score: ScoreMeaning | None, licence: str) -> str:
+    task = "text-classification" if score else "text-generation"
+    return f"---\nlicense: {licence}\nlibrary_name: transformers\npipeline_tag: {task}\ntags: [charter]\n---\n"
+
+
+def _score_text(score: ScoreMeaning) -> str:
+    words = (
+        "`AutoModelForSequenceClassification` gives one logit per text, higher is better. Charter's own score is "
+        f"`logit + {score.bias!r}` (its head has a bias, that class has none), and its reward is that score minus "
+        f"{score.mean!r}, divided by {score.deviation!r} (mean and deviation on the training pairs).\n"
+    )
+    if score.pooling == "last":
+        return words + "The logit is read at the last token that is not padding: end the text with the answer's last.\n"
+    return words + (
+        f"\n**The logit is not this model's score**: the model was trained with the pooling `{score.pooling}` over the "
+        "answer, and that class reads the last token. Average the per-token values to get the score.\n"
+    )
+
+
+def _inputs_table(record: Json) -> str:
+    rows = [
+        (role, item["name"], item["source"], f"`{item['fingerprint']}`")
+        for role, items in sorted(record["inputs"].items())
+        for item in items
+    ]
+    if (constitution := record["identity"].get("constitution")) is not None:
+        rows.append(("constitution", "constitution", "file", f"`{constitution}`"))
+    return markdown_table(("Role", "Name", "Kind", "Fingerprint (SHA-256)"), rows)
+
+
+def _settings_table(record: Json) -> str:
+    identity = record["identity"]
+    spec = {**identity.get("spec", {}), "seed": identity.get("seed")}
+    return markdown_table(("Setting", "Value"), [(name, value) for name, value in sorted(spec.items())]) + (
+        "\nSettings that are not listed have the defaults of this version.\n"
+    )
+
+
+def _results(figures: Mapping[str, Sequence[Json]]) -> list[str]:
+    if not figures:
+        return ["## Results\n", "No evaluation has read this model.\n"]
+    parts = ["## Results\n"]
+    for stage, stage_figures in figures.items():
+        rows = [
+            (
+                item.get("label") or item.get("key"),
+                value_text(item),
+                interval_text(item),
+                item.get("n") or "",
+            )
+            for item in stage_figures
+        ]
+        parts += [
+            f"By stage {stage}, on held-out data:\n",
+            markdown_table(("Figure", "Value", "95 % interval", "n"), rows),
+        ]
+    return parts
+
 
 CARD, COST = "README.md", "cost.json"
 SCHEMA = "charter.export_cost/1"
@@ -94,3 +208,38 @@ def _spent(root: Path, stage: PlannedStage, server: str | None) -> tuple[Sequenc
     with Ledger.open(place, create=False) as ledger:
         accounted = [item for item in ledger.accounted() if item.attempt.fingerprint == stage.fingerprint]
         return accounted, usage_sums(item for item in ledger.usage() if item.fingerprint == stage.fingerprint)
+
+
+class CardWriter:
+    """Listens to the events of a run; a stage that is done gives cards to the models that are known then.
+
+    An evaluation changes the card of the model that it read. A card that cannot be written is left out: it is for
+    readers, and stops no run.
+    """
+
+    def __init__(self, project: Project, root: Path) -> None:
+        self._project, self._root = project, root
+        self._wanted = bool(trackers_of(project.tracking))
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        """Write cards after `stage_done`, where a tracker is named."""
+        if self._wanted and event.get("event") == "stage_done":
+            with contextlib.suppress(CharterError, OSError, KeyError):
+                write_cards(self._project, self._root)
+
+
+def write_cards(project: Project, root: Path) -> list[Path]:
+    """Write the card of every finished stage that makes a model, where it is new or has changed."""
+    pipeline = build_pipeline(project, root)
+    written = []
+    for stage in pipeline.stages.values():
+        record = read_record(stage.directory) if stage.spec.MAKES == MODEL else None
+        if record is None:
+            continue
+        text = model_card(record.to_json(), figures=figures_about(pipeline, record.fingerprint))
+        path = card_path(run_dir(root), stage.directory.name)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            make_dir(path.parent)
+            write_file(path, text)
+            written.append(path)
+    return written

@@ -1,32 +1,106 @@
 """`charter artifacts export STAGE --engine E`: a stage as a directory that another engine can be started from."""
 
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from charter.artifacts.durable import read_json
+from charter.artifacts.group import FAILURE
+from charter.artifacts.job import write_job
 from charter.artifacts.whole_dir import publish_dir
 from charter.engines import check_kind, handover_engine, render
 from charter.engines.common.engine import TrainingEngine
 from charter.engines.common.files import link_tree
 from charter.engines.common.rendered import RenderedRun
 from charter.engines.common.request import Handover
-from charter.errors import UsageError
+from charter.errors import CharterError, DataError, MissingExtraError, StageError, UsageError
+from charter.launch.commands import stage_command
+from charter.launch.machine import frozen_values
 from charter.plan.pipeline_names import Library, Models
 from charter.plan.plan import Plan
 from charter.plan.project_plan import plan_project, read_inputs
 from charter.plan.stage_plan import StagePlan
-from charter.report.handover_jobs import start_files
-from charter.report.handover_pages import MAPPING, PLAN, README, counts, mapping_page, plan_page, readme
-from charter.report.handover_request import DATA_DIR, MODELS_DIR, data_roles, handover_of, model_inputs
+from charter.report.handover_pages import (
+    DATA_DIR,
+    MAPPING,
+    MODELS_DIR,
+    PLAN,
+    README,
+    counts,
+    data_roles,
+    handover_of,
+    mapping_page,
+    model_inputs,
+    plan_page,
+    readme,
+    start_files,
+)
+from charter.run.graph import build_pipeline, job_of
+from charter.run.preflight import check_packages
+from charter.run.staleness import assess
 from charter.spec.project import Project
 from charter.spec.rewards import REWARD_SOURCES
 from charter.spec.stage import references
 from charter.spec.stage_base import Engine, Stage
 
-if TYPE_CHECKING:
-    from charter.report.handover_inputs import ExportedInputs
+MODULE = "charter.hosted.export_inputs"
+EXPORTED, FACTS = "exported", "inputs.json"
+_ERRORS: Mapping[int, type[CharterError]] = {
+    kind.exit_code: kind for kind in (UsageError, MissingExtraError, DataError)
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedInputs:
+    """The files, and how much work they are."""
+
+    directory: Path
+    """Holds `data` and `inputs`."""
+    target_steps: int
+    rows: Mapping[str, int]
+    """Role -> rows of its file."""
+    notes: tuple[str, ...] = ()
+
+
+def export_inputs(project: Project, root: Path, name: str, scratch: Path) -> ExportedInputs:
+    """Write what a stage reads below an empty directory; stages that it reads from must be done."""
+    check_packages()
+    pipeline = build_pipeline(project, root)
+    stage = pipeline.stage(name)
+    waiting = [item for item in stage.stage_inputs if not assess(pipeline.stage(item), pipeline.root).done]
+    if waiting:
+        raise UsageError(
+            f"--data needs what {name} reads, and {', '.join(waiting)} is not finished\n"
+            f"  run {', '.join(waiting)} first, or export without --data and put the files there later"
+        )
+    if problems := pipeline.inputs.problems_of(stage.outside_inputs):
+        raise DataError("\n".join(str(problem) for problem in problems))
+    frozen = {"threads": frozen_values(project, stage.spec)["threads"]}
+    write_job(scratch, job_of(stage, pipeline.project, frozen))
+    ended = subprocess.run(
+        stage_command(MODULE, scratch), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if ended.returncode:
+        raise _error_of(scratch, ended)
+    facts = read_json(scratch / FACTS)
+    return ExportedInputs(
+        directory=scratch / EXPORTED,
+        target_steps=facts["target_steps"],
+        rows=facts["rows"],
+        notes=tuple(facts["notes"]),
+    )
+
+
+def _error_of(scratch: Path, ended: "subprocess.CompletedProcess[str]") -> CharterError:
+    try:
+        message = str(read_json(scratch / FAILURE)["message"])
+    except (DataError, KeyError):
+        message = f"writing the inputs ended with exit code {ended.returncode}\n{ended.stderr.strip()[-2000:]}"
+    return _ERRORS.get(ended.returncode, StageError)(message)
+
 
 SCHEMA = "charter.handover/1"
 
@@ -98,7 +172,6 @@ def export_handover(
     if scratch is None:
         return rendered
     # What a stage reads is written by a process of its own, with the checks of a run: a plain export needs none of it.
-    from charter.report.handover_inputs import export_inputs
 
     return with_inputs(changed, rendered, export_inputs(changed, root, name, scratch))
 

@@ -1,17 +1,342 @@
-"""Pages of an export: the mapping line by line, the plan of the stage, and how to go on. Pure."""
+"""Pages of an export: the mapping line by line, the plan of the stage, its scripts and jobs, how to go on. Pure."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from charter.artifacts.durable import json_text
 from charter.engines.common.engine import TrainingEngine
 from charter.engines.common.mapping import MappedField, shown
 from charter.engines.common.rendered import RenderedRun, Resume
-from charter.engines.common.request import Handover
+from charter.engines.common.request import CPU, Arrangement, Handover, HandoverPaths, RlPlacement, RolesTogether
+from charter.errors import Problem, SpecError, UsageError
+from charter.launch.job import StageJob, safe_name
+from charter.launch.plain_yaml import yaml_text
+from charter.launch.rendered.skypilot import CLOUDS, sky_accelerator
+from charter.launch.slurm.render import directives
+from charter.physics.node import CORES_PER_ACCELERATOR
+from charter.plan.option import Option, RoleGroup, StageQuestion
+from charter.plan.plan import Plan
 from charter.plan.stage_plan import StagePlan
-from charter.report.handover_jobs import SCRIPT, SKYPILOT, SLURM
-from charter.report.handover_request import ModelInput
+from charter.spec.architecture import Architecture
+from charter.spec.launching import SlurmSettings
+from charter.spec.ppo_stage import PpoStage
+from charter.spec.project import Project
+from charter.spec.stage import references
+from charter.spec.stage_base import MODEL, Stage
+
+WORK = "."
+"""Files of an export name each other relative to the directory that they lie in."""
+MODELS_DIR, DATA_DIR = "inputs", "data"
+NO_ROWS: Mapping[str, int] = MappingProxyType({})
+NO_SOURCES: Mapping[str, str] = MappingProxyType({})
+GENERATORS, GENERATE = "generators", "generate"
+_ROLE_OF_SPEC: Mapping[str, tuple[str, ...]] = {
+    "init": ("model", "policy"),
+    "policy": ("policy",),
+    "reward": ("reward",),
+}
+"""Role in a stage's spec -> what the planner calls it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInput:
+    """A model that a stage reads."""
+
+    role: str
+    path: str
+    """As the engine's configuration names it."""
+    made_by: str | None
+    """The stage that makes it; None for a model of the catalog or a directory."""
+
+
+def handover_of(
+    project: Project,
+    plan: Plan,
+    name: str,
+    *,
+    data_suffix: str = ".jsonl",
+    rows: Mapping[str, int] = NO_ROWS,
+    sources: Mapping[str, str] = NO_SOURCES,
+) -> Handover:
+    """The stage as it was planned, with every path below the directory of the export.
+
+    `data_suffix`: of the files that the engine reads; `rows` that each role of data has, where they are known;
+    `sources`: texts of the user's own reward functions.
+    """
+    stage, planned = project.pipeline[name], plan.stage(name)
+    if planned is None or planned.searched is None or planned.searched.question is None:
+        raise UsageError(f"the plan says nothing of how {name} is laid out; stages that train can be handed over")
+    option, question = planned.option, planned.searched.question
+    if option.beside:
+        kinds = ", ".join(
+            sorted({option.place.accelerator.name, *(group.place.accelerator.name for group in option.beside)})
+        )
+        raise SpecError(
+            [
+                Problem(
+                    path=f"pipeline.{name}.resources",
+                    message=f"planned on two kinds of accelerators at once ({kinds}), which no configuration can tell",
+                    hint="name one in resources.accelerators of the stage",
+                )
+            ]
+        )
+    return Handover(
+        engine=stage.engine,
+        run=project.name,
+        name=name,
+        stage=stage,
+        seed=project.seed_of(name),
+        layout=option.layout,
+        num_nodes=option.num_nodes,
+        per_node=option.place.processes if option.place.is_cpu else option.place.per_node,
+        accelerator=CPU if option.place.is_cpu else option.place.accelerator.name,
+        target_steps=target_steps(stage, question),
+        architectures=_architectures(stage, question),
+        paths=HandoverPaths(
+            work=WORK,
+            models={item.role: item.path for item in model_inputs(project, name)},
+            data={role: f"{DATA_DIR}/{role}{data_suffix}" for role in data_roles(stage)},
+        ),
+        rows=rows,
+        placement=placement_of(option) if stage.ROLLS_OUT else None,
+        keep_last=project.storage.keep_last,
+        sources=sources,
+    )
+
+
+def target_steps(stage: Stage, question: StageQuestion) -> int:
+    """Optimizer steps, or rollouts."""
+    if isinstance(stage, PpoStage):
+        return ceil(stage.episodes / stage.rollout_batch)
+    return round(question.training.steps)
+
+
+def model_inputs(project: Project, name: str) -> tuple[ModelInput, ...]:
+    """The models that a stage reads: by their name on a hub, or below the directory of the export."""
+    stage = project.pipeline[name]
+    inputs = []
+    for role, names in references(stage).items():
+        if stage.REFERENCES[role] != MODEL:
+            continue
+        spec = project.models.get(names[0])
+        hub = None if spec is None else spec.model
+        inputs.append(
+            ModelInput(
+                role=role,
+                path=hub if hub is not None and _on_a_hub(hub) else f"{MODELS_DIR}/{role}",
+                made_by=names[0] if names[0] in project.pipeline else None,
+            )
+        )
+    return tuple(inputs)
+
+
+def data_roles(stage: Stage) -> tuple[str, ...]:
+    """The roles of a stage that read data."""
+    return tuple(role for role in references(stage) if stage.REFERENCES[role] != MODEL)
+
+
+def _on_a_hub(model: str) -> bool:
+    """Return True if a name is that of a model and not of a directory.
+
+    >>> _on_a_hub("meta-llama/Llama-3.1-8B"), _on_a_hub("/models/mine"), _on_a_hub("models/a/b")
+    (True, False, False)
+    """
+    return model.count("/") == 1 and model[0] not in "/.~"
+
+
+def _architectures(stage: Stage, question: StageQuestion) -> dict[str, Architecture]:
+    roles = {role.name: role.architecture for role in question.work.roles}
+    by_role = {}
+    for role in references(stage):
+        for name in _ROLE_OF_SPEC.get(role, ()):
+            if name in roles and role not in by_role:
+                by_role[role] = roles[name]
+    return by_role
+
+
+def placement_of(option: Option) -> RlPlacement:
+    """Return the planned placement of the roles of a reinforcement-learning stage."""
+    arrangement: Arrangement = "offloaded" if option.waits_on_host else _ARRANGEMENTS.get(option.placement, "colocated")
+    apart = len(option.groups) > 1
+    return RlPlacement(
+        arrangement=arrangement,
+        groups=tuple(_together(group) for group in option.groups) if apart else (),
+        generator_tensor=option.generator_tensor,
+    )
+
+
+def _together(group: RoleGroup) -> RolesTogether:
+    return RolesTogether(
+        roles=(GENERATE,) if group.name == GENERATORS else group.roles,
+        num_accelerators=group.num_accelerators,
+        layout=group.layout,
+    )
+
+
+_ARRANGEMENTS: Mapping[str, Arrangement] = {"colocated": "colocated", "split": "split", "async": "async"}
+
+
+SCRIPT, SKYPILOT, SLURM = "run.sh", "resources.yaml", "slurm.sh"
+PORT, RAY_PORT = 29500, 6379
+WAIT = 5
+"""Seconds between looks whether other nodes are there."""
+RAY = "ray"
+"""First word of a command that one node gives to a Ray of all nodes: `ray job submit ... -- COMMAND`."""
+_VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*(?:(?::-|:\?)[^}\"`$\\]*)?\}")
+_SPECIAL = re.compile(r'([\\"$`])')
+_PLAIN = re.compile(r"^[A-Za-z0-9_@%+=:,./-]+$")
+
+
+def script_of(handover: Handover, rendered: RenderedRun) -> str:
+    """Return the script of one node: the engine's command in the directory of the script."""
+    several = handover.num_nodes > 1
+    uses_ray = rendered.command[0] == RAY
+    lines = [
+        "#!/bin/bash",
+        f"# Stage {handover.name} in {handover.engine}: runs on each of {handover.num_nodes} nodes."
+        if several
+        else f"# Stage {handover.name} in {handover.engine}.",
+        "# PYTHON is the interpreter of the environment that holds the engine.",
+        "set -euo pipefail",
+        'cd "$(dirname "${BASH_SOURCE[0]}")"',
+        *(() if rendered.slices else _rendezvous(several)),
+        *(f"export {name}={shell_word(value)}" for name, value in sorted(rendered.environment.items())),
+        *(_ray_cluster(handover) if uses_ray else ()),
+        ("" if uses_ray else "exec ") + " ".join(_words(_given_to_ray(rendered.command))),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def shell_word(word: str) -> str:
+    """A word for bash, in which `${NAME}` stands for a variable and everything else for itself.
+
+    >>> print(shell_word("--rank=${NODE_RANK}"), shell_word("a b"), shell_word("$HOME"), shell_word("x.yaml"))
+    "--rank=${NODE_RANK}" "a b" "\\$HOME" x.yaml
+    """
+    if _PLAIN.match(word):
+        return word
+    pieces, end = [], 0
+    for variable in _VARIABLE.finditer(word):
+        pieces += [_SPECIAL.sub(r"\\\1", word[end : variable.start()]), variable.group()]
+        end = variable.end()
+    return '"' + "".join((*pieces, _SPECIAL.sub(r"\\\1", word[end:]))) + '"'
+
+
+def skypilot_of(handover: Handover, option: Option, slices: tuple[str, int] | None = None) -> str:
+    """The script as a task of SkyPilot, on the accelerators that were planned; a TPU slice is one of them to it."""
+    place, infra = option.place, option.place.infra
+    region = option.price.region or place.region
+    resources: dict[str, Any] = {}
+    if infra in CLOUDS:
+        resources["infra"] = f"{infra}/{region}" if region else infra
+    if place.is_cpu:
+        resources["cpus"] = f"{handover.per_node}+"
+    elif slices is not None:
+        resources["accelerators"] = f"tpu-{slices[0].removeprefix('tpu')}:1"
+    else:
+        resources["accelerators"] = f"{sky_accelerator(handover.accelerator)}:{handover.per_node}"
+    resources["use_spot"] = option.price.market == "spot"
+    task = {
+        "name": safe_name(f"{handover.run}-{handover.name}"),
+        "resources": resources,
+        "num_nodes": handover.num_nodes if slices is None else slices[1],
+        "workdir": ".",
+        "run": "export NODE_RANK=$SKYPILOT_NODE_RANK; "
+        f'export MASTER_ADDR=$(head -n 1 <<< "$SKYPILOT_NODE_IPS"); exec bash {SCRIPT}',
+    }
+    return yaml_text(task)
+
+
+def slurm_of(handover: Handover, option: Option, settings: SlurmSettings, *, cores: int, memory_bytes: float) -> str:
+    """The script as a batch job of Slurm: once on each node, with so many processor cores and so much memory."""
+    job = StageJob(
+        name=safe_name(f"{handover.run}-{handover.name}"),
+        run=handover.run,
+        stage=handover.name,
+        kind=handover.stage.kind,
+        attempt=1,
+        command=("bash", SCRIPT),
+        directory=Path(),
+        log=Path(f"{handover.name}.log"),
+        nodes=handover.num_nodes,
+        accelerator="" if handover.is_cpu else handover.accelerator,
+        accelerators_per_node=0 if handover.is_cpu else handover.per_node,
+        cpus_per_node=cores,
+        memory_bytes_per_node=None if handover.is_cpu else ceil(memory_bytes),
+        stop_before_seconds=0.0,  # few engines save when they are asked to stop
+        use_spot=option.price.market == "spot",
+    )
+    lines = [
+        "#!/bin/bash",
+        *(line for line in directives(job, settings) if not line.startswith("#SBATCH --comment")),
+        "",
+        "set -euo pipefail",
+        'cd "${SLURM_SUBMIT_DIR:-.}"',
+        'export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
+        # Two jobs may have a node together, so each has ports of its own: each one of 5,000, below those that
+        # Linux gives to whoever asks for none and above those of Ray's workers.
+        'export MASTER_PORT="$((20000 + SLURM_JOB_ID % 5000))" RAY_PORT="$((25000 + SLURM_JOB_ID % 5000))"',
+        f"srun --ntasks {handover.num_nodes} --ntasks-per-node 1 --kill-on-bad-exit=1 \\",
+        f"    bash -c 'export NODE_RANK=\"$SLURM_NODEID\"; exec bash {SCRIPT}'",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def start_files(
+    handover: Handover, rendered: RenderedRun, planned: StagePlan, settings: SlurmSettings
+) -> Mapping[str, str]:
+    """All of them, by name; a slice of TPUs is no cluster of Slurm's."""
+    option, each = planned.option, 1 if handover.is_cpu else CORES_PER_ACCELERATOR
+    cores = max(each * handover.per_node, ceil(planned.node.loader_cores))
+    files = {SCRIPT: script_of(handover, rendered), SKYPILOT: skypilot_of(handover, option, rendered.slices)}
+    if rendered.slices is not None:
+        return files
+    return files | {SLURM: slurm_of(handover, option, settings, cores=cores, memory_bytes=planned.node.memory.total)}
+
+
+def _rendezvous(several: bool) -> Iterator[str]:
+    if several:
+        yield 'export NODE_RANK="${NODE_RANK:?number of this node, from 0}"'
+        yield 'export MASTER_ADDR="${MASTER_ADDR:?address of node 0}"'
+    else:
+        yield 'export NODE_RANK="${NODE_RANK:-0}" MASTER_ADDR="${MASTER_ADDR:-127.0.0.1}"'
+    yield f'export MASTER_PORT="${{MASTER_PORT:-{PORT}}}"'
+
+
+def _ray_cluster(handover: Handover) -> Iterator[str]:
+    """Node 0 starts Ray and waits for the others, which serve until it ends."""
+    start, python = f"ray start --num-gpus={handover.per_node}", '"${PYTHON:-python}"'
+    alive = "sum(node['Alive'] for node in ray.nodes())"
+    yield f'export RAY_PORT="${{RAY_PORT:-{RAY_PORT}}}"'
+    yield f'export PATH="$(dirname "$(command -v {python})"):$PATH"'
+    yield 'if [ "$NODE_RANK" != 0 ]; then'
+    yield f'    until (exec 3<>"/dev/tcp/$MASTER_ADDR/$RAY_PORT") 2>/dev/null; do sleep {WAIT}; done'
+    yield f'    {start} --address="$MASTER_ADDR:$RAY_PORT" --block || true'
+    yield "    exit 0"
+    yield "fi"
+    yield f"{start} --head --port=$RAY_PORT"
+    yield "trap 'ray stop' EXIT"
+    yield "export RAY_ADDRESS=127.0.0.1:$RAY_PORT"
+    yield f'until {python} -c "import ray; ray.init(); exit({alive} < {handover.num_nodes})"; do'
+    yield f"    sleep {WAIT}"
+    yield "done"
+
+
+def _given_to_ray(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the command that node 0 runs beside its Ray: itself, so that paths stay relative to this directory."""
+    return command[command.index("--") + 1 :] if command[0] == RAY else command
+
+
+def _words(command: tuple[str, ...]) -> Iterator[str]:
+    for word in command:
+        yield '"${PYTHON:-python}"' if word == "python" else shell_word(word)
+
 
 MAPPING, README, PLAN = "mapping.md", "README.md", "plan.json"
 PROJECT = "PROJECT"

@@ -38,12 +38,16 @@ def seconds_range(interval: Interval) -> str:
 def usd_range(money: MicroUsd | None) -> str:
     """p50 and p90 in usd, the sign of the currency once.
 
-    >>> usd_range(MicroUsd(p10=1, p50=12_500_000, p90=17_000_000)), usd_range(None)
-    ('$12.50-17.00', 'unpriced')
+    >>> usd_range(MicroUsd(p10=1, p50=12_500_000, p90=17_000_000)), usd_range(MicroUsd(p10=1, p50=9, p90=200))
+    ('$12.50-17.00', 'up to $0.0002')
+    >>> usd_range(None)
+    'unpriced'
     """
     if money is None:
         return "unpriced"
     low, high = (format_usd(value / 1e6) for value in (money.p50, money.p90))
+    if low.startswith("<") and low != high:
+        return f"up to {high}"
     return low if low == high else f"{low}-{high.removeprefix('$')}"
 
 
@@ -67,12 +71,11 @@ def gib(num_bytes: float) -> str:
 
 
 def hardware(option: Option) -> str:
-    """`16 x H100-SXM-80GB aws spot`, and beside it `+ 8 x A100-80GB aws judge` where a stage holds more."""
+    """`2 nodes x 8 H100-SXM-80GB aws spot`, and beside it `+ 8 A100-80GB aws judge` where a stage holds more."""
     if option.place.is_cpu:
         return f"cpu {option.place.infra}"
-    own = option.num_nodes * option.place.per_node
     market = "" if option.price.market == "on_demand" else f" {option.price.market}"
-    first = f"{own} x {option.place.accelerator.name} {option.place.infra}{market}"
+    first = f"{option.place.machines(option.num_nodes)} {option.place.infra}{market}"
     return " + ".join((first, *(_beside(group, option) for group in option.beside)))
 
 

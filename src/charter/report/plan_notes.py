@@ -6,6 +6,7 @@ from rich.text import Text
 
 from charter.plan.assemble import NO_NATIVE_ROW
 from charter.plan.keep_warm import shared_servers
+from charter.plan.offers import known_memory_bytes
 from charter.plan.option import Option, Rejected
 from charter.plan.plan import Plan
 from charter.plan.project_plan import MODEL
@@ -14,7 +15,7 @@ from charter.plan.stage_plan import StagePlan
 from charter.plan.stage_risk import StageRisk
 from charter.report.plan_cells import VERDICT_WORDS, layout, median_usd, short_date
 from charter.spec.stage_base import NATIVE
-from charter.units import GIB, format_seconds, format_usd
+from charter.units import GIB, format_bytes, format_ratio, format_seconds, format_usd
 
 
 def placement_lines(plan: Plan) -> Iterator[str]:
@@ -30,6 +31,18 @@ def placement_lines(plan: Plan) -> Iterator[str]:
     }
     for shared in largest.values():
         yield f"Servers of {shared.line}."
+
+
+def memory_lines(plan: Plan) -> Iterator[str]:
+    """A line for each stage whose nodes have less system memory than it is planned to need there."""
+    for stage in plan.stages:
+        place, need = stage.option.place, stage.node.memory.total
+        have = None if place.is_cpu else known_memory_bytes(place)
+        if have is not None and need > have:
+            yield (
+                f"System memory of {stage.name}: a node needs about {format_bytes(need)}, and {place.label} has "
+                f"{format_bytes(have)}; its job would wait for a larger one (`memory` in its resources asks for less)."
+            )
 
 
 def sample_lines(plan: Plan) -> Iterator[str]:
@@ -81,6 +94,7 @@ def notes(plan: Plan, *, command: str, then: str) -> Iterator[Text]:
     yield from _models(plan)
     yield _pole_line(plan)
     yield from _advice(plan)
+    yield from (Text(line, style="yellow") for line in memory_lines(plan))
     yield from _alternatives(plan)
     yield from _market_and_risk(plan)
     yield from _ties(plan)
@@ -221,21 +235,25 @@ def _ties(plan: Plan) -> Iterator[Text]:
     others = [tied for tied in pole.option.tied_layouts if tied.label != pole.option.layout.label]
     if others:
         base = pole.option.overhead.useful_seconds
-        shown = [(tied.label, round(100 * (tied.seconds / base - 1))) for tied in others[:TIES_NAMED]]
-        named = ", ".join(f"{label} ({more:+d} %)" for label, more in shown)
-        yield Text(f"As good for {pole.name}, within the width of the estimate: {named}.")
+        named = ", ".join(f"{tied.label} ({format_ratio(tied.seconds / base)})" for tied in others[:TIES_NAMED])
+        yield Text(f"As good for {pole.name}, within what the estimate can tell: {named}.")
 
 
 def _uncertain(plan: Plan) -> Iterator[Text]:
-    """The spread over random draws, and the causes that weigh most in it."""
+    """Yield the reason why the total is no sum, and the spread of the cost over random draws with its main causes."""
+    if len(plan.stages) > 1:
+        yield Text(
+            "Total time: p50 and p90 of the run as a whole, over random draws of all stages together; those of the "
+            "stages do not add up to it."
+        )
     if plan.cost is None or plan.cost.unpriced or not plan.cost.spread.drivers:
         return
     spread = plan.cost.spread
     low, middle, high = (format_usd(getattr(spread.usd, name)) for name in ("p10", "p50", "p90"))
     causes = ", ".join(f"{item.cause} {100 * item.share:.0f} %" for item in spread.drivers)
     yield Text(
-        f"Spread of {spread.draws:,} draws: {low} to {high}, median {middle} (the table adds the p90 of all lines); "
-        f"it comes from {causes}. The total time is drawn too: times of stages do not add."
+        f"Total cost: the sum of the lines above, at p50 and at p90; over {spread.draws:,} draws it is {low} to {high} "
+        f"(p10 to p90), median {middle}; the spread comes from {causes}."
     )
 
 
@@ -285,7 +303,7 @@ def engine_lines(plan: Plan) -> Iterator[str]:
         yield f"{stage.name}: {option.engine} {option.layout_label}, {work} of work on {option.label}"
         for other in stage.other_engines:
             yield (
-                f"  {other.engine}: {other.layout}, {format_seconds(other.seconds)} ({other.ratio - 1:+.0%}), "
+                f"  {other.engine}: {other.layout}, {format_seconds(other.seconds)} ({format_ratio(other.ratio)}), "
                 f"{other.peak_bytes / GIB:.1f} GiB"
             )
 
@@ -299,7 +317,7 @@ def engine_line(plan: Plan) -> str:
             continue
         share = 1 - quickest.ratio
         saved += share * (stage.compute_usd.p50 / 1e6 if stage.compute_usd is not None else 0.0)
-        names.append(f"{quickest.engine} for {stage.name}, {share:.0%} of the work")
+        names.append(f"{quickest.engine} for {stage.name}, {100 * share:.0f} % less time")
     if not names:
         return ""
     total = "" if plan.usd is None else f" of {format_usd(plan.usd.p50 / 1e6)}"

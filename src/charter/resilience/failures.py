@@ -146,7 +146,7 @@ SPOT_NOTICE = Detection(
 )
 CRASH = Detection(
     seconds=30.0,
-    source="a process that ends is seen by who started it, at the next look; 30 s is judgement",
+    source="whoever started a process sees at the next look that it has ended; 30 s is judgement",
 )
 BY_NAME = {"slurm": SLURM, "kubernetes": KUBERNETES, "nccl": NCCL, "watchdog": WATCHDOG}
 

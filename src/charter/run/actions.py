@@ -42,7 +42,7 @@ from charter.run.inputs import REVISIONS_FILE, read_revisions, revision_number
 from charter.run.paths import TAGS_FILE, own_tags, run_dir, stages_dir
 from charter.run.staleness import assess
 from charter.run.supervisor import NOTICE_FILE
-from charter.spec.load import BUDGET_FILE, DEFAULT_FILE
+from charter.spec.load import BUDGET_FILE, DEFAULT_FILE, PROJECT_LIMIT, limits_of
 from charter.spec.project import Project
 from charter.spec.yaml_source import read_document
 from charter.units import MICRO_USD_PER_USD, format_usd, parse_usd
@@ -280,8 +280,10 @@ def add_charge(
     return charge
 
 
-def raise_budget(root: Path, limit: str, *, by: str | None = None) -> tuple[float, float]:
-    """Raise the limit of a project for its run; return the limits before and now. The file stays as it is.
+def raise_budget(root: Path, limit: str, *, of: str = PROJECT_LIMIT, by: str | None = None) -> tuple[float, float]:
+    """Raise a limit of a project for its run; return the limits before and now. The file stays as it is.
+
+    `of` is the limit's key in charter.yaml: `budget.limit`, `budget.owners.ann`, `budget.tags.team=red`.
 
     A run that is under way reads it when it is next started.
     """
@@ -292,21 +294,26 @@ def raise_budget(root: Path, limit: str, *, by: str | None = None) -> tuple[floa
     budget = load_project(root, env=dict(os.environ)).budget
     if budget is None:
         raise UsageError("this project has no budget; `budget: {limit: $100}` in charter.yaml sets one")
-    if not budget.limit < limit_usd < math.inf:
+    before = limits_of(budget).get(of)
+    if before is None:
+        raise UsageError(f"there is no limit {of}; there are {', '.join(limits_of(budget))}")
+    if not before < limit_usd < math.inf:
         raise UsageError(
-            f"{format_usd(limit_usd)} is not above the limit of {format_usd(budget.limit)}; a lower one goes into "
+            f"{format_usd(limit_usd)} is not above the limit of {format_usd(before)}; a lower one goes into "
             "charter.yaml"
         )
-    path, who = run_dir(root) / BUDGET_FILE, by or who_is_here()
-    over = durable.read_json(path)["over_usd"] if path.exists() else budget.limit
     in_file = project_of(read_document(root / DEFAULT_FILE), env=dict(os.environ)).budget
-    if in_file is not None and over != in_file.limit:
-        over = in_file.limit
+    written = limits_of(in_file) if in_file is not None else {}
+    path, who = run_dir(root) / BUDGET_FILE, by or who_is_here()
+    raised = {name: now for name, now in {**limits_of(budget), of: limit_usd}.items() if written.get(name) != now}
+    over = {name: {"limit_usd": now, "over_usd": written.get(name, now)} for name, now in raised.items()}
+    project = over.pop(PROJECT_LIMIT, {"limit_usd": budget.limit, "over_usd": budget.limit})
     durable.make_dir(run_dir(root))
-    durable.write_json(path, {"limit_usd": limit_usd, "over_usd": over, "by": who, "at": time.time()})
-    said = f"budget raised from {format_usd(budget.limit)} to {format_usd(limit_usd)} by {who}"
+    durable.write_json(path, {**project, **({"limits": over} if over else {}), "by": who, "at": time.time()})
+    which = "budget" if of == PROJECT_LIMIT else of
+    said = f"{which} raised from {format_usd(before)} to {format_usd(limit_usd)} by {who}"
     _write_down(root, "budget_raised", said, by=who)
-    return budget.limit, limit_usd
+    return before, limit_usd
 
 
 def rerun_stage(pipeline: Pipeline, name: str, *, by: str | None = None) -> Path:

@@ -1,7 +1,10 @@
 """Cost of the run against its limits: told as it grows, held and stopped where the file asks for it."""
 
+import json
+import shlex
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,15 +17,16 @@ from charter.cost.forecast import Forecast, StageSoFar, forecast, paced, planned
 from charter.errors import BudgetError, DataError
 from charter.launch.machine import CPU
 from charter.ledger import Ledger
-from charter.ledger.attempt import Attempt
+from charter.ledger.attempt import Attempt, tags_text
 from charter.ledger.reading import LedgerReading
-from charter.ledger.sums import Sums, total_of
+from charter.ledger.store import SpendingClaims
+from charter.ledger.sums import Claim, Sums, total_of
 from charter.physics.terms import Interval
 from charter.run.events import Events
 from charter.run.graph import Pipeline, PlannedStage
 from charter.run.paths import run_dir
-from charter.run.planned import PLAN_FILE
-from charter.run.served import CallAllowances, loads_weights
+from charter.run.planned import PLAN_FILE, plan_of_this_schema
+from charter.run.served import CallAllowances, Room, loads_weights
 from charter.spec.project import Project
 from charter.spec.sections import Budget
 from charter.units import MICRO_USD_PER_USD, SECONDS_PER_HOUR, format_usd
@@ -358,7 +362,7 @@ def spent_usd(project: Project, ledger: Ledger) -> float | None:
 
 def budget_error(line: BudgetLine) -> BudgetError:
     """The error that ends a run at a limit."""
-    where = "budget.limit" if line.scope == "project" else f"budget.{line.scope}s.{line.name}"
+    where = limit_key(line)
     if line.share < 1:
         said = (
             f"{line.title} has cost {line.spent_words.removesuffix(',')}, and is expected to cost "
@@ -372,8 +376,32 @@ def budget_error(line: BudgetLine) -> BudgetError:
         if line.settled_usd < line.limit_usd:
             said = f"{line.title} may have cost more than its limit of {limit}: {line.spent_words.removesuffix(',')}"
         mend = f"raise {where}, or set budget.on_exceed: warn"
-    how = f": charter run --set {where}=USD" if line.scope in ("project", "stage") else ""
-    return BudgetError(f"{said}\n  everything done so far is kept; {mend}, and run again{how}")
+    of = "" if line.scope == "project" else f" --of {shlex.quote(where)}"
+    return BudgetError(f"{said}\n  everything done so far is kept; {mend}, and run again: charter cost raise USD{of}")
+
+
+def room_of(line: BudgetLine, others: Collection[Claim]) -> Room:
+    """Return what a limit leaves for the calls of this run beside those of others."""
+    left = int((line.limit_usd - line.spent_usd) * MICRO_USD_PER_USD)
+    limit = limit_key(line)
+    if line.scope in ("project", "stage"):
+        return Room(limit=limit, left_micro_usd=left, stage=line.name if line.scope == "stage" else None)
+    under = [
+        claim
+        for claim in others
+        if line.name in ([claim.owner] if line.scope == "owner" else list(_pairs(json.loads(claim.tags))))
+    ]
+    return Room(
+        limit=limit,
+        left_micro_usd=left,
+        elsewhere_micro_usd=sum(claim.micro_usd for claim in under),
+        runs=1 + len(under),
+    )
+
+
+def limit_key(line: BudgetLine) -> str:
+    """Return the name of a limit in charter.yaml."""
+    return "budget.limit" if line.scope == "project" else f"budget.{line.scope}s.{line.name}"
 
 
 class BudgetWatch:
@@ -386,6 +414,7 @@ class BudgetWatch:
         self._told: dict[tuple[str, str], tuple[float, BudgetState]] = {}
         self._held: dict[tuple[str, str], BudgetLine] = {}
         self._allowances = CallAllowances(pipeline.project)
+        self._has_claimed = False
         self.spent_usd: float | None = None
         """Cost so far, as of the last look."""
 
@@ -406,10 +435,14 @@ class BudgetWatch:
         if project.budget is None:
             self.spent_usd = spent_usd(project, ledger)
             return None
-        spending = read_spending(ledger, project, now=time.time())
+        now = time.time()
+        with ledger.claims(run=project.name, now=now) as claims:
+            # Sums after claims: what another run has spent meanwhile then counts twice, and not never.
+            spending = read_spending(ledger, project, now=now)
+            lines = binding(project, lines_now(self._pipeline, self._plan, spending, running=running, done=done))
+            self._share(lines, spending, running, claims)
+        self._allowances.write()
         self.spent_usd = spending.total.most_micro_usd / MICRO_USD_PER_USD if spending.total.is_priced else None
-        lines = binding(project, lines_now(self._pipeline, self._plan, spending, running=running, done=done))
-        self._allow(lines, spending, running)
         stop = None
         self._held.clear()
         for line in lines:
@@ -420,19 +453,36 @@ class BudgetWatch:
                 stop = stop or line
         return None if stop is None else budget_error(stop)
 
-    def before(self, stage: PlannedStage, ledger: Ledger, *, running: Collection[str], done: Collection[str]) -> None:
-        """Say how much the calls of a stage may cost, before it starts."""
+    def before(self, stage: PlannedStage, ledger: Ledger, *, running: Collection[str], done: Collection[str]) -> bool:
+        """Say how much the calls of a stage may cost, before it starts; False where it has to wait for what runs."""
         self._allowances.open(stage, bounded=self._pipeline.project.budget is not None)
         self.look(ledger, running=running, done=done)
+        return not self.holds(stage.name)
 
-    def _allow(self, lines: Collection[BudgetLine], spending: Spending, running: Collection[str]) -> None:
-        left = {
-            name: min(line.limit_usd - line.spent_usd for line in lines if line.scope != "stage" or line.name == name)
-            for name in self._pipeline.stages
-        }
-        stops = (budget := self._pipeline.project.budget) is not None and budget.on_exceed != "warn"
+    def _share(
+        self, lines: Collection[BudgetLine], spending: Spending, running: Collection[str], claims: SpendingClaims
+    ) -> None:
+        """Decide what the calls of every stage may cost, and claim it before any of them may spend it."""
+        project = self._pipeline.project
+        stops = project.budget is not None and project.budget.on_exceed != "warn"
         spent = {stage: part.calls.most_micro_usd for stage, part in spending.by_fingerprint.items()}
-        self._allowances.say(left if stops else None, spent, running)
+        if claims.of_others is None:
+            self._allowances.wait(spent)
+            return
+        rooms = [room_of(line, claims.of_others) for line in lines] if stops else None
+        left = self._allowances.share(rooms, spent, running)
+        self._has_claimed = left is not None
+        claims.put(
+            Claim(run=project.name, owner=project.owner or "", tags=tags_text(project.tags), micro_usd=left or 0),
+            is_asking=self._has_claimed,
+        )
+
+    def end(self, ledger: Ledger) -> None:
+        """Let go of what this run could still have spent."""
+        if self._has_claimed:
+            run = self._pipeline.project.name
+            with suppress(DataError), ledger.claims(run=run, now=time.time()) as claims:
+                claims.put(Claim(run=run), is_asking=False)
 
     def holds(self, stage: str) -> bool:
         """Return True if a budget lets this stage wait."""
@@ -508,7 +558,7 @@ def read_plan(root: Path) -> Mapping[str, Any] | None:
         document = durable.read_json(run_dir(root) / PLAN_FILE)
     except DataError:
         return None
-    return document if isinstance(document, dict) else None
+    return plan_of_this_schema(document)
 
 
 def _is_over(line: BudgetLine, done: Collection[str]) -> bool:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from charter.engines import handover_engine
 from charter.engines.installed import ABSENT, engines_at, interpreter_of, versions_at
-from charter.errors import CharterError, MissingExtraError
+from charter.errors import CharterError, MissingExtraError, how_to_install
 from charter.launch.machine import gpus_here, installed_version
 from charter.launch.node_checks.report import read_bad_nodes
 from charter.run.graph import build_pipeline
@@ -21,6 +21,7 @@ from charter.run.planned import executions_for, plan_of_run
 from charter.spec.execution import Execution
 from charter.spec.project import Project
 from charter.spec.stage import is_hosted
+from charter.units import format_machines
 
 COMMAND_SECONDS = 20.0
 """Longest wait for a command of a launcher; a controller that is down may take this long to say so."""
@@ -129,7 +130,7 @@ def _slurm(project: Project) -> tuple[Check, ...]:
 def _ray(project: Project) -> tuple[Check, ...]:
     version = installed_version("ray")
     if version == "absent":
-        return (_missing("ray", 'pip install ".[ray]"'),)
+        return (_missing("ray", how_to_install("ray")),)
     address = project.launch.ray.address
     answer = ask(["ray", "status", *(["--address", address] if address != "auto" else [])], seconds=60.0)
     said = f"Ray {version}; " + ("the cluster answers" if answer.ok else answer.text or "no cluster answers")
@@ -227,7 +228,7 @@ def _nodes(executions: Mapping[str, Execution], project: Project, launcher: str)
             shapes[execution.nodes, execution.accelerators_per_node, execution.accelerator].append(name)
     counts = accelerators_of_nodes(project, launcher) if shapes else None
     for (nodes, each, accelerator), names in sorted(shapes.items()):
-        label = f"{nodes} x {accelerator}:{each}"
+        label = format_machines(accelerator, each, nodes)
         if counts is None:
             said = f"for {', '.join(names)}; {launcher} does not say what its nodes have"
             yield Check(group="plan", name=label, ok=True, is_known=False, found=said)

@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 from charter.artifacts import durable
 from charter.artifacts.file_facts import free_bytes
 from charter.artifacts.record import read_record
-from charter.artifacts.stage_process import PIP_COMMAND
-from charter.errors import EXTRAS
+from charter.errors import EXTRAS, how_to_install
 from charter.launch.machine import cpu_capability, gpus_here, installed_version
 from charter.launch.node_checks.local import accelerators, kernel_log, xid_errors
 from charter.launch.node_checks.report import Finding
@@ -72,7 +71,6 @@ def look_up(where: str, reference: str, root: Path, environment: Mapping[str, st
     return Check(group="credentials", name=where, ok=private, found=said, advice=f"chmod 600 {path}")
 
 
-METER = 'pip install ".[meter]"'
 TORCH_FOR_CUDA = "install a CUDA build of torch: pip install torch (without the CPU index)"
 
 
@@ -95,7 +93,11 @@ def _driver(count: int) -> Sequence[Check]:
 
         pynvml.nvmlInit()
     except ImportError:
-        return [Check(group="drivers", name="driver", ok=False, found=f"{count} GPUs, no NVML", advice=METER)]
+        return [
+            Check(
+                group="drivers", name="driver", ok=False, found=f"{count} GPUs, no NVML", advice=how_to_install("meter")
+            )
+        ]
     except Exception as error:
         advice = "install or load the NVIDIA driver: nvidia-smi must list the devices"
         return [Check(group="drivers", name="driver", ok=False, found=f"{count} GPUs; {error}", advice=advice)]
@@ -144,7 +146,7 @@ def examine_extras(project: Project, root: Path, launcher: str) -> tuple[Check, 
                 name=f"extra {extra}",
                 ok=not lacking,
                 found=f"{why}; {f'{lacking[0]} is not installed' if lacking else 'installed'}",
-                advice=f'pip install ".[{extra}]"',
+                advice=how_to_install(extra),
             )
         )
     return tuple(checks)
@@ -195,7 +197,7 @@ def _packages() -> tuple[Check, ...]:
             name=name,
             ok=version != "absent",
             found=version,
-            advice=f"running stages needs it: {PIP_COMMAND}",
+            advice=f"running stages needs it: {how_to_install('run')}",
         )
         for name, version in versions.items()
     )

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from charter.artifacts import durable
-from charter.errors import DataError, MissingExtraError, UsageError
+from charter.errors import DataError, MissingExtraError, UsageError, how_to_install
 from charter.run.paths import run_dir
 from charter.spec.project import Project
 from charter.spec.sweep import POINT_TAG, SWEEP_TAG
@@ -176,8 +176,8 @@ def check_trackers(trackers: tuple[Tracked, ...]) -> None:
     missing = [tracked.name for tracked in trackers if importlib.util.find_spec(PACKAGES[tracked.name]) is None]
     if missing:
         raise MissingExtraError(
-            f"tracking names {', '.join(missing)}, which is not installed; "
-            f"pip install '.[{','.join(missing)}]', or take it out of `tracking`"
+            f"tracking names {', '.join(missing)}, which is not installed: {how_to_install(*missing)}; "
+            "or take it out of `tracking`"
         )
     for tracked in trackers:
         for reference, what in _references(tracked):

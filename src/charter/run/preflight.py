@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 
 from charter.artifacts.job import JobInput
-from charter.artifacts.stage_process import PIP_COMMAND
+from charter.data.sandbox import sandbox_problem
 from charter.engines import capabilities, handover_engine, handover_engines, render
 from charter.engines.common.capabilities import one_of, refused_kernels, unsupported
 from charter.engines.common.engine import TrainingEngine
 from charter.engines.common.request import HandoverPaths
 from charter.engines.installed import ABSENT, PEFT, interpreter_of, stage_versions
-from charter.errors import CharterError, DataError, MissingExtraError, Problem, SpecError
+from charter.errors import CharterError, DataError, MissingExtraError, Problem, SpecError, how_to_install
 from charter.launch.handing_over import data_roles, handover_of, model_roles
 from charter.launch.machine import (
     CPU,
@@ -32,6 +32,7 @@ from charter.spec.graph import inputs_of
 from charter.spec.layout import WHOLE_BITS
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Project
+from charter.spec.rewards import EXPRESSION, PROGRAM, PYTHON_TOOL
 from charter.spec.stage import TRAINS, EvalStage, PrepareStage, is_hosted
 from charter.spec.stage_base import NATIVE, Stage, StageResources
 from charter.spec.stage_checks import check_runnable
@@ -170,10 +171,7 @@ def check_hosted(pipeline: Pipeline, stage: PlannedStage, *, facts: NodeFacts | 
         return
     engine = handover_engine(name)
     title = engine.title
-    if (nodes := stage_nodes(project, stage.spec)) > 1:
-        message = f"this version of Charter starts {title} on one node; found {nodes}"
-        hint = "`charter artifacts export` renders the command that each of several nodes runs"
-        yield Problem(path=f"{where}.resources.num_nodes", message=message, hint=hint)
+    yield from check_one_node(project, stage.name, stage.spec)
     gpus = None if facts is None else facts.gpus
     if not engine.has_processors and stage_device(project, stage.spec, gpus=gpus) == "cpu":
         message = f"{title} needs accelerators, and this stage runs on processors"
@@ -182,6 +180,15 @@ def check_hosted(pipeline: Pipeline, stage: PlannedStage, *, facts: NodeFacts | 
     if facts is None:
         yield from check_accelerators(project, stage.spec, f"{where}.resources")
     yield from _refused(pipeline, stage, facts)
+
+
+def check_one_node(project: Project, name: str, stage: Stage) -> Iterator[Problem]:
+    """Problem of a stage that another engine is to compute on several nodes, which needs nothing of them to be seen."""
+    if is_hosted(stage) and (nodes := stage_nodes(project, stage)) > 1:
+        title = next(engine.title for engine in handover_engines() if engine.name == stage.engine)
+        message = f"this version of Charter starts {title} on one node; found {nodes}"
+        hint = "`charter artifacts export` renders the command that each of several nodes runs"
+        yield Problem(path=f"pipeline.{name}.resources.num_nodes", message=message, hint=hint)
 
 
 def check_hosted_packages(project: Project, todo: Sequence[PlannedStage]) -> None:
@@ -303,12 +310,15 @@ def check_before_start(
     _check_adapters(todo)
     _check_near_duplicates(todo)
     _check_harness(todo)
+    _check_rewards(todo)
 
 
 def check_packages(packages: Sequence[str] = RUN_PACKAGES) -> None:
     """Raise when a package that stages need is not installed."""
     if missing := [name for name in packages if find_spec(name) is None]:
-        raise MissingExtraError(f"running stages needs {', '.join(missing)}: {PIP_COMMAND} (planning works without it)")
+        raise MissingExtraError(
+            f"running stages needs {', '.join(missing)}: {how_to_install('run')} (planning works without it)"
+        )
 
 
 def _unsupported(pipeline: Pipeline, modules: Mapping[str, str]) -> list[Problem]:
@@ -330,7 +340,7 @@ def _check_adapters(todo: Sequence[PlannedStage]) -> None:
     wanting = [stage.name for stage in here if getattr(stage.spec, "adapter", None) is not None]
     if wanting and find_spec("peft") is None:
         raise MissingExtraError(
-            f"training the adapter of {', '.join(wanting)} needs peft: pip install peft "
+            f"training the adapter of {', '.join(wanting)} needs peft: {how_to_install('adapters')} "
             "(or remove `adapter` to train all weights; `charter plan` shows what that needs)"
         )
 
@@ -350,6 +360,18 @@ def _check_harness(todo: Sequence[PlannedStage]) -> None:
         raise MissingExtraError(
             f"the suite lm_eval of {', '.join(wanting)} needs lm-evaluation-harness: pip install lm-eval"
         )
+
+
+def _check_rewards(todo: Sequence[PlannedStage]) -> None:
+    """Raise where programs of a model would run without a sandbox, or expressions are compared without the library."""
+    calls = {item.call: stage.name for stage in todo for item in getattr(stage.spec, "rewards", ())}
+    environments = {stage.name: getattr(stage.spec, "environment", None) for stage in todo}
+    calls |= {call: name for name, environment in environments.items() if environment for call in environment.calls}
+    for call in (PROGRAM, PYTHON_TOOL):
+        if call in calls and (problem := sandbox_problem()):
+            raise MissingExtraError(f"{calls[call]}: {problem}")
+    if EXPRESSION in calls and find_spec("math_verify") is None:
+        raise MissingExtraError(f"{EXPRESSION} of {calls[EXPRESSION]} needs math-verify: {how_to_install('math')}")
 
 
 def _reward_models(todo: Sequence[PlannedStage]) -> list[Problem]:

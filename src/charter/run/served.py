@@ -4,10 +4,11 @@ Server pools of a stage: which models Charter starts servers for, from where, an
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from charter.artifacts import durable
-from charter.artifacts.allowance import ALLOWANCE, allow
+from charter.artifacts.allowance import ALLOWANCE, CallAllowance, allow, allowance, forget_taken, taken
 from charter.artifacts.job import JobInput, served_name
 from charter.errors import Problem
 from charter.launch.machine import CPU, asked_accelerators, stage_threads
@@ -18,7 +19,6 @@ from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Project
 from charter.spec.stage import STAGE_KINDS
 from charter.spec.stage_base import MODEL
-from charter.units import MICRO_USD_PER_USD
 
 
 def stage_pools(project: Project, stage: PlannedStage) -> tuple[PoolSpec, ...]:
@@ -75,48 +75,124 @@ def asks_for_money(project: Project, stage: PlannedStage) -> bool:
     return any(item.name in billed for items in stage.inputs.values() for item in items)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """Money that one limit leaves for calls."""
+
+    limit: str
+    """As charter.yaml calls it."""
+    left_micro_usd: int
+    """Of the limit, less what is spent."""
+    stage: str | None = None
+    """The stage that it holds for; None for all of the run."""
+    elsewhere_micro_usd: int = 0
+    """What other runs under it may still spend, and have not."""
+    runs: int = 1
+    """That spend under it now, with this one."""
+
+
+@dataclass(kw_only=True)
+class _Asking:
+    """A stage whose calls have a bound, and the bounds that its processes may keep to."""
+
+    stage: PlannedStage
+    number: int
+    said: list[CallAllowance] = field(default_factory=list)
+    written: int = 0
+
+    def unspent(self, spent_micro_usd: int) -> int:
+        """Return what its calls may still cost: by the highest bound that a process may keep to, or by its claims."""
+        taken_now = taken(self.stage.directory)
+        if taken_now is not None:
+            self.said = [item for item in self.said if item.number >= taken_now.number]
+        most = max([0 if taken_now is None else taken_now.claimed_micro_usd, *(it.micro_usd or 0 for it in self.said)])
+        return max(0, most - spent_micro_usd)
+
+    def say(self, micro_usd: int | None, limit: str) -> None:
+        """Take a bound, to be written, if it is another than the last."""
+        if not self.said or self.said[-1].micro_usd != micro_usd:
+            self.number += 1
+            self.said.append(CallAllowance(micro_usd=micro_usd, number=self.number, limit=limit))
+
+    def write(self) -> None:
+        """Write the last bound."""
+        if self.said and self.written != self.said[-1].number:
+            allow(self.stage.directory, self.said[-1])
+            self.written = self.said[-1].number
+
+
 class CallAllowances:
-    """Bounds of what the calls of each stage may cost, as its pools read them (`artifacts/allowance.py`)."""
+    """Bounds of what the calls of each stage may cost, as its pools read them (`artifacts/allowance.py`).
+
+    All bounds that processes may keep to, and what other runs may still spend, never exceed a limit together.
+    """
 
     def __init__(self, project: Project) -> None:
         self._project = project
-        self._stages: dict[str, PlannedStage] = {}
-        self._said: dict[str, int | None] = {}
+        self._asking: dict[str, _Asking] = {}
         self._ran: set[str] = set()
 
     def open(self, stage: PlannedStage, *, bounded: bool) -> None:
         """Bound a stage that is about to start from now on, or take away the bound of an earlier run."""
-        self._said.pop(stage.name, None)
+        self._asking.pop(stage.name, None)
         if bounded and asks_for_money(self._project, stage):
             durable.make_dir(stage.directory)
-            self._stages[stage.name] = stage
+            forget_taken(stage.directory)
+            self._asking[stage.name] = _Asking(stage=stage, number=allowance(stage.directory).number)
         elif (stage.directory / ALLOWANCE).exists():
-            allow(stage.directory, None)
+            allow(stage.directory, CallAllowance())
 
-    def say(
-        self,
-        left_usd: Mapping[str, float] | None,
-        spent_micro_usd: Mapping[tuple[str, str], int],
-        running: Collection[str],
-    ) -> None:
-        """Write the bounds: what is spent on calls, and of what the limits leave an equal part; smaller ones first.
+    def wait(self, spent_micro_usd: Mapping[tuple[str, str], int]) -> None:
+        """Let everything stand as it is; a stage without a bound may spend nothing yet."""
+        for name, item in self._asking.items():
+            if not item.said:
+                item.say(spent_micro_usd.get((name, item.stage.asked_fingerprint), 0), "")
 
-        A stage that starts beside others has no part until it runs too. None: no limit stops anything.
+    def share(
+        self, rooms: Sequence[Room] | None, spent_micro_usd: Mapping[tuple[str, str], int], running: Collection[str]
+    ) -> int | None:
+        """Decide the bounds: what is spent on calls, and an equal part of what the limits leave.
+
+        A stage that starts beside others has no part until it runs too, and none gets what another has not let go of.
+        `rooms` None: no limit stops anything. Returns what the run may still spend in all; None where nothing asks.
         """
         for name in self._ran.difference(running):
-            self._stages.pop(name, None)
+            self._asking.pop(name, None)
         self._ran = set(running)
-        at_once = sum(name in running for name in self._stages)
-        bounds: dict[str, int | None] = {}
-        for name, stage in self._stages.items():
+        at_once = sum(name in running for name in self._asking)
+        spent = {
+            name: spent_micro_usd.get((name, item.stage.asked_fingerprint), 0) for name, item in self._asking.items()
+        }
+        for name, item in self._asking.items():
+            if rooms is None:
+                item.say(None, "")
+                continue
             parts = at_once if name in running else 0 if at_once else 1
-            part = max(0.0, left_usd[name]) / parts if left_usd is not None and parts else 0.0
-            spent = spent_micro_usd.get((name, stage.asked_fingerprint), 0)
-            bounds[name] = None if left_usd is None else spent + int(part * MICRO_USD_PER_USD)
-        for name, bound in sorted(bounds.items(), key=lambda item: item[1] or 0):
-            if name not in self._said or self._said[name] != bound:
-                allow(self._stages[name].directory, bound)
-                self._said[name] = bound
+            part, limit = self._part(name, rooms, spent, parts)
+            item.say(spent[name] + part, limit)
+        if rooms is None or not self._asking:
+            return None
+        return sum(item.unspent(spent[name]) for name, item in self._asking.items())
+
+    def _part(self, name: str, rooms: Sequence[Room], spent: Mapping[str, int], parts: int) -> tuple[int, str]:
+        """Return a stage's part of what is left, and the limit that leaves the least."""
+        beside = sum(item.unspent(spent[other]) for other, item in self._asking.items() if other != name)
+        least, limit = 0, ""
+        for room in rooms:
+            if room.stage not in (None, name):
+                continue
+            left = max(0, room.left_micro_usd)
+            is_own = room.stage is not None
+            part = left if is_own else left // (parts * room.runs) if parts else 0
+            part = min(part, left - room.elsewhere_micro_usd - (0 if is_own else beside))
+            if not limit or part < least:
+                least, limit = part, room.limit
+        return max(0, least), limit
+
+    def write(self) -> None:
+        """Write the bounds that were decided."""
+        for item in self._asking.values():
+            item.write()
 
 
 def loads_weights(project: Project, stage: PlannedStage) -> bool:

@@ -18,6 +18,7 @@ from charter.launch.submission import SUPERVISOR, TOKEN, preview_job, run_words,
 from charter.plan.project_plan import plan_project, price_book
 from charter.run.graph import build_pipeline, with_project
 from charter.run.planned import keep_plan, plan_of_run, resolved_project
+from charter.run.preflight import check_one_node
 from charter.run.runner import RunOptions, find_work, plan_work, refuse_overflow
 from charter.run.served import stage_pools
 from charter.spec.execution import CLIENT, TRAINER, Execution
@@ -35,10 +36,12 @@ class Preview:
     """One entry per stage and role, and one for the supervisor."""
     problem: str = ""
     """Why there is no plan, so that the file alone decides; empty where there is one."""
+    refused: tuple[str, ...] = ()
+    """Why `charter submit` and `charter run` would not send some of them as they are shown."""
 
     def to_json(self) -> dict[str, Any]:
         """The object that `charter submit --print --json` prints."""
-        return {"jobs": list(self.jobs), "problem": self.problem}
+        return {"jobs": list(self.jobs), "problem": self.problem, "refused": list(self.refused)}
 
 
 def preview(
@@ -83,7 +86,9 @@ def preview(
     words = run_words(overrides, anyway=anyway)
     own = supervisor_job(project, path or root, root=root, scheduler=name, only=stages, words=words, token=TOKEN)
     entries.append(_entry(own, None, SUPERVISOR, name, market="owned"))
-    return Preview(texts=_texts(project, name, stages, jobs, words=words), jobs=tuple(entries), problem=planned.problem)
+    refused = [str(one) for stage in jobs for one in check_one_node(project, stage, project.pipeline[stage])]
+    texts = _texts(project, name, stages, jobs, words=words)
+    return Preview(texts=texts, jobs=tuple(entries), problem=planned.problem, refused=tuple(refused))
 
 
 def _texts(
@@ -132,6 +137,7 @@ def _entry(job: StageJob, stage: str | None, role: str, launcher: str, *, market
         "nodes": job.nodes,
         "accelerator": job.accelerator,
         "accelerators_per_node": job.accelerators_per_node,
+        "memory_bytes_per_node": job.memory_bytes_per_node,
         "market": market,
         "ranks": job.nodes * job.processes_per_node * job.shards,
         "layout": {},

@@ -287,6 +287,7 @@ class Supervisor:
         for attempt in self._active:
             end_attempt(self._ledger, attempt, Outcome.KILLED, note="the supervisor ended")
         self._active.clear()
+        self._budget.end(self._ledger)
 
     def _heed(self, signals: StopSignals) -> None:
         if signals.wanted and self._failure is None:
@@ -311,15 +312,20 @@ class Supervisor:
             if len(self._active) >= self._slots:
                 return
             ready = done.issuperset(stage.stage_inputs) and now >= self._not_before.get(stage.name, 0.0)
-            if ready and not self._gate.holds(stage) and not self._budget.holds(stage.name):
-                self._start(stage)
+            if ready and not self._gate.holds(stage) and not self._budget.holds(stage.name) and self._begin(stage):
                 waiting.remove(stage)
         if not self._active:
             self._failure = self._gate.standstill(waiting, done) or self._budget.standstill(self._ledger, done=done)
 
-    def _start(self, stage: PlannedStage) -> None:
+    def _begin(self, stage: PlannedStage) -> bool:
+        """Start a stage unless the budget, looked at once more, lets it wait for what was started before it."""
         active = [attempt.stage.name for attempt in self._active]
-        self._budget.before(stage, self._ledger, running=active, done=self._done)
+        if not self._budget.before(stage, self._ledger, running=active, done=self._done):
+            return False
+        self._start(stage)
+        return True
+
+    def _start(self, stage: PlannedStage) -> None:
         begun = start_attempt(
             self._pipeline.project,
             stage,

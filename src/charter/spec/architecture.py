@@ -57,6 +57,22 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SparseIndexer:
+    """Choice of the positions that latent attention sees (DeepSeek sparse attention, DeepSeek-V3.2-Exp, section 1).
+
+    Small heads score every earlier position, and attention meets the best `top_k` of them.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+    num_layers: int | None = None
+    """Layers that have one, the others take the choice of the layer before; all layers with attention when left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StateSpace:
     """Layers that mix positions through a recurrent state in place of attention.
 
@@ -204,6 +220,8 @@ class Architecture:
     """Extra layers that predict further tokens in training (DeepSeek-V3: 1); no count has them unless asked."""
     mixture: MixtureOfExperts | None = None
     latent_attention: LatentAttention | None = None
+    sparse_indexer: SparseIndexer | None = added()
+    """Needs latent attention of a `q_lora_rank`, which the queries of the indexer start from."""
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
     model_type: Literal[
@@ -284,6 +302,14 @@ class Architecture:
     def state_space_layers(self) -> int:
         """Layers with a recurrent mixer."""
         return self.state_space.num_layers if self.state_space else 0
+
+    @property
+    def indexer_layers(self) -> int:
+        """Layers that score positions to choose those that attention sees."""
+        if self.sparse_indexer is None:
+            return 0
+        given = self.sparse_indexer.num_layers
+        return self.attention_layers if given is None else given
 
     @property
     def embedding_width(self) -> int:

@@ -39,7 +39,8 @@ def check_heads(shape: Architecture, path: str) -> Iterator[Problem]:
     """Problems of the heads of attention: none at all, or numbers that do not divide."""
     heads = ("num_heads", "num_kv_heads", "head_dim")
     yield from check_ranges(shape, path, [(name, AT_LEAST_ONE) for name in heads])
-    if shape.num_heads >= 1 and shape.head_dim is None and shape.hidden_size % shape.num_heads:
+    widths = shape.head_dim is None and shape.latent_attention is None
+    if shape.num_heads >= 1 and widths and shape.hidden_size % shape.num_heads:
         message = f"{shape.num_heads} heads do not divide hidden_size {shape.hidden_size}"
         yield Problem(message=message, path=f"{path}.num_heads", hint="change one of them, or give head_dim")
     if shape.kv_heads >= 1 and shape.num_heads % shape.kv_heads:
@@ -58,6 +59,7 @@ def _check_layers(shape: Architecture, path: str) -> Iterator[Problem]:
         "chunked_layers": shape.chunked_layers,
         "num_attention_layers": mixers if shape.state_space else shape.num_attention_layers or 0,
         "num_mlp_layers": shape.num_mlp_layers or 0,
+        "sparse_indexer.num_layers": shape.indexer_layers,
         "state_space.num_layers": shape.state_space_layers,
         "mixture.num_dense_layers": shape.mixture.num_dense_layers if shape.mixture else 0,
         "mixture.num_moe_layers": (shape.mixture.num_moe_layers or 0) if shape.mixture else 0,
@@ -69,7 +71,14 @@ def _check_layers(shape: Architecture, path: str) -> Iterator[Problem]:
 
 
 def _check_parts(shape: Architecture, path: str) -> Iterator[Problem]:
-    """Ranges of the recurrent layers and of the encoder."""
+    """Ranges of the indexer, of the recurrent layers and of the encoder; what an indexer needs beside it."""
+    if shape.sparse_indexer is not None:
+        inner, heads = f"{path}.sparse_indexer", ("num_heads", "head_dim", "top_k", "num_layers")
+        yield from check_ranges(shape.sparse_indexer, inner, [(name, AT_LEAST_ONE) for name in heads])
+        if shape.latent_attention is None or not shape.latent_attention.q_lora_rank:
+            yield Problem(message="needs latent_attention with a q_lora_rank", path=inner)
+        if shape.sliding_window_layers or shape.chunked_layers:
+            yield Problem(message="cannot be combined with windows or chunks of positions", path=inner)
     if shape.state_space is not None:
         sizes = ("num_layers", "inner_size", "state_size", "num_heads", "num_groups", "conv_kernel", "chunk_size")
         yield from check_ranges(shape.state_space, f"{path}.state_space", [(name, AT_LEAST_ONE) for name in sizes])

@@ -95,6 +95,8 @@ class Execution:
     infra: str = "local"
     region: str | None = None
     instance: str = ""
+    memory_bytes_per_node: int = 0
+    """System memory that a node needs, as the plan counts it; 0 where it says nothing."""
     placement: str = ""
     """Of the roles of reinforcement learning: `colocated`, `split`, `async`; empty where there is nothing to place."""
     is_planned: bool = True
@@ -184,18 +186,19 @@ def resolved(project: Project, executions: Mapping[str, Execution]) -> Project:
     ('H100-80GB:8', 2, True, 3, 4, 2)
     """
     stages = {
-        name: replace(stage, resources=_resources(stage, executions[name])) if name in executions else stage
+        name: replace(stage, resources=_resources(project, stage, executions[name])) if name in executions else stage
         for name, stage in project.pipeline.items()
     }
     return replace(project, pipeline=stages)
 
 
-def _resources(stage: Stage, execution: Execution) -> StageResources:
+def _resources(project: Project, stage: Stage, execution: Execution) -> StageResources:
     own = stage.resources or StageResources()
     planned: dict[str, Any] = {
         "accelerators": f"{execution.accelerator}:{execution.accelerators_per_node}",
         "num_nodes": execution.nodes,
         "use_spot": execution.uses_spot,
+        "memory": project.resources.memory or execution.memory_bytes_per_node or None,
     }
     if (trainer := execution.roles.get(TRAINER)) is not None:
         layout = trainer.layout

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
-from charter.redaction import HIDDEN, holds_secret, is_secret_name
+from charter.redaction import HIDDEN, is_plain_variable
 from charter.spec.quantity import Bytes, Count, Names, Seconds
 
 FORBID_EXTRA: dict[str, str] = {"extra": "forbid"}
@@ -167,11 +167,10 @@ class Launch:
     node_checks: NodeChecks = field(default_factory=NodeChecks)
 
     def as_shown(self) -> "Launch":
-        """The same without the values of variables that hold a secret, by their name or by their shape."""
+        """The same without the values of variables, but for those of libraries that are known to hold no secret."""
         return replace(
             self,
             environment={
-                name: HIDDEN if is_secret_name(name) or holds_secret(value) else value
-                for name, value in self.environment.items()
+                name: value if is_plain_variable(name, value) else HIDDEN for name, value in self.environment.items()
             },
         )

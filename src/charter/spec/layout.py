@@ -80,3 +80,13 @@ class Adapter:
     alpha: int = 32
     base_bits: int = WHOLE_BITS
     """16 for LoRA, 4 for QLoRA."""
+
+    def too_large(self, width: int) -> str:
+        """Return why a model of this width has no adapter of this rank: it would be no smaller; empty where it may.
+
+        >>> Adapter(rank=4096).too_large(2048)
+        'a rank of 4,096 is not below the width of the model, 2,048; 16 or 64 is usual'
+        """
+        if self.rank < width:
+            return ""
+        return f"a rank of {self.rank:,} is not below the width of the model, {width:,}; 16 or 64 is usual"

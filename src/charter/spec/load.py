@@ -19,6 +19,7 @@ from charter.spec.checks import check_data, check_model, check_project
 from charter.spec.graph import check_graph
 from charter.spec.presets import expand_preset, missing_needs
 from charter.spec.project import Project
+from charter.spec.sections import Budget
 from charter.spec.stage import TRAINS
 from charter.spec.stage_base import AUTO, NATIVE, Optimization, Stage
 from charter.spec.stage_checks import check_stage
@@ -174,12 +175,34 @@ def _with_raised_budget(project: Project, root: Path) -> Project:
         return project
     try:
         content = loads_json(path.read_text(encoding="utf-8"))
-        limit, over = float(content["limit_usd"]), float(content["over_usd"])
-    except (OSError, ValueError, KeyError, TypeError):
+        limits = {PROJECT_LIMIT: (float(content["limit_usd"]), float(content["over_usd"]))}
+        for name, raised in dict(content.get("limits") or {}).items():
+            limits[str(name)] = float(raised["limit_usd"]), float(raised["over_usd"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UsageError(f"{path} does not hold a raised budget; move it away to spend by charter.yaml alone") from None
-    if over != project.budget.limit:
-        return project
-    return replace(project, budget=replace(project.budget, limit=limit))
+    budget = project.budget
+    for name, (limit, over) in limits.items():
+        if limits_of(budget).get(name) == over:
+            budget = _with_limit(budget, name, limit)
+    return replace(project, budget=budget)
+
+
+PROJECT_LIMIT = "budget.limit"
+
+
+def limits_of(budget: Budget) -> dict[str, float]:
+    """Return every limit in usd, by its key in charter.yaml: `budget.limit`, `budget.owners.ann`."""
+    parts = {"stages": budget.stages, "owners": budget.owners, "tags": budget.tags}
+    below = {f"budget.{part}.{name}": usd for part, limits in parts.items() for name, usd in limits.items()}
+    return {PROJECT_LIMIT: budget.limit, **below}
+
+
+def _with_limit(budget: Budget, key: str, usd: float) -> Budget:
+    if key == PROJECT_LIMIT:
+        return replace(budget, limit=usd)
+    _, part, name = key.split(".", 2)
+    limits: Any = {part: {**getattr(budget, part), name: usd}}
+    return replace(budget, **limits)
 
 
 ENGINES_FILE = "engines.json"

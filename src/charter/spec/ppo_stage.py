@@ -241,6 +241,11 @@ class PpoStage(Sampling, Stage):
         return 2 if self.estimator == "online_dpo" else 1
 
     @property
+    def answers_together(self) -> int:
+        """A group, but for answers in flight: they are drawn in pieces, each of which goes on with another text."""
+        return 1 if self.asynchrony == "in_flight" else self.samples_per_prompt
+
+    @property
     def ahead(self) -> int:
         """Rollouts that are drawn before the step that learns from them."""
         if self.asynchrony == "in_flight":

@@ -39,14 +39,22 @@ RUBRICS = "rubrics"
 """Role of the files with a judge's criteria among a stage's inputs."""
 CONSTITUTION, OF_THE_ROW = "constitution", "row"
 """Criteria of a rubric that stand in no file of their own."""
-SHIPPED_REWARDS = ("exact", "number", "choice", "regex", "tags", "json_schema", "overlong", "repetition")
+SHIPPED_REWARDS = (
+    "exact", "number", "choice", "regex", "tags", "json_schema", "expression", "overlong", "repetition", "program",
+)  # fmt: skip
 """Reward functions by the name after `charter:`."""
+PROGRAM, EXPRESSION = "charter:program", "charter:expression"
+"""Those that need more than Python: a sandbox, and the package math-verify."""
+PYTHON_TOOL = "charter:python"
+"""The tool that runs programs, in a sandbox too."""
+PROGRAM_SECONDS = 8.0
+"""Of all tests of an answer's program together, unless the reward's arguments say otherwise."""
 RewardKind = Literal["function", "preference_model", "judge", "env"]
 SHIPPED_REWARD = "charter:"
 """Begins the name of a reward function or a tool that is shipped; others are `path/to/file.py:name`."""
 ENVIRONMENT_SOURCES = "environment_sources"
 """Role of the files of the user's tools and environments among a stage's inputs."""
-SHIPPED_TOOLS = ("calculator",)
+SHIPPED_TOOLS = ("calculator", "python")
 """Tools by the name after `charter:`."""
 
 
@@ -93,9 +101,10 @@ class Reward:
     """Of its metrics."""
     kind: RewardKind
     call: str | None = None
-    """`function`: `charter:exact`, `number`, `choice`, `regex`, `tags`, `json_schema`, `overlong` or `repetition`, or a
-    function of your own as `path/to/file.py:name`; its source is part of the stage's key, and it imports nothing of the
-    project's other files."""
+    """`function`: `charter:exact`, `number`, `choice`, `regex`, `tags`, `json_schema`, `expression` (by math-verify),
+    `overlong`, `repetition` or `program` (the tests of the row's `tests` that the answer's program passes, in a
+    sandbox of bubblewrap), or a function of your own as `path/to/file.py:name`; its source is part of the stage's key,
+    and it imports nothing of the project's other files."""
     arguments: Mapping[str, Any] | None = None
     """`function`: further arguments of the call."""
     model: str | None = None
@@ -136,8 +145,8 @@ class Environment:
     arguments: Mapping[str, Any] | None = None
     """Arguments of the class."""
     tools: Mapping[str, str] | None = None
-    """Functions by the name that the policy calls them by: `charter:calculator`, or `path/to/file.py:function`, whose
-    annotations say what types its parameters have."""
+    """Functions by the name that the policy calls them by: `charter:calculator`, `charter:python` (a program in a
+    sandbox of bubblewrap), or `path/to/file.py:function`, whose annotations say what types its parameters have."""
     role: Literal["tool", "user"] = "tool"
     """Role of a reply in the chat template."""
     max_turns: Count = 4
@@ -234,8 +243,17 @@ def check_environment(environment: Environment | None, path: str, *, suites: Seq
 
 
 def check_turns(environment: Environment | None, rewards: Sequence[Reward], path: str) -> Iterator[Problem]:
-    """Problems of an environment beside the rewards: several turns need a list, and a reward of one needs its class."""
+    """Problems of an environment beside the rewards: several turns need a list, and a reward of one needs its class.
+
+    A reward that runs programs needs more time than they have, or a slow program would be a failure of the reward.
+    """
     yield from check_environment(environment, f"{path}.environment")
+    for index, item in enumerate(rewards):
+        seconds = (item.arguments or {}).get("seconds", PROGRAM_SECONDS)
+        if item.call == PROGRAM and isinstance(seconds, int | float) and seconds >= item.timeout:
+            message = f"{item.timeout:g} s are no more than the {seconds:g} s that a program's tests may take"
+            hint = "give a longer timeout, or fewer `seconds` in arguments"
+            yield Problem(message=message, path=f"{path}.rewards[{index}].timeout", hint=hint)
     if environment is not None and not rewards:
         hint = "give `rewards`, a list: {name: ..., kind: env}, or functions of the last turn"
         yield Problem(message="several turns need a list of rewards", path=f"{path}.environment", hint=hint)

@@ -12,7 +12,14 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from charter.spec.architecture import Architecture, Encoder, LatentAttention, MixtureOfExperts, StateSpace
+from charter.spec.architecture import (
+    Architecture,
+    Encoder,
+    LatentAttention,
+    MixtureOfExperts,
+    SparseIndexer,
+    StateSpace,
+)
 from charter.spec.bind import SHORTHAND
 from charter.spec.checks import NAME
 from charter.spec.launching import (
@@ -92,6 +99,7 @@ BLOCKS: tuple[type, ...] = (
     Architecture,
     MixtureOfExperts,
     LatentAttention,
+    SparseIndexer,
     StateSpace,
     Encoder,
     DataSpec,

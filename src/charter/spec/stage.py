@@ -59,6 +59,11 @@ class GenerateStage(Sampling, Stage):
         """Return its prompts."""
         return WorkAmount(field="num_prompts", value=rows)
 
+    @property
+    def answers_together(self) -> int:
+        """All answers to a prompt; new prompts are each drawn from examples of their own."""
+        return self.answers_per_prompt if self.makes == "answers" else 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainStage(Optimization, Stage):

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Annotated, ClassVar, Final, Literal, Self
 
 from charter.spec.layout import Adapter
-from charter.spec.quantity import Count, Reads, Seconds, added, execution
+from charter.spec.quantity import Bytes, Count, Reads, Seconds, added, execution
 
 Schedule = Literal["constant", "linear", "cosine"]
 Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
@@ -108,6 +108,11 @@ class Sampling:
         """Tokens of an answer that a plan counts."""
         return min(self.mean_new_tokens or self.max_new_tokens, self.max_new_tokens)
 
+    @property
+    def answers_together(self) -> int:
+        """Answers to one prompt that are drawn side by side, from its first token on."""
+        return 1
+
 
 MODEL, DATA = "model", "data"
 NATIVE: Final = "native"
@@ -152,6 +157,9 @@ class StageResources:
     use_spot: bool | None = None
     cpus: int | None = None
     """Processor cores: the threads of a local stage."""
+    memory: Bytes | None = None
+    """System memory that a job asks for on each of its nodes; what the plan counts there, unless it is given here or in
+    the project's resources."""
     shards: int | None = None
     """Processes that share the batches of a stage that makes records; each has `cpus` cores. The records are the same
     whatever their number, which may change between runs."""

@@ -42,7 +42,6 @@ from charter.spec.stage import (
     LabelStage,
     PreferenceModelStage,
     PrepareStage,
-    is_hosted,
     references,
 )
 from charter.spec.stage_base import Guard, Optimization, Sampling, Stage, StageResources
@@ -189,14 +188,6 @@ def _check_rewards(stage: PpoStage, path: str) -> Iterator[Problem]:
     if stage.rewards and (stage.reward is not None or stage.reward_from != "preference_model"):
         hint = "name the model in the list: {name: ..., kind: preference_model, model: ...}"
         yield Problem(message="`reward` and `rewards` are both given", path=f"{path}.reward", hint=hint)
-    if stage.rewards and is_hosted(stage):
-        name = path.rpartition(".")[2]
-        hint = (
-            f"engine: native, or `reward`, a preference model; `charter artifacts export {name} --engine "
-            f"{stage.engine}` writes a list that it can call as rewards.py, to be started by hand"
-        )
-        message = f"Charter does not start a list of rewards on the engine {stage.engine}"
-        yield Problem(message=message, path=f"{path}.rewards", hint=hint)
     names = [item.name for item in stage.rewards]
     for index, item in enumerate(stage.rewards):
         place = f"{path}.rewards[{index}]"

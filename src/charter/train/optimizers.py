@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from charter.errors import MissingExtraError, StageError
+from charter.errors import MissingExtraError, StageError, how_to_install
 
 EPSILON = 1e-8
 """Of Adam's denominator (Kingma and Ba 2014, algorithm 1)."""
@@ -64,9 +64,7 @@ def _eight_bit(entries: list[dict[str, Any]], betas: tuple[float, float]) -> tor
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError:
-        raise MissingExtraError(
-            "optimizer adamw_8bit needs bitsandbytes; install it with: pip install '.[adapters]'"
-        ) from None
+        raise MissingExtraError(f"the optimizer adamw_8bit needs bitsandbytes: {how_to_install('adapters')}") from None
     optimizer: torch.optim.Optimizer = AdamW8bit(entries, betas=betas, eps=EPSILON)
     return optimizer
 

@@ -7,7 +7,7 @@ import pytest
 from engine_case import ask_engine
 from exported_rows import PAIRS, RECORD, TEXTS, counted
 
-from charter.report.data_export.exporting import data_card, write_files
+from charter.report.data_export import data_card, write_files
 
 PROBE = Path(__file__).parent / "probe_shards.py"
 

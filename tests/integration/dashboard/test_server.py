@@ -15,7 +15,7 @@ import pytest
 from dashboard_case import lively
 from dashboard_server import Server, next_version
 
-from charter.dashboard.discovery import key_of
+from charter.dashboard.reading import key_of
 
 
 @pytest.fixture
@@ -186,4 +186,4 @@ def test_without_the_extra_it_says_what_to_install(case):
     )
     ended = forks.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 7, ended.stderr
-    assert 'pip install ".[ui]"' in ended.stderr
+    assert "pip install '.[ui]'" in ended.stderr

@@ -10,7 +10,7 @@ import pytest
 from batch_client import asking, store
 from batch_server import batch_server
 
-from charter.artifacts.allowance import allow
+from charter.artifacts.allowance import CallAllowance, allow
 from charter.errors import DataError
 from charter.inference.endpoint import batch_desk, rules
 from charter.inference.endpoint.gate import SpendingGate
@@ -187,7 +187,7 @@ def test_a_refused_file_owes_nothing_and_says_why(provider, calls, tmp_path):
 def test_files_are_as_large_as_the_budget_allows(provider, calls, tmp_path):
     url, server = provider
     most = 100_000  # two requests at the most that they can cost
-    allow(tmp_path, most)
+    allow(tmp_path, CallAllowance(micro_usd=most))
     gate = SpendingGate(tmp_path, spent_micro_usd=0)
     ask(url, server, calls, tmp_path, range(6), gate=gate)
     assert 1 < len(server.batches) <= 6

@@ -4,14 +4,14 @@ import pytest
 from call_checks import checked_totals
 from fault_server import Behaviour, fault_server
 
-from charter.artifacts.allowance import allow, allowance
+from charter.artifacts.allowance import CallAllowance, TakenAllowance, allow, allowance, taken
 from charter.data.dataset import Turn
 from charter.errors import BudgetError
 from charter.inference.endpoint import gate, lanes, rules
 from charter.inference.endpoint.call import CallRequest
 from charter.inference.endpoint.gate import SpendingGate
 from charter.inference.endpoint.pool import EndpointPool
-from charter.ledger.calls import CallStore
+from charter.ledger.calls import CallStore, NewCall
 from charter.spec.project import Serving
 
 PRICES = {"usd_per_million_input_tokens": 2.0, "usd_per_million_output_tokens": 8.0}
@@ -52,14 +52,14 @@ def ask(url, calls, directory):
 def test_calls_never_pass_their_allowance(calls, tmp_path, faults):
     with fault_server(Behaviour(faults=faults, seed=3)) as (url, server):
         for limit in (300, 500, 1_000):
-            allow(tmp_path, limit)
+            allow(tmp_path, CallAllowance(micro_usd=limit, number=limit))
             with pytest.raises(BudgetError, match="that the budget leaves them"):
                 ask(url, calls, tmp_path)
             sums = checked_totals(calls).sums
             assert sums.settled_micro_usd <= bill(server) <= limit
             assert sums.most_micro_usd <= limit
         assert bill(server) > 0
-        allow(tmp_path, None)
+        allow(tmp_path, CallAllowance())
         assert len(ask(url, calls, tmp_path)) == len(QUESTIONS)
         sums = checked_totals(calls).sums
         assert sums.requests == len(server.requests), "a request that was turned away leaves no trace"
@@ -68,7 +68,7 @@ def test_calls_never_pass_their_allowance(calls, tmp_path, faults):
 
 def test_more_is_spent_as_soon_as_it_is_allowed(calls, tmp_path, monkeypatch):
     monkeypatch.setattr(gate, "GRACE_SECONDS", SECONDS)
-    allow(tmp_path, 1_000)
+    allow(tmp_path, CallAllowance(micro_usd=1_000))
     serving = Serving(concurrency=8, **PRICES)
     with fault_server() as (url, _):
         passing = SpendingGate(tmp_path, spent_micro_usd=0)
@@ -76,11 +76,44 @@ def test_more_is_spent_as_soon_as_it_is_allowed(calls, tmp_path, monkeypatch):
         with EndpointPool.open("judge", given, calls, gate=passing) as pool:
             replies = pool.submit(QUESTIONS)
             assert not replies.done()
-            allow(tmp_path, 1_000_000)
+            allow(tmp_path, CallAllowance(micro_usd=1_000_000, number=1))
             assert len(replies.result(SECONDS)) == len(QUESTIONS)
 
 
 def test_without_a_bound_that_can_be_read_there_is_none(tmp_path):
-    assert allowance(tmp_path) is None
+    assert allowance(tmp_path) == CallAllowance()
     (tmp_path / "allowance.json").write_text("[]")
-    assert allowance(tmp_path) is None
+    assert allowance(tmp_path) == CallAllowance()
+
+
+def call(number, most):
+    return NewCall(call_id=f"c{number}", key="k", model="m", endpoint="e", attempt=1, at=0.0, most_micro_usd=most)
+
+
+def test_processes_side_by_side_have_equal_parts(tmp_path):
+    allow(tmp_path, CallAllowance(micro_usd=1_000, number=4))
+    gates = [SpendingGate(tmp_path, spent_micro_usd=100, rank=rank, processes=3) for rank in range(3)]
+    admitted = [sum(gate.admits(call(number, 100)) for number in range(20)) for gate in gates]
+    assert admitted == [3, 3, 3]
+    said = taken(tmp_path)
+    assert (said.number, said.claimed_micro_usd) == (4, 100)
+
+
+def test_a_smaller_allowance_is_kept_to_and_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(gate, "LOOK_SECONDS", 0.0)
+    allow(tmp_path, CallAllowance(micro_usd=1_000, number=1))
+    passing = SpendingGate(tmp_path, spent_micro_usd=0)
+    assert taken(tmp_path) is None
+    assert passing.admits(call(1, 700))
+    assert taken(tmp_path).number == 1
+    allow(tmp_path, CallAllowance(micro_usd=750, number=2, limit="budget.owners.ann"))
+    assert not passing.admits(call(2, 100))
+    assert taken(tmp_path) == TakenAllowance(number=2, claimed_micro_usd=700)
+
+
+def test_the_error_names_the_limit_that_binds(calls, tmp_path):
+    allow(tmp_path, CallAllowance(micro_usd=10, number=1, limit="budget.tags.team=red blue"))
+    with fault_server() as (url, _), pytest.raises(BudgetError) as refused:
+        ask(url, calls, tmp_path)
+    assert "raise budget.tags.team=red blue" in str(refused.value)
+    assert "charter cost raise USD --of 'budget.tags.team=red blue'" in str(refused.value)

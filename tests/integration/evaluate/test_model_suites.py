@@ -14,7 +14,7 @@ from charter.artifacts.stage_dir import StageDir
 from charter.data.rows import ChoiceQuestion
 from charter.errors import DataError
 from charter.evaluate import run
-from charter.evaluate.bench import Bench
+from charter.evaluate.bench import Bench, _answers_in
 from charter.evaluate.goodhart import goodhart
 from charter.evaluate.multiple_choice import (
     answer_all,
@@ -171,3 +171,9 @@ def test_too_few_checkpoints_are_refused_with_what_would_help(workshop, trained)
     shutil.rmtree(sorted((trained.path / "state").iterdir())[0])
     with pytest.raises(DataError, match=r"with 1 checkpoints.*\n?.*storage\.keep_every"):
         run.run(eval_of(workshop, trained, "few"))
+
+
+def test_answers_with_any_separator_of_lines_are_read(tmp_path):
+    rows = [{"id": str(number), "answers": {"sft": f"one\u2028two\x85{number}"}} for number in range(2)]
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    assert _answers_in(tmp_path / "answers.jsonl") == {row["id"]: row["answers"] for row in rows}

@@ -101,7 +101,7 @@ def test_without_the_library_it_says_what_to_install(prepare_project, tmp_path):
     place = prepare_project(tmp_path / "project")
     code = WITHOUT_DATASKETCH.format(root=str(place.root))
     done = forks.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, "pip install datasketch" in done.stderr) == (7, True)
+    assert (done.returncode, "pip install '.[data]'" in done.stderr) == (7, True)
 
 
 def test_the_plan_of_a_prepare_stage_needs_no_accelerator(calm):

@@ -129,7 +129,7 @@ def test_the_strict_form_holds_again_after_a_column_is_written(warn_only):
 def test_prompts_are_read_in_passes_of_so_many_tokens(monkeypatch):
     """The same answers, and no pass over more than fits."""
     model = tiny.language_model()
-    prompts = [list(range(5, 5 + length)) for length in (9, 4, 6, 9, 8)]
+    prompts = [list(range(5 + length, 5 + 2 * length)) for length in (9, 4, 6, 10, 8)]
     settings = SamplingSettings(max_new_tokens=12, min_new_tokens=12, temperature=0.0, dtype="bf16")
     for module in (sampling, decoding):
         monkeypatch.setattr(module, "is_queued", lambda device: True)
@@ -148,6 +148,50 @@ def test_prompts_are_read_in_passes_of_so_many_tokens(monkeypatch):
         assert max(widths) <= most
     assert len(widths) == 3
     assert (answers[0] == answers[1]).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("most", [sampling.PROMPT_TOKENS, 20])
+def test_a_prompt_of_several_answers_is_read_once(monkeypatch, dtype, most):
+    """By joint products (bf16) and by the model's classes: as many tokens fewer as answers, and the same answers."""
+    model, read = tiny.language_model(), []
+    texts = [list(range(5 + length, 5 + 2 * length)) for length in (9, 4, 6, 9)]
+    texts[3][2] += 1  # as long as the first, and another
+    prompts = [text for text in texts for _ in range(4)]
+    settings = SamplingSettings(max_new_tokens=12, dtype=dtype)
+    for module in (sampling, decoding):
+        monkeypatch.setattr(module, "is_queued", lambda device: True)
+    monkeypatch.setattr(sampling, "PROMPT_TOKENS", most)
+    forward = model.model.forward
+
+    def noted(*args, **given):
+        read.extend([given["input_ids"].numel()] if given["input_ids"].shape[1] > 1 else [])
+        return forward(*args, **given)
+
+    monkeypatch.setattr(model.model, "forward", noted)
+    shared = generate(model, prompts, seeds=range(16), settings=settings)
+    tokens = sum(read)
+    read.clear()
+    monkeypatch.setattr(sampling, "_repeats", lambda cache: False)
+    apart = generate(model, prompts, seeds=range(16), settings=settings)
+    assert sum(read) == 4 * tokens
+    assert torch.equal(shared.answer_BR, apart.answer_BR)
+    assert torch.equal(shared.prompt_BQ, apart.prompt_BQ)
+    assert len({tuple(row.tolist()) for row in shared.answer_BR}) == 16, "an answer each"
+
+
+@pytest.mark.parametrize("order", [[0, 1, 0, 1, 0], [0, 0, 0, 1, 1]])
+def test_rows_of_a_shared_prompt_have_its_logits(order):
+    """Whatever stands between them: only neighbours are read as one."""
+    model, texts = tiny.language_model(), ([5, 6, 7, 8], [9, 10, 11, 12])
+    batch = sampling._Unfinished.of(model, range(5), [texts[which] for which in order], room=4, device=CPU)
+    assert batch.first_rows == [0, 1, 2, 3, 4], "processors read every row, as they always did"
+    batch.first_rows = [row for row in range(5) if row == 0 or order[row] != order[row - 1]]
+    alone = [model.model(input_ids=torch.tensor([text])).logits[0, -1].detach() for text in texts]
+    expected = torch.stack([alone[which] for which in order])
+    with torch.no_grad():
+        torch.testing.assert_close(batch.next_logits(model.model, None), expected, rtol=0, atol=1e-5)
+    assert batch.cache.layers[0].keys.shape[0] == 5
 
 
 class ReplayedGraph:

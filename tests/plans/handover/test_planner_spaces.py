@@ -12,7 +12,7 @@ from charter.engines.common.capabilities import GOOGLE
 from charter.errors import SpecError
 from charter.plan.layout_space import SpaceRequest, space
 from charter.plan.rl_search import rl_options
-from charter.report.handover_request import placement_of
+from charter.report.handover_pages import placement_of
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.stage import DpoStage
 

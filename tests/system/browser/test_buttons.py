@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 from charter.artifacts.sample_prompts import append_samples
 from charter.dashboard.app import BUTTONS
-from charter.dashboard.discovery import key_of
+from charter.dashboard.reading import key_of
 from charter.engines.project import load_project
 
 TOKEN = "browser-tests-0123456789-abcdefghij"

@@ -5,8 +5,8 @@ import os
 import pytest
 from dashboard_case import ProjectCase, lively
 
-from charter.dashboard.discovery import key_of
-from charter.dashboard.table import PAGES
+from charter.dashboard.app import PAGES
+from charter.dashboard.reading import key_of
 
 MODES = [
     pytest.param({"phone": phone, "dark": dark}, id=f"{'phone' if phone else 'desk'}-{'dark' if dark else 'light'}")

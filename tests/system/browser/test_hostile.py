@@ -6,10 +6,9 @@ import os
 from dashboard_case import ProjectCase, lively
 from hostile_texts import HOSTILE, MARK
 
-from charter.dashboard.discovery import key_of
-from charter.dashboard.export import export_pages
-from charter.dashboard.settings import Settings
-from charter.dashboard.table import PAGES
+from charter.dashboard.app import PAGES, export_pages
+from charter.dashboard.reading import key_of
+from charter.dashboard.site import Settings
 
 INJECT = """() => {
   const script = document.createElement("script"), box = document.createElement("div");

@@ -6,7 +6,7 @@ import os
 from dashboard_case import lively
 from playwright.sync_api import TimeoutError as PatienceError
 
-from charter.dashboard.discovery import key_of
+from charter.dashboard.reading import key_of
 
 FOCUSED = """() => {
   const at = document.activeElement, style = getComputedStyle(at);

@@ -3,7 +3,7 @@
 import pytest
 from counted_project import project, shows
 
-from charter.dashboard.discovery import key_of
+from charter.dashboard.reading import key_of
 
 SEEN = """
 window.kept = "the same document";

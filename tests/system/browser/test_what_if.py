@@ -7,7 +7,7 @@ import pytest
 from dashboard_case import ProjectCase, lively
 from hostile_texts import HOSTILE, MARK
 
-from charter.dashboard.discovery import key_of
+from charter.dashboard.reading import key_of
 
 RENTED = """
 name: rented

@@ -6,7 +6,7 @@ import os
 import pytest
 from dashboard_case import lively
 
-from charter.dashboard.discovery import key_of
+from charter.dashboard.reading import key_of
 
 SHOWN = "() => Chart.getChart(document.querySelector('#curves canvas')).data.datasets[0].data.map((point) => point.x)"
 

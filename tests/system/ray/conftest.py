@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 pytest.register_assert_rewrite("scheduler_contract", "engine_workplace")
-pytest.importorskip("ray", reason='pip install "charter-plan[dev-system]"')
+pytest.importorskip("ray", reason='pip install ".[dev-system]"')
 
 from ray_cluster import RayCluster
 

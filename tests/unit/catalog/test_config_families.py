@@ -108,7 +108,7 @@ def test_flat_files_of_qwen2_vl_are_read():
 
 @pytest.mark.parametrize(
     ("kind", "why"),
-    [("mllama", "cross-attention"), ("zamba2", "share weights"), ("glm_moe_dsa", "'glm_moe_dsa' .* its indexer")],
+    [("mllama", "cross-attention"), ("zamba2", "share weights"), ("deepseek_v4", "'deepseek_v4' .* compressed blocks")],
 )
 def test_what_cannot_be_modelled_says_why(kind, why):
     with pytest.raises(DataError, match=why):
@@ -164,6 +164,13 @@ def test_impossible_heads_are_refused(changes, told):
 def test_config_nested_without_end_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("[" * 200_000)
     with pytest.raises(DataError, match="nested too deeply"):
+        architecture_from_config(tmp_path)
+
+
+def test_a_config_of_many_megabytes_is_not_parsed(tmp_path):
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(2**24 + 1)
+    with pytest.raises(DataError, match="larger than 16 MiB"):
         architecture_from_config(tmp_path)
 
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from charter.catalog.offer import Market, read_offers
 from charter.catalog.price_import import HOSTS_ADDED, NO_ACCELERATOR, PriceFormat, read_prices
+from charter.catalog.price_lists import LARGEST_LIST, list_in
 from charter.catalog.price_row import Import, PriceRow
 from charter.catalog.price_write import by_region, merged, prices_csv
 from charter.errors import UsageError
@@ -269,3 +270,10 @@ def test_what_is_written_reads_back_with_the_same_prices(zones):
     own = [min(pair) for pair in zones if min(pair) != max(pair)]
     assert offer.spot_min_usd_per_hour == (pytest.approx(min(own), abs=1e-6) if own else None)
     assert offer.spot_zones_at_on_demand == len(zones) - len(own)
+
+
+def test_a_file_that_is_no_price_list_is_not_parsed(tmp_path):
+    with (tmp_path / "list.csv").open("wb") as file:
+        file.truncate(LARGEST_LIST + 1)
+    with pytest.raises(UsageError, match="longer than 64 MiB"):
+        list_in(tmp_path / "list.csv")

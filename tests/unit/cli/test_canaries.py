@@ -147,7 +147,8 @@ def project(tmp_path, monkeypatch):
     file = tmp_path / "charter.yaml"
     file.write_text(
         file.read_text()
-        + "launch: {environment: {HF_TOKEN: canary0001, PLAIN: sk-canary0002abcdefgh, NCCL_DEBUG: WARN}}\n"
+        + "launch: {environment: {HF_TOKEN: canary0001, PLAIN: sk-canary0002abcdefgh, NCCL_DEBUG: WARN,"
+        + " PGPASSWORD: canary0008, PIN: canary0009, WANDB: canary0010}}\n"
         + "serving: {sft: {endpoint: 'http://127.0.0.1:9/v1', api_key: env:JUDGE_KEY}}\n"
     )
     case.plan()

@@ -13,7 +13,7 @@ PROGRESS = {
 
 
 def test_a_line_of_progress_has_step_rate_time_left_metrics_and_cost():
-    expected = "step 30/40 · 2 rollouts/s · 5.0 s left · reward_mean 0.5 · kl 1.25 · $0.0200 so far"
+    expected = "step 30/40 · 2 rollouts/s · 5.0 s left · reward_mean 0.5 · kl 1.25 · $0.02 so far"
     assert progress_line(PROGRESS) == expected
 
 

@@ -11,9 +11,8 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from charter.cli.main import app
-from charter.dashboard.app import build_app
-from charter.dashboard.export import export_pages
-from charter.dashboard.settings import Settings
+from charter.dashboard.app import build_app, export_pages
+from charter.dashboard.site import Settings
 
 PORT = 8765
 TOKEN = "a-token-long-enough-for-the-guard-0123456789"

@@ -64,6 +64,11 @@ def test_rounds_half_to_even(amount, micro):
     assert micro_usd(amount) == micro
 
 
+def test_any_finite_amount_has_micro_usd():
+    assert micro_usd(1e300) == 10**306
+    assert micro_usd(-1.5e40) == -15 * 10**45
+
+
 @pytest.mark.parametrize("amount", [float("nan"), float("inf")])
 def test_refuses_what_is_not_money(amount):
     with pytest.raises(UsageError, match="not an amount"):

@@ -7,8 +7,8 @@ from dashboard_case import lively
 from starlette.testclient import TestClient
 
 from charter.dashboard.app import build_app
-from charter.dashboard.discovery import key_of
-from charter.dashboard.settings import Settings
+from charter.dashboard.reading import key_of
+from charter.dashboard.site import Settings
 
 TOKEN = "correct-horse-battery-staple-0123456789"
 PORT = 8765

@@ -15,9 +15,9 @@ from starlette.testclient import TestClient
 from charter.artifacts.lease import Holder, host_id, start_ticks
 from charter.artifacts.sample_prompts import append_samples
 from charter.dashboard.app import build_app
-from charter.dashboard.discovery import key_of
 from charter.dashboard.guard import csrf_of
-from charter.dashboard.settings import Settings, check_settings
+from charter.dashboard.reading import key_of
+from charter.dashboard.site import Settings, check_settings
 from charter.engines.project import load_project
 from charter.errors import UsageError
 from charter.run import actions
@@ -308,3 +308,22 @@ def test_a_start_that_fails_says_why_in_an_event(case, monkeypatch):
 class Quiet:
     def start(self):
         """Nothing: the test waits itself."""
+
+
+def test_a_limit_of_an_owner_or_a_tag_is_raised_like_the_whole(tmp_path):
+    (tmp_path / "charter.yaml").write_text(
+        "name: p\nmodels: {base: meta-llama/Llama-3.1-8B}\ndata: {d: {path: d.jsonl, rows: 1k, mean_tokens: 10}}\n"
+        "pipeline: {sft: {kind: sft, init: base, data: d}}\nowner: ann\ntags: {team: red}\n"
+        "budget: {limit: 100, owners: {ann: 10}, tags: {team=red: 20}}\n"
+    )
+    assert actions.raise_budget(tmp_path, "15", of="budget.owners.ann") == (10.0, 15.0)
+    assert actions.raise_budget(tmp_path, "30", of="budget.tags.team=red") == (20.0, 30.0)
+    assert actions.raise_budget(tmp_path, "200") == (100.0, 200.0)
+    budget = load_project(tmp_path).budget
+    assert (budget.limit, budget.owners, budget.tags) == (200.0, {"ann": 15.0}, {"team=red": 30.0})
+    with pytest.raises(UsageError, match=r"no limit budget\.owners\.bob; there are budget\.limit, budget\.owners\.ann"):
+        actions.raise_budget(tmp_path, "15", of="budget.owners.bob")
+    text = (tmp_path / "charter.yaml").read_text()
+    (tmp_path / "charter.yaml").write_text(text.replace("{ann: 10}", "{ann: 12}"))
+    assert load_project(tmp_path).budget.owners == {"ann": 12.0}, "a new limit in the file has the last word"
+    assert load_project(tmp_path).budget.tags == {"team=red": 30.0}

@@ -10,7 +10,7 @@ from dashboard_case import ProjectCase
 from direct_work import work_directly
 from hostile_texts import HOSTILE
 
-from charter.dashboard.discovery import key_of
+from charter.dashboard.reading import key_of
 
 CONSTITUTION = """
 schema: charter.constitution/v1

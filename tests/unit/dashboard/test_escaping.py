@@ -10,12 +10,11 @@ from dashboard_case import ProjectCase
 from hostile_texts import HOSTILE, MARK
 from starlette.testclient import TestClient
 
-from charter.dashboard.app import build_app
-from charter.dashboard.discovery import key_of
+from charter.dashboard.app import PAGES, build_app
+from charter.dashboard.reading import key_of
 from charter.dashboard.render import environment
-from charter.dashboard.settings import Settings
-from charter.dashboard.table import PAGES
-from charter.dashboard.tails import plain
+from charter.dashboard.site import Settings
+from charter.dashboard.snapshot import plain
 
 TOKEN = "correct-horse-battery-staple-0123456789"
 OURS = {"theme.js", "chart.umd.min.js", "charts.js", "app.js", "more_charts.js", "what_if.js", "pieces.js"}

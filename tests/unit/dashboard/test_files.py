@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.dashboard.site import LineFile, MetricFiles
-from charter.dashboard.stamped import JsonFiles
-from charter.dashboard.tails import log_tail, plain
+from charter.dashboard.snapshot import JsonFiles, log_tail, plain
 from charter.run.events import last_events
 
 

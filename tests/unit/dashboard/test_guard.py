@@ -15,7 +15,7 @@ from charter.dashboard.guard import (
     origin_allowed,
     session_of,
 )
-from charter.dashboard.settings import Settings, check_settings, is_loopback, token_from
+from charter.dashboard.site import Settings, check_settings, is_loopback, token_from
 from charter.errors import UsageError
 
 TOKEN = "correct-horse-battery-staple-0123456789"

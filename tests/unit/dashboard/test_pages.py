@@ -12,16 +12,12 @@ from typer.testing import CliRunner
 from charter.artifacts.sample_prompts import SamplePrompts, append_samples, write_sample_prompts
 from charter.cli.main import app
 from charter.dashboard import site as site_module
-from charter.dashboard.app import ASSET_FILES, asset_bytes
-from charter.dashboard.discovery import find_projects, key_of
-from charter.dashboard.export import export_pages
-from charter.dashboard.links import LiveLinks, StaticLinks
-from charter.dashboard.reading import ProjectReader
-from charter.dashboard.settings import Settings
-from charter.dashboard.site import ProjectSite
-from charter.dashboard.stamped import JsonFiles
-from charter.dashboard.table import PAGES
-from charter.dashboard.view.files_view import stage_files
+from charter.dashboard.app import ASSET_FILES, PAGES, asset_bytes, export_pages
+from charter.dashboard.reading import ProjectReader, find_projects, key_of
+from charter.dashboard.render import LiveLinks, StaticLinks
+from charter.dashboard.site import ProjectSite, Settings
+from charter.dashboard.snapshot import JsonFiles
+from charter.dashboard.view.run_parts import stage_files
 from charter.errors import CharterError, UsageError
 
 TOKEN = "correct-horse-battery-staple-0123456789"

@@ -7,7 +7,7 @@ import re
 import pytest
 from direct_work import work_directly
 
-from charter.dashboard.discovery import key_of
+from charter.dashboard.reading import key_of
 from charter.units import format_seconds
 
 FILE = """

@@ -10,8 +10,7 @@ import pytest
 from dashboard_case import ProjectCase, lively
 
 from charter.dashboard import reading
-from charter.dashboard.discovery import ProjectDirectory, check_roots, find_projects, key_of
-from charter.dashboard.reading import ProjectReader
+from charter.dashboard.reading import ProjectDirectory, ProjectReader, check_roots, find_projects, key_of
 from charter.dashboard.snapshot import LedgerNow
 from charter.errors import DataError, UsageError
 

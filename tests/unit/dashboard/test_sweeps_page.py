@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from charter.cli.main import app
-from charter.dashboard.discovery import key_of
-from charter.dashboard.export import export_pages
-from charter.dashboard.settings import Settings
+from charter.dashboard.app import export_pages
+from charter.dashboard.reading import key_of
+from charter.dashboard.site import Settings
 from charter.dashboard.work.child import sweeps
 from charter.engines.project import load_project
 from charter.run.sweep import pipelines, sweep_points

@@ -9,15 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.artifacts.stage_state import Phase
-from charter.dashboard.discovery import ProjectDirectory, key_of
-from charter.dashboard.reading import ProjectReader
-from charter.dashboard.tails import log_lines_with
-from charter.dashboard.view.cost_view import burn_chart, cost_view
+from charter.dashboard.pages.cost import burn_chart, cost_view
+from charter.dashboard.pages.home import ROWS_PER_PAGE, TableQuery, home_view
+from charter.dashboard.pages.stage import CurvesBeside, RunBeside
+from charter.dashboard.reading import ProjectDirectory, ProjectReader, key_of
+from charter.dashboard.snapshot import log_lines_with
 from charter.dashboard.view.curves import MOST_POINTS, curves_of, phases_of
-from charter.dashboard.view.eta import eta_of
-from charter.dashboard.view.event_lines import event_lines
-from charter.dashboard.view.home_view import ROWS_PER_PAGE, TableQuery, home_view
-from charter.dashboard.view.meter_view import meter_view
+from charter.dashboard.view.run_parts import eta_of, event_lines, meter_view
 from charter.dashboard.view.run_view import (
     NARROW,
     WIDE,
@@ -29,7 +27,6 @@ from charter.dashboard.view.run_view import (
     run_view,
     timeline_of,
 )
-from charter.dashboard.view.stage_view import CurvesBeside, RunBeside
 from charter.ledger.sums import Sums
 from charter.metering.row import MeterRow
 

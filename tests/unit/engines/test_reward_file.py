@@ -20,8 +20,10 @@ from charter.engines.common.reward_file import row_text
 from charter.engines.huggingface.adapter import HuggingFaceAdapter
 from charter.engines.nemo_rl.adapter import NemoRlAdapter
 from charter.engines.openrlhf.adapter import OpenRlhfAdapter
+from charter.engines.project import engine_problems
 from charter.engines.verl.adapter import VerlAdapter
 from charter.errors import SpecError
+from charter.spec.project import Project
 from charter.spec.rewards import Environment, Reward, Rubric
 from plain_stages import accepted_stage, handover, layout_of
 
@@ -164,7 +166,8 @@ def test_file_needs_the_standard_library_alone(engine):
     tree = ast.parse(rendered(engine, *FUNCTIONS).files["rewards.py"])
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    beside = {"transformers"} if engine == "openrlhf" else set()
+    beside = {"math_verify"}  # of `charter:expression`, when it is called
+    beside |= {"transformers"} if engine == "openrlhf" else set()
     assert {name.partition(".")[0] for name in names} - beside <= sys.stdlib_module_names
 
 
@@ -229,6 +232,45 @@ def test_what_cannot_be_called_is_refused_by_its_name(engine):
     model = Reward(name="pm", kind="preference_model", model="pm")
     if engine != "trl":
         assert "not by both" in refusal(engine, FUNCTIONS[0], model)["rewards"]
+
+
+LISTS = {
+    "functions": ((FUNCTIONS[0], FUNCTIONS[1]), {}),
+    "the engine's penalty": ((FUNCTIONS[0], PENALTY), {}),
+    "another length": ((FUNCTIONS[0], PENALTY), {"max_new_tokens": 256}),
+    "a judge": ((FUNCTIONS[0], Reward(name="kind", kind="judge", model="judge", rubric=Rubric())), {}),
+    "a model too": ((FUNCTIONS[0], Reward(name="pm", kind="preference_model", model="pm")), {}),
+    "the penalty alone": ((PENALTY,), {}),
+    "tools": ((FUNCTIONS[0],), {"environment": Environment(tools={"calc": "charter:calculator"})}),
+    "a mixture": (FUNCTIONS[:2], {"mixture": "normalise_then_sum"}),
+    "other groups": ((FUNCTIONS[0],), {"equal_groups": "refill"}),
+    "a stop": ((FUNCTIONS[0],), {"on_overoptimisation": "stop"}),
+}
+
+
+@pytest.mark.parametrize("given", LISTS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_file_is_refused_as_its_export_is(engine, given):
+    """A project is read if its stage is rendered; else both name the same fields for the same reasons."""
+    rewards, changes = LISTS[given]
+    read = engine_problems(Project(name="p", models={}, pipeline={"s": stage_of(engine, *rewards, **changes)}))
+    reasons = {problem.path.rpartition(".")[2]: problem.message.partition(": ")[2] for problem in read}
+    if not reasons:
+        assert "rewards.py" in rendered(engine, *rewards, **changes).files
+        return
+    told = refusal(engine, *rewards, **changes)
+    assert {name: told[name].rpartition(reason)[1] for name, reason in reasons.items()} == reasons
+    assert reasons.keys() == told.keys()
+
+
+def test_an_engine_without_a_caller_takes_no_list():
+    stage = replace(stage_of("verl", FUNCTIONS[0]), engine="fsdp")
+    (problem,) = engine_problems(Project(name="p", models={}, pipeline={"s": stage}))
+    assert (problem.path, problem.message) == (
+        "pipeline.s.rewards",
+        "fsdp cannot express it: fsdp calls no list of rewards",
+    )
+    assert not list(engine_problems(Project(name="p", models={}, pipeline={"s": replace(stage, engine="native")})))
 
 
 def test_trl_adds_a_preference_model_and_normalises_each():

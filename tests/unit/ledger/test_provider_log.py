@@ -28,6 +28,7 @@ def row(request_id="a", micro_usd=None, prompt=None, cached=None, completion=Non
         ("Request_ID,input_tokens,output_tokens\r\na,10,5\r\n", [row(prompt=10, completion=5)]),
         ('{"x_request_id": "a", "micro_usd": 7, "cached_tokens": 3}\n\n', [row(micro_usd=7, cached=3)]),
         ('{"request_id": "a", "cost": 1e-7}\n', [row(micro_usd="0.1")]),
+        ('{"request_id": "a", "cost": 1e-7, "note": "one\u2028line"}\n', [row(micro_usd="0.1")]),
         ("request_id,usd\n", []),
         ("", []),
     ],

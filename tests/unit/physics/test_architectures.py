@@ -29,6 +29,7 @@ from charter.spec.layout import Adapter
 NEMOTRON = models.get("Nemotron-H-8B").architecture
 SCOUT = models.get("Llama-4-Scout").architecture
 DEEPSEEK = models.get("DeepSeek-V3").architecture
+SPARSE = models.get("DeepSeek-V3.2").architecture
 LLAVA = models.get("llava-hf/llava-1.5-7b-hf").architecture
 GEMMA = models.get("google/gemma-3-27b-pt").architecture
 
@@ -100,6 +101,37 @@ def test_a_chunk_never_sees_more_than_a_window_and_a_window_never_more_than_all(
     seen = [attended_positions(shape, length) for shape in (chunk, window, plain)]
     assert seen == sorted(seen) or seen == pytest.approx(sorted(seen), rel=1e-12)
     assert kv_cache_bytes(chunk, length) == kv_cache_bytes(window, length) <= kv_cache_bytes(plain, length)
+
+
+def test_an_indexer_scores_all_and_attention_meets_the_best():
+    assert attended_positions(SPARSE, 2048) == attended_positions(DEEPSEEK, 2048) == 61 * 1024
+    assert attended_positions(SPARSE, 8192) == 61 * (2048 - 2048**2 / (2 * 8192))
+    assert attended_positions(SPARSE, 8192, causal=False) == 61 * 2048
+    matrices = 1536 * 64 * 128 + 7168 * (128 + 64)
+    for length in (1024, 65_536):
+        assert forward_flops_per_token(SPARSE, length).indexing == 2 * 61 * (matrices + 64 * 129 * length / 2)
+    assert count_parameters(SPARSE).total - count_parameters(DEEPSEEK).total == 61 * (matrices + 2 * 128)
+
+
+def test_no_gradient_passes_through_an_indexer():
+    flops = forward_flops_per_token(SPARSE, 65_536)
+    trained = flops.total - flops.indexing
+    assert training_flops_per_token(SPARSE, 65_536) == pytest.approx(3 * trained + flops.indexing)
+    frozen = training_flops_per_token(SPARSE, 65_536, frozen_base=True)
+    assert frozen == pytest.approx(2 * trained + flops.scores + flops.indexing)
+
+
+def test_the_cache_keeps_the_indexers_keys_of_all_positions():
+    assert kv_cache_bytes_per_token(SPARSE) == 61 * (512 + 64 + 128) * 2
+    assert kv_cache_bytes(SPARSE, 100_000) == 100_000 * kv_cache_bytes_per_token(SPARSE)
+
+
+def test_layers_that_share_a_choice_have_no_indexer():
+    half = replace(SPARSE, sparse_indexer=replace(SPARSE.sparse_indexer, num_layers=30))
+    assert count_parameters(half).attention < count_parameters(SPARSE).attention
+    assert attended_positions(half, 8192) == attended_positions(SPARSE, 8192)
+    whole, part = (forward_flops_per_token(shape, 8192).indexing for shape in (SPARSE, half))
+    assert part == pytest.approx(whole * 30 / 61)
 
 
 def test_gemma_3_windows_five_of_six_layers():

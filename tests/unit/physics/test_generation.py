@@ -129,6 +129,24 @@ def test_latent_attention_keeps_few_values_that_ranks_do_not_share():
     assert one == eight == 61 * 1000 * 576
 
 
+def test_sparse_attention_reads_what_its_indexer_chose():
+    model = ServingModel.of(models.get("DeepSeek-V3.2").architecture)
+    assert float(model.cached_values(array(1000.0), array(8.0))) == 61 * 1000 * (576 + 128)
+    assert float(model.cached_values(array(100_000.0), array(8.0))) == 61 * (2048 * 576 + 100_000 * 128)
+
+
+def test_long_contexts_decode_faster_under_sparse_attention():
+    sparse, full = (models.get(name).architecture for name in ("DeepSeek-V3.2", "DeepSeek-V3"))
+    steps = {
+        context: [
+            decode_step(model, H200, batch=32, context=context, tensor=8).part("decode") for model in (sparse, full)
+        ]
+        for context in (1024, 131_072)
+    }
+    assert steps[1024][0] > steps[1024][1]
+    assert steps[131_072][0] < 0.7 * steps[131_072][1]
+
+
 def test_quantised_weights_are_read_faster():
     times = {
         name: decode_step(LLAMA, A100, batch=1, context=16, weights=name).part("decode")

@@ -22,6 +22,7 @@ from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 LLAMA = models.get("Llama-3.1-8B").architecture
 MIXTRAL = models.get("Mixtral-8x7B-v0.1").architecture
 DEEPSEEK = models.get("DeepSeek-V3").architecture
+SPARSE = models.get("DeepSeek-V3.2").architecture
 HYBRID = models.get("Nemotron-H-8B").architecture
 H100, A100 = accelerators.get("H100"), accelerators.get("A100-80GB")
 
@@ -43,7 +44,19 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("architecture", [LLAMA, MIXTRAL, DEEPSEEK, HYBRID], ids=["dense", "moe", "mla", "hybrid"])
+def test_sparse_attention_pays_off_with_long_sequences():
+    layout = Layout(data=8, expert=8, context=8)
+    seconds = {
+        length: [float(step_seconds(inputs(layout, model, seq=length))) for model in (SPARSE, DEEPSEEK)]
+        for length in (2048.0, 131_072.0)
+    }
+    assert seconds[2048.0][0] > seconds[2048.0][1]
+    assert seconds[131_072.0][0] < 0.8 * seconds[131_072.0][1]
+
+
+@pytest.mark.parametrize(
+    "architecture", [LLAMA, MIXTRAL, DEEPSEEK, SPARSE, HYBRID], ids=["dense", "moe", "mla", "sparse", "hybrid"]
+)
 def test_many_layouts_give_what_each_gives_alone(architecture):
     together = step_seconds(inputs(LAYOUTS, architecture))
     alone = [float(step_seconds(inputs(layout, architecture))) for layout in LAYOUTS]

@@ -219,7 +219,7 @@ class Stage:
 
     def __init__(self, root, name):
         self.name, self.directory, self.asked_fingerprint = name, root / name, "f"
-        self.spec = type("Spec", (), {"kind": "sft"})
+        self.spec, self.inputs = type("Spec", (), {"kind": "sft"}), {}
 
 
 def with_stages(root, project, *names):
@@ -284,6 +284,9 @@ def test_what_runs_and_is_expected_to_use_up_the_rest_holds_new_starts(ledger, t
     assert made.told[-1]["event"] == "budget_hold"
     assert made.watch.standstill(ledger, done={"sft"}) is None
     assert not made.watch.holds("label")
+    label = Stage(tmp_path, "label")
+    assert made.watch.before(label, ledger, running=(), done=())
+    assert not made.watch.before(label, ledger, running=["sft"], done=()), "sft has started since the last look"
     warned = with_stages(tmp_path, project(limit=100, on_exceed="warn"), "sft", "label")
     warned.watch.start(ledger, done=())
     assert warned.look(ledger, running=["sft"]) is None

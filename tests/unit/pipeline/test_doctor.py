@@ -273,24 +273,24 @@ def plan_checks(where, launcher):
 def test_planned_nodes_are_compared_with_those_of_slurm(planned, commands, gres, ok):
     commands("sinfo", f"printf 'n1 {gres}\\nn1 {gres}\\nn2 {gres}\\n'")
     checks = plan_checks(planned, "slurm")
-    assert checks["2 x H100-SXM-80GB:8"].ok is ok
-    said = checks["2 x H100-SXM-80GB:8"].found
+    assert checks["2 nodes x 8 H100-SXM-80GB"].ok is ok
+    said = checks["2 nodes x 8 H100-SXM-80GB"].found
     assert said == f"for pm; {2 if ok else 0} of 2 nodes have 8 or more"
-    assert checks["1 x H100-SXM-80GB:8"].found.startswith("for sft")
+    assert checks["8 x H100-SXM-80GB"].found.startswith("for sft")
 
 
 def test_planned_nodes_are_compared_on_ray_and_kubernetes(planned, commands):
     commands("ray", "printf 'Usage:\\n 0.0/32.0 CPU\\n 0.0/12.0 GPU\\n'")
-    assert plan_checks(planned, "ray")["2 x H100-SXM-80GB:8"].found == "for pm; 12 accelerators in all"
-    assert not plan_checks(planned, "ray")["2 x H100-SXM-80GB:8"].ok
+    assert plan_checks(planned, "ray")["2 nodes x 8 H100-SXM-80GB"].found == "for pm; 12 accelerators in all"
+    assert not plan_checks(planned, "ray")["2 nodes x 8 H100-SXM-80GB"].ok
     # It knows one resource; the path is asked as kubectl takes it, with the dots of a name escaped.
     commands("kubectl", r"""[[ "$*" == *'{.status.allocatable.nvidia\.com/gpu}{"\n"}'* ]] && printf '8\n\n8\n'""")
-    assert plan_checks(planned, "kubernetes")["2 x H100-SXM-80GB:8"].ok
+    assert plan_checks(planned, "kubernetes")["2 nodes x 8 H100-SXM-80GB"].ok
     others = dataclasses.replace(
         load_project(planned), launch=Launch(kubernetes=KubernetesSettings(accelerator_resource="amd.com/gpu"))
     )
     assert cluster_checks.accelerators_of_nodes(others, "kubernetes") is None
-    assert "does not say" in plan_checks(planned, "skypilot")["2 x H100-SXM-80GB:8"].found
+    assert "does not say" in plan_checks(planned, "skypilot")["2 nodes x 8 H100-SXM-80GB"].found
 
 
 def test_engines_of_the_plan_are_looked_for_in_their_environment(planned, commands):

@@ -2,13 +2,16 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from charter.artifacts import durable
 from charter.engines.project import load_project
 from charter.errors import InfeasibleError
+from charter.launch.kubernetes.pod import resources as pod_resources
 from charter.launch.machine import NodeFacts, frozen_values
+from charter.launch.submission import preview_job, supervisor_job
 from charter.models.engine_layout import StageLayout, engine_layout
 from charter.run.graph import build_pipeline
 from charter.run.planned import (
@@ -28,9 +31,11 @@ from charter.spec.execution import (
     execution_from_json,
     resolved,
 )
+from charter.spec.launching import KubernetesSettings
 from charter.spec.project import Project, Resources
-from charter.spec.stage import PreferenceModelStage, SftStage
+from charter.spec.stage import EvalStage, PreferenceModelStage, SftStage
 from charter.spec.stage_base import StageResources
+from charter.units import GIB
 
 SFT = SftStage(init="b", data=("d",))
 LAYOUT = ExecutableLayout(data=4, tensor=2, zero=3, micro_batch=8, replicas=2, recompute="full", offload="optimizer")
@@ -65,6 +70,40 @@ def test_a_row_of_pairs_is_a_row_on_both_sides():
 def test_the_file_comes_before_the_plan():
     pinned = replace(SFT, resources=StageResources(recompute="none", tensor=1))
     assert (engine_layout(frozen(pinned)).recompute, engine_layout(frozen(pinned)).tensor) == ("none", 1)
+
+
+@pytest.mark.parametrize(
+    ("own", "node", "asked", "limit"),
+    [(None, None, 300 * GIB, None), (200 * GIB, None, 200 * GIB, None), (None, 512 * GIB, 512 * GIB, 512 * GIB)],
+)
+def test_a_job_asks_for_the_memory_that_is_planned(own, node, asked, limit):
+    """Unless the file says another: of the stage, or what a node has, which alone is a limit too."""
+    stage = replace(SFT, resources=StageResources(memory=own))
+    resources = Resources(accelerators=("H100:8",), memory=node)
+    project = Project(name="p", models={}, pipeline={"s": stage}, resources=resources)
+    project = resolved(project, {"s": execution(memory_bytes_per_node=300 * GIB)})
+    job = preview_job(project, "s", Path("/runs/s"), scheduler="kubernetes", module="charter.train.sft")
+    assert (job.memory_bytes_per_node, job.memory_limit_bytes_per_node) == (asked, limit)
+    given = pod_resources(job, KubernetesSettings())
+    assert (given["requests"]["memory"], given["limits"].get("memory")) == (str(asked), limit and str(limit))
+    sent = supervisor_job(project, Path("/p"), root=Path("/p"), scheduler="slurm", only=(), token="0")
+    assert sent.memory_bytes_per_node is None
+
+
+def test_an_evaluation_gets_the_machine_that_is_paid_for():
+    """One process uses one accelerator; who says no more gets one, and a planned one gets the machine of its plan."""
+    stage = EvalStage(policy="b", suites=("perplexity",))
+    resources = Resources(accelerators=("H100:8",))
+    project = Project(name="p", models={}, pipeline={"s": stage}, resources=resources)
+    client = RoleExecution(
+        use="client", nodes=1, accelerators_per_node=8, layout=ExecutableLayout(), engine="native", accelerator="H100"
+    )
+    planned = resolved(project, {"s": execution(roles={"client": client})})
+    counts = [
+        preview_job(one, "s", Path("/s"), scheduler="slurm", module="charter.evaluate.run").accelerators_per_node
+        for one in (project, planned)
+    ]
+    assert counts == [1, 8]
 
 
 def test_an_execution_survives_its_json():
@@ -123,6 +162,19 @@ def test_jobs_are_those_of_the_plan_role_by_role(root):
         own = sum(job["nodes"] * job["accelerators_per_node"] for job in roles.values() if not job["shares"])
         assert own == made.accelerators > 0
         assert {job["market"] for job in roles.values()} == {made.market}
+        assert {job["memory_bytes_per_node"] for job in roles.values()} == {made.memory_bytes_per_node}
+        assert made.memory_bytes_per_node > 0
+
+
+def test_what_a_run_would_refuse_is_said_beside_its_print(root):
+    file = root / "charter.yaml"
+    assert preview(load_project(root), root, "slurm", ()).refused == ()
+    two = "pm: {kind: preference_model, engine: deepspeed, resources: {num_nodes: 2},"
+    file.write_text(file.read_text().replace("pm: {kind: preference_model,", two))
+    shown = preview(load_project(root), root, "slurm", ())
+    (refused,) = shown.to_json()["refused"]
+    assert refused.startswith("pipeline.pm.resources.num_nodes: this version of Charter starts DeepSpeed on one node")
+    assert preview(load_project(root), root, "slurm", ("sft",)).refused == ()
 
 
 def test_servers_of_one_stage_share_its_accelerators_and_their_memory(root):

@@ -12,7 +12,7 @@ from charter.engines.project import load_project
 from charter.errors import DataError, MissingExtraError, SpecError
 from charter.launch.commands import HOSTED_MODULE, STAGE_MODULES, module_of, preloaded_modules
 from charter.launch.handing_over import layout_of
-from charter.launch.machine import frozen_values, processes_of
+from charter.launch.machine import NodeFacts, frozen_values, processes_of
 from charter.run.doctor import needed_extras
 from charter.run.graph import build_pipeline, job_of
 from charter.run.preflight import check_before_start, check_hosted, check_hosted_packages
@@ -90,6 +90,24 @@ def test_several_nodes_are_for_export(tmp_path):
 def test_an_engine_of_accelerators_is_refused_on_processors(tmp_path):
     found = problems(tmp_path, "verl")
     assert found[0].startswith("pipeline.sft.engine: verl needs accelerators, and this stage runs on processors")
+
+
+LISTED = """rl: {kind: ppo, engine: verl, policy: base, prompts: chat, estimator: grpo, samples_per_prompt: 4,
+       rewards: [{name: right, kind: function, call: "charter:number"}, {name: said, kind: function, call: CALL}],
+       episodes: 64, rollout_batch: 32, minibatch: 32, kl_coefficient: 0, max_prompt_tokens: 64, max_new_tokens: 32,
+       resources: {accelerators: "H100:8", zero: 3, micro_batch: 4}}
+"""
+
+
+@pytest.mark.parametrize(("asks", "refused"), [("answer, truth", ()), ("answer, seed", ("pipeline.rl.rewards",))])
+def test_a_list_of_rewards_is_started_where_it_can_be_called(tmp_path, asks, refused):
+    (tmp_path / "own.py").write_text(f"def said({asks}):\n    return 1.0\n")
+    stage = LISTED.replace("CALL", '"own.py:said"')
+    pipeline = pipeline_of(tmp_path, **{"resources: {acc": f"  {stage}resources: {{acc"})
+    node = NodeFacts(gpus=8, cpu_capability="AVX2", torch="2.13.0", transformers="5.23.0")
+    told = list(check_hosted(pipeline, pipeline.stages["rl"], facts=node))
+    assert tuple(problem.path for problem in told) == refused
+    assert all("said: it asks for seed" in problem.message for problem in told)
 
 
 ADAPTED = {"dtype: fp32": "dtype: fp32, adapter: {rank: 4}"}

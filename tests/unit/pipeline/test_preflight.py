@@ -2,13 +2,15 @@ from dataclasses import replace
 
 import pytest
 
-from charter.errors import DataError, MissingExtraError, SpecError
+from charter.errors import DataError, ExitCode, MissingExtraError, SpecError
 from charter.launch.commands import STAGE_MODULES
+from charter.run import preflight
 from charter.run.graph import build_pipeline
 from charter.run.preflight import check_before_start, check_packages
 from charter.spec.layout import Adapter
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import DataSpec, ModelSpec, Project
+from charter.spec.rewards import Environment, Reward
 from charter.spec.stage import STAGE_KINDS, DpoStage, PreferenceModelStage, PrepareStage, SftStage
 from charter.spec.stage_base import StageResources
 
@@ -70,6 +72,30 @@ def test_reward_models_of_elsewhere_are_planned_and_not_run(project, tmp_path):
         check(replace(project, models=models, pipeline={"p": ppo}), tmp_path)
 
 
+def rewarded(project, call, **more):
+    rewards = (Reward(name="r", kind="function", call=call, **more),)
+    ppo = PpoStage(policy="base", rewards=rewards, estimator="grpo", prompts=("chat",), episodes=64)
+    return replace(project, pipeline={"p": ppo})
+
+
+def test_programs_of_a_model_need_a_sandbox(project, tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "sandbox_problem", lambda: "bwrap is not installed")
+    check(rewarded(project, "charter:exact"), tmp_path)
+    with pytest.raises(MissingExtraError, match="p: bwrap is not installed") as refusal:
+        check(rewarded(project, "charter:program"), tmp_path)
+    assert refusal.value.exit_code == ExitCode.MISSING_EXTRA
+    ppo = rewarded(project, "charter:exact").pipeline["p"]
+    tools = replace(ppo, environment=Environment(tools={"py": "charter:python"}))
+    with pytest.raises(MissingExtraError, match="p: bwrap is not installed"):
+        check(replace(project, pipeline={"p": tools}), tmp_path)
+
+
+def test_mathematics_needs_its_library(project, tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"charter:expression of p needs math-verify: .*\[math\]"):
+        check(rewarded(project, "charter:expression"), tmp_path)
+
+
 def test_all_problems_are_said_at_once(project, tmp_path):
     (tmp_path / "chat.jsonl").write_text(ROW + "{broken\n")
     (tmp_path / "hf" / "config.json").unlink()
@@ -90,7 +116,7 @@ def test_files_of_stages_that_need_not_run_are_not_looked_at(project, tmp_path):
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it():
-    with pytest.raises(MissingExtraError, match=r'no_such_package: pip install "\.\[run\]"') as caught:
+    with pytest.raises(MissingExtraError, match=r"no_such_package: pip install .\.\[run\]") as caught:
         check_packages(["json", "no_such_package"])
     assert caught.value.exit_code == 7
 
@@ -99,7 +125,7 @@ def test_an_adapter_is_trained_where_the_library_for_it_is_installed(project, tm
     lora = replace(project.pipeline["sft"], adapter=Adapter(rank=4))
     other = replace(project, pipeline={"sft": lora})
     monkeypatch.setattr("charter.run.preflight.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"training the adapter of sft needs peft: pip install peft"):
+    with pytest.raises(MissingExtraError, match=r"training the adapter of sft needs peft: pip install .\.\[adapters\]"):
         check(other, tmp_path)
     monkeypatch.setattr("charter.run.preflight.find_spec", lambda name: name)
     check(other, tmp_path)

@@ -19,8 +19,7 @@ from charter.artifacts import durable
 from charter.artifacts.job_files import JobFiles, Submission, write_submission
 from charter.artifacts.lease import Holder, host_id, start_ticks
 from charter.artifacts.stage_state import STATES, TRACKER_STATES, Phase
-from charter.dashboard.discovery import ProjectDirectory
-from charter.dashboard.reading import ProjectReader
+from charter.dashboard.reading import ProjectDirectory, ProjectReader
 from charter.engines.project import load_project
 from charter.errors import ExitCode
 from charter.report.cost import cost_json

@@ -1,5 +1,6 @@
 """Questions without a file: the project that they stand for, what is assumed, and what is refused."""
 
+import io
 import json
 from dataclasses import replace
 
@@ -7,10 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from charter.catalog.models import SIZES
+from charter.cli.ask import planner
 from charter.cli.inquiry import problem_of_question
 from charter.cli.main import app
 from charter.engines.project import load_project
-from charter.errors import InfeasibleError, Problem, UsageError
+from charter.errors import InfeasibleError, Problem, SpecError, UsageError
 from charter.plan.ask import WORDS, Inquiry, Rung, kind_file, kind_of, most_data, rungs, with_amount
 from charter.plan.project_plan import plan_project
 from charter.plan.stage_plan import PlannedSamples
@@ -102,7 +104,14 @@ def test_plan_without_a_file_prints_the_file_it_stands_for(tmp_path):
         (("plan", "lora", "70B", "--lora", "8"), "charter plan sft 70B --lora 8"),
         (("plan", "xyz"), "kinds: pretrain, sft, pm, dpo, ppo, grpo, generate, label, cai"),
         (("plan", "sft", "8B", "--lora", "0"), "--lora 0: give 1 or more"),
-        (("plan", "sft", "8B", "--lora", "16k"), "--lora 16000: a rank is below the width of the model, 4,096"),
+        (
+            ("plan", "mem", "8B", "--on", "H100:8", "--lora", "4096"),
+            "--lora 4096: a rank of 4,096 is not below",
+        ),
+        (
+            ("plan", "sft", "8B", "--lora", "16k"),
+            "--lora 16000: a rank of 16,000 is not below the width of the model",
+        ),
         (("plan", "sft", "8B", "--tokens", "-5"), "--tokens -5: give 1 or more"),
         (("plan", "sft", "8B", "--nodes", "0"), "--nodes 0: give 1 or more"),
         (("plan", "sft", "8B", "--budget", "0"), "--budget 0: give more than 0"),
@@ -321,8 +330,18 @@ def test_a_rank_means_adapters_in_a_plan_of_memory():
     assert max(adapters["phases"].values()) < 0.8 * max(all_weights["phases"].values())
 
 
+@pytest.mark.parametrize("command", [("plan",), ("check",)])
+def test_a_rank_of_the_models_width_is_refused(command, tmp_path):
+    text = kind_file(Inquiry(kind="sft", model="1B", lora=16, accelerators="H100:8")).text
+    (tmp_path / "charter.yaml").write_text(text.replace("rank: 16,", "rank: 2048,"))
+    done = run(*command, "-C", str(tmp_path))
+    assert isinstance(done.exception, SpecError), done.output
+    says = "pipeline.sft.adapter.rank: a rank of 2,048 is not below the width of the model, 2,048; 16 or 64 is usual"
+    assert str(done.exception) == says
+
+
 def plans(tmp_path):
-    return lambda asked: plan_project(project_of(asked.text, tmp_path), tmp_path)
+    return lambda asked: plan_project(project_of(kind_file(asked).text, tmp_path), tmp_path)
 
 
 def test_rungs_go_from_what_does_not_fit_to_what_does(tmp_path):
@@ -338,13 +357,28 @@ def test_rungs_go_from_what_does_not_fit_to_what_does(tmp_path):
 def test_most_data_keeps_the_budget_and_more_does_not(tmp_path):
     plan_of = plans(tmp_path)
     asked = Inquiry(kind="sft", model="8B", accelerators=GPUS, nodes=1, tokens=10**8, budget_usd=100.0)
-    rung = Rung(inquiry=asked, size="8B", method="all weights", plan=plan_of(kind_file(asked)))
+    rung = Rung(inquiry=asked, size="8B", method="all weights", plan=plan_of(asked))
     best = most_data(rung, plan_of)
     assert best is not None
     assert best.verdict == "fits"
     more = with_amount(asked, int(1.26 * best.inquiry.tokens))
-    assert replace(rung, plan=plan_of(kind_file(more))).verdict == "over budget"
+    assert replace(rung, plan=plan_of(more)).verdict == "over budget"
     assert most_data(replace(rung, plan=None), plan_of) is None
+
+
+@pytest.mark.parametrize(("is_terminal", "is_quiet"), [(True, False), (True, True), (False, False)])
+def test_a_terminal_alone_sees_what_is_planned(is_terminal, is_quiet, monkeypatch):
+    """And not beside --json: whoever reads that reads the log too."""
+    screen = io.StringIO()
+    screen.isatty = lambda: is_terminal
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with planner(is_quiet=is_quiet) as plan_of:
+        plan = plan_of(Inquiry(kind="sft", model="1B", accelerators="RTX4090:4", price="0.4"))
+    assert plan.seconds.p50 > 0
+    shown = "plan 1: charter plan sft 1B --on RTX4090:4 --price 0.4" in screen.getvalue()
+    assert shown is (is_terminal and not is_quiet)
+    assert bool(screen.getvalue()) is shown
 
 
 def test_ask_names_the_largest_and_its_command():

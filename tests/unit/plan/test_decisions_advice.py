@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from charter.plan.make import budget_advice
-from charter.report.plan_explain import _risk
 from charter.report.plan_notes import risk_sentence
+from charter.report.plan_table import _risk
 from charter.spec.project import Project, Resources
 from charter.spec.sections import RiskSettings
 from charter.spec.stage import DpoStage, SftStage

@@ -47,7 +47,7 @@ def test_columns_of_served_rollouts_are_the_scalar_estimates(engine):
         assert columns.peak[row] == pytest.approx(training_peak(work, layout, **asked).total_bytes, rel=1e-9)
         together = decoded_together(work, work.phases[0], layout, **asked)
         assert columns.together["generate"][row] == together
-        terms = stage_time.training_terms(work, layout, **asked)
+        (terms,) = stage_time.training_terms(task, [layout], one_device(H100, 1, 1e12), {"generate": [together]})
         others = sum(term.value for term in terms if not term.part.startswith("train"))
         assert seconds[row] == pytest.approx(others, rel=1e-9)
 
@@ -60,7 +60,8 @@ def test_columns_of_native_rollouts_are_the_scalar_estimates():
     task = TimedStage(work=work, dtype="bf16", known=known, knowledge=KNOWN)
     seconds = other_seconds(task, layouts, [H100] * 2, columns, np.arange(2))
     for row, layout in enumerate(layouts):
-        terms = stage_time.training_terms(work, layout, accelerator=H100, dtype="bf16", knowledge=KNOWN)
+        together = {"generate": columns.together["generate"][[row]]}
+        (terms,) = stage_time.training_terms(task, [layout], one_device(H100, 1, 1e12), together)
         others = sum(term.value for term in terms if not term.part.startswith("train"))
         assert seconds[row] == pytest.approx(others, rel=1e-9)
     assert seconds[1] > 1.5 * seconds[0]
@@ -109,3 +110,21 @@ def test_the_plan_of_a_stage_differs_where_vllm_generates(engine):
 
 def test_engines_that_always_use_vllm_plan_the_same():
     assert planned("vllm", "verl").option.time_terms == planned("native", "verl").option.time_terms
+
+
+@pytest.mark.parametrize(
+    ("engine", "is_served", "times"), [("native", False, 8), ("native", True, 1), ("trl", False, 1)]
+)
+def test_only_the_native_generator_reads_a_prompt_once(engine, is_served, times):
+    """Of eight answers to it, by the time that keys of prompts take."""
+
+    work = served("Llama-3.2-1B")
+
+    def seconds(share):
+        phases = tuple(replace(one, served=is_served and one.served, read_share=share) for one in work.phases)
+        known = engine_knowledge(engine, KNOWN)
+        task = TimedStage(work=replace(work, phases=phases), dtype="bf16", known=known, knowledge=KNOWN)
+        (terms,) = stage_time.training_terms(task, [Layout(data=8)], one_device(H100, 1, 1e12), {"generate": [64]})
+        return next(term.value for term in terms if term.name == "generate: prefill, keys and values")
+
+    assert seconds(1.0) / seconds(1 / 8) == pytest.approx(times)

@@ -4,7 +4,7 @@ import pytest
 
 from charter.data.dataset import DataFacts
 from charter.errors import DataError
-from charter.plan.phase import padded
+from charter.plan.phase import in_turns, padded
 from charter.plan.pipeline_names import Library, Models
 from charter.plan.rl_work import AGE_OF_TOKENS
 from charter.plan.workload import workload
@@ -370,3 +370,19 @@ def test_a_teacher_reads_every_answer(work):
         ("score", "teacher"),
         ("train", "policy"),
     ]
+
+
+def test_answers_to_one_prompt_share_its_reading(work):
+    """The first turn of several too; but none of answers in flight, which are drawn in pieces."""
+    stage = PpoStage(policy="sl_cai", reward="pm", prompts=("prompts",), episodes=512, rollout_batch=64)
+    group = replace(stage, estimator="grpo", samples_per_prompt=8)
+    shares = [
+        next(phase.read_share for phase in work(one)[0].phases if phase.work == "generate")
+        for one in (stage, group, replace(group, asynchrony="in_flight", max_age=2))
+    ]
+    assert shares == [1, 1 / 8, 1]
+    (answers,) = work(GenerateStage(policy="sft", prompts=("prompts",), answers_per_prompt=4))[0].phases
+    assert answers.read_share == 1 / 4
+    turns = in_turns(answers, Environment(tools={"sum": "charter:calculator"}, max_turns=2, observation_tokens=100))
+    first, every = answers.prompt_tokens, turns.steps / answers.steps * turns.prompt_tokens
+    assert turns.read_share * every == pytest.approx(first / 4 + every - first)

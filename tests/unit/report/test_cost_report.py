@@ -1,21 +1,109 @@
 """The cost report: parts add up, forecasts follow the rule, nothing is priced without a price."""
 
 import io
+import json
 from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from charter.artifacts.sample_prompts import SAMPLE_TIMES, append_sample_time
+from charter.cli.main import app
 from charter.errors import DataError, UsageError
 from charter.ledger import Ledger
+from charter.ledger.stored import MILLISECONDS_PER_MONTH, RUN_DIRECTORY, StoredSample
 from charter.report.amounts import NOTHING, Amount, planned
-from charter.report.cost import budget_state, cost_json
+from charter.report.cost import budget_state, cost_json, planned_usd, print_storage, storage_json, stored_places
 from charter.report.cost_text import print_cost, time_ratio_text, unit_rows
 from charter.report.html import report_html
 from charter.report.overview import overview
 from charter.report.read import RunFiles, read_run
-from charter.units import format_seconds
+from charter.run.budget import read_plan
+from charter.units import GIB, format_seconds
+
+BUCKET = "s3://bucket/path"
+MONTH_SECONDS = MILLISECONDS_PER_MONTH / 1000
+PLAN = {"stages": [{"breakdown": {"usd": {"storage": 0.25, "transfer": 0.0}}}] * 2}
+
+
+def sample(**changes):
+    values = dict(run="demo", place=BUCKET, at_milliseconds=0, bytes=GIB, price_micro_usd_per_gb_month=23_000)
+    return StoredSample(**values | changes)
+
+
+@pytest.fixture
+def places():
+    return stored_places(
+        [
+            sample(sent_bytes=GIB),
+            sample(at_milliseconds=MILLISECONDS_PER_MONTH, bytes=2 * GIB, sent_bytes=3 * GIB),
+            sample(at_milliseconds=2 * MILLISECONDS_PER_MONTH, bytes=4 * GIB),
+            sample(place=RUN_DIRECTORY, price_micro_usd_per_gb_month=None),
+            sample(place=RUN_DIRECTORY, price_micro_usd_per_gb_month=None, at_milliseconds=MILLISECONDS_PER_MONTH),
+        ],
+        now=3 * MONTH_SECONDS,
+    )
+
+
+def test_bytes_over_time_are_told_by_place_with_their_price(places):
+    told = storage_json(places, PLAN)
+    directory, bucket = told["places"]
+    assert (bucket["place"], bucket["gib_months"], bucket["bytes_now"], bucket["sent_bytes"]) == (
+        BUCKET, 3.0, 4 * GIB, 4 * GIB,
+    )  # fmt: skip
+    assert bucket["micro_usd"] == pytest.approx(3 * 23_000 * GIB / 1e9, abs=31)
+    assert bucket["usd_per_month"] == pytest.approx(4 * GIB / 1e9 * 0.023)
+    assert bucket["since_gib_months"] == 4.0, "nobody has looked for a month: in no sum"
+    assert (directory["gib_months"], directory["usd"], directory["micro_usd"]) == (1.0, None, None)
+    assert told["metered_micro_usd"] == bucket["micro_usd"]
+    assert (told["metered_gib_months"], told["sent_bytes"]) == (4.0, 4 * GIB)
+
+
+def test_the_plan_stands_beside_it(places):
+    told = storage_json(places, PLAN)
+    assert (told["planned_usd"], told["planned_transfer_usd"]) == (0.5, 0.0)
+    assert planned_usd(None, "storage") is None
+    assert planned_usd({"stages": [*PLAN["stages"], {"breakdown": {"usd": None}}]}, "storage") is None
+
+
+def test_without_samples_nothing_is_told_and_nothing_printed():
+    told = storage_json((), None)
+    assert (told["metered_usd"], told["planned_usd"], told["places"]) == (None, None, [])
+    assert printed(()) == ""
+
+
+def test_a_terminal_shows_places_money_and_the_plan(places):
+    text = printed(places)
+    for words in (BUCKET, RUN_DIRECTORY, "4.0 GiB", "$0.074", "unpriced", "planned $0.50", "a month as it is"):
+        assert words in text
+
+
+def test_the_table_in_the_guide_is_what_the_command_prints():
+    """From samples of four days of a run: its directory on an own disk, a quarter of it copied to S3."""
+    until = round(datetime(2026, 11, 22, 18, 4, tzinfo=UTC).timestamp() * 1000)
+    since, disk = until - 4 * 86_400_000, dict(place=RUN_DIRECTORY, price_micro_usd_per_gb_month=0)
+    places = stored_places(
+        [
+            sample(**disk, at_milliseconds=since, bytes=20 * GIB),
+            sample(**disk, at_milliseconds=until, bytes=40 * GIB),
+            sample(place="s3://lab/demo", at_milliseconds=since, bytes=5 * GIB, sent_bytes=5 * GIB),
+            sample(place="s3://lab/demo", at_milliseconds=until, bytes=10 * GIB, sent_bytes=6 * GIB),
+        ],
+        now=until / 1000,
+    )
+    guide = Path(__file__).parents[3] / "docs/guides/cost.md"
+    text = "\n".join(line.rstrip() for line in printed(places).strip().splitlines())
+    assert text in guide.read_text(encoding="utf-8"), text
+
+
+def printed(places):
+    out = io.StringIO()
+    print_storage(places, PLAN, Console(file=out, width=120))
+    return out.getvalue()
+
 
 EXACT = ("milliseconds", "micro_usd")
 
@@ -226,3 +314,56 @@ def test_more_than_p90_is_marked_and_the_total_has_a_ratio(finished):
 def test_a_run_that_goes_on_has_no_ratio_of_the_whole(running):
     view = overview(read_run(running))
     assert (view.time_ratio, view.cost_ratio) == (None, None)
+
+
+def test_a_plan_of_another_schema_is_said_and_not_read(tmp_path, fixture_run):
+    root = fixture_run.write_run(tmp_path)
+    path = root / "run" / "plan.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": "charter.plan/9"}))
+    files = read_run(root)
+    assert files.plan is None
+    assert any("is of schema charter.plan/9, which this Charter does not read" in note for note in files.notes)
+    assert read_plan(root) is None
+
+
+@pytest.fixture
+def shared(tmp_path):
+    """A ledger of three runs of two teams, over the end of a month."""
+    path = tmp_path / "demo" / "run" / "ledger.sqlite"
+    path.parent.mkdir(parents=True)
+    (tmp_path / "demo" / "charter.yaml").write_text(
+        "name: demo\nmodels: {base: meta-llama/Llama-3.1-8B}\n"
+        "data: {d: {path: d.jsonl, rows: 1k, mean_tokens: 10}}\npipeline: {sft: {kind: sft, init: base, data: d}}\n"
+    )
+    with Ledger.open(path) as ledger:
+        for run, team, at, hours in (
+            ("demo", "red", "2026-10-31T20:00", 8), ("demo", "red", "2026-11-02T00:00", 2),
+            ("other", "blue", "2026-11-03T00:00", 5), ("third", "red", "2026-11-04T00:00", 1),
+        ):  # fmt: skip
+            began = datetime.fromisoformat(f"{at}+00:00").timestamp()
+            attempt = ledger.begin(
+                run=run, stage="sft", kind="sft", fingerprint="f", at=began, monotonic=0.0, owner="ann",
+                tags={"team": team}, price_micro_usd_per_hour=1_000_000,
+            )  # fmt: skip
+            ledger.end(attempt, at=began + 3600 * hours, monotonic=3600.0 * hours, outcome="done", step=1)
+    return tmp_path / "demo"
+
+
+def showback(root, *words):
+    return CliRunner().invoke(app, ["cost", "showback", "-C", str(root), *words], prog_name="charter")
+
+
+def test_showback_is_by_team_and_month_over_all_runs(shared):
+    told = json.loads(showback(shared, "--by", "tag:team", "--json").output)
+    rows = [(row["month"], row["tag:team"], row["usd"]) for row in told["months"]]
+    assert rows == [("2026-10", "red", 4.0), ("2026-11", "red", 7.0), ("2026-11", "blue", 5.0)]
+    assert told["total"]["usd"] == 16.0
+    later = json.loads(showback(shared, "--by", "run", "--from", "2026-11", "--to", "2026-11", "--json").output)
+    assert {row["run"]: row["usd"] for row in later["months"]} == {"demo": 6.0, "other": 5.0, "third": 1.0}
+    table = showback(shared, "--by", "tag:team").output
+    assert ("$16.00" in table, "blue" in table, "2026-10" in table) == (True, True, True)
+
+
+def test_showback_names_what_it_cannot_read(shared):
+    assert "is no month; write it like 2026-10" in str(showback(shared, "--from", "2026-13").exception)
+    assert "keeps no sums by 'team'" in str(showback(shared, "--by", "team").exception)

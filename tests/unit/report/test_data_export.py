@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charter.data.dataset import read_pairs, read_texts, selected_rows
-from charter.report.data_export.exporting import LEFT_OUT, data_card, exported_row, write_files
+from charter.report.data_export import LEFT_OUT, data_card, exported_row, write_files
 from charter.spec.project import DataSpec
 
 FORMATS = ("jsonl", "parquet", "hf", "webdataset")
@@ -139,7 +139,7 @@ def test_jsonl_and_shards_need_no_pyarrow(tmp_path):
     script = (
         "import sys; sys.modules['pyarrow'] = None\n"
         "from pathlib import Path\n"
-        "from charter.report.data_export.exporting import write_files\n"
+        "from charter.report.data_export import write_files\n"
         "for name in ('jsonl', 'webdataset'):\n"
         f"    target = Path({str(tmp_path)!r}) / name; target.mkdir()\n"
         "    write_files(lambda: [{'text': 'a'}], target, name, count=1)\n"

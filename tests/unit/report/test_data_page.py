@@ -7,10 +7,17 @@ from hypothesis import strategies as st
 
 from charter.errors import DataError
 from charter.feedback.constitution import constitution_of
-from charter.report.data_page.browsing import LONGEST_BYTES, find_id, last_page, record_page
 from charter.report.data_page.counting import LARGE_BYTES, count_rows, count_set_aside, sample_rows, wilson
-from charter.report.data_page.principles import constitution_view, uses_of_summary
-from charter.report.data_page.record_view import LONG_TEXT, record_view
+from charter.report.data_page.records import (
+    LONG_TEXT,
+    LONGEST_BYTES,
+    constitution_view,
+    find_id,
+    last_page,
+    record_page,
+    record_view,
+    uses_of_summary,
+)
 from charter.spec.project import DataSpec
 
 

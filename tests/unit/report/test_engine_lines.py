@@ -18,7 +18,7 @@ def test_a_native_stage_says_what_another_engine_would_save():
     (stage,) = plan.stages
     quickest = stage.other_engines[0]
     line = engine_line(plan)
-    assert f"{quickest.engine} for stage, {1 - quickest.ratio:.0%} of the work" in line
+    assert f"{quickest.engine} for stage, {100 * (1 - quickest.ratio):.0f} % less time" in line
     assert line.startswith("Other engines would save about $")
 
 
@@ -34,9 +34,13 @@ def test_nothing_is_said_on_processors_or_of_little():
     assert engine_line(replace(plan, stages=(replace(stage, other_engines=alike),))) == ""
 
 
-def test_no_engine_is_named_that_takes_no_list_of_rewards():
+def test_engines_are_named_that_call_the_rewards_of_a_list():
     rewards = (Reward(name="right", kind="function", call="charter:exact"),)
     given = {"policy": "base", "prompts": ("prompts",), "episodes": 1024, "rollout_batch": 256, "minibatch": 256}
     stage = PpoStage(rewards=rewards, estimator="grpo", samples_per_prompt=8, kl_coefficient=0.0, **given)
     (found,) = with_other_engines(one(stage, H100)).stages
-    assert found.other_engines == ()
+    assert {other.engine for other in found.other_engines} == {"verl", "openrlhf", "nemo_rl"}
+    judged = replace(stage, rewards=(*rewards, Reward(name="kind", kind="judge", model="base")))
+    for refused in (judged, replace(stage, equal_groups="refill")):
+        (found,) = with_other_engines(one(refused, H100)).stages
+        assert found.other_engines == ()

@@ -5,8 +5,7 @@ import pytest
 from tests.cases.meter_samples import GPU, ROW, with_gpus
 
 from charter.physics.fitted import Pace
-from charter.report.accuracy_rows import accuracy_rows
-from charter.report.estimate_actual import Against, accuracy, accuracy_chart, pace_lines, process_memory
+from charter.report.estimate_actual import Against, accuracy, accuracy_chart, accuracy_rows, pace_lines, process_memory
 from charter.report.overview import overview
 from charter.report.read import StageFiles, read_run
 from charter.tracking import summarise

@@ -5,6 +5,7 @@ import socket
 import subprocess
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,11 +22,9 @@ from charter.engines.project import load_project
 from charter.errors import SpecError, UsageError
 from charter.plan.project_plan import plan_project
 from charter.plan.rl_search import rl_options
-from charter.report import handover_jobs
+from charter.report import handover_pages
 from charter.report.handover import export_handover, exported, with_engine, write_export
-from charter.report.handover_jobs import shell_word
-from charter.report.handover_pages import resume_words
-from charter.report.handover_request import placement_of
+from charter.report.handover_pages import placement_of, resume_words, shell_word
 from charter.spec.project import Resources
 
 PROJECT = """
@@ -246,8 +245,8 @@ case "$1" in -c) [ "$(grep -c counted "$SEEN")" = 1 ] || { echo counted >> "$SEE
 def test_one_node_runs_what_ray_spreads_and_the_others_serve(root, tmp_path, monkeypatch):
     made = made_of(root)
     command = ("ray", "job", "submit", "--", "python", "-m", "plain", "it")
-    monkeypatch.setattr(handover_jobs, "WAIT", 0)
-    script = handover_jobs.script_of(made.handover, replace(made.rendered, command=command))
+    monkeypatch.setattr(handover_pages, "WAIT", 0)
+    script = handover_pages.script_of(made.handover, replace(made.rendered, command=command))
     (tmp_path / "bin").mkdir()
     for name, text in (("ray", RAY), ("python", PYTHON)):
         (tmp_path / "bin" / name).write_text(text)
@@ -256,7 +255,7 @@ def test_one_node_runs_what_ray_spreads_and_the_others_serve(root, tmp_path, mon
     around = {"PYTHON": str(tmp_path / "bin" / "python"), "PATH": "/usr/bin:/bin", "SEEN": str(tmp_path / "seen")}
     for rank in ("0", "1"):
         here = {**around, "NODE_RANK": rank, "MASTER_ADDR": "127.0.0.1"}
-        with listening(handover_jobs.RAY_PORT) if rank == "1" else nullcontext():
+        with listening(handover_pages.RAY_PORT) if rank == "1" else nullcontext():
             subprocess.run(["bash", tmp_path / "run.sh"], env=here, check=True, timeout=60)
     assert (tmp_path / "seen").read_text().splitlines() == [
         "ray start --num-gpus=8 --head --port=6379",
@@ -265,6 +264,19 @@ def test_one_node_runs_what_ray_spreads_and_the_others_serve(root, tmp_path, mon
         "ray stop",
         "ray start --num-gpus=8 --address=127.0.0.1:6379 --block",
     ]
+
+
+def test_exported_jobs_on_one_node_meet_at_ports_of_their_own(root):
+    """Two jobs of Slurm that share a node, by the lines that their scripts run before anything else."""
+    made = made_of(root)
+    script = made.files["slurm.sh"]
+    assert f"#SBATCH --mem={ceil(made.planned.node.memory.total / 2**20)}M" in script.splitlines()
+    (line,) = [line for line in script.splitlines() if line.startswith("export MASTER_PORT=")]
+    ports = [
+        subprocess.check_output(["bash", "-c", f'{line}; echo "$MASTER_PORT $RAY_PORT"'], env={"SLURM_JOB_ID": number})
+        for number in ("4711", "4712")
+    ]
+    assert [list(map(int, item.split())) for item in ports] == [[24711, 29711], [24712, 29712]]
 
 
 @contextmanager
@@ -317,7 +329,7 @@ def test_cores_and_spot_reach_the_jobs(root):
     (root / "charter.yaml").write_text(PROJECT.replace("num_nodes: 2}", "num_nodes: 2, use_spot: true}"))
     made = made_of(root)
     assert yaml.safe_load(made.files["resources.yaml"])["resources"]["use_spot"] is True
-    assert f"#SBATCH --cpus-per-task={8 * handover_jobs.CORES_PER_ACCELERATOR}" in made.files["slurm.sh"]
+    assert f"#SBATCH --cpus-per-task={8 * handover_pages.CORES_PER_ACCELERATOR}" in made.files["slurm.sh"]
 
 
 def test_seed_and_kept_checkpoints_are_those_of_the_project(root):

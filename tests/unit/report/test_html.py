@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from charter.report.data import chart_data, result_panels, thinned, timeline
-from charter.report.html import report_html
+from charter.report.html import chart_data, report_html, result_panels, thinned, timeline
 from charter.report.markup import esc, script_json
 from charter.report.overview import overview
 from charter.report.read import RunFiles, StageFiles, read_run
@@ -125,7 +124,7 @@ def test_a_budget_is_shown_as_a_bar(finished, parse):
     limited = RunFiles(project="p", plan=run.plan, stages=run.stages, accounted=run.accounted, budget_limit_usd=0.01)
     found = parse(report_html(limited, now=1.8e9))
     assert any("budget exceeded" in (attrs.get("class") or "") for _, attrs in found.elements)
-    assert "Budget $0.0100: spent $0.0275" in found.text
+    assert "Budget $0.01: spent $0.027" in found.text
 
 
 def test_long_pauses_are_cut_out_of_the_timeline_and_said(fixture_run, tmp_path):

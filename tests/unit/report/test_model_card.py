@@ -1,5 +1,5 @@
 from charter.artifacts.export import ScoreMeaning
-from charter.report.model_card import model_card
+from charter.report.export import model_card
 
 RECORD = {
     "stage": "sft",

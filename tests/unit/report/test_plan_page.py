@@ -14,9 +14,7 @@ from charter.plan.plan import Plan
 from charter.plan.risk import Assumption
 from charter.plan.stage_plan import StagePlan, money
 from charter.report.plan_cells import age_days, is_stale
-from charter.report.plan_page.chart_data import chart_data
-from charter.report.plan_page.drivers import drivers
-from charter.report.plan_page.front import front_points
+from charter.report.plan_page.front import chart_data, drivers, front_points
 from charter.report.plan_page.page import plan_html
 
 ATTACK = '</script><script>alert("1")</script><img src=x onerror=alert(2)>'

@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import date
 
 import pytest
+from planner_case import one
 from rich.console import Console
 
 from charter.plan.money import project_cost
@@ -12,10 +13,11 @@ from charter.plan.option import Rejected, TiedLayout
 from charter.plan.stage_plan import money
 from charter.report.compare_table import compare_table
 from charter.report.plan_cells import REPEATED, beside_the_machines, seconds_range, usd_range
-from charter.report.plan_explain import explain_stage
-from charter.report.plan_notes import alternatives, longest_pole
-from charter.report.plan_table import CHOSEN, plan_table
+from charter.report.plan_notes import alternatives, longest_pole, memory_lines
+from charter.report.plan_table import CHOSEN, explain_stage, plan_table
+from charter.spec.project import Resources
 from charter.spec.sections import Costs
+from charter.spec.stage import SftStage
 
 TODAY = date(2026, 11, 20)
 
@@ -34,6 +36,14 @@ def dated(plan, as_of):
         return replace(stage, option=replace(stage.option, price=price))
 
     return replace(plan, stages=tuple(map(change, plan.stages)))
+
+
+def test_nodes_with_less_memory_than_is_planned_are_named():
+    stage = SftStage(init="base", data=("chat",))
+    for gib, told in ((100, ["System memory of stage: "]), (4096, [])):
+        item = one(stage, Resources(infra="on_prem", accelerators=("H100:8",), price=2.0, memory=gib * 2**30))
+        assert [line[: len("System memory of stage: ")] for line in memory_lines(item)] == told
+        assert ("has 100.0 GiB" in shown(plan_table(item, today=TODAY))) == bool(told)
 
 
 @pytest.mark.parametrize("width", [70, 80, 100, 120, 140])
@@ -116,7 +126,7 @@ def test_ties_and_reasons_of_the_longest_stage_are_named(plan):
     )
     stages = tuple(changed if stage is pole else stage for stage in plan.stages)
     text = " ".join(shown(plan_table(replace(plan, stages=stages))).split())
-    assert "zero9 dp99 (+3 %)" in text
+    assert "zero9 dp99 (3 % longer)" in text
     assert f"Why not 1 x T4 on moon for {pole.name}? needs 96.2 GiB" in text
 
 
@@ -131,7 +141,7 @@ def test_stages_that_cost_nothing_and_unpriced_ones_differ(plan):
 def test_the_spread_and_what_it_comes_from_are_named(plan):
     text = " ".join(shown(plan_table(plan)).split())
     spread = plan.cost.spread
-    assert f"Spread of {spread.draws:,} draws" in text
+    assert f"over {spread.draws:,} draws it is" in text
     for driver in spread.drivers:
         assert f"{driver.cause} {100 * driver.share:.0f} %" in text
     assert "Spread" not in shown(plan_table(replace(plan, cost=None)))

@@ -5,7 +5,93 @@ import io
 import pytest
 from rich.console import Console
 
-from charter.report.results import figure_text, figures_table, interval_text, print_claims, print_summary, value_text
+from charter.report.html import report_html, result_panels
+from charter.report.read import RunFiles, StageFiles
+from charter.report.results import (
+    figure_text,
+    figures_table,
+    interval_text,
+    measured_curves,
+    print_claims,
+    print_summary,
+    value_text,
+)
+from charter.tracking.jsonl import MetricPoint
+
+
+def point(key, at, value):
+    return {
+        "key": key, "label": f"<b>{key}</b>", "value": value, "low": value - 0.1, "high": value + 0.1, "n": 40,
+        "unit": "share", "method": "Wilson score", "note": "", "headline": False, "at": at,
+    }  # fmt: skip
+
+
+FIGURES = [
+    point("pm_calibration.reward.bin.90", 0.93, 0.8),
+    point("pm_calibration.reward.bin.50", 0.52, 0.5),
+    point("pm_calibration.also.pm2.bin.70", 0.71, 0.7),
+    point("goodhart.step_4.quality", 3.0, 0.4),
+    point("goodhart.step_2.quality", 1.0, 0.6),
+    {**point("win_rate.policy", 0.0, 0.6), "at": None},
+]
+RUN = RunFiles(project="p", plan=None, stages={"e": StageFiles(name="e", results={"figures": FIGURES})})
+
+
+def test_points_are_put_together_by_curve_in_the_order_of_their_places():
+    found = {panel["title"]: panel for panel in measured_curves(RUN)}
+    assert set(found) == {"Reliability: reward", "Reliability: also.pm2", "Quality over training: goodhart"}
+    assert [item["x"] for item in found["Reliability: reward"]["points"]] == [0.52, 0.93]
+    assert [item["y"] for item in found["Quality over training: goodhart"]["points"]] == [0.6, 0.4]
+    assert found["Reliability: reward"]["diagonal"]
+    assert not found["Quality over training: goodhart"]["diagonal"]
+
+
+def test_points_are_no_rows_of_their_own():
+    assert [row["label"] for panel in result_panels(RUN) for row in panel["rows"]] == ["<b>win_rate.policy</b>"]
+
+
+def test_the_page_draws_every_curve_and_lets_no_label_through(parse):
+    page = parse(report_html(RUN, now=1.8e9))
+    places = [attrs for tag, attrs in page.elements if tag == "figure" and attrs["data-chart"] == "measured"]
+    assert [int(attrs["data-index"]) for attrs in places] == [0, 1, 2]
+    assert len(page.data["measured"]) == 3
+    assert "    measured(" in page.scripts[-1][1]
+    assert ("b", {}) not in page.elements
+
+
+def rollout(step, gold, *, alarm=0.0, **more):
+    values = {"reward_mean": 2.0 * step, "reward_right_mean": gold, "reward_right_deviation": 0.4} | more
+    values |= {"reward_right_not_applicable": 0.0, "reward_right_failed": 0.02, "reward_right_seconds": 0.5}
+    values |= {"reward_right_usd": 0.25, "overoptimised": alarm, "episodes": 64.0}
+    return MetricPoint(step=step, time=None, values=values)
+
+
+def trained(*points):
+    spec = {"gold": "right", "rewards": [{"name": "right", "weight": 0.0}, {"name": "<i>", "weight": 1.0}]}
+    stage = StageFiles(name="rl", job={"spec": spec}, metrics=points)
+    return RunFiles(project="p", plan=None, stages={"rl": stage})
+
+
+def test_reward_and_gold_are_curves_over_kl_or_rollouts():
+    by_rollout = measured_curves(trained(rollout(1, 0.5), rollout(2, 0.4)))
+    assert [(panel["title"], panel["x"]) for panel in by_rollout] == [
+        ("rl: reward", "rollout"),
+        ("rl: gold right", "rollout"),
+    ]
+    assert [(item["x"], item["y"]) for item in by_rollout[1]["points"]] == [(1, 0.5), (2, 0.4)]
+    by_kl = measured_curves(trained(rollout(1, 0.5, kl=3.0), rollout(2, 0.4, kl=1.0)))
+    assert [item["x"] for item in by_kl[0]["points"]] == [1.0, 3.0]
+
+
+def test_page_has_every_reward_with_its_money_and_the_alarm(parse):
+    run = trained(rollout(1, 0.5), rollout(7, 0.3, alarm=1.0))
+    page = parse(report_html(run, now=1.8e9))
+    words = " ".join(page.text.split())
+    assert "the reward rises while the gold, right, falls (seen at rollout 7)" in words
+    for cell in ("0.5", "0.3", "0.4", "2.0 %", "$0.25"):
+        assert cell in words
+    assert ("i", {}) not in page.elements
+    assert "Rewards" not in " ".join(parse(report_html(RUN, now=1.8e9)).text.split())
 
 
 def summary(path) -> str:

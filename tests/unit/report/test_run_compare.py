@@ -3,10 +3,16 @@ import json
 import pytest
 
 from charter.errors import UsageError
-from charter.report.run_compare.comparison import compare_runs, flat
-from charter.report.run_compare.noise import Measured, difference
+from charter.report.run_compare.comparison import (
+    Measured,
+    compare_runs,
+    difference,
+    flat,
+    has_run,
+    project_dir_of,
+    read_sides,
+)
 from charter.report.run_compare.page import comparison_html, curves
-from charter.report.run_compare.read import has_run, project_dir_of, read_sides
 
 
 def wilson(wins, count):

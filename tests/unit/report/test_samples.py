@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from charter.artifacts.sample_prompts import append_rollout_sample, append_samples
+from charter.artifacts.sample_prompts import SampleNote, append_note, append_rollout_sample, append_samples, read_notes
 from charter.report import samples as module
 from charter.report.samples import SampleFilter, SampleSource, find_samples, has_samples, side_by_side
 
@@ -67,6 +67,12 @@ def test_a_long_file_is_read_up_to_a_bound(sources, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MOST_BYTES", 3 * len(line))
     listed = find_samples(sources, SampleFilter(stage="label"), limit=10)
     assert (len(listed.samples), listed.is_complete) == (4, False), "up to the line that passes the bound"
+
+
+def test_a_remark_may_hold_any_separator_of_lines(tmp_path):
+    note = SampleNote(flagged=True, note="first\u2028second\x85third", by="ann")
+    append_note(tmp_path, "a", note)
+    assert read_notes(tmp_path) == {"a": note}
 
 
 def test_control_characters_are_replaced(sources, tmp_path):

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from charter.catalog import models
 from charter.errors import UsageError
 from charter.plan.make import make_plan
-from charter.report.what_if.question import MOST_CHARACTERS, WhatIfQuestion, command
-from charter.report.what_if.view import change_text, memory_by_role, plan_view
+from charter.report.what_if import MOST_CHARACTERS, WhatIfQuestion, change_text, command, memory_by_role, plan_view
 from charter.spec.project import Project
 
 

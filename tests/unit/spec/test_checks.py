@@ -12,7 +12,7 @@ from charter.spec.layout import Adapter
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Budget, DataSpec, ModelSpec, Place, Project, Resources, Serving, Storage, TokenizerSpec
 from charter.spec.quantity import divisors_near
-from charter.spec.rewards import Environment, Mismatch, Reward, Rubric
+from charter.spec.rewards import Environment, Mismatch, Reward, Rubric, check_turns
 from charter.spec.stage import (
     CritiqueStage,
     DpoStage,
@@ -617,8 +617,6 @@ def test_environment_names_its_files_and_the_suite_that_plays_it():
 
 def test_list_of_rewards_stands_instead_of_a_model():
     assert told(check_stage("s", LISTED)) == {}
-    refused = told(check_stage("s", replace(LISTED, engine="verl")))["pipeline.s.rewards"]
-    assert "does not start a list of rewards on the engine verl" in refused
     own = replace(RIGHT, name="own", call="rewards/sums.py:correct")
     tone = Reward(name="tone", kind="preference_model", model="pm")
     kind = Reward(name="kind", kind="judge", model="base")
@@ -626,3 +624,13 @@ def test_list_of_rewards_stands_instead_of_a_model():
     assert references(stage) == {"policy": ("base",), "reward": ("pm",), "judge": ("base",), "prompts": ("prompts",)}
     assert stage.sources == {"reward_sources": ("rewards/sums.py",)}
     assert "reward" not in references(LISTED)
+
+
+def test_a_reward_has_more_time_than_the_programs_it_runs():
+    def problems(**more):
+        return list(check_turns(None, [Reward(name="r", kind="function", call="charter:program", **more)], "p"))
+
+    assert problems() == problems(arguments={"seconds": 4}, timeout=5.0) == []
+    (problem,) = problems(timeout=5.0)
+    assert problem.path == "p.rewards[0].timeout"
+    assert "5 s are no more than the 8 s" in problem.message

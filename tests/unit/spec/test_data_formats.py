@@ -313,7 +313,7 @@ def test_without_pyarrow_the_command_that_installs_it_is_said(tmp_path, monkeypa
     for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingExtraError, match=r'rows\.parquet needs pyarrow: pip install "\.\[data\]"'):
+    with pytest.raises(MissingExtraError, match=r"rows\.parquet needs pyarrow: pip install .\.\[data\]"):
         read_prompts(path)
 
 

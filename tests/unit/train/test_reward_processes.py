@@ -14,7 +14,7 @@ from charter.data import reward_functions as functions
 from charter.data.dataset import Turn
 from charter.errors import StageError
 from charter.inference.limited import Failed
-from charter.spec.rewards import SHIPPED_REWARDS, Reward
+from charter.spec.rewards import PROGRAM, SHIPPED_REWARD, SHIPPED_REWARDS, Reward
 from charter.train.rewards.mixture import Answer, FunctionReward, RewardList, RewardProcess
 
 CODE = """
@@ -170,8 +170,35 @@ def test_function_that_is_not_pure_is_refused(listed):
         listed(reward("odd", "own.py:impure")).rate([ANSWER], name="a")
 
 
+@pytest.mark.parametrize(
+    ("answer", "truth", "equal"),
+    [
+        (r"so $x = \frac{1}{2}$", 0.5, 1.0),
+        (r"\boxed{x^2 + 2x + 1}", "(x+1)^2", 1.0),
+        (r"$\sqrt{8}$", r"2\sqrt{2}", 1.0),
+        ("it is 7", 8, 0.0),
+        ("I do not know.", 8, 0.0),
+        ("7", None, None),
+    ],
+)
+def test_mathematics_is_compared_by_its_meaning(answer, truth, equal):
+    pytest.importorskip("math_verify")
+    process = RewardProcess("charter:expression", {}, 60.0, 2**31)
+    assert process.ask({"answer": answer, "truth": truth}) == equal
+    process.close()
+
+
+def test_a_shipped_function_is_asked_once_an_answer(monkeypatch):
+    calls = []
+    monkeypatch.setattr(RewardProcess, "ask", lambda self, offered: calls.append(offered) or 1.0)
+    with ExitStack() as stack:
+        score = FunctionReward.open(reward("r", "charter:exact"), None, stack)
+        assert score([ANSWER, ANSWER]) == [1.0, 1.0]
+    assert len(calls) == 2
+
+
 def test_every_shipped_function_is_offered_by_its_name():
-    assert set(functions.SHIPPED) == set(SHIPPED_REWARDS)
+    assert {*functions.SHIPPED, PROGRAM.removeprefix(SHIPPED_REWARD)} == set(SHIPPED_REWARDS)
     for name, function in functions.SHIPPED.items():
         assert function.__name__ == name
         assert function.__doc__

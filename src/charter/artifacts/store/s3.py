@@ -15,9 +15,8 @@ from charter.artifacts import faults
 from charter.artifacts.file_facts import FileFact, check_chunks
 from charter.artifacts.safe_path import wrong_name
 from charter.artifacts.store.place import BUCKET, NO_TAGS, READ_BYTES, PlaceError, StoredObject, Tags
-from charter.errors import DataError, MissingExtraError, UsageError
+from charter.errors import DataError, MissingExtraError, UsageError, how_to_install
 
-PIP_COMMAND = 'pip install ".[store]"'
 CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 10, 60, 3
 """A store that is down must be noticed within a minute; what fails then is tried again later by whoever asked."""
 
@@ -27,7 +26,7 @@ def file_system() -> Any:
     try:
         import s3fs
     except ModuleNotFoundError as error:
-        raise MissingExtraError(f"keeping copies in a bucket needs {error.name}: {PIP_COMMAND}") from None
+        raise MissingExtraError(f"keeping copies in a bucket needs {error.name}: {how_to_install('store')}") from None
     config = {
         "s3": {"addressing_style": "path"},
         "request_checksum_calculation": "when_required",

@@ -15,13 +15,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from charter import __version__
-from charter.dashboard.links import API
-from charter.dashboard.pages.samples import listed_for
+from charter.dashboard.pages.data import listed_for
+from charter.dashboard.pages.home import ProjectRow, TableQuery, home_view
 from charter.dashboard.reading import ProjectReader
+from charter.dashboard.render import API
 from charter.dashboard.site import ProjectSite
-from charter.dashboard.view.event_lines import event_lines
-from charter.dashboard.view.files_view import stage_files
-from charter.dashboard.view.home_view import ProjectRow, TableQuery, home_view
+from charter.dashboard.view.run_parts import event_lines, stage_files
 from charter.dashboard.view.run_view import StageRow, run_view
 from charter.errors import CharterError
 from charter.run.events import EVENTS_FILE, actions_of

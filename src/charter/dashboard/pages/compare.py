@@ -12,8 +12,7 @@ from charter.dashboard.page import Context, Page, PageValues, Params
 from charter.dashboard.pages.pieces import Piece, PieceJob, answer_piece, piece
 from charter.dashboard.reading import ProjectReader
 from charter.dashboard.site import ProjectSite
-from charter.dashboard.snapshot import Snapshot
-from charter.dashboard.stamped import stamp_of
+from charter.dashboard.snapshot import Snapshot, stamp_of
 
 MOST = 6
 """Runs side by side: more do not fit on a page."""

@@ -1,6 +1,7 @@
-"""Data sets, records of stages and the constitution: what is in them, how labels fell, which principles were used."""
+"""Data sets and the constitution, single records with where each came from, samples of what the models said."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,38 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from charter.dashboard.page import Context, Page, PageValues
+from charter.artifacts.sample_prompts import SAMPLE_PROMPTS
+from charter.dashboard.page import Context, NoSuchPageError, Page, PageValues, Params
 from charter.dashboard.pages.pieces import Piece, PieceJob, answer_piece, piece
 from charter.dashboard.reading import ProjectReader
 from charter.dashboard.site import ProjectSite
-from charter.dashboard.stamped import stamp_of
+from charter.dashboard.snapshot import Snapshot, stamp_of
 from charter.data.formats import find_files
 from charter.engines.project import load_project
 from charter.errors import CharterError
 from charter.feedback.constitution import load_constitution
-from charter.report.data_page.principles import ConstitutionView, constitution_view, uses_of_counts, uses_of_summary
-from charter.report.data_page.sources import DataSource, data_sources
+from charter.report.data_page.records import (
+    ConstitutionView,
+    DataSource,
+    RecordView,
+    constitution_view,
+    data_sources,
+    last_page,
+    record_page,
+    record_view,
+    uses_of_counts,
+    uses_of_summary,
+)
+from charter.report.samples import (
+    ORDERS,
+    Order,
+    SampleFilter,
+    SampleList,
+    SampleSource,
+    find_samples,
+    has_samples,
+    side_by_side,
+)
 from charter.spec.project import Project
 
 SUMMARY = Path("outputs") / "summary.json"
@@ -44,7 +66,7 @@ class DataPage:
     constitution_path: str
 
 
-def build(context: Context) -> PageValues:
+def build_data(context: Context) -> PageValues:
     """The page of a project's data."""
     assert context.reader is not None
     project = _project(context.project.root)
@@ -135,5 +157,210 @@ async def data_piece(request: Request) -> Response:
     return await answer_piece(request, question_of(source))
 
 
-PAGE = Page(name="data", path="/p/{project}/data", template="data.html", build=build, label="Data")
-ROUTES = (Route("/p/{project}/data/{source}", data_piece, methods=["GET"]),)
+DATA = Page(name="data", path="/p/{project}/data", template="data.html", build=build_data, label="Data")
+DATA_ROUTES = (Route("/p/{project}/data/{source}", data_piece, methods=["GET"]),)
+
+
+FIND_SECONDS = 60.0
+LONGEST_ID = 400
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordsPage:
+    """The page."""
+
+    source: DataSource
+    aside: bool
+    """Whether it shows what was set aside."""
+    records: tuple[RecordView, ...]
+    at: int
+    before: int | None
+    after: int | None
+    last: int
+    size_bytes: int
+    through: float
+    """How far through the file the page begins, from 0 to 1."""
+    wanted: str
+    problem: str
+
+
+def build_records(context: Context) -> PageValues:
+    """The records from the byte that `at` names, or the one with the id that is asked for."""
+    assert context.reader is not None
+    key = context.params["source"]
+    source = next((item for item in sources_of(context.reader) if item.key == key), None)
+    if source is None:
+        raise NoSuchPageError(f"{context.project.name} has no data called {key!r}; the data page lists what there is")
+    if not source.can_be_browsed:
+        raise NoSuchPageError(
+            f"{source.name} cannot be shown record by record: {source.problem or 'only JSONL files can'}\n"
+            f"  charter data convert {source.path} {source.name}.jsonl"
+        )
+    aside = context.asked("aside") != "" and source.aside is not None
+    path = source.aside if aside and source.aside else source.path
+    wanted = context.asked("id").strip()[:LONGEST_ID]
+    offset, problem = _found(context, path, wanted) if wanted else (_number(context.asked("at")), "")
+    page = record_page(path, offset, 1 if wanted and not problem else 20)
+    model = RecordsPage(
+        source=source,
+        aside=aside,
+        records=tuple(map(record_view, page.records)),
+        at=page.records[0].offset if page.records else 0,
+        before=page.before,
+        after=page.after,
+        last=last_page(path),
+        size_bytes=page.size_bytes,
+        through=(page.records[0].offset if page.records else 0) / max(1, page.size_bytes),
+        wanted=wanted,
+        problem=problem,
+    )
+    return PageValues(
+        title=f"Records of {source.name}, {context.project.name}", model=model, status=404 if problem else 200
+    )
+
+
+def _found(context: Context, path: Path, wanted: str) -> tuple[int, str]:
+    """Return the position of the record with an id; or the first page, and the reason."""
+    arguments = {"path": str(path), "id": wanted}
+    answer = context.site.work.wait("find", arguments, stamp_of(path), seconds=FIND_SECONDS)
+    if "error" in answer:
+        return 0, str(answer["error"])
+    offset = answer["found"]["offset"]
+    if offset is None:
+        return 0, f"No record has the id {wanted!r}; an id is looked for whole, and as it is written."
+    return int(offset), ""
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) < 19 else 0
+
+
+def record_pages(project: Snapshot) -> Iterable[Params]:
+    """The first page of the records of every stage; data sets of the file are the reader's own, and stay here."""
+    return [
+        {"source": f"stage.{stage.name}"}
+        for stage in project.stages
+        if stage.directory and (stage.directory / "outputs" / "records.jsonl").is_file()
+    ]
+
+
+RECORDS = Page(
+    name="records",
+    path="/p/{project}/records/{source}",
+    template="records.html",
+    build=build_records,
+    each=record_pages,
+)
+
+
+SHOWN = 20
+MOST_SHOWN = 200
+LONGEST_TEXT = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplesView:
+    """The page."""
+
+    wanted: SampleFilter
+    list: SampleList
+    stages: tuple[str, ...]
+    """With samples, in the order of the pipeline."""
+    shown: int
+    more: int | None
+    """How many the next page shows; None where there are no more."""
+    sides: bool
+    """Whether the answers of all stages to a prompt stand side by side."""
+    has_steps: bool
+    """Whether a model in training has answered."""
+    others: tuple[tuple[str, str, bool], ...]
+    """Key and name of each other run that may stand beside this one, and whether it does."""
+
+    def query(self, **changes: str) -> dict[str, str]:
+        """Return the parameters of this page's address, changed; what is empty is left out."""
+        wanted = self.wanted
+        params = {"text": wanted.text, "stage": wanted.stage, "principle": wanted.principle, "order": wanted.order}
+        params |= {"disagreeing": "1" if wanted.disagreeing else "", "flagged": "1" if wanted.flagged else ""}
+        limits = {"least": wanted.at_least, "most": wanted.at_most}
+        params |= {"reward": wanted.reward, **{name: "" if end is None else f"{end:g}" for name, end in limits.items()}}
+        params |= {"view": "sides" if self.sides else "", "with": next((key for key, _, on in self.others if on), "")}
+        return {name: value for name, value in (params | changes).items() if value}
+
+
+def sample_sources(snapshot: Snapshot) -> list[SampleSource]:
+    """Return the stages of a run that have written something to read."""
+    sources = [
+        SampleSource(stage=stage.name, kind=stage.kind, directory=stage.directory)
+        for stage in snapshot.stages
+        if stage.directory is not None
+    ]
+    return [source for source in sources if has_samples(source)]
+
+
+def wanted_of(asked: Callable[[str], str]) -> SampleFilter:
+    """Return what the parameters of an address ask for."""
+    order = asked("order")
+    orders: dict[str, Order] = {name: name for name in ORDERS}
+    return SampleFilter(
+        stage=asked("stage")[:LONGEST_TEXT],
+        text=asked("text").strip()[:LONGEST_TEXT],
+        principle=asked("principle")[:LONGEST_TEXT],
+        disagreeing=asked("disagreeing") != "",
+        order=orders.get(order, ""),
+        flagged=asked("flagged") != "",
+        reward=asked("reward")[:LONGEST_TEXT],
+        at_least=_limit(asked("least")),
+        at_most=_limit(asked("most")),
+    )
+
+
+def _limit(text: str) -> float | None:
+    try:
+        value = float(text[:LONGEST_TEXT])
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def listed_for(
+    site: ProjectSite, snapshot: Snapshot, asked: Callable[[str], str], *, limit: int
+) -> tuple[SampleList, list[SampleSource]]:
+    """Return the samples that an address asks for, of a run or of two, and the sources of the run."""
+    sources, wanted = sample_sources(snapshot), wanted_of(asked)
+    if asked("view") != "sides":
+        return find_samples(sources, wanted, limit=limit), sources
+    lists = [(snapshot.label, sources)]
+    other = site.reader(asked("with")) if asked("with") else None
+    if other is not None and other.found.key != snapshot.key:
+        lists.append((other.snapshot().label, sample_sources(other.snapshot())))
+    return side_by_side(lists, wanted, limit=limit), sources
+
+
+def build_samples(context: Context) -> PageValues:
+    """The samples that the form asks for."""
+    snapshot = context.project
+    number = context.asked("shown")
+    shown = min(MOST_SHOWN, max(1, int(number))) if number.isdecimal() and len(number) < 5 else SHOWN
+    samples, sources = listed_for(context.site, snapshot, context.asked, limit=shown)
+    has_more = not samples.is_complete and len(samples.samples) == shown and shown < MOST_SHOWN
+    with_key = context.asked("with")
+    model = SamplesView(
+        wanted=wanted_of(context.asked),
+        list=samples,
+        stages=tuple(source.stage for source in sources),
+        shown=shown,
+        more=min(MOST_SHOWN, 2 * shown) if has_more else None,
+        sides=context.asked("view") == "sides",
+        has_steps=any((source.directory / SAMPLE_PROMPTS).exists() for source in sources),
+        others=tuple(
+            (reader.found.key, reader.found.label, reader.found.key == with_key)
+            for reader in context.site.readers()
+            if reader.found.key != snapshot.key
+        ),
+    )
+    return PageValues(title=f"Samples, {snapshot.name}", model=model)
+
+
+SAMPLES = Page(
+    name="samples", path="/p/{project}/samples", template="samples.html", build=build_samples, label="Samples"
+)

@@ -1,4 +1,4 @@
-"""The plan of a project, and what it would be with a change: computed in a process of its own, nothing is written."""
+"""The plan of a project, what it would be with a change, and how far it was off. Computed aside; nothing is written."""
 
 import time
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from starlette.routing import Route
 
 from charter.catalog.price_book import PriceBook
 from charter.dashboard.page import Context, Page, PageValues
+from charter.dashboard.pages.pieces import Piece, PieceJob, answer_piece, hear, piece
 from charter.dashboard.render import environment
 from charter.dashboard.site import ProjectSite
-from charter.dashboard.stamped import stamp_of
-from charter.dashboard.work.asking import hear
+from charter.dashboard.snapshot import Snapshot, stamp_of
 from charter.engines.project import load_project
 from charter.errors import CharterError, UsageError
 from charter.report.amounts import planned
-from charter.report.what_if.question import WhatIfQuestion
+from charter.report.what_if import WhatIfQuestion
 from charter.spec.project import Project
 from charter.units import format_bytes, format_seconds, format_usd
 
@@ -118,7 +118,7 @@ PLAN_SECONDS = 300.0
 FRAGMENT = "plan_result.html"
 
 
-def build(context: Context) -> PageValues:
+def build_plan(context: Context) -> PageValues:
     """The page: with its result where that is known, else it asks for it."""
     root = context.project.root
     page = _page(root, dict(context.query), context)
@@ -200,5 +200,49 @@ def _fragment(*, result: Mapping[str, Any] | None = None, error: str = "") -> st
     return template.render(result=result, error=error, state="error" if error else "ready")
 
 
-PAGE = Page(name="plan", path="/p/{project}/plan", template="plan.html", build=build, label="Plan")
-ROUTES = (Route("/p/{project}/plan/what-if", what_if, methods=["POST"]),)
+PLAN = Page(name="plan", path="/p/{project}/plan", template="plan.html", build=build_plan, label="Plan")
+PLAN_ROUTES = (Route("/p/{project}/plan/what-if", what_if, methods=["POST"]),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyPage:
+    """The page."""
+
+    piece: Piece
+    ran: bool
+
+
+def build_accuracy(context: Context) -> PageValues:
+    """The page of a project."""
+    project = context.project
+    tables = piece(context, question_of(project), f"/p/{project.key}/accuracy/piece")
+    model = AccuracyPage(piece=tables, ran=project.ledger.attempts > 0)
+    return PageValues(title=f"Estimate and actual, {project.name}", model=model, charts=tables.charts)
+
+
+def question_of(project: Snapshot) -> PieceJob:
+    """Return the job that fills the page, with a state that changes when a stage ends, not with every step."""
+    done = tuple((stage.name, stage.state) for stage in project.stages)
+    return PieceJob(
+        job="accuracy",
+        arguments={"root": str(project.root)},
+        state=(done, project.ledger.attempts),
+        template="accuracy_piece.html",
+        more={"root": project.label},
+        charts=lambda found: {"ratios": found["charts"]} if "charts" in found else {},
+    )
+
+
+async def accuracy_piece(request: Request) -> Response:
+    """`GET /p/{project}/accuracy/piece`: the tables as a piece of the page."""
+    site: ProjectSite = request.app.state.site
+    reader = site.reader(request.path_params["project"])
+    if reader is None:
+        return JSONResponse({"state": "error", "html": "<p>There is no such project any more.</p>"}, 404)
+    return await answer_piece(request, question_of(reader.snapshot()))
+
+
+ACCURACY = Page(
+    name="accuracy", path="/p/{project}/accuracy", template="accuracy.html", build=build_accuracy, label="Accuracy"
+)
+ACCURACY_ROUTES = (Route("/p/{project}/accuracy/piece", accuracy_piece, methods=["GET"]),)

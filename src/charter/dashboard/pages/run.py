@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from charter.dashboard.page import Context, Page, PageValues
 from charter.dashboard.snapshot import Snapshot
-from charter.dashboard.view.event_lines import EventLine, event_lines
-from charter.dashboard.view.files_view import OutputFile, StageOutputs, stage_files
+from charter.dashboard.view.run_parts import EventLine, OutputFile, StageOutputs, event_lines, stage_files
 from charter.dashboard.view.run_view import run_view
 from charter.evaluate.outcome import EvaluationOutcome, outcome_of, read_results
 from charter.run.events import EVENTS_FILE, actions_of

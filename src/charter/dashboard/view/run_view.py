@@ -7,8 +7,7 @@ from typing import Any
 
 from charter.artifacts.stage_state import Phase
 from charter.dashboard.snapshot import Snapshot, StageNow, State, tone_of
-from charter.dashboard.view.eta import Eta, eta_of, planned_interval
-from charter.dashboard.view.event_lines import EventLine, event_lines
+from charter.dashboard.view.run_parts import Eta, EventLine, eta_of, event_lines, planned_interval
 from charter.evaluate.outcome import EvaluationOutcome
 from charter.ledger import Accounted
 from charter.ledger.account import wall_milliseconds

@@ -27,8 +27,7 @@ def plan(asked: Json, tell: Tell) -> Json:
     """A project's plan under a what-if, beside the plan as it is."""
     from charter.engines.project import load_project
     from charter.plan.project_plan import plan_project
-    from charter.report.what_if.question import WhatIfQuestion, command
-    from charter.report.what_if.view import plan_view
+    from charter.report.what_if import WhatIfQuestion, command, plan_view
 
     root, today = Path(asked["root"]), datetime.now(tz=UTC).date()
     project, base = _as_it_is(root, json.dumps(asked["state"]), today)
@@ -66,7 +65,7 @@ def count(asked: Json, tell: Tell) -> Json:
 
 def find(asked: Json, tell: Tell) -> Json:
     """Return the position of the record with an id in a JSONL file."""
-    from charter.report.data_page.browsing import find_id
+    from charter.report.data_page.records import find_id
 
     position = find_id(Path(asked["path"]), asked["id"])
     return {"offset": position}
@@ -74,10 +73,8 @@ def find(asked: Json, tell: Tell) -> Json:
 
 def compare(asked: Json, tell: Tell) -> Json:
     """Runs side by side."""
-    from charter.report.run_compare.chart_data import chart_data
-    from charter.report.run_compare.comparison import compare_runs
-    from charter.report.run_compare.page_rows import page_rows
-    from charter.report.run_compare.read import read_sides
+    from charter.report.run_compare.comparison import compare_runs, read_sides
+    from charter.report.run_compare.page import chart_data, page_rows
 
     sides = read_sides([Path(root) for root in asked["roots"]], asked["labels"])
     comparison = compare_runs(sides)
@@ -87,8 +84,7 @@ def compare(asked: Json, tell: Tell) -> Json:
 def accuracy(asked: Json, tell: Tell) -> Json:
     """Estimate against actual, and the paces that plans use and that this run shows."""
     from charter.errors import UsageError
-    from charter.report.accuracy_rows import accuracy_rows, read_accuracy
-    from charter.report.estimate_actual import accuracy_chart
+    from charter.report.estimate_actual import accuracy_chart, accuracy_rows, read_accuracy
 
     try:
         accuracy_tables = read_accuracy(Path(asked["root"]))

@@ -10,14 +10,19 @@ others; and since then in the code of the versions that Charter renders files fo
 keep clear of. What an engine can do only with extra packages or forks is left out.
 """
 
-from collections.abc import Iterator, Sequence
+import ast
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from charter.physics.precision import TrainingPrecision
 from charter.spec.execution import ExecutableLayout
 from charter.spec.layout import Recompute, ZeroStage
-from charter.spec.stage_base import Stage, StageResources
+from charter.spec.ppo_stage import PpoStage
+from charter.spec.rewards import PROGRAM, SHIPPED_REWARD, Reward
+from charter.spec.stage_base import NATIVE, Stage, StageResources
 
 if TYPE_CHECKING:
     from charter.physics.runs import RlStack
@@ -28,6 +33,35 @@ EVERY_KIND = ("pretrain", "sft", "judge", "preference_model", "dpo", "ppo")
 """Of a library of parallelism, around which any loop can be written."""
 NVIDIA, AMD, GOOGLE = "NVIDIA", "AMD", "Google"
 """Makers of accelerators as the catalog spells them."""
+
+
+ALWAYS = frozenset({"answer", "prompt", "turns", "truth", "row"})
+"""Values that a reward function may ask for in every engine that calls a list; others are those that it knows."""
+OVERLONG = f"{SHIPPED_REWARD}overlong"
+NO_OTHER_GROUPS = "its file holds the prompts of every rollout in Charter's order, and none to replace a group by"
+UNWATCHED = "no engine but Charter's own compares the rewards with the gold while it trains"
+ADDED_UP = "it adds rewards up before it compares them"
+INSTEAD_OF_REWARDS: Mapping[str, str] = MappingProxyType(
+    {"rewards": "engine: native, or other rewards", "environment": "engine: native, which plays the turns"}
+)
+"""What works where an engine does not take a field of a stage's rewards; of other fields the value that it takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardCalls:
+    """Abilities of an engine of another project that calls a list of rewards (`reward_file` writes it)."""
+
+    values: frozenset[str] = frozenset()
+    """What it tells a function beside `ALWAYS`: `tokens` where it says how long an answer is."""
+    no_values: str
+    """The reason why it tells no more."""
+    penalty: bool = False
+    """It has DAPO's penalty of its own, near max_new_tokens."""
+    model: bool = False
+    """It adds the score of a preference model to the functions'."""
+    mixtures: tuple[str, ...] = ("sum_then_normalise",)
+    no_tools: str
+    """The reason why tools and environments of the stage are not handed over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +122,8 @@ class Capabilities:
     untried: tuple[str, ...] = ()
     """Those of `makers` on which nobody here has seen it run, which a plan says."""
 
+    rewards: RewardCalls | None = None
+    """How it calls a list of rewards; None where it calls none, and for the native engine, which takes every list."""
     fp8_kinds: tuple[str, ...] = ()
     """Kinds of stage that it trains with matrix products in 8 bits."""
     without_fp8: str = ""
@@ -220,3 +256,100 @@ def one_of(values: Sequence[object]) -> str:
     """
     *most, last = map(str, values)
     return f"{', '.join(most)} or {last}" if most else last
+
+
+# -------- The list of rewards of a stage in an engine of another project: what it cannot call, and why.
+
+
+def refused_rewards(
+    stage: Stage, engine: Capabilities, *, sources: Mapping[str, str] | None = None
+) -> Iterator[tuple[str, str]]:
+    """Yield each field of a stage's rewards that an engine beside the native one cannot do, with the reason.
+
+    `sources` are the texts of the user's own functions; without them, what those ask for is not looked at.
+    """
+    if not isinstance(stage, PpoStage) or engine.name == NATIVE:
+        return
+    calls = engine.rewards
+    if stage.equal_groups != "keep":
+        yield "equal_groups", NO_OTHER_GROUPS
+    if stage.environment is not None:
+        yield "environment", f"{engine.name} takes no tools and no environment" if calls is None else calls.no_tools
+    if not stage.rewards:
+        return
+    if calls is None:
+        yield "rewards", f"{engine.name} calls no list of rewards"
+        return
+    penalty = own_penalty(stage, calls)
+    reasons = [reason for item in stage.rewards if (reason := _not_called(item, calls, penalty, sources))]
+    if not reasons and all(item is penalty or item.kind != "function" for item in stage.rewards):
+        reasons = ["no reward of the list is a function; name the one model as `reward`"]
+    if reasons:
+        yield "rewards", "; ".join(reasons)
+    if stage.mixture not in calls.mixtures:
+        yield "mixture", ADDED_UP
+    if stage.on_overoptimisation != "warn":
+        yield "on_overoptimisation", UNWATCHED
+
+
+def own_penalty(stage: PpoStage, calls: RewardCalls) -> Reward | None:
+    """Return the penalty of long answers that the engine computes itself, by the same formula.
+
+    The engines count back from their longest answer, so `longest` has to be max_new_tokens.
+    """
+    if "tokens" in calls.values or not calls.penalty:
+        return None
+    penalties = [item for item in stage.rewards if item.call == OVERLONG and item.weight > 0]
+    exact = [item for item in penalties if (item.arguments or {}).get("longest") == stage.max_new_tokens]
+    return exact[0] if len(penalties) == len(exact) == 1 else None
+
+
+def _not_called(reward: Reward, calls: RewardCalls, penalty: Reward | None, sources: Mapping[str, str] | None) -> str:
+    """Return why a reward of a list cannot be had of an engine; empty where it can."""
+    if reward.kind == "judge":
+        return f"{reward.name}: a judge is asked, stored and paid for by Charter's own engine alone"
+    if reward.kind == "env":
+        return f"{reward.name}: {calls.no_tools}"
+    if reward.kind == "preference_model":
+        return "" if calls.model else f"{reward.name}: it scores by a model or by functions, not by both"
+    if reward is penalty or not (wanted := _not_offered(reward, calls, sources)):
+        return ""
+    return f"{reward.name}: {wanted}"
+
+
+def _not_offered(reward: Reward, calls: RewardCalls, sources: Mapping[str, str] | None) -> str:
+    """Return what a function asks for that the engine does not know; empty where there is nothing."""
+    if reward.call == PROGRAM:
+        return "programs of a model run in a sandbox, which Charter's own engine alone starts"
+    values = ALWAYS | calls.values | set(reward.arguments or {})
+    if reward.source is None:
+        # Plans read this table for every stage; those without a list need none of the functions.
+        from charter.data import reward_functions
+
+        function = reward_functions.SHIPPED[str(reward.call).rpartition(":")[2]]
+        parameters = inspect.signature(function).parameters.values()
+        missing = [item.name for item in parameters if item.default is item.empty and item.name not in values]
+        if missing and reward.call == OVERLONG:
+            return f"longest is not max_new_tokens, and {calls.no_values}"
+    elif sources is None:
+        return ""
+    else:
+        try:
+            missing = [name for name in _asked_names(reward, sources[reward.source]) if name not in values]
+        except (SyntaxError, KeyError) as error:
+            return f"{reward.call} cannot be read ({error})"
+    return f"it asks for {', '.join(missing)}, and {calls.no_values}" if missing else ""
+
+
+def _asked_names(reward: Reward, source: str) -> list[str]:
+    """Return the parameters without a default of a function of the user's own, by its source alone."""
+    name = str(reward.call).rpartition(":")[2]
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            given = node.args
+            plain = [item.arg for item in (*given.posonlyargs, *given.args)]
+            named = [
+                item.arg for item, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None
+            ]
+            return [*plain[: len(plain) - len(given.defaults)], *named]
+    raise KeyError(f"it defines no function {name}")

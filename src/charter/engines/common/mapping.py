@@ -56,7 +56,6 @@ NATIVE_REWARDS: Mapping[str, tuple[object, ...]] = {
     "loss_horizon": (None,),
     "ratio": ("token",),
     "surrogate": ("clip",),
-    "equal_groups": ("keep",),
     "mismatch": (None,),
     "asynchrony": (None,),
     "max_age": (None,),
@@ -70,15 +69,11 @@ KNOWN_ELSEWHERE: Mapping[str, tuple[object, ...]] = {
 }
 """Values of further options that renderers of other engines have a rule for."""
 NATIVE_ONLY = "the rule of this value is rendered for the native engine alone"
-REASONS = {
-    "equal_groups": "its file holds the prompts of every rollout in Charter's order, and none to replace a group by",
-}
-"""Reasons that are known better than `NATIVE_ONLY`."""
 REASONS_OF_VALUES: Mapping[object, str] = {
     "online_dpo": "its losses weigh answers by advantages, and none compares two answers that were just drawn",
     "kto": "its DPO compares the two answers of a pair, and it has no loss of each answer by itself",
 }
-"""The same of single values."""
+"""Reasons of single values that are known better than `NATIVE_ONLY`."""
 
 
 class FieldMapper:
@@ -138,7 +133,7 @@ class FieldMapper:
         `further` are options that the renderer maps itself, with the values beside the usual ones that it has a rule
         for; none named: all of them. `ahead` is why its generator never works ahead of training.
         """
-        reasons = {**REASONS, **({"asynchrony": ahead, "max_age": ahead} if ahead else {})}
+        reasons = {"asynchrony": ahead, "max_age": ahead} if ahead else {}
         for name, only in NATIVE_REWARDS.items():
             if name not in further:
                 self.same(f"{STAGE}.{name}", only, reasons.get(name, NATIVE_ONLY))

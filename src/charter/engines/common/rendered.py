@@ -60,9 +60,9 @@ def ray_script(handover: Handover) -> str:
 set -euo pipefail
 python=$1
 if [ "$NODE_RANK" -ne 0 ]; then
-    exec "$python" -m ray.scripts.scripts start --address="$MASTER_ADDR:{RAY_PORT}" {gpus} --block
+    exec "$python" -m ray.scripts.scripts start --address="$MASTER_ADDR:${{RAY_PORT:-{RAY_PORT}}}" {gpus} --block
 fi
-"$python" -m ray.scripts.scripts start --head --port={RAY_PORT} {gpus}
+"$python" -m ray.scripts.scripts start --head --port="${{RAY_PORT:-{RAY_PORT}}}" {gpus}
 trap '"$python" -m ray.scripts.scripts stop' EXIT
 "$python" - <<'WAIT'
 import time

@@ -1,6 +1,15 @@
 """Layouts of TRL, Accelerate and DeepSpeed: DDP, FSDP2 and ZeRO, context parallelism by Accelerate's guide."""
 
-from charter.engines.common.capabilities import ALL_ZERO, AMD, GRADIENTS, NONE, NVIDIA, PARAMETERS, Capabilities
+from charter.engines.common.capabilities import (
+    ALL_ZERO,
+    AMD,
+    GRADIENTS,
+    NONE,
+    NVIDIA,
+    PARAMETERS,
+    Capabilities,
+    RewardCalls,
+)
 from charter.physics.precision import FSDP_MIXED, ZERO_PAPER
 
 _WITHOUT_FP8 = "linear layers of torchao or TransformerEngine under Accelerate are not mapped; none of it was checked"
@@ -55,6 +64,13 @@ TRL = Capabilities(
     vllm_everywhere=True,
     makers=(NVIDIA, AMD),
     untried=(AMD,),
+    rewards=RewardCalls(
+        values=frozenset({"tokens"}),
+        no_values="TRL tells a reward function the completion, its tokens and its row",
+        model=True,
+        mixtures=("sum_then_normalise", "normalise_then_sum"),
+        no_tools="TRL's scripts take no tools and no environment; GRPOTrainer does, from a script of your own",
+    ),
     without_fp8=_WITHOUT_FP8,
 )
 CAPABILITIES = {item.name: item for item in (TRL, ACCELERATE, DEEPSPEED)}

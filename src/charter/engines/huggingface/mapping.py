@@ -14,8 +14,8 @@ from charter.engines.common.adapter import ROW
 from charter.engines.common.formulas import NO_LOWER, name_formulas
 from charter.engines.common.rendered import RenderedRun, Resume
 from charter.engines.common.request import Handover
-from charter.engines.common.reward_file import UNLIMITED, ExportedRewards, Offered, map_rewards
-from charter.engines.huggingface.capabilities import CAPABILITIES
+from charter.engines.common.reward_file import UNLIMITED, ExportedRewards, map_rewards
+from charter.engines.huggingface.capabilities import CAPABILITIES, TRL
 from charter.engines.huggingface.settings import (
     ACCELERATE_FILE,
     DEEPSPEED_FILE,
@@ -50,14 +50,6 @@ def _column(name):
 
 globals().update({{f"reward_{{number}}": _column(name) for number, name in enumerate(REWARDS)}})
 '''
-OFFERED = Offered(
-    values=frozenset({"tokens"}),
-    no_values="TRL tells a reward function the completion, its tokens and its row",
-    model=True,
-    mixtures=("sum_then_normalise", "normalise_then_sum"),
-    caller=CALLER,
-    no_tools="TRL's scripts take no tools and no environment; GRPOTrainer does, from a script of your own",
-)
 FURTHER: Mapping[str, tuple[object, ...]] = {
     "ratio": ("sequence",),
     "surrogate": ("cispo",),
@@ -72,7 +64,7 @@ MIXTURES = {"sum_then_normalise": "sum_then_normalize", "normalise_then_sum": "n
 def map_reinforcement(configuration: Configuration, stage: PpoStage) -> None:
     """A policy that is sampled and updated in turn; refuses estimators with a value model."""
     mapper = configuration.mapper
-    rewards = map_rewards(mapper, stage, OFFERED)
+    rewards = map_rewards(mapper, stage, TRL, CALLER)
     if stage.estimator == "online_dpo":
         reason = (
             "OnlineDPOTrainer of TRL 1.16.0, which is experimental and has no script, also learns from pairs of equal "

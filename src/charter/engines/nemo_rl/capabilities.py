@@ -1,6 +1,6 @@
 """Layouts of NeMo RL on its DTensor backend: FSDP2, tensor, sequence and context parallelism."""
 
-from charter.engines.common.capabilities import PARAMETERS, Capabilities, RlEngine
+from charter.engines.common.capabilities import PARAMETERS, Capabilities, RewardCalls, RlEngine
 from charter.physics.precision import FSDP_MIXED
 
 VERSION = "0.6.0"
@@ -20,6 +20,11 @@ CAPABILITIES = Capabilities(
     offload_parameters=(PARAMETERS,),
     packs=True,
     kinds=("sft", "preference_model", "dpo", "ppo"),
+    rewards=RewardCalls(
+        no_values="NeMo RL tells an environment the text of an answer and its row",
+        penalty=True,
+        no_tools="its tools are environments of its own, whose replies it tokenises by the chat template",
+    ),
     without_fp8="fp8_cfg belongs to its Megatron backend; the DTensor backend, which is rendered, has none",
 )
 PLACEMENTS = RlEngine(

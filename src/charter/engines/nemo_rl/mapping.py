@@ -11,8 +11,8 @@ from charter.engines.common.formulas import name_formulas
 from charter.engines.common.mapping import NATIVE_ONLY, REASONS_OF_VALUES, FieldMapper, Sheet
 from charter.engines.common.rendered import RAY_SCRIPT, RenderedRun, Resume, ray_script
 from charter.engines.common.request import Handover
-from charter.engines.common.reward_file import REWARDS_FILE, UNLIMITED, ExportedRewards, Offered, map_rewards
-from charter.engines.nemo_rl.capabilities import COMMIT, VERSION
+from charter.engines.common.reward_file import REWARDS_FILE, UNLIMITED, ExportedRewards, map_rewards
+from charter.engines.nemo_rl.capabilities import CAPABILITIES, COMMIT, VERSION
 from charter.engines.nemo_rl.settings import OFF, PRECISIONS, check_machine, map_policy, map_run
 from charter.errors import Problem
 from charter.spec.ppo_stage import PpoStage
@@ -144,12 +144,6 @@ script = os.path.join(os.environ["NEMO_RL_DIR"], "examples", "run_grpo.py")
 sys.argv[0] = script
 runpy.run_path(script, run_name="__main__")
 '''
-OFFERED = Offered(
-    no_values="NeMo RL tells an environment the text of an answer and its row",
-    penalty=True,
-    caller="",
-    no_tools="its tools are environments of its own, whose replies it tokenises by the chat template",
-)
 FURTHER: Mapping[str, tuple[object, ...]] = {"ratio": ("sequence",), "surrogate": ("cispo",), "mismatch": ()}
 """Options of its loss with more values than the usual ones."""
 NO_AHEAD = (
@@ -174,7 +168,7 @@ REWARD = "env.reward_model"
 def grpo_sheet(mapper: FieldMapper, stage: PpoStage) -> Sheet:
     """`examples/run_grpo.py`."""
     sheet = Sheet(mapper, "grpo.yaml")
-    rewards = map_rewards(mapper, stage, OFFERED)
+    rewards = map_rewards(mapper, stage, CAPABILITIES, "")
     name_formulas(mapper, stage)
     mapper.refuse_native_rewards(FURTHER, ahead=UNPLANNED_REFIT if stage.asynchrony == "in_flight" else NO_AHEAD)
     map_run(sheet, "grpo", length_fields=("stage.episodes",))

@@ -1,6 +1,6 @@
 """Layouts of OpenRLHF: DeepSpeed and ring attention."""
 
-from charter.engines.common.capabilities import ALL_ZERO, GRADIENTS, PARAMETERS, Capabilities, RlEngine
+from charter.engines.common.capabilities import ALL_ZERO, GRADIENTS, PARAMETERS, Capabilities, RewardCalls, RlEngine
 from charter.physics.precision import ZERO_PAPER
 
 VERSION = "0.11.2"
@@ -16,6 +16,11 @@ CAPABILITIES = Capabilities(
     offload_optimizer=(GRADIENTS, PARAMETERS),
     packs=True,
     kinds=("sft", "preference_model", "dpo", "ppo"),
+    rewards=RewardCalls(
+        no_values="OpenRLHF tells a reward function the text of prompt and answer, and the label",
+        penalty=True,
+        no_tools="its agents tokenise what a tool says apart, and take a class of your own (--train.agent_func_path)",
+    ),
     without_fp8="--ds.param_dtype is bf16 or fp16",
 )
 PLACEMENTS = RlEngine(

@@ -29,15 +29,16 @@ from charter.engines.common.reward_file import (
     ExportedRewards,
     map_rewards,
 )
+from charter.engines.openrlhf.capabilities import CAPABILITIES
 from charter.engines.openrlhf.settings import (
     TRAINED_ROLES,
     adapter,
     differing,
     engine_wide,
-    offered_rewards,
     optimizer,
     optimizers,
     precision,
+    reward_caller,
 )
 from charter.errors import Problem
 from charter.spec.ppo_stage import PpoStage
@@ -336,7 +337,7 @@ NO_UPPER = 1e9
 def ppo_arguments(handover: Handover) -> Arguments:
     """Options of the program, with the mapping of every field."""
     given, stage = Arguments(handover), handover.stage_as(PpoStage)
-    rewards = map_rewards(given.fields, stage, offered_rewards(handover))
+    rewards = map_rewards(given.fields, stage, CAPABILITIES, reward_caller(handover))
     name_formulas(given.fields, stage)
     given.fields.refuse_native_rewards(FURTHER)
     given.files |= rewards.files

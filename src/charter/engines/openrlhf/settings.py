@@ -5,11 +5,9 @@ checkpoints), utils/deepspeed/deepspeed_utils.py (which parameters are decayed, 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from charter.engines.common.mapping import Arguments
 from charter.engines.common.request import Handover, RolesTogether
-from charter.engines.common.reward_file import Offered
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.stage import DpoStage, PreferenceModelStage, SftStage
@@ -252,17 +250,11 @@ def reward_func(queries, prompts, labels):
     total, each = rewards_of(_plain(query, prompt), row)
     return {"rewards": total, "scores": total, "extra_logs": {f"reward_{name}": item for name, item in each.items()}}
 '''
-OFFERED = Offered(
-    no_values="OpenRLHF tells a reward function the text of prompt and answer, and the label",
-    penalty=True,
-    caller=CALLER,
-    no_tools="its agents tokenise what a tool says apart, and take a class of your own (--train.agent_func_path)",
-)
 
 
-def offered_rewards(handover: Handover) -> Offered:
-    """The caller with the model whose tokenizer knows the special tokens."""
-    return replace(OFFERED, caller=f"\nMODEL = {handover.paths.models['policy']!r}\n{OFFERED.caller}")
+def reward_caller(handover: Handover) -> str:
+    """Return what OpenRLHF calls, with the model whose tokenizer knows the special tokens."""
+    return f"\nMODEL = {handover.paths.models['policy']!r}\n{CALLER}"
 
 
 def differing(layout: Layout, group: RolesTogether) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """Layouts of verl: FSDP with sequence parallelism of attention."""
 
-from charter.engines.common.capabilities import AMD, NVIDIA, PARAMETERS, Capabilities, RlEngine
+from charter.engines.common.capabilities import AMD, NVIDIA, PARAMETERS, Capabilities, RewardCalls, RlEngine
 from charter.physics.precision import FSDP_MIXED
 
 VERSION = "0.9.1"
@@ -20,6 +20,11 @@ CAPABILITIES = Capabilities(
     kinds=("sft", "ppo"),
     makers=(NVIDIA, AMD),
     untried=(AMD,),
+    rewards=RewardCalls(
+        no_values="verl tells a reward function the text of an answer and its row",
+        penalty=True,
+        no_tools="its tools are classes of its own in the chat template's form, and the calls of this stage are tags",
+    ),
     without_fp8="its FSDP gathers parameters in bfloat16",
 )
 PLACEMENTS = RlEngine(

@@ -11,7 +11,8 @@ from charter.engines.common.formulas import name_formulas
 from charter.engines.common.mapping import FieldMapper, Sheet
 from charter.engines.common.rendered import RAY_SCRIPT, RenderedRun, Resume, ray_script
 from charter.engines.common.request import Handover
-from charter.engines.common.reward_file import REWARDS_FILE, UNLIMITED, ExportedRewards, Offered, map_rewards
+from charter.engines.common.reward_file import REWARDS_FILE, UNLIMITED, ExportedRewards, map_rewards
+from charter.engines.verl.capabilities import CAPABILITIES
 from charter.engines.verl.settings import (
     ADAM_EPSILON,
     METRICS,
@@ -186,12 +187,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info, **_):
     total, each = rewards_of(solution_str, ground_truth)
     return {"score": total, **{f"reward_{name}": reward for name, reward in each.items()}}
 '''
-OFFERED = Offered(
-    no_values="verl tells a reward function the text of an answer and its row",
-    penalty=True,
-    caller=CALLER,
-    no_tools="its tools are classes of its own in the chat template's form, and the calls of this stage are tags",
-)
 PPO_FILE = "ppo.yaml"
 ROLLOUT, REF = "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 MODEL, REWARD = "actor_rollout_ref.model", "reward.reward_model"
@@ -469,7 +464,7 @@ def render_verl(handover: Handover) -> RenderedRun:
     files = {f"{METRICS}/.keep": ""}
     notes: tuple[str, ...] = NOTES
     if isinstance(handover.stage, PpoStage):
-        rewards = map_rewards(mapper, handover.stage, OFFERED)
+        rewards = map_rewards(mapper, handover.stage, CAPABILITIES, CALLER)
         sheet = ppo_sheet(mapper, handover.stage, rewards)
         rows = mapper.finish()
         files |= rewards.files

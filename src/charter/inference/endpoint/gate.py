@@ -6,11 +6,12 @@ Every method takes the time, in seconds of a clock that never goes back; nothing
 """
 
 import asyncio
+import shlex
 import time
 from pathlib import Path
 from threading import Lock
 
-from charter.artifacts.allowance import allowance
+from charter.artifacts import allowance as allowances
 from charter.errors import BudgetError
 from charter.ledger.calls import NewCall, Settlement
 from charter.units import MICRO_USD_PER_USD, format_usd
@@ -92,23 +93,27 @@ class AtOnce:
 
 LOOK_SECONDS = 0.2
 """Between two looks at the allowance."""
-GRACE_SECONDS = 10.0
-"""How long a stage waits for a larger allowance with nothing in flight: a supervisor looks every two seconds."""
+GRACE_SECONDS = 20.0
+"""How long a stage waits for a larger allowance with nothing in flight.
+
+Supervisors look every two seconds, and what another stage or run has to let go of first takes some looks."""
 
 
 class SpendingGate:
-    """Money that the calls of one stage have cost and may still cost. All pools of the stage share it.
+    """Money that the calls of one process of a stage have cost and may still cost. All its pools share it.
 
     `spent + in flight + next <= allowance` holds whenever a request is sent, each at the most that it can cost, so that
-    calls never pass the allowance by more than what a server bills beyond a request's own bound.
+    calls never pass the allowance by more than what a server bills beyond a request's own bound. Processes side by side
+    have equal parts of what the stage had left when they began.
     """
 
-    def __init__(self, directory: Path, *, spent_micro_usd: int) -> None:
+    def __init__(self, directory: Path, *, spent_micro_usd: int, rank: int = 0, processes: int = 1) -> None:
         """`spent_micro_usd`: of earlier calls, those whose outcome nobody knows at their most."""
-        self._directory, self._spent = directory, spent_micro_usd
+        self._directory, self._before, self._own = directory, spent_micro_usd, 0
+        self._rank, self._processes = rank, processes
         self._in_flight: dict[str, int] = {}
         self._lock = Lock()
-        self._allowance: int | None = None
+        self._allowed: allowances.CallAllowance | None = None
         self._looked = float("-inf")
 
     async def admit(self, call: NewCall) -> None:
@@ -121,36 +126,65 @@ class SpendingGate:
                 raise self._error(call)
             await asyncio.sleep(LOOK_SECONDS)
 
+    async def keep_looking(self) -> None:
+        """Look at the allowance until cancelled, so that a smaller one is kept to while nothing is asked."""
+        while True:
+            with self._lock:
+                self._look()
+            await asyncio.sleep(LOOK_SECONDS)
+
     def settle(self, settlement: Settlement) -> None:
         """Replace the most that a call could cost by what it has cost, where that is known."""
         with self._lock:
             most = self._in_flight.pop(settlement.call_id, 0)
-            self._spent += most if settlement.outcome == "unknown" else settlement.micro_usd or 0
+            self._own += most if settlement.outcome == "unknown" else settlement.micro_usd or 0
 
     def adopt(self, call: NewCall) -> None:
         """Take a call of an earlier process that is still under way out of what is spent, at its most, into flight."""
         with self._lock:
-            self._spent -= call.most_micro_usd or 0
+            self._own -= call.most_micro_usd or 0
             self._in_flight[call.call_id] = call.most_micro_usd or 0
 
     def admits(self, call: NewCall) -> bool:
         """Let a call pass if it fits now."""
         most = call.most_micro_usd or 0
         with self._lock:
-            if (now := time.monotonic()) - self._looked >= LOOK_SECONDS:
-                self._allowance, self._looked = allowance(self._directory), now
-            if self._allowance is not None and self._spent + sum(self._in_flight.values()) + most > self._allowance:
+            limit = self._look().micro_usd
+            if limit is not None and self._claimed() + most > (limit - self._before) // self._processes:
                 return False
             self._in_flight[call.call_id] = most
         return True
 
+    def _claimed(self) -> int:
+        """Return what this process has spent and may owe, in micro-USD."""
+        return self._own + sum(self._in_flight.values())
+
+    def _look(self) -> allowances.CallAllowance:
+        """Return the allowance, and say that it is kept to from now on."""
+        if self._allowed is None or time.monotonic() - self._looked >= LOOK_SECONDS:
+            before, self._allowed = self._allowed, allowances.allowance(self._directory)
+            self._looked = time.monotonic()
+            if self._allowed != before and self._allowed.micro_usd is not None:
+                allowances.take(
+                    self._directory,
+                    rank=self._rank,
+                    processes=self._processes,
+                    number=self._allowed.number,
+                    before=self._before,
+                    own=self._claimed(),
+                )
+        return self._allowed
+
     def _error(self, call: NewCall) -> BudgetError:
-        spent, most, limit = (
+        allowed = self._allowed or allowances.CallAllowance()
+        spent, most, bound = (
             format_usd(micro_usd / MICRO_USD_PER_USD)
-            for micro_usd in (self._spent, call.most_micro_usd or 0, self._allowance or 0)
+            for micro_usd in (self._before + self._own, call.most_micro_usd or 0, allowed.micro_usd or 0)
         )
+        limit = allowed.limit or "budget.limit"
+        of = "" if limit == "budget.limit" else f" --of {shlex.quote(limit)}"
         return BudgetError(
-            f"the calls of this stage have cost at most {spent} of the {limit} that the budget leaves them, and the "
-            f"next may cost {most}\n  everything done so far is kept; raise the limit, and run again: "
-            "charter run --set budget.limit=USD"
+            f"the calls of this stage have cost at most {spent} of the {bound} that the budget leaves them, and the "
+            f"next may cost {most}\n  everything done so far is kept; raise {limit}, and run again: "
+            f"charter cost raise USD{of}"
         )

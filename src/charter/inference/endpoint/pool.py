@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
-from charter.errors import MissingExtraError, UsageError
+from charter.errors import MissingExtraError, UsageError, how_to_install
 from charter.inference.endpoint.batch_desk import BatchDesk
 from charter.inference.endpoint.call import CallReply, CallRequest
 from charter.inference.endpoint.desk import Desk
@@ -108,7 +108,7 @@ class EndpointPool:
         try:
             import aiohttp  # noqa: F401
         except ImportError:
-            raise MissingExtraError("asking a server needs aiohttp: pip install '.[run]'") from None
+            raise MissingExtraError(f"asking a server needs aiohttp: {how_to_install('run')}") from None
         endpoints = tuple(dict.fromkeys((serving.endpoint, *serving.also_endpoints)))
         setting = ServerSetting(
             name=name,
@@ -216,13 +216,15 @@ class EndpointPool:
         transport = Transport(self._key, timeout_seconds=serving.request_timeout, is_message=is_message)
         self._end = asyncio.Event()
         self._desk = (BatchDesk if serving.batch else Desk)(self._told_seldom(), journal, transport)
+        looking = asyncio.create_task(self._setting.gate.keep_looking()) if self._setting.gate is not None else None
         hedging = None if serving.billed or serving.batch else asyncio.create_task(hedge(self._desk))
         self._ready.set()
         await self._end.wait()
         for batch in list(self._batches):
             batch.cancel()
-        if hedging is not None:
-            hedging.cancel()
+        for task in (hedging, looking):
+            if task is not None:
+                task.cancel()
         await self._desk.close()
         await journal.close()
         await transport.close()

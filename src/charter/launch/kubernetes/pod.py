@@ -221,24 +221,28 @@ def container(job: StageJob, settings: KubernetesSettings) -> dict[str, Any]:
 
 
 def resources(job: StageJob, settings: KubernetesSettings) -> dict[str, Any]:
-    """Return the requests and, of memory and accelerators, also the limits; quantities are texts.
+    """Return the requests, and limits of accelerators and of the memory that the file says; quantities are texts.
 
-    There is no limit on CPUs: it would slow a process down that nobody else needs them from.
+    There is no limit on CPUs: it would slow a process down that nobody else needs them from; and none on memory that
+    a plan counted, by which a pod would be killed for an estimate.
     """
-    hard: dict[str, str] = {}
+    requests, limits = {"cpu": str(job.cpus_per_node)}, {}
     if job.memory_bytes_per_node is not None:
-        hard["memory"] = str(job.memory_bytes_per_node)
+        requests["memory"] = str(job.memory_bytes_per_node)
+    if job.memory_limit_bytes_per_node is not None:
+        limits["memory"] = str(job.memory_limit_bytes_per_node)
     if job.accelerators_per_node:
-        hard[settings.accelerator_resource] = str(job.accelerators_per_node)
-    parts: Mapping[str, Any] = {"requests": {"cpu": str(job.cpus_per_node), **hard}, "limits": hard}
+        count = str(job.accelerators_per_node)
+        requests[settings.accelerator_resource] = limits[settings.accelerator_resource] = count
+    parts: Mapping[str, Any] = {"requests": requests, "limits": limits}
     return {key: value for key, value in parts.items() if value}
 
 
 def volumes(job: StageJob, settings: KubernetesSettings) -> list[dict[str, Any]]:
     """The claim that holds the project, and memory that the processes of a pod share."""
     memory: dict[str, str] = {"medium": "Memory"}
-    if job.memory_bytes_per_node is not None:
-        memory["sizeLimit"] = str(job.memory_bytes_per_node // SHARED_MEMORY_SHARE)
+    if job.memory_limit_bytes_per_node is not None:
+        memory["sizeLimit"] = str(job.memory_limit_bytes_per_node // SHARED_MEMORY_SHARE)
     return [
         {"name": PROJECT_VOLUME, "persistentVolumeClaim": {"claimName": checked_claim(job, settings)}},
         {"name": SHARED_MEMORY, "emptyDir": memory},

@@ -10,6 +10,7 @@ from typing import Any
 
 from charter.artifacts import durable
 from charter.artifacts.file_facts import free_bytes
+from charter.errors import how_to_install
 from charter.launch.node_checks.report import Finding
 from charter.units import format_bytes
 
@@ -104,7 +105,7 @@ def accelerators() -> tuple[Finding, ...]:
 
         pynvml.nvmlInit()
     except ImportError:
-        return (Finding(name="accelerators", ok=True, found='not looked at: pip install "charter-plan[meter]"'),)
+        return (Finding(name="accelerators", ok=True, found=f"not looked at: {how_to_install('meter')}"),)
     except Exception as error:
         return (Finding(name="accelerators", ok=True, found=f"none ({type(error).__name__})"),)
     try:

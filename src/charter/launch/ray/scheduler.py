@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
-from charter.errors import MissingExtraError, StageError, UsageError
+from charter.errors import MissingExtraError, StageError, UsageError, how_to_install
 from charter.launch.job import StageJob
 from charter.launch.ray.request import render_request, request_of
 from charter.launch.scheduler import JobAttempt, JobState
@@ -32,7 +32,7 @@ class BridgeClient:
         if find_spec("ray") is None:
             raise MissingExtraError(
                 f"the scheduler ray needs Ray {LEAST_VERSION} or newer, which is not installed here\n"
-                '  pip install "charter-plan[ray]"'
+                f"  {how_to_install('ray')}"
             )
         self._address = address
         self._process: subprocess.Popen[bytes] | None = None

@@ -9,7 +9,7 @@ from typing import Any
 from charter.errors import UsageError
 from charter.launch.job import safe_name
 from charter.launch.kubernetes.pod import LOST_NODE_SECONDS, LOST_NODE_TAINTS, checked_image
-from charter.launch.machine import stage_threads
+from charter.launch.machine import asked_memory, stage_threads
 from charter.launch.plain_yaml import yaml_text
 from charter.launch.rendered.task import RenderedTask
 from charter.launch.tags import kubernetes_labels
@@ -63,6 +63,8 @@ def _dag_task(task: RenderedTask) -> dict[str, Any]:
 def _container(project: Project, task: RenderedTask) -> dict[str, Any]:
     settings, command = project.launch.kubernetes, task.command("-C", project.launch.kubernetes.mount_path)
     resources: dict[str, Any] = {"resourceCpuRequest": str(stage_threads(project, project.pipeline[task.stage]))}
+    if (memory := asked_memory(project, project.pipeline[task.stage])) is not None:
+        resources["resourceMemoryRequest"] = str(memory)
     if project.resources.memory is not None:
         resources["resourceMemoryLimit"] = str(int(project.resources.memory))
     if task.machine.accelerator:

@@ -11,13 +11,13 @@ from typing import Any
 
 import yaml
 
-from charter import __version__
 from charter.artifacts import durable
 from charter.catalog import accelerators
 from charter.catalog.accelerators import CPU
 from charter.catalog.price_book import PriceBook
 from charter.errors import MissingExtraError, StageError, UsageError
 from charter.launch.job import safe_name
+from charter.launch.machine import asked_memory
 from charter.launch.plain_yaml import PlainDumper
 from charter.launch.rendered.task import RenderedTask
 from charter.launch.secret_values import secret_values, secrets_of
@@ -145,7 +145,8 @@ def _regions(project: Project, cloud: str) -> tuple[str | None, ...]:
 
 def _host(project: Project, stage: Stage) -> dict[str, Any]:
     own = stage.resources.cpus if stage.resources else None
-    cpus, memory, cost = own or project.resources.cpus, project.resources.memory, project.resources.max_hourly_cost
+    cpus, memory = own or project.resources.cpus, asked_memory(project, stage)
+    cost = project.resources.max_hourly_cost
     return {
         **({"cpus": f"{cpus}+"} if cpus else {}),
         **({"memory": f"{memory / GIB:g}+"} if memory else {}),
@@ -157,7 +158,6 @@ PIPELINE, SUBMITTED = "pipeline.yaml", "skypilot.yaml"
 """The text as people take it, and as Charter hands it over itself, in the directory `run`."""
 RESULTS = "/charter-results"
 """Where the bucket is mounted on every machine."""
-SETUP = 'pip install "charter-plan[run]=={version}"'
 _HEADER = """\
 # A SkyPilot pipeline: submit it with  {command}
 # Every stage is a task on a machine of its own. It brings back what earlier stages have put into the second place, runs
@@ -201,6 +201,12 @@ def sky_task(project: Project, task: RenderedTask) -> dict[str, Any]:
             "a machine that SkyPilot rents takes its disk along when it goes\n"
             "  set launch.skypilot.bucket (s3://bucket/path), or storage.artifacts to a bucket"
         )
+    if not settings.setup:
+        raise UsageError(
+            "a rented machine starts without Charter, which no package index has yet\n"
+            '  set launch.skypilot.setup to what installs it there, like  pip install "./WHEEL[run]"  with the wheel '
+            "in the project's directory, which SkyPilot copies"
+        )
     place = f" --set storage.artifacts={RESULTS}" if bucket else ""
     secrets = {variable: None for variable, _ in secrets_of(project)}
     mounts = {RESULTS: {"source": bucket, "mode": "MOUNT_CACHED"}} if bucket else {}
@@ -212,7 +218,7 @@ def sky_task(project: Project, task: RenderedTask) -> dict[str, Any]:
         **({"envs": dict(task.environment)} if task.environment else {}),
         **({"secrets": secrets} if secrets else {}),
         **({"file_mounts": mounts} if mounts else {}),
-        "setup": settings.setup or SETUP.format(version=__version__),
+        "setup": settings.setup,
         "run": _RUN.format(command=shlex.join(task.command("--on", "local")), place=place),
     }
 

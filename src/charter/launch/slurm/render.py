@@ -99,17 +99,20 @@ def _check_tpu(job: StageJob, settings: SlurmSettings) -> None:
 
 
 def _time(job: StageJob) -> dict[str, str]:
-    if job.time_limit_seconds is None:
-        return {}
-    before = math.ceil(job.stop_before_seconds)
-    if not 0 < before < min(job.time_limit_seconds, LONGEST_SIGNAL_SECONDS + 1):
+    """The limit, and a signal before it; where the file says none, before that of the partition."""
+    before, limit = math.ceil(job.stop_before_seconds), job.time_limit_seconds
+    if limit is not None and not 0 < before < min(limit, LONGEST_SIGNAL_SECONDS + 1):
         raise UsageError(
-            f"a stage cannot be stopped {before} s before a time limit of {job.time_limit_seconds:g} s on Slurm\n"
+            f"a stage cannot be stopped {before} s before a time limit of {limit:g} s on Slurm\n"
             f"  launch.stop_before must be more than nothing, less than launch.time_limit, and at most "
             f"{LONGEST_SIGNAL_SECONDS} s"
         )
     whom = "B:" if job.shards > 1 else ""
-    return {"time": str(minutes(job.time_limit_seconds)), "signal": f"{whom}TERM@{before}"}
+    before = min(before, LONGEST_SIGNAL_SECONDS)
+    return {
+        "time": "" if limit is None else str(minutes(limit)),
+        "signal": f"{whom}TERM@{before}" if before > 0 else "",
+    }
 
 
 def _log(job: StageJob) -> str:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from charter.errors import DataError, MissingExtraError
+from charter.errors import DataError, MissingExtraError, how_to_install
 from charter.physics.columns import Array, array
 from charter.physics.scaling.laws import FLOPS_PER_PARAMETER_AND_TOKEN, KaplanLaw, ParametricLaw, effective_tokens
 
@@ -280,7 +280,7 @@ def _best(objective: Objective, starts: Sequence[Array], *, bounds: Sequence[tup
         from scipy.optimize import minimize
     except ModuleNotFoundError:
         raise MissingExtraError(
-            'fitting a scaling law needs scipy: pip install ".[scale]" (predict and plan work without it)'
+            f"fitting a scaling law needs scipy: {how_to_install('scale')} (predict and plan work without it)"
         ) from None
     options = {"maxiter": 2000, "maxfun": 20000, "ftol": 1e-13, "gtol": 1e-9}
     ends = [minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options) for start in starts]

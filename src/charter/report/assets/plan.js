@@ -144,7 +144,7 @@ window.charterCharts = function (tools) {
   const { rows, slots, budget, deadline, total, around } = JSON.parse(document.getElementById("data").textContent).levers;
   const part = (value, unit, per, small) => Math.floor(value / per) + " " + unit + " " + Math.round(value % per * small / per) + " ";
   const time = (s) => s >= 86400 ? part(s, "d", 86400, 24) + "h" : s >= 3600 ? part(s, "h", 3600, 60) + "min" : s >= 60 ? part(s, "min", 60, 60) + "s" : s.toFixed(1) + " s";
-  const money = (v) => "$" + (v >= 100 ? Math.round(v).toLocaleString("en-US") : v.toFixed(v >= 1 ? 2 : 4));
+  const money = (v) => v > 0 && v < 1e-4 ? "< $0.0001" : "$" + (v >= 100 ? Math.round(v).toLocaleString("en-US") : v >= 0.1 || v === 0 ? v.toFixed(2) : v.toFixed(1 - Math.floor(Math.log10(v))).replace(/0$/, ""));
   const initial = new Map([...document.querySelectorAll("output[data-total]")].map((out) => [out.dataset.total, out.textContent]));
 
   /* Each stage as early as its inputs and a free slot allow, as the planner does it. */

@@ -37,7 +37,7 @@
 
   const duration = (s) => s >= 172800 ? (s / 86400).toFixed(1) + " d" : s >= 7200 ? (s / 3600).toFixed(1) + " h"
     : s >= 120 ? (s / 60).toFixed(1) + " min" : s >= 10 || s === 0 ? s.toFixed(0) + " s" : Number(s.toPrecision(2)) + " s";
-  const money = (v) => "$" + (v >= 100 ? Math.round(v).toLocaleString("en-US") : v >= 1 ? v.toFixed(2) : v === 0 ? "0" : v.toFixed(4));
+  const money = (v) => v > 0 && v < 1e-4 ? "< $0.0001" : "$" + (v >= 100 ? Math.round(v).toLocaleString("en-US") : v === 0 ? "0" : v >= 0.1 ? v.toFixed(2) : v.toFixed(1 - Math.floor(Math.log10(v))).replace(/0$/, ""));
   const bytes = (b) => b === 0 ? "0" : b >= 2 ** 40 ? (b / 2 ** 40).toFixed(1) + " TiB" : b >= 2 ** 30 ? (b / 2 ** 30).toFixed(1) + " GiB"
     : (b / 2 ** 20).toFixed(0) + " MiB";
   const isShare = (unit) => unit === "share" || unit === "share difference";

@@ -38,8 +38,7 @@ from charter.report.plan_cells import (
     usd_range,
 )
 from charter.report.plan_notes import difference, dominant_phase, longest_pole, sample_lines, split_rejected
-from charter.report.plan_page.chart_data import chart_data
-from charter.report.plan_page.drivers import drivers, median_total
+from charter.report.plan_page.front import chart_data, drivers, median_total
 from charter.units import format_bytes, format_count, format_seconds, format_usd
 
 # -------- The tables of the plan page: stages, why this hardware, what was dropped, what is assumed.

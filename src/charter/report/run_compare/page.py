@@ -1,15 +1,13 @@
-"""Compared runs as one self-contained HTML page: style, charts and data in the file, nothing loaded."""
+"""Compared runs as a page: rows of its tables, values of its charts."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 from charter import __version__
 from charter.report.markup import Markup, chart, document, esc, join, script_json, section, table
-from charter.report.run_compare.chart_data import chart_data
-from charter.report.run_compare.comparison import RunComparison
-from charter.report.run_compare.figures import FigureRow
-from charter.report.run_compare.money import Spent
-from charter.report.run_compare.words import (
+from charter.report.run_compare.comparison import FigureRow, RunComparison, Spent
+from charter.report.run_compare.text import (
     difference_text,
     planned_text,
     time_text,
@@ -19,6 +17,103 @@ from charter.report.run_compare.words import (
     waste_text,
 )
 from charter.report.sections import pill
+
+
+def chart_data(found: RunComparison) -> dict[str, Any]:
+    """Figures by unit, and curves; runs are counted in the order they were given."""
+    return {
+        "stages": list(found.labels),
+        "runs": list(found.labels),
+        "figures": _panels(found),
+        "overlays": [
+            {
+                "title": panel.title,
+                "metric": panel.metric,
+                "lines": [
+                    {"run": line.side, "stage": line.stage, "mean_of": line.mean_of, "points": list(line.points)}
+                    for line in panel.lines
+                ],
+            }
+            for panel in found.curves
+        ],
+    }
+
+
+def _panels(found: RunComparison) -> list[dict[str, Any]]:
+    """Figures that share a unit share an axis; those that only one run has are in the table alone."""
+    panels: dict[str, list[dict[str, Any]]] = {}
+    for row in found.figures:
+        if sum(value is not None for value in row.values) > 1:
+            panels.setdefault(row.unit, []).append(_row(row))
+    return [{"unit": unit, "rows": rows} for unit, rows in panels.items()]
+
+
+def _row(row: FigureRow) -> dict[str, Any]:
+    return {
+        "label": row.labels[0],
+        "values": [
+            None if value is None else {"value": value.value, "low": value.low, "high": value.high}
+            for value in row.values
+        ],
+    }
+
+
+def page_rows(found: RunComparison) -> dict[str, Any]:
+    """Plain JSON, every number already a text with its unit."""
+    return {
+        "labels": list(found.labels),
+        "runs": [
+            {"label": label, "project": project, "attempts": item.attempts, **_spent(item)}
+            for label, project, item in zip(found.labels, found.projects, found.totals, strict=True)
+        ],
+        "spec": [{"path": row.path, "values": list(row.values), "is_computed": row.is_computed} for row in found.spec],
+        "figures": [_figure(row) for row in found.figures],
+        "stages": [
+            {
+                "name": " / ".join(dict.fromkeys(item.name for item in row if item is not None)),
+                "cells": [None if item is None else _spent(item) | {"ran": item.attempts > 0} for item in row],
+            }
+            for row in found.stages
+        ],
+        "curves": [
+            {
+                "title": panel.title,
+                "metric": panel.metric.replace("_", " "),
+                "runs": len(panel.lines),
+                "equal": panel.is_equal,
+            }
+            for panel in found.curves
+        ],
+        "notes": list(found.notes),
+    }
+
+
+def _spent(item: Spent) -> dict[str, Any]:
+    return {
+        "state": item.state,
+        "time": time_text(item),
+        "usd": usd_text(item),
+        "planned": planned_text(item),
+        "lost": waste_text(item),
+    }
+
+
+def _figure(row: FigureRow) -> dict[str, Any]:
+    return {
+        "label": " / ".join(row.labels),
+        "suite": row.suite.replace("_", " "),
+        "headline": row.headline,
+        "cells": [
+            {
+                "value": value_text(value, row.unit),
+                "difference": difference_text(difference, row.unit) if index else "",
+                "verdict": verdict_text(row, index),
+                "state": difference.verdict if difference is not None else "",
+            }
+            for index, (value, difference) in enumerate(zip(row.values, row.differences, strict=True))
+        ],
+    }
+
 
 ROW = 30
 """Pixels of one row of a horizontal chart."""

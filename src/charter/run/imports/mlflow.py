@@ -15,7 +15,7 @@ import yaml
 
 from charter.engines.common.logged import LoggedStep
 from charter.engines.huggingface.log import NAMES
-from charter.errors import DataError, MissingExtraError, UsageError
+from charter.errors import DataError, MissingExtraError, UsageError, how_to_install
 from charter.run.imports.logs import FoundAttempt, FoundRun, attempts_of
 
 STORE_NAMES = ("databricks", "databricks-uc", "uc")
@@ -256,7 +256,7 @@ def read_run_on_server(run_id: str, tracking_uri: str) -> FoundRun:
         from mlflow.exceptions import MlflowException
     except ImportError:
         raise MissingExtraError(
-            "reading a run from an MLflow server needs mlflow: pip install '.[mlflow]'; "
+            f"reading a run from an MLflow server needs mlflow: {how_to_install('mlflow')}; "
             "a local mlruns directory needs nothing"
         ) from None
     try:

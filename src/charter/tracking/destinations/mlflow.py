@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts.stage_state import TrackerState
-from charter.errors import MissingExtraError
+from charter.errors import MissingExtraError, how_to_install
 from charter.spec.tracking import MlflowSettings
 from charter.tracking.base import Input, MetricRow, RunFacts
 from charter.tracking.secret_texts import Secrets, is_reference
@@ -132,7 +132,7 @@ def open_mlflow(settings: MlflowSettings, *, run_name: str, root: Path, director
     try:
         from mlflow import MlflowClient
     except ImportError:
-        raise MissingExtraError("tracking names mlflow, which is not installed; pip install '.[mlflow]'") from None
+        raise MissingExtraError(f"tracking names mlflow, which is not installed: {how_to_install('mlflow')}") from None
     uri = _uri(settings, root=root, directory=directory, secrets=secrets)
     local = None if uri.startswith("http") else (directory / "mlflow-artifacts").resolve().as_uri()
     return MlflowDestination(

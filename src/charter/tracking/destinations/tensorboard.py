@@ -15,7 +15,7 @@ from typing import Any
 
 from charter.artifacts import durable
 from charter.artifacts.stage_state import TrackerState
-from charter.errors import MissingExtraError
+from charter.errors import MissingExtraError, how_to_install
 from charter.tracking.base import MetricRow, RunFacts
 
 EVENTS, STATE = "events.out.tfevents.0.charter", "charter.json"
@@ -151,6 +151,6 @@ def _library() -> tuple[Any, Any, Any]:
         from tensorboard.summary.writer.record_writer import RecordWriter
     except ImportError:
         raise MissingExtraError(
-            "tracking names tensorboard, which is not installed; pip install '.[tensorboard]'"
+            f"tracking names tensorboard, which is not installed: {how_to_install('tensorboard')}"
         ) from None
     return event_pb2, summary_pb2, RecordWriter

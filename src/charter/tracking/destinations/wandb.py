@@ -15,7 +15,7 @@ from typing import Any
 
 from charter.artifacts import durable
 from charter.artifacts.stage_state import TrackerState
-from charter.errors import MissingExtraError
+from charter.errors import MissingExtraError, how_to_install
 from charter.spec.tracking import WandbSettings
 from charter.tracking.base import MetricRow, RunFacts
 from charter.tracking.secret_texts import Secrets
@@ -164,5 +164,5 @@ def open_wandb(settings: WandbSettings, *, run_name: str, directory: Path, secre
     try:
         import wandb
     except ImportError:
-        raise MissingExtraError("tracking names wandb, which is not installed; pip install '.[wandb]'") from None
+        raise MissingExtraError(f"tracking names wandb, which is not installed: {how_to_install('wandb')}") from None
     return WandbDestination(wandb, settings, project=run_name, directory=directory)

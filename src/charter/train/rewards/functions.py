@@ -4,13 +4,16 @@ from collections.abc import Callable
 from typing import Any
 
 from charter.data.reward_functions import SHIPPED, called
+from charter.data.sandbox import program
 from charter.inference.limited import Request, Service, load_attribute, serve
-from charter.spec.rewards import SHIPPED_REWARD
+from charter.spec.rewards import PROGRAM, SHIPPED_REWARD
 
 
 def load(call: str) -> Callable[..., Any]:
     """The function that `charter:name` or `path/to/file.py:name` says."""
     place, _, name = call.rpartition(":")
+    if call == PROGRAM:
+        return program
     if call.startswith(SHIPPED_REWARD):
         return SHIPPED[name]
     function: Callable[..., Any] = load_attribute(place, name)

@@ -171,9 +171,11 @@ class FunctionReward:
         return opened
 
     def __call__(self, answers: Sequence[Answer]) -> Sequence[float | Failed | None]:
-        """Rewards of answers; the first is asked twice, and a function that then says something else is refused."""
+        """Rewards of answers; a function of the user's own that says something else of the first again is refused."""
         with ThreadPoolExecutor(len(self.processes)) as pool:
             outcomes = list(pool.map(self._ask, answers))
+        if self.reward.source is None:
+            return outcomes
         again = self._ask(answers[0]) if answers else None
         if answers and not isinstance(again, Failed) and not isinstance(outcomes[0], Failed) and again != outcomes[0]:
             raise StageError(

@@ -4,6 +4,7 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=1
+#SBATCH --signal=TERM@120
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output="/runs/a \"b\" 'c' $(d)/log.txt"

@@ -8,6 +8,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=1
 #SBATCH --gres=gpu:nvidia_a100_sxm4:8
+#SBATCH --signal=TERM@120
 #SBATCH --no-requeue
 #SBATCH --open-mode=append
 #SBATCH --output=/runs/shop/log.txt

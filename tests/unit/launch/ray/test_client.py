@@ -41,7 +41,7 @@ def bridge_of(monkeypatch):
 
 def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(scheduler, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"charter-plan\[ray\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install .\.\[ray\]"):
         BridgeClient("auto")
 
 

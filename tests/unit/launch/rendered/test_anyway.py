@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from charter.cli.main import app
 
-SKYPILOT = ["--set", "launch.skypilot.bucket=s3://alignment/harmless"]
+SKYPILOT = ["--set", "launch.skypilot={bucket: s3://alignment/harmless, setup: pip install charter.whl}"]
 
 
 def words_for(target):

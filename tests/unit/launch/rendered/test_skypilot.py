@@ -8,7 +8,6 @@ import pytest
 import yaml
 from skypilot_schema import HEADER, TASK
 
-from charter import __version__
 from charter.engines.project import load_project
 from charter.errors import MissingExtraError, UsageError
 from charter.launch.rendered import TARGETS, task_of, texts_for
@@ -110,7 +109,13 @@ def test_secrets_are_named_on_the_command_and_have_no_value_anywhere(tmp_path, m
 
 
 def test_a_bucket_of_storage_needs_no_other(tmp_path):
-    task = sft_task(project(tmp_path, ONE_PLACE, "storage: {artifacts: s3://alignment/results}\n"))
+    task = sft_task(
+        project(
+            tmp_path,
+            ONE_PLACE,
+            "storage: {artifacts: s3://alignment/results}\nlaunch: {skypilot: {setup: pip install x}}\n",
+        )
+    )
     assert "file_mounts" not in task
     assert "--set" not in task["run"]
 
@@ -137,17 +142,18 @@ def test_regions_are_those_of_the_cloud(tmp_path):
 
 
 def test_a_plain_launch_takes_one_stage(tmp_path):
-    plain = project(tmp_path, ONE_PLACE, "launch: {skypilot: {bucket: s3://b/c, managed: false}}\n")
+    plain = project(
+        tmp_path, ONE_PLACE, "launch: {skypilot: {bucket: s3://b/c, managed: false, setup: pip install x}}\n"
+    )
     with pytest.raises(UsageError, match="sky launch takes one task, and this is a pipeline of 3"):
         rendered(plain)
     assert "submit it with  sky launch --yes " in rendered(plain, ["sft"])
 
 
-def test_what_is_installed_on_the_machines_is_this_version(tmp_path):
+def test_a_machine_that_nobody_sets_up_is_refused(tmp_path):
     bucket = "launch: {skypilot: {bucket: s3://b/c}}\n"
-    assert sft_task(project(tmp_path, bucket, ONE_PLACE))["setup"] == (
-        f'pip install "charter-plan[run]=={__version__}"'
-    )
+    with pytest.raises(UsageError, match=r"set launch\.skypilot\.setup to what installs it there"):
+        rendered(project(tmp_path, bucket, ONE_PLACE))
 
 
 def test_without_sky_the_submission_says_what_to_install_and_writes_nothing(tmp_path, monkeypatch):

@@ -37,7 +37,7 @@ def planned(tmp_path_factory):
     directory = tmp_path_factory.mktemp("project") / "cai-8b"
     write_template(find_template("cai-8b"), directory)
     small = ["resources.accelerators=[H100:8]", "resources.max_nodes=1"]
-    project = load_project(directory, overrides=["launch.skypilot.bucket=s3://b/c", *small])
+    project = load_project(directory, overrides=["launch.skypilot={bucket: s3://b/c, setup: pip install x}", *small])
     return project, plan_project(project, directory), directory
 
 
@@ -147,7 +147,12 @@ print(json.dumps(dict(tasks=tasks, total=dict(seconds=tasks[0]["seconds"], usd=2
     )
     fake.chmod(0o755)
     words = ["submit", "helpful", "-C", str(directory), "--on", "skypilot", "--optimizer", str(fake)]
-    more = ["--set", "launch.skypilot.bucket=s3://b/c", "--set", "resources.accelerators=[H100:8]"]
+    more = [
+        "--set",
+        "launch.skypilot={bucket: s3://b/c, setup: pip install x}",
+        "--set",
+        "resources.accelerators=[H100:8]",
+    ]
     done = CliRunner().invoke(app, [*words, *more, "--set", "resources.max_nodes=1"], catch_exceptions=False)
     first, last = done.stdout.splitlines()
     assert first.startswith("helpful")

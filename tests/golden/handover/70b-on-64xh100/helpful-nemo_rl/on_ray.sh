@@ -3,9 +3,9 @@
 set -euo pipefail
 python=$1
 if [ "$NODE_RANK" -ne 0 ]; then
-    exec "$python" -m ray.scripts.scripts start --address="$MASTER_ADDR:6379" --num-gpus=8 --block
+    exec "$python" -m ray.scripts.scripts start --address="$MASTER_ADDR:${RAY_PORT:-6379}" --num-gpus=8 --block
 fi
-"$python" -m ray.scripts.scripts start --head --port=6379 --num-gpus=8
+"$python" -m ray.scripts.scripts start --head --port="${RAY_PORT:-6379}" --num-gpus=8
 trap '"$python" -m ray.scripts.scripts stop' EXIT
 "$python" - <<'WAIT'
 import time

@@ -7,15 +7,16 @@ export NODE_RANK="${NODE_RANK:?number of this node, from 0}"
 export MASTER_ADDR="${MASTER_ADDR:?address of node 0}"
 export MASTER_PORT="${MASTER_PORT:-29500}"
 export HF_DATASETS_CACHE=./datasets
+export RAY_PORT="${RAY_PORT:-6379}"
 export PATH="$(dirname "$(command -v "${PYTHON:-python}")"):$PATH"
 if [ "$NODE_RANK" != 0 ]; then
-    until (exec 3<>"/dev/tcp/$MASTER_ADDR/6379") 2>/dev/null; do sleep 5; done
-    ray start --num-gpus=8 --address="$MASTER_ADDR:6379" --block || true
+    until (exec 3<>"/dev/tcp/$MASTER_ADDR/$RAY_PORT") 2>/dev/null; do sleep 5; done
+    ray start --num-gpus=8 --address="$MASTER_ADDR:$RAY_PORT" --block || true
     exit 0
 fi
-ray start --num-gpus=8 --head --port=6379
+ray start --num-gpus=8 --head --port=$RAY_PORT
 trap 'ray stop' EXIT
-export RAY_ADDRESS=127.0.0.1:6379
+export RAY_ADDRESS=127.0.0.1:$RAY_PORT
 until "${PYTHON:-python}" -c "import ray; ray.init(); exit(sum(node['Alive'] for node in ray.nodes()) < 8)"; do
     sleep 5
 done

@@ -16,8 +16,7 @@ from charter.data.convert import parquet_schema, write_parquet, write_rows
 from charter.data.dataset import selected_rows
 from charter.data.rows import row_kind
 from charter.errors import DataError, UsageError
-from charter.report.card_parts import UNKNOWN_LICENCE, licence_text, markdown_table
-from charter.report.export import CARD, record_of_finished
+from charter.report.export import CARD, UNKNOWN_LICENCE, licence_text, markdown_table, record_of_finished
 from charter.run.graph import build_pipeline
 from charter.spec.project import Project
 

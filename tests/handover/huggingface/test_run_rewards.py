@@ -1,0 +1,70 @@
+"""GRPO of TRL under Charter with a list of rewards: TRL itself calls the functions of the file that was written."""
+
+import json
+
+import hosted_case as case
+import pytest
+from engine_case import engine_python
+
+PROJECT = """\
+name: trl-rewards
+models:
+  base:
+    precision: fp32
+    architecture: {{hidden_size: 32, num_layers: 2, num_heads: 2, intermediate_size: 64, vocab_size: 320,
+                   max_position_embeddings: 64, tied_embeddings: true}}
+    tokenizer: {{train_on: [demonstrations], vocab_size: 320}}
+data:
+  demonstrations: {{path: sorting_demonstrations.jsonl, limit: 64}}
+  problems: {{path: sorting_problems.jsonl, limit: 16}}
+pipeline:
+  rl:
+    kind: ppo
+    engine: trl
+    policy: base
+    prompts: [problems]
+    rewards:
+      - {{name: right, kind: function, call: "charter:exact"}}
+      - {{name: said, kind: function, call: "own.py:length", weight: 0.25}}
+    estimator: grpo
+    samples_per_prompt: 4
+    kl_coefficient: 0
+    episodes: 48
+    rollout_batch: 16
+    minibatch: 16
+    learning_rate: 1e-3
+    max_prompt_tokens: 24
+    max_new_tokens: 8
+    checkpoint_every: 1
+    dtype: fp32
+seed: 7
+resources: {{infra: local, cpus: 1, price: 3.6}}
+engines: {{trl: {{python: {python}}}}}
+"""
+OWN = '''"""A reward of the user's own."""
+
+
+def length(answer, row, tokens):
+    assert isinstance(row["answer"], str) and tokens <= 8
+    with open("called.txt", "a") as file:
+        file.write("x")
+    return 1.0
+'''
+
+
+@pytest.mark.slow
+def test_a_list_of_rewards_runs_in_trl_under_charter(tmp_path):
+    root = tmp_path / "project"
+    made = case.charter(tmp_path, "init", "--template", "rlvr-tiny", str(root))
+    assert made.returncode == 0, made.stderr
+    (root / "charter.yaml").write_text(PROJECT.format(python=engine_python("huggingface")))
+    (root / "own.py").write_text(OWN)
+    ended = case.charter(root, "run", "--yes")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (stage,) = case.answered(root, "status")["stages"]
+    assert (stage["state"], stage["engine"], stage["target_step"]) == ("done", "trl", 3)
+    directory = case.stage_dir(root, "rl")
+    points = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert [point["step"] for point in points] == [1, 2, 3]
+    log = (directory / "log.txt").read_text()
+    assert "'rewards/said/mean': '1'" in log or "'rewards/said/mean': 1.0" in log
