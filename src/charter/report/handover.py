@@ -17,7 +17,6 @@ from charter.engines.common.files import link_tree
 from charter.engines.common.rendered import RenderedRun
 from charter.engines.common.request import Handover
 from charter.errors import CharterError, DataError, MissingExtraError, StageError, UsageError
-from charter.launch.commands import stage_command
 from charter.launch.machine import frozen_values
 from charter.plan.pipeline_names import Library, Models
 from charter.plan.plan import Plan
@@ -38,9 +37,6 @@ from charter.report.handover_pages import (
     readme,
     start_files,
 )
-from charter.run.graph import build_pipeline, job_of
-from charter.run.preflight import check_packages
-from charter.run.staleness import assess
 from charter.spec.project import Project
 from charter.spec.rewards import REWARD_SOURCES
 from charter.spec.stage import references
@@ -67,6 +63,12 @@ class ExportedInputs:
 
 def export_inputs(project: Project, root: Path, name: str, scratch: Path) -> ExportedInputs:
     """Write what a stage reads below an empty directory; stages that it reads from must be done."""
+    # An export without rows plans and renders; the house of runs is read only where a stage is prepared.
+    from charter.launch.commands import stage_command
+    from charter.run.graph import build_pipeline, job_of
+    from charter.run.preflight import check_packages
+    from charter.run.staleness import assess
+
     check_packages()
     pipeline = build_pipeline(project, root)
     stage = pipeline.stage(name)
