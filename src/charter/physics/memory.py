@@ -17,6 +17,8 @@ from charter.physics.memory_shape import MemoryShape, Stage, rank_columns, stage
 from charter.physics.memory_terms import (
     ASSUMED,
     CPU_PROCESS_BYTES,
+    CPU_PROCESS_FORMULA,
+    CPU_PROCESS_SOURCE,
     Rank,
     activation_columns,
     buffer_columns,
@@ -275,8 +277,8 @@ def _constant_columns(rank: Rank) -> dict[str, ExplainedColumn]:
             "process",
             "overhead",
             s.cpu * CPU_PROCESS_BYTES,
-            "resident size with torch and transformers imported",
-            "assumption (physics/memory_terms.py)",
+            CPU_PROCESS_FORMULA,
+            CPU_PROCESS_SOURCE,
         ),
     }
 
