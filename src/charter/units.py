@@ -84,11 +84,21 @@ def parse_seconds(value: object) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value) or value < 0:
             raise ValueError(f"{value!r} is not a duration; write it like 14d, 2h30m or 90s")
-        return float(value)
+        return _seconds(float(value))
     part = r"[0-9][0-9_,]*(?:\.[0-9]+)?\s*(?:sec|min|[smhdw])"
     match = _match(rf"{part}(?:\s*{part})*", value, "a duration", "14d, 2h30m or 90s")
     pieces = re.findall(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*(sec|min|[smhdw])", match[0])
-    return sum(_number(count) * _SECOND_UNITS[unit] for count, unit in pieces)
+    return _seconds(sum(_number(count) * _SECOND_UNITS[unit] for count, unit in pieces))
+
+
+MAX_SECONDS = 1e11
+"""Of any duration: three thousand years."""
+
+
+def _seconds(value: float) -> float:
+    if value > MAX_SECONDS:
+        raise ValueError(f"{value:.3g} s is more than {MAX_SECONDS:.0e} s, the longest of any duration")
+    return value
 
 
 def parse_usd(value: object) -> float:

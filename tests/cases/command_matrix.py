@@ -61,6 +61,7 @@ ARGUMENTS = {
     "cost report": HERE,
     "cost budget": HERE,
     "cost advise": HERE,
+    "cost showback": HERE,
     "cost raise": f"500 {HERE}",
     "cost add": f"licence --usd 5 --from 2026-01-01 --to 2026-02-01 {HERE}",
     "data version": "PROJECT/charter.yaml",

@@ -79,7 +79,8 @@ def test_start_gives_dates(plan):
     assert told["start"] == "2026-12-01T09:00"
     assert told["finish"]["p50"] > told["start"]
     assert (
-        f"it ends on {told['finish']['p50'].replace('T', ' ')} (p50)" in plan("--start", "2026-12-01T09:00:00").stdout
+        f"the run ends on {told['finish']['p50'].replace('T', ' ')} (p50)"
+        in plan("--start", "2026-12-01T09:00:00").stdout
     )
 
 

@@ -53,7 +53,7 @@ def open_project(directory: Path, overrides: list[str] | None = None) -> "tuple[
     if not directory.exists():
         raise UsageError(
             f"there is no file or directory {directory}\n"
-            "  give a project with -C DIR; `charter init --template cai-tiny DIR` writes one"
+            "  give the directory of a project; `charter init --template cai-tiny DIR` writes one"
         )
     if not path.is_file():
         raise UsageError(

@@ -440,6 +440,50 @@ cost_app.command("raise")(raise_limit)
 cost_app.command("add")(add_fee)
 
 
+@cost_app.command("showback")
+def cost_showback(
+    context: typer.Context,
+    by: Annotated[
+        list[str] | None, typer.Option("--by", metavar="WHAT", help="owner, run, stage, tag:NAME; repeatable.")
+    ] = None,
+    since: Annotated[str, typer.Option("--from", metavar="MONTH", help="First UTC month, like 2026-10.")] = "",
+    until: Annotated[str, typer.Option("--to", metavar="MONTH", help="Last one.")] = "",
+    directory: DirOption = Path("."),
+    json_: JsonOption = False,
+) -> None:
+    """Show what every owner, team or run has cost by month: all projects that share the ledger."""
+    from charter.cli.common import console
+    from charter.ledger import Ledger
+    from charter.ledger.store import ledger_place
+    from charter.ledger.sums import total_of
+    from charter.report.cost_text import by_month, months_table, sums_json
+    from charter.run.paths import run_dir
+
+    project, root = open_project(_chosen(context, directory))
+    names = tuple(dict.fromkeys(by or ("owner",)))
+    first, last = (_day_of_month(month, last=is_last) for month, is_last in ((since, False), (until, True)))
+    with Ledger.open(ledger_place(run_dir(root.resolve()), project.storage.ledger), create=False) as ledger:
+        parts = by_month(ledger.sums(by=(*names, "day"), since=first, until=last))
+    if json_ or context.obj[1]:
+        months = [sums_json(part) for part in parts]
+        print_json({"schema": "charter.showback/1", "by": names, "months": months, "total": sums_json(total_of(parts))})
+    else:
+        console(markup=True).print(months_table(names, parts))
+
+
+def _day_of_month(month: str, *, last: bool) -> str | None:
+    """Return the first or the last possible day of a month; days are compared as texts."""
+    if not month:
+        return None
+    try:
+        datetime.strptime(month, "%Y-%m")
+    except ValueError:
+        from charter.errors import UsageError
+
+        raise UsageError(f"{month!r} is no month; write it like 2026-10") from None
+    return f"{month}-31" if last else f"{month}-01"
+
+
 @cost_app.command("report")
 def cost_report(context: typer.Context, directory: DirOption = Path("."), json_: JsonOption = False) -> None:
     """Plan against actual by stage, waste, cost per unit, budget."""

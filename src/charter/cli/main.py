@@ -7,7 +7,7 @@ command: what a command takes at least is the time of its imports.
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
@@ -160,7 +160,8 @@ class Verbs(TyperGroup):
             name = " ".join(words[:length])
             if name in COMMANDS and len(words) >= length:
                 command = self.get_command(ctx, name)
-                return name, command, with_directory(command, words[length:])
+                below = [other.removeprefix(f"{name} ") for other in COMMANDS if other.startswith(f"{name} ")]
+                return name, command, with_directory(command, words[length:], below)
         if first.startswith("-"):
             return super().resolve_command(ctx, args)
         near = (
@@ -197,13 +198,17 @@ class Verbs(TyperGroup):
         formatter.write("Options: --version, --install-completion, --show-completion, -h or --help\n")
 
 
-def with_directory(command: Any, words: list[str]) -> list[str]:
+def with_directory(command: Any, words: list[str], others: Sequence[str] = ()) -> list[str]:
     """Put -C before a project that was named without it, for a command that takes no other word.
+
+    It need not be there, if it is not nearly one of `others`, which are commands too.
 
     >>> import click
     >>> status = click.Command("status", params=[click.Option(["-C"]), click.Option(["--watch"], is_flag=True)])
     >>> with_directory(status, ["--watch", "."]), with_directory(status, ["-C", "."])
     (['--watch', '-C', '.'], ['-C', '.'])
+    >>> with_directory(status, ["nowhere"]), with_directory(status, ["sampels"], ["samples"])
+    (['-C', 'nowhere'], ['sampels'])
     """
     below = getattr(command, "commands", {})
     if words and words[0] in below:
@@ -215,7 +220,9 @@ def with_directory(command: Any, words: list[str]) -> list[str]:
     with_value = {name for option in options if not option.is_flag for name in option.opts}
     for index, word in enumerate(words):
         is_value = index > 0 and words[index - 1] in with_value
-        if not is_value and not word.startswith("-") and (Path(word).is_dir() or word.endswith(".yaml")):
+        if is_value or word.startswith("-"):
+            continue
+        if Path(word).exists() or not get_close_matches(word, [*below, *others], n=1):
             return [*words[:index], "-C", *words[index:]]
     return words
 
@@ -226,6 +233,7 @@ TYPED = {
     r"Input should be greater than or equal to ": "give at least ",
     r"Input should be less than or equal to ": "give at most ",
     r"\. Did you mean": "; did you mean",
+    r"extra argument\(s\)": "extra word",
 }
 """What the parser of words says, and what Charter does."""
 

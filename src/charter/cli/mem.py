@@ -121,7 +121,7 @@ def print_memory(
     usable = report["usable_bytes"]
     free = usable - memory.total_bytes
     verdict = f"fits, {format_bytes(free)} free" if free >= 0 else f"does not fit, {format_bytes(-free)} too much"
-    capacity = f"of {usable / 2**30:.2f} GiB that a plan uses of {device.memory_bytes / 2**30:.2f}: {verdict}"
+    capacity = f"of {usable / 2**30:.2f} usable ({device.memory_bytes / 2**30:.2f} on the device): {verdict}"
     table.add_row("total", f"{memory.total_bytes / 2**30:.2f}", "", capacity, style="bold")
     out.print(table)
     phases = ", ".join(f"{phase} {size / 2**30:.2f}" for phase, size in memory.phase_bytes.items())

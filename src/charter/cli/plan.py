@@ -491,7 +491,7 @@ def _finish(result: "Plan") -> str:
         finish_date(value, result.start).strftime("%Y-%m-%d %H:%M")
         for value in (result.seconds.p50, result.seconds.p90)
     )
-    return f"Dates: started on {result.start:%Y-%m-%d %H:%M} UTC, it ends on {median} (p50) to {high} (p90)."
+    return f"Dates: started on {result.start:%Y-%m-%d %H:%M} UTC, the run ends on {median} (p50) to {high} (p90)."
 
 
 def _write(result: "Plan", output: Path) -> None:

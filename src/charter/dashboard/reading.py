@@ -30,7 +30,7 @@ from charter.run.approval import APPROVALS
 from charter.run.events import EVENTS_FILE, last_events
 from charter.run.graph import ACCEPTED_FILE, Pipeline, PlannedStage, build_pipeline, hashes_of
 from charter.run.paths import RUN, TAGS_FILE, own_tags, run_dir, stages_dir
-from charter.run.planned import PLAN_FILE
+from charter.run.planned import PLAN_FILE, plan_of_this_schema
 from charter.run.staleness import states_of
 from charter.spec.load import BUDGET_FILE
 from charter.spec.project import Project
@@ -415,7 +415,7 @@ class ProjectReader:
         problems = [problem] if problem else []
         where = run_dir(root)
         ledger = self._ledger(project, now)
-        plan = self.files.read(where / PLAN_FILE) or None
+        plan = plan_of_this_schema(self.files.read(where / PLAN_FILE) or None)
         events = last_events(where / EVENTS_FILE)
         tags = own_tags(self.files.read(where / TAGS_FILE))
         looked = Looked(root=root, ledger=ledger, planned=planned_stages(plan), now=now, holds=budget_holds(events))

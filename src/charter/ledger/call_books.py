@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 from charter.ledger.call import Call, CallTotals, Settlement, totals_of_calls
 from charter.ledger.focus import ApiUsage
 from charter.ledger.opening import open_database
+from charter.ledger.place import CALLS_FILE as CALLS_FILE
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from charter.ledger.database import Database
-
-CALLS_FILE = "calls.sqlite"
-"""In the directory of a stage, unless its calls are recorded on a server."""
 
 
 class CallBooks:

@@ -49,6 +49,8 @@ def filesystem_type(directory: Path, mountinfo_lines: list[str]) -> str:
 
 
 LEDGER_FILE = "ledger.sqlite"
+CALLS_FILE = "calls.sqlite"
+"""In the directory of a stage, unless its calls are recorded on a server."""
 
 
 def ledger_place(run_dir: Path, server: str | None) -> str | Path:

@@ -3,6 +3,8 @@
 Imports SQLAlchemy: import it lazily.
 """
 
+from pathlib import Path
+
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
@@ -23,7 +25,7 @@ from charter.errors import DataError
 from charter.ledger.attempt import Outcome
 from charter.ledger.call import OUTCOMES_OF_CALLS
 from charter.ledger.database import Database, damaged
-from charter.ledger.place import NoLedgerError
+from charter.ledger.place import CALLS_FILE, NoLedgerError
 from charter.ledger.sums import APPLICATION_ID, DIMENSIONS, QUICK_CHECK_BYTES, SCHEMA_VERSION, SUMMED
 
 metadata = MetaData()
@@ -390,12 +392,17 @@ def _no_ledger(database: Database) -> NoLedgerError:
 
 
 def _refuse_other_schema(database: Database, version: int) -> None:
-    if version != SCHEMA_VERSION:
-        raise DataError(
-            f"{database.name} has ledger schema {version}; this Charter reads and writes schema {SCHEMA_VERSION} "
-            "alone. Open it with the Charter that wrote it, or move it away and run again: what is done stays done. "
-            "Nothing was changed"
-        )
+    if version == SCHEMA_VERSION:
+        return
+    otherwise = ", or move it away and run again: what is done stays done"
+    if not database.is_file:
+        otherwise = ", or name another database in storage.ledger"
+    elif Path(database.name).name == CALLS_FILE:
+        otherwise = " and leave it where it is: it holds answers that are paid, and without it they are bought again"
+    raise DataError(
+        f"{database.name} has ledger schema {version}; this Charter reads and writes schema {SCHEMA_VERSION} alone. "
+        f"Open it with the Charter that wrote it{otherwise}. Nothing was changed"
+    )
 
 
 def _check_pages(connection: Connection, database: Database) -> None:

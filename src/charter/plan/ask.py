@@ -346,7 +346,7 @@ def _rl(inquiry: Inquiry, given: _Answers) -> str:
             "    rewards: [{name: right, kind: function, call: 'charter:number'}]\n"
             f"    estimator: grpo\n    samples_per_prompt: {GROUP}\n    kl_coefficient: 0\n"
         )
-        given.assumed.append("a rule as reward, so no reward model; no KL penalty, so no reference")
+        given.assumed.append("a rule as reward, so no reward model; no KL penalty, so no reference model")
     else:
         models += f"  reward: {{model: {model}, reward_model: true}}\n"
         method = "    reward: reward\n"

@@ -267,8 +267,8 @@ def _more(seconds: float, *, less: bool = False) -> str:
 NO_NATIVE_ROW = Assumption(
     name="rows of the native engine on an accelerator in the fit",
     value=0,
-    source="its time is that of Hugging Face stacks, its memory the sum of its own tensors; on one H200 8B took 4 to "
-    "19 % longer, and 0.6B, which waited for the host, 1.7 times as long (docs/reference/first-gpu.md); "
+    source="planned at the speed of Hugging Face stacks and with the memory of its own tensors; on one H200, 8B took 4 "
+    "to 19 % longer than that, and 0.6B, which waited for the host, 1.7 times as long (docs/reference/first-gpu.md); "
     "`charter plan --probe` or `charter validate calibrate` measures it",
 )
 SECONDS_PER_MONTH = HOURS_PER_MONTH * SECONDS_PER_HOUR

@@ -46,8 +46,8 @@ class Warmth:
         idle, released = format_usd(self.kept_usd), format_usd(self.released_usd)
         limit = format_seconds(self.break_even_seconds)
         if self.keep:
-            return f"keep the servers: {idle} idle, {released} to start again (pays up to {limit})"
-        return f"release the servers: {idle} idle, {released} to start again (keeping pays up to {limit} only)"
+            return f"kept: {idle} while they idle, {released} to start them again (keeping pays for up to {limit})"
+        return f"released: idle they would cost {idle}, starting them again {released} (keeping pays for up to {limit})"
 
 
 def warmth(gap: Gap) -> Warmth:
@@ -83,8 +83,8 @@ class SharedServers:
 
     @property
     def line(self) -> str:
-        """`judge between label and eval: release the servers: ...`."""
-        return f"{self.model} between {self.earlier} and {self.later}: {warmth(self.gap).reason}"
+        """`judge between label and eval are released: ...`."""
+        return f"{self.model} between {self.earlier} and {self.later} are {warmth(self.gap).reason}"
 
 
 def shared_servers(stages: Sequence[StagePlan], timeline: Timeline) -> tuple[SharedServers, ...]:

@@ -1,6 +1,7 @@
 """The cost report for a terminal: plan against actual, groups, waste, cost per unit, budget. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from charter.cost.advice import Advice
 from charter.ledger.account import Accounted, totals_of
-from charter.ledger.sums import Sums
+from charter.ledger.sums import Sums, total_of
 from charter.report.amounts import Amount
 from charter.report.cost import CostFacts, budget_json, print_storage, storage_json, unit_costs
 from charter.report.overview import Overview, StageView, lost, spent, spent_on_calls
@@ -67,6 +68,37 @@ def sums_json(part: Sums) -> dict[str, Any]:
         "calls": part.calls.requests,
         "waste_usd": part.waste_micro_usd / MICRO_USD_PER_USD,
     }
+
+
+def by_month(parts: Iterable[Sums]) -> tuple[Sums, ...]:
+    """Return sums by `day` as sums by `month`, the months in their order and the dearest first in each."""
+    months: dict[tuple[tuple[str, str], ...], Sums] = {}
+    for part in parts:
+        key = {"month": part.key["day"][:7], **{name: value for name, value in part.key.items() if name != "day"}}
+        before = months.get(tuple(key.items()))
+        months[tuple(key.items())] = replace(part if before is None else before + part, key=key)
+    return tuple(sorted(months.values(), key=lambda part: (part.key["month"], -part.micro_usd, *part.key.values())))
+
+
+def months_table(by: Sequence[str], parts: Sequence[Sums]) -> Table:
+    """Return every month's cost by whom it is shown to, and the total."""
+    table = titled_table("Cost by month")
+    for name in ("Month", *(name.removeprefix("tag:").capitalize() for name in by)):
+        table.add_column(name)
+    for name in ("Cost", "At most", "Waste", "Machine time", "Calls"):
+        table.add_column(name, justify="right")
+    for part in parts:
+        keys = [Text(part.key[name] or "(none)") for name in ("month", *by)]
+        table.add_row(*keys, *_money_cells(part))
+    table.add_row("total", *("" for _ in by), *_money_cells(total_of(parts)), style="bold")
+    return table
+
+
+def _money_cells(part: Sums) -> tuple[str, ...]:
+    usd, most = (part.usd, part.most_usd) if part.is_priced else (None, None)
+    waste = part.waste_micro_usd / MICRO_USD_PER_USD if part.is_priced else None
+    seconds = part.totals.milliseconds / 1000
+    return format_usd(usd), format_usd(most), format_usd(waste), format_seconds(seconds), f"{part.calls.requests:,}"
 
 
 def waste_json(part: Sums) -> dict[str, float | None]:

@@ -253,7 +253,7 @@ def _uncertain(plan: Plan) -> Iterator[Text]:
     causes = ", ".join(f"{item.cause} {100 * item.share:.0f} %" for item in spread.drivers)
     yield Text(
         f"Total cost: the sum of the lines above, at p50 and at p90; over {spread.draws:,} draws it is {low} to {high} "
-        f"(p10 to p90), median {middle}, spread by {causes}."
+        f"(p10 to p90), median {middle}; the spread comes from {causes}."
     )
 
 
@@ -317,7 +317,7 @@ def engine_line(plan: Plan) -> str:
             continue
         share = 1 - quickest.ratio
         saved += share * (stage.compute_usd.p50 / 1e6 if stage.compute_usd is not None else 0.0)
-        names.append(f"{quickest.engine} for {stage.name}, {100 * share:.0f} % of the work")
+        names.append(f"{quickest.engine} for {stage.name}, {100 * share:.0f} % less time")
     if not names:
         return ""
     total = "" if plan.usd is None else f" of {format_usd(plan.usd.p50 / 1e6)}"

@@ -17,6 +17,7 @@ from charter.ledger.call_books import CALLS_FILE
 from charter.ledger.focus import refuse_fewer
 from charter.ledger.rebuilding import rebuilt_attempts
 from charter.ledger.store import LEDGER_FILE, has_ledger, ledger_place
+from charter.run.planned import PLAN_FILE, plan_of_this_schema
 from charter.tracking import MeterSummary, meter_rows, summarise
 from charter.tracking.jsonl import MetricPoint, metrics_file, read_metrics
 
@@ -92,9 +93,10 @@ def read_run(
     Raises UsageError when there is neither a plan nor a run, DataError when a file is broken.
     """
     run_dir = project_dir / RUN
-    kept_plan = _json_of(run_dir / "plan.json")
+    written = _json_of(run_dir / PLAN_FILE)
+    kept_plan = None if written is None else plan_of_this_schema(written)
     if kept_plan is not None:
-        _refuse_absurd(kept_plan, run_dir / "plan.json")
+        _refuse_absurd(kept_plan, run_dir / PLAN_FILE)
     facts = _project_facts(project_dir)
     accounted, usage = _read_ledger(run_dir, facts, checked=check_calls)
     name = facts.name
@@ -102,14 +104,19 @@ def read_run(
         name = accounted[-1].attempt.run if accounted else project_dir.resolve().name
     lost = () if accounted else _lost_attempts(run_dir / STAGES, name)
     accounted = accounted or account(lost)
-    if kept_plan is None and plan is None and not accounted:
+    if written is None and plan is None and not accounted:
         raise UsageError(
             f"there is no run in {project_dir} (no {RUN}/plan.json and no {RUN}/{LEDGER_FILE}); "
             "start one with: charter run, or give the project's directory with -C"
         )
     latest = {item.attempt.stage: item.attempt.fingerprint for item in accounted}
     directories = _stage_directories(run_dir / STAGES, latest)
-    notes = [*facts.notes, *([_lost_words(run_dir, lost)] if lost else [])]
+    of_another = (
+        [f"{run_dir / PLAN_FILE} is of schema {written.get('schema')}, which this Charter does not read"]
+        if written is not None and kept_plan is None
+        else []
+    )
+    notes = [*facts.notes, *of_another, *([_lost_words(run_dir, lost)] if lost else [])]
     stages = {name: _read_stage(name, path, notes, with_metrics=with_metrics) for name, path in directories.items()}
     return RunFiles(
         project=name,

@@ -25,7 +25,7 @@ from charter.physics.terms import Interval
 from charter.run.events import Events
 from charter.run.graph import Pipeline, PlannedStage
 from charter.run.paths import run_dir
-from charter.run.planned import PLAN_FILE
+from charter.run.planned import PLAN_FILE, plan_of_this_schema
 from charter.run.served import CallAllowances, Room, loads_weights
 from charter.spec.project import Project
 from charter.spec.sections import Budget
@@ -558,7 +558,7 @@ def read_plan(root: Path) -> Mapping[str, Any] | None:
         document = durable.read_json(run_dir(root) / PLAN_FILE)
     except DataError:
         return None
-    return document if isinstance(document, dict) else None
+    return plan_of_this_schema(document)
 
 
 def _is_over(line: BudgetLine, done: Collection[str]) -> bool:

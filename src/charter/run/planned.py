@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from charter import __version__
 from charter.artifacts import durable
@@ -19,6 +20,7 @@ from charter.physics.terms import Term
 from charter.plan.knowledge import shipped
 from charter.plan.machine import probe_machine
 from charter.plan.offers import LOCAL, may_run_here
+from charter.plan.plan import SCHEMA as PLAN_SCHEMA
 from charter.plan.plan import InfeasiblePlanError, Plan
 from charter.plan.probe import full_steps
 from charter.plan.project_plan import plan_project
@@ -152,6 +154,13 @@ class PlanNow:
     """What would run by the plan, of every stage that it places."""
     key: str = ""
     """Of all that the plan follows from."""
+
+
+def plan_of_this_schema(document: object) -> Mapping[str, Any] | None:
+    """Return a plan that this Charter can read; None for one of another schema, whose figures may mean other things."""
+    if not isinstance(document, Mapping) or document.get("schema", PLAN_SCHEMA) != PLAN_SCHEMA:
+        return None
+    return document
 
 
 def plan_now(project: Project, root: Path) -> PlanNow:

@@ -1,5 +1,8 @@
 """The store of calls in a SQLite file."""
 
+import sqlite3
+from contextlib import closing
+
 import pytest
 
 pytest.importorskip("sqlalchemy")
@@ -31,3 +34,13 @@ def test_one_file_may_hold_attempts_and_calls(where):
         store.intend([call(1)])
         store.settle([answered(1)])
         assert store.totals().sums.answered == len(ledger.attempts()) == 1
+
+
+def test_paid_answers_of_another_schema_are_not_to_be_moved(tmp_path):
+    path = tmp_path / "calls.sqlite"
+    CallStore.open(path, run="r", stage="s", fingerprint="f").close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version=2")
+    with pytest.raises(DataError, match="leave it where it is: it holds answers that are paid") as refused:
+        CallStore.open(path, run="r", stage="s", fingerprint="f")
+    assert "move it away" not in str(refused.value)

@@ -283,8 +283,8 @@ def test_stages_that_ask_the_same_judge_share_servers(lab):
     )
     (found,) = shared_servers(plan.stages, later)
     assert (found.earlier, found.later, found.gap.seconds) == ("first", "second", 9e4)
-    assert "release the servers" in found.line
+    assert "are released: idle they would cost" in found.line
     at_once = replace(later, start_seconds={"first": 0.0, "second": 1e4})
-    assert "keep the servers" in shared_servers(plan.stages, at_once)[0].line
+    assert "are kept: " in shared_servers(plan.stages, at_once)[0].line
     together = replace(later, start_seconds={"first": 0.0, "second": 0.0})
     assert shared_servers(plan.stages, together) == ()

@@ -1,14 +1,17 @@
 """The cost report: parts add up, forecasts follow the rule, nothing is priced without a price."""
 
 import io
+import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from charter.artifacts.sample_prompts import SAMPLE_TIMES, append_sample_time
+from charter.cli.main import app
 from charter.errors import DataError, UsageError
 from charter.ledger import Ledger
 from charter.ledger.stored import MILLISECONDS_PER_MONTH, RUN_DIRECTORY, StoredSample
@@ -18,6 +21,7 @@ from charter.report.cost_text import print_cost, time_ratio_text, unit_rows
 from charter.report.html import report_html
 from charter.report.overview import overview
 from charter.report.read import RunFiles, read_run
+from charter.run.budget import read_plan
 from charter.units import GIB, format_seconds
 
 BUCKET = "s3://bucket/path"
@@ -310,3 +314,56 @@ def test_more_than_p90_is_marked_and_the_total_has_a_ratio(finished):
 def test_a_run_that_goes_on_has_no_ratio_of_the_whole(running):
     view = overview(read_run(running))
     assert (view.time_ratio, view.cost_ratio) == (None, None)
+
+
+def test_a_plan_of_another_schema_is_said_and_not_read(tmp_path, fixture_run):
+    root = fixture_run.write_run(tmp_path)
+    path = root / "run" / "plan.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": "charter.plan/9"}))
+    files = read_run(root)
+    assert files.plan is None
+    assert any("is of schema charter.plan/9, which this Charter does not read" in note for note in files.notes)
+    assert read_plan(root) is None
+
+
+@pytest.fixture
+def shared(tmp_path):
+    """A ledger of three runs of two teams, over the end of a month."""
+    path = tmp_path / "demo" / "run" / "ledger.sqlite"
+    path.parent.mkdir(parents=True)
+    (tmp_path / "demo" / "charter.yaml").write_text(
+        "name: demo\nmodels: {base: meta-llama/Llama-3.1-8B}\n"
+        "data: {d: {path: d.jsonl, rows: 1k, mean_tokens: 10}}\npipeline: {sft: {kind: sft, init: base, data: d}}\n"
+    )
+    with Ledger.open(path) as ledger:
+        for run, team, at, hours in (
+            ("demo", "red", "2026-10-31T20:00", 8), ("demo", "red", "2026-11-02T00:00", 2),
+            ("other", "blue", "2026-11-03T00:00", 5), ("third", "red", "2026-11-04T00:00", 1),
+        ):  # fmt: skip
+            began = datetime.fromisoformat(f"{at}+00:00").timestamp()
+            attempt = ledger.begin(
+                run=run, stage="sft", kind="sft", fingerprint="f", at=began, monotonic=0.0, owner="ann",
+                tags={"team": team}, price_micro_usd_per_hour=1_000_000,
+            )  # fmt: skip
+            ledger.end(attempt, at=began + 3600 * hours, monotonic=3600.0 * hours, outcome="done", step=1)
+    return tmp_path / "demo"
+
+
+def showback(root, *words):
+    return CliRunner().invoke(app, ["cost", "showback", "-C", str(root), *words], prog_name="charter")
+
+
+def test_showback_is_by_team_and_month_over_all_runs(shared):
+    told = json.loads(showback(shared, "--by", "tag:team", "--json").output)
+    rows = [(row["month"], row["tag:team"], row["usd"]) for row in told["months"]]
+    assert rows == [("2026-10", "red", 4.0), ("2026-11", "red", 7.0), ("2026-11", "blue", 5.0)]
+    assert told["total"]["usd"] == 16.0
+    later = json.loads(showback(shared, "--by", "run", "--from", "2026-11", "--to", "2026-11", "--json").output)
+    assert {row["run"]: row["usd"] for row in later["months"]} == {"demo": 6.0, "other": 5.0, "third": 1.0}
+    table = showback(shared, "--by", "tag:team").output
+    assert ("$16.00" in table, "blue" in table, "2026-10" in table) == (True, True, True)
+
+
+def test_showback_names_what_it_cannot_read(shared):
+    assert "is no month; write it like 2026-10" in str(showback(shared, "--from", "2026-13").exception)
+    assert "keeps no sums by 'team'" in str(showback(shared, "--by", "team").exception)

@@ -18,7 +18,7 @@ def test_a_native_stage_says_what_another_engine_would_save():
     (stage,) = plan.stages
     quickest = stage.other_engines[0]
     line = engine_line(plan)
-    assert f"{quickest.engine} for stage, {100 * (1 - quickest.ratio):.0f} % of the work" in line
+    assert f"{quickest.engine} for stage, {100 * (1 - quickest.ratio):.0f} % less time" in line
     assert line.startswith("Other engines would save about $")
 
 

@@ -254,3 +254,10 @@ def test_more_money_than_there_is_is_refused(write, limit):
     (problem,) = problems_of(write(BASE + f"budget: {{limit: {limit}}}\n"))
     assert problem.path == "budget.limit"
     assert "is more than 1e+12, the most usd of anything" in problem.message
+
+
+@pytest.mark.parametrize("deadline", ["1e300", "900_000_000_000_000d"])
+def test_a_duration_of_ages_is_refused(write, deadline):
+    (problem,) = problems_of(write(BASE + f"deadline: {deadline}\n"))
+    assert problem.path == "deadline"
+    assert "is more than 1e+11 s, the longest of any duration" in problem.message
