@@ -21,10 +21,7 @@ LIBRARY_BYTES, MODEL_CODE_BYTES = 0.215 * GIB, 0.14 * GIB
 model classes, tokenizer and Charter's own modules. A torch that was built for CUDA maps more; it was not measured."""
 CPU_PROCESS_BYTES = LIBRARY_BYTES + MODEL_CODE_BYTES
 CPU_PROCESS_FORMULA = f"{LIBRARY_BYTES / GIB:g} GiB with torch + {MODEL_CODE_BYTES / GIB:g} GiB with transformers"
-CPU_PROCESS_SOURCE = (
-    "measured: 345 to 382 MiB above the planned tensors in 17 stages of cai-smoke and rlvr-tiny, torch 2.13 for "
-    "processors, x86-64 (physics/memory_terms.py)"
-)
+CPU_PROCESS_SOURCE = "345 to 382 MiB over the tensors of 17 stages, torch 2.13 for processors (physics/memory_terms.py)"
 ZERO_SOURCE = "Rajbhandari et al. 2020, figure 1"
 ASSUMED = "assumption (physics/constants.py), moved by calibration"
 
