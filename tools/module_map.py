@@ -1,6 +1,8 @@
 """Write the map of the house into CONTRIBUTING.md: one line for every package, with the programs in it."""
 
 import ast
+import inspect
+import tokenize
 from pathlib import Path
 
 from generated import write_part
@@ -8,13 +10,17 @@ from generated import write_part
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "charter"
 PAGE = ROOT / "CONTRIBUTING.md"
+BEFORE_A_DOCSTRING = (tokenize.COMMENT, tokenize.NL)
 PROGRAM = '\nif __name__ == "__main__":'
 
 
 def first_line(path: Path) -> str:
     """Return the first line of a module's docstring, empty when it has none."""
-    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
-    return docstring.partition("\n")[0]
+    with path.open(encoding="utf-8") as file:
+        tokens = (token for token in tokenize.generate_tokens(file.readline) if token.type not in BEFORE_A_DOCSTRING)
+        first = next(tokens)
+    docstring = ast.literal_eval(first.string) if first.type == tokenize.STRING else ""
+    return inspect.cleandoc(docstring).partition("\n")[0]
 
 
 def layers() -> list[str]:

@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-import botocore.session
-from botocore.model import ListShape, MapShape, Shape, StructureShape
-from botocore.validate import ParamValidator
-
 
 def check_request(service: str, operation: str, body: dict[str, Any]) -> None:
     """Raise unless the service takes the request, as far as its model says."""
+    from botocore.validate import ParamValidator
+
     shape = _service(service).operation_model(operation).input_shape
     report = ParamValidator().validate(body, shape)
     assert not report.has_errors(), report.generate_report()
@@ -22,8 +20,10 @@ def check_request(service: str, operation: str, body: dict[str, Any]) -> None:
     assert not wrong, wrong
 
 
-def problems(shape: Shape, value: Any, where: str) -> Iterator[str]:
+def problems(shape: Any, value: Any, where: str) -> Iterator[str]:
     """What the model's enums, patterns and lengths do not allow."""
+    from botocore.model import ListShape, MapShape, StructureShape
+
     if isinstance(shape, StructureShape):
         for name, inner in value.items():
             yield from problems(shape.members[name], inner, f"{where}.{name}")
@@ -49,6 +49,8 @@ def problems(shape: Shape, value: Any, where: str) -> Iterator[str]:
 
 @cache
 def _service(name: str) -> Any:
+    import botocore.session
+
     return botocore.session.get_session().get_service_model(name)
 
 

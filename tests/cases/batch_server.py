@@ -32,6 +32,10 @@ class BatchServer(FaultServer):
         self.numbers = itertools.count()
         self.loses_replies = 0
         """Batches that are begun, and whose reply is lost."""
+        self.loses_orders = 0
+        """Batches that are begun only after the list was read, their reply lost."""
+        self.late: list[dict[str, Any]] = []
+        self.cancelled: list[str] = []
         self.refuses = ""
         self.begun, self.looked_at = threading.Event(), threading.Event()
         """A batch was taken; its client has asked for it by its number."""
@@ -44,6 +48,7 @@ class BatchServer(FaultServer):
         app.router.add_post("/v1/batches", self.begin)
         app.router.add_get("/v1/batches", self.listed)
         app.router.add_get("/v1/batches/{batch}", self.look)
+        app.router.add_post("/v1/batches/{batch}/cancel", self.cancel)
         return app
 
     async def upload(self, request: web.Request) -> web.Response:
@@ -61,6 +66,16 @@ class BatchServer(FaultServer):
             return web.json_response({"error": {"message": self.refuses}}, status=400)
         wrong = wrong_in_message(request, order)
         assert wrong is None, wrong
+        if self.loses_orders:
+            self.loses_orders -= 1
+            self.late.append(order)
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        for late in self.late:
+            name = f"batch_{next(self.numbers)}"
+            self.batches[name] = self.new_batch(name, late)
+        self.late.clear()
         name = f"batch_{next(self.numbers)}"
         self.batches[name] = self.new_batch(name, order)
         self.begun.set()
@@ -89,6 +104,11 @@ class BatchServer(FaultServer):
         if self.is_open and self.status_of(batch) == "in_progress":
             self._carry_out(batch)
         return web.json_response(batch)
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        """Give one up."""
+        self.cancelled.append(request.match_info["batch"])
+        return web.json_response({**self.batches[self.cancelled[-1]], "status": "cancelling"})
 
     async def content(self, request: web.Request) -> web.Response:
         """A file."""

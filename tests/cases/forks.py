@@ -234,11 +234,13 @@ def _execv(program: str, arguments: Sequence[str]) -> NoReturn:
 def main() -> None:
     """Import what was named, and serve; a fork goes on as the command that it was made for."""
     descriptor, *preload = sys.argv[1:]
+    gc.disable()
     for module in preload:
         importlib.import_module(module)
     sys.path.pop(0)
     gc.collect()
     gc.freeze()
+    gc.enable()
     request = _serve(socket.socket(fileno=int(descriptor)))
     arguments = None if request is None else request["arguments"]
     os.execv = _execv  # type: ignore[assignment]

@@ -13,6 +13,7 @@ from typing import Any
 
 import jsonschema
 import kubernetes_validate
+from kubernetes_validate import utils
 
 RELEASES = ("1.31", "1.34", "1.37")
 """Of the core schemas: the first in which podFailurePolicy is stable, one between, the newest that is known."""
@@ -21,6 +22,9 @@ QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
+
+utils.schema_contents = cache(utils.schema_contents)
+"""The library reads the files of a schema anew for every object that it looks at."""
 
 
 def check(item: dict[str, Any], releases: tuple[str, ...] = RELEASES) -> None:

@@ -28,19 +28,21 @@ class _Measure:
 
 
 START = (
-    _Measure(key="exact_match.gain", neutral=0.0, words="{value} of right answers against the model before"),
+    _Measure(key="exact_match.gain", neutral=0.0, words="{value} of right answers against the model it started from"),
     _Measure(
         key="judge_win_rate.policy_length_controlled",
         neutral=0.5,
-        words="the judge prefers it to the model before in {value} of cases, at equal length",
+        words="the judge prefers it to the model it started from in {value} of cases, at equal length",
     ),
     _Measure(
-        key="judge_win_rate.policy", neutral=0.5, words="the judge prefers it to the model before in {value} of cases"
+        key="judge_win_rate.policy",
+        neutral=0.5,
+        words="the judge prefers it to the model it started from in {value} of cases",
     ),
     _Measure(
         key="independent_check.policy",
         neutral=0.5,
-        words="an independent check prefers it to the model before in {value} of cases",
+        words="an independent check prefers it to the model it started from in {value} of cases",
     ),
 )
 """Evidence against the model before, the strongest first. The reward that was trained on is none."""
@@ -102,7 +104,7 @@ def outcome_of(stage: str, results: Mapping[str, Any]) -> EvaluationOutcome:
 
     >>> figure = {"key": "exact_match.gain", "value": 0.5, "low": 0.4, "high": 0.6, "n": 200, "unit": "share"}
     >>> outcome_of("eval", {"figures": [figure]}).comparisons[0].why
-    '+50.0 points of right answers against the model before (95 % interval +40.0 to +60.0 points, n = 200)'
+    '+50.0 points of right answers against the model it started from (95 % interval +40.0 to +60.0 points, n = 200)'
     """
     figures = {str(figure.get("key")): figure for figure in results.get("figures") or ()}
     reward = "win_rate.policy" in figures

@@ -328,13 +328,16 @@ def is_needless(layout: StageLayout, device: torch.device) -> bool:
 
 
 def check_offload(layout: StageLayout, device: torch.device) -> None:
-    """Refuse offloading that this layout cannot do; where all is on the host anyway, say so in the log."""
-    if layout.offload == "none" or is_needless(layout, device):
+    """Refuse offloading that this layout cannot do."""
+    if layout.offload != "all" or is_needless(layout, device):
         return
-    if layout.offload == "optimizer":
-        raise StageError("offload optimizer is not supported on an accelerator; use offload all with zero 3, or none")
     if layout.zero == 0 or layout.world_size == 1:
         raise StageError("offload all moves the parts of a sharded model to the host; use it with zero 3, or use none")
+
+
+def moments_on_host(layout: StageLayout, device: torch.device) -> bool:
+    """Return True if the optimizer's moments stay in host memory, and come to the device for their step alone."""
+    return layout.offload == "optimizer" and not is_needless(layout, device)
 
 
 def offload_policy(layout: StageLayout, device: torch.device) -> OffloadPolicy:

@@ -12,7 +12,15 @@ from charter.catalog.accelerators import Accelerator
 from charter.physics.columns import Array, Layouts, array
 from charter.physics.constants import TrainingMemoryConstants, memory_sigma
 from charter.physics.kept_activations import Implementation
-from charter.physics.memory_profiles import NATIVE, AdapterUse, CrossEntropy, Head, MemoryJob, MemoryProfile
+from charter.physics.memory_profiles import (
+    NATIVE,
+    VISITING_BYTES,
+    AdapterUse,
+    CrossEntropy,
+    Head,
+    MemoryJob,
+    MemoryProfile,
+)
 from charter.physics.memory_shape import MemoryShape, Stage, rank_columns, stage_layers
 from charter.physics.memory_terms import (
     ASSUMED,
@@ -69,7 +77,7 @@ PHASES: dict[str, tuple[str, ...]] = {
         "copies_end",
         *BUFFERS,
     ),
-    "optimizer step": (*RESIDENT, "gradients", "low_kept", "step", "buckets", "workspace"),
+    "optimizer step": (*RESIDENT, "gradients", "low_kept", "step", "visiting", "buckets", "workspace"),
     "checkpoint": (*RESIDENT, "early_gradients", "low_kept", "gathered", "workspace"),
 }
 """Which terms are alive in a phase. Gradients exist before the end of the backward pass where they are accumulated over
@@ -179,6 +187,7 @@ def _stage_table(shape: MemoryShape, layouts: Layouts, constants: TrainingMemory
     early = np.where((shape.persistent_gradients > 0) | (layouts.accumulation > 1), 1.0, 0.0)
     gradients = columns["gradients"]
     columns["early_gradients"] = replace(gradients, values=array(gradients.values * early))
+    columns["visiting"] = _visiting_column(rank)
     columns["forward_live"] = _forward_live(columns["live"])
     columns["low_kept"] = _scaled(columns["low"], shape.low_gradients_stay)
     columns["low_grown"] = _low_grown(rank, columns)
@@ -198,6 +207,25 @@ def _low_grown(rank: Rank, columns: Mapping[str, ExplainedColumn]) -> ExplainedC
     freed = (columns["kept"].values + columns["inputs"].values) / np.maximum(rank.held, 1.0)
     low = columns["low"]
     return replace(low, values=array(np.maximum(low.values - freed, 0.0)), formula=low.formula + ", less what is freed")
+
+
+def _visiting_column(rank: Rank) -> ExplainedColumn:
+    """Moments that come from the host for their step: a few weights' at a time, or those of the largest one."""
+    s, lay = rank.shape, rank.layouts
+    owned = rank.sharded(*trained_parameters(rank), 1)
+    embedding = rank.parameters.end_unit - s.model.head_beside_embedding / lay.tensor
+    largest = rank.sharded(np.maximum(s.model.largest_matrix / lay.tensor, embedding), array(0.0), 1)
+    at_once = np.minimum(s.optimizer_bytes * owned, np.maximum(VISITING_BYTES, s.optimizer_bytes * largest))
+    return column(
+        "visiting moments",
+        "buffers",
+        at_once * s.moments_visit * lay.offload_optimizer * (1 - lay.offload_parameters),
+        "max({least:,.0f} B, {size:g} B x {largest:,.0f} of the largest weight)",
+        "moments in host memory come to the device for their step (train/optimizers.py)",
+        least=array(VISITING_BYTES),
+        size=s.optimizer_bytes,
+        largest=largest,
+    )
 
 
 def _forward_live(live: ExplainedColumn) -> ExplainedColumn:

@@ -46,6 +46,8 @@ LOSS_TILE, CPU_LOSS_TILE = 2.0**28, 2.0**20
 """Logits of Charter's own losses that exist at once: on a GPU enough to fill it, on a CPU what stays in its caches."""
 LEAST_TILE_ROWS = 16.0
 """Positions of a tile at least, however large the vocabulary."""
+VISITING_BYTES = 2.0**28
+"""Moments in host memory that Charter's optimizer has beside their weights at once, or those of one weight."""
 LOSS_CHUNK = 1024.0
 """Positions whose logits exist at once under a chunked loss (Liger, torchtune: 8 chunks; Unsloth: by memory)."""
 
@@ -106,6 +108,8 @@ class MemoryProfile:
     """16-bit copies of the largest matrix while a quantised one is used."""
     quantised_keeps_inputs: bool = False
     """The quantised product keeps its input though its weight is frozen (bitsandbytes until 0.42)."""
+    moments_visit: bool = False
+    """Moments in host memory come to the device for their step, `VISITING_BYTES` at a time; gradients stay there."""
     autocast_adapters: bool = False
     """Adapters of peft under autocast over a base of which only linear layers are cast: each adapted matrix keeps a
     16-bit copy of its own input, and a frozen embedding stays in the parameters' type."""
@@ -253,6 +257,7 @@ NATIVE = MemoryProfile(
     keeps_products=True,
     second_stage_shards_weights=True,
     ends_apart=True,
+    moments_visit=True,
     autocast_adapters=True,
     source="Charter's own engine: transformers classes under FSDP2, a loss of its own in tiles",
 )

@@ -312,6 +312,7 @@ class MemoryShape:
     persistent_gradients: Array
     second_stage_shards_weights: Array
     ends_apart: Array
+    moments_visit: Array
     scalar: Array
     """1 where a scalar head takes the place of the output projection."""
     step_bytes: Array
@@ -444,6 +445,7 @@ def _run_numbers(job: MemoryJob) -> dict[str, float]:
         "persistent_gradients": profile.persistent_gradients,
         "second_stage_shards_weights": profile.second_stage_shards_weights,
         "ends_apart": profile.ends_apart,
+        "moments_visit": profile.moments_visit,
         "scalar": job.head == "scalar",
         "step_bytes": profile.step_bytes * _step_share(job),
         "step_parameters": profile.step_parameters,

@@ -126,7 +126,11 @@ def state_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     device = {"parameters": 1 - lay.offload_parameters, "optimizer": 1 - lay.offload_optimizer}
     # Sharded gradients are where their optimizer steps: ZeRO-Offload (Ren et al. 2021, section 4.2) and FSDP2's
     # `CPUOffloadPolicy` move each to the host once it is reduced.
-    away = np.maximum(lay.offload_parameters, lay.offload_optimizer) * (lay.zero >= 2) * (s.adapter == 0)
+    away = (
+        np.maximum(lay.offload_parameters, lay.offload_optimizer * (1 - s.moments_visit))
+        * (lay.zero >= 2)
+        * (s.adapter == 0)
+    )
     over = "N_rank {total:,.0f}, ZeRO-{zero:.0f} over {group:.0f}"
     # Beside a pipeline gradients are reduced once, after the last micro-batch, and are whole until then.
     summed = np.where((rank.gathers > 0) & (lay.pipeline > 1), total, owned[2])

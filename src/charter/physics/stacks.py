@@ -70,6 +70,8 @@ class StackProfile:
     unmodelled: float = 1.0
     selective_traffic: float = 0.0
     """1 where selective recomputation repeats what lies between products (`MemoryProfile.keeps_products`)."""
+    moments_visit: float = 0.0
+    """1 where moments in host memory come to the device for their step (`MemoryProfile.moments_visit`)."""
     host: float = 1.0
     """Multiple of the host time per operation; 0 where the whole step is one compiled program."""
 
@@ -200,6 +202,7 @@ PROFILES = {
             update_bytes=44.0,
             attention="flash2",
             selective_traffic=1.0,
+            moments_visit=1.0,
         ),
         StackProfile(
             name="unsloth",
@@ -323,6 +326,7 @@ class StackColumns:
     data_hidden: Array
     unmodelled: Array
     selective_traffic: Array
+    moments_visit: Array
     host: Array
 
     @classmethod

@@ -181,6 +181,8 @@ HOST_MEMORY_BYTES_PER_SECOND = 150e9
 OFFLOADED_LINK_BYTES, OFFLOADED_HOST_BYTES = 6.0, 28.0
 """Per owned parameter of an offloaded optimizer: a 32-bit gradient out and a 16-bit weight back; Adam's states,
 gradient and weight read or written in host memory."""
+VISITING_LINK_BYTES = 16.0
+"""Per owned parameter whose moments visit the device: both in 32 bits, to it and back, one after the other."""
 GRADIENT_BYTES_TOUCHED = 6.0
 """Per parameter that ZeRO does not shard: gradients zeroed, scaled and checked."""
 
@@ -210,7 +212,8 @@ _FORMULAS = {
     "pipeline bubble": ("bubble", "(p - 1) / v passes of a mean stage", "Narayanan et al. 2021, section 2.2"),
     "gradient reduction": ("communication", "ring of psi gradients (and weights back), less the last backward pass",
                            "ring: Patarasuk and Yuan 2009"),
-    "optimizer": ("update", "bytes of Adam x psi / ranks / B; offloaded: over the host link and through host memory",
+    "optimizer": ("update", "bytes of Adam x psi / ranks / B; offloaded: over the host link and through host memory; "
+                  "of the native engine, whose moments visit the device: 16 B x psi / ranks / host link beside it",
                   "every state byte read and written once"),
     "per step": ("update", "seconds per step", "data, clipping, logging (physics/constants.py)"),
     "stragglers and the unmodelled": ("overhead", "total x (u (1 + c log2(N / 8)) - 1)", 
@@ -322,7 +325,10 @@ def _computed(one: LayerSeconds) -> dict[str, Array]:
 
 
 def _optimizer(given: StepInputs) -> Array:
-    """Clipping and Adam on what a rank owns; offloaded: gradients out, weights back, Adam in host memory."""
+    """Clipping and Adam on what a rank owns; offloaded: gradients out, weights back, Adam in host memory.
+
+    Where moments alone are on the host and visit the device, they move, and Adam is the device's.
+    """
     at, job, work = given.job.layouts, given.job, given.work
     ranks = np.maximum(np.minimum(at.shards, job.shard_group), 1.0)
     experts = np.where(job.frozen > 0, 0.0, work.rank_experts)
@@ -332,9 +338,10 @@ def _optimizer(given: StepInputs) -> Array:
     touched = np.where(at.zero < 3, GRADIENT_BYTES_TOUCHED * work.trained, 0.0)
     device = given.constants.optimizer_traffic * (given.stack.update_bytes * owned + touched) / given.device.bandwidth
     host = OFFLOADED_HOST_BYTES * owned * given.device.node / HOST_MEMORY_BYTES_PER_SECOND
-    return array(
-        np.where(at.offload_optimizer > 0, OFFLOADED_LINK_BYTES * owned / given.device.host_link + host, device)
-    )
+    away = OFFLOADED_LINK_BYTES * owned / given.device.host_link + host
+    visiting = device + VISITING_LINK_BYTES * owned / given.device.host_link
+    offloaded = np.where((given.stack.moments_visit > 0) & (at.offload_parameters == 0), visiting, away)
+    return array(np.where(at.offload_optimizer > 0, offloaded, device))
 
 
 def step_seconds(given: StepInputs) -> Array:

@@ -214,7 +214,7 @@ def evaluate(
     bound = least_bytes(task.work, layouts, devices, dtype=task.dtype, known=task.known)
     if np.any(layouts.offload_optimizer > 0):
         waiting = waiting_bytes(task.work, layouts, devices, dtype=task.dtype, known=task.known)
-        bound = array(np.where(waiting > devices.host_room, np.inf, bound))
+        bound = array(np.where((waiting > 0) & (waiting > devices.host_room), np.inf, bound))
     left = np.flatnonzero(bound <= devices.room)
     peak, seconds, slow = bound.copy(), np.full(bound.size, np.inf), np.zeros(bound.size)
     least = np.zeros(bound.size)

@@ -299,7 +299,7 @@ def print_waste(view: Overview, console: Console) -> None:
         if amount.milliseconds:
             share = amount.milliseconds / max(1, view.totals.milliseconds)
             cost = f", {format_usd(amount.usd)}" if amount.usd is not None else ""
-            text = f"Lost to {what}: {format_seconds(amount.seconds)}{cost} ({100 * share:.1f} %)"
+            text = f"Lost to {what}: {format_seconds(amount.seconds)}{cost} ({100 * share:.1f} % of machine time)"
             console.print(text, style="yellow", highlight=False)
 
 

@@ -44,7 +44,7 @@ INSTEAD = {
     "expert": "remove it; zero: 3 spreads the experts with everything else",
     "sequence_parallel": "remove it; `tensor` works without",
     "zero": "zero: 2 shards the optimizer and the gradients",
-    "offload": "offload: all with zero: 3, or none",
+    "offload": "offload: all with zero: 3, optimizer with any, or none",
 }
 """What the native engine has instead of what it cannot do (its `Capabilities`)."""
 

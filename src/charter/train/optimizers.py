@@ -1,7 +1,8 @@
 """Optimizers, and the scale of losses in half precision."""
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from charter.errors import MissingExtraError, StageError, how_to_install
+from charter.models.parallel import own_part
+from charter.physics.memory_profiles import VISITING_BYTES
 
 EPSILON = 1e-8
 """Of Adam's denominator (Kingma and Ba 2014, algorithm 1)."""
@@ -31,11 +34,11 @@ class OptimizerSettings(Protocol):
 
 
 def make_optimizer(
-    groups: Sequence[tuple[Sequence[nn.Parameter], float]], settings: OptimizerSettings
+    groups: Sequence[tuple[Sequence[nn.Parameter], float]], settings: OptimizerSettings, *, on_host: bool = False
 ) -> torch.optim.Optimizer:
     """Adam with decoupled weight decay, a group per (parameters, learning rate), its state made already.
 
-    Vectors (norms, biases) are not decayed. `adamw_8bit` keeps moments in 8 bits.
+    Vectors (norms, biases) are not decayed. `adamw_8bit` keeps moments in 8 bits; `on_host` keeps them in host memory.
     """
     entries: list[dict[str, Any]] = []
     for parameters, rate in groups:
@@ -51,11 +54,85 @@ def make_optimizer(
     betas = (settings.beta1, settings.beta2)
     optimizer: torch.optim.Optimizer
     if settings.optimizer == "adamw_8bit":
+        if on_host:
+            raise StageError(
+                "offload optimizer is for adamw; with adamw_8bit, whose moments are small, use offload none"
+            )
         optimizer = _eight_bit(entries, betas)
     else:
-        optimizer = torch.optim.AdamW(entries, betas=betas, eps=EPSILON, fused=True)
+        kind = HostMoments if on_host else torch.optim.AdamW
+        optimizer = kind(entries, betas=betas, eps=EPSILON, fused=True)
     materialise_state(optimizer)
     return optimizer
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class HostMoments(torch.optim.AdamW):
+    """AdamW whose moments stay in host memory, and come to the device for their step, those of some weights at a time.
+
+    The same kernel on the same device as without, over the same numbers: the update has the same bits.
+    """
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update every weight that has a gradient; moments are back on the host when this returns."""
+        groups, device = self.param_groups, torch.device("cpu")
+        try:
+            for group in groups:
+                weights = [item for item in group["params"] if item.grad is not None]
+                for part in _visits(weights):
+                    device = weights[0].device
+                    self.param_groups = [{**group, "params": weights[part]}]
+                    with self._visiting(weights[part]):
+                        super().step()
+        finally:
+            self.param_groups = groups
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
+
+    @contextlib.contextmanager
+    def _visiting(self, weights: Sequence[nn.Parameter]) -> Iterator[None]:
+        """Moments of some weights beside them; what the device queues is in the order of one stream."""
+        at_home = [{name: self.state[weight][name] for name in MOMENTS} for weight in weights]
+        for weight, moments in zip(weights, at_home, strict=True):
+            device = own_part(weight).device
+            visitors = {
+                name: own_part(value).to(device, non_blocking=True, copy=True) for name, value in moments.items()
+            }
+            self.state[weight].update({name: _spread_as(weight, value) for name, value in visitors.items()})
+        try:
+            yield
+            for weight, moments in zip(weights, at_home, strict=True):
+                for name, value in moments.items():
+                    own_part(value).copy_(own_part(self.state[weight][name]), non_blocking=True)
+        finally:
+            for weight, moments in zip(weights, at_home, strict=True):
+                self.state[weight].update(moments)
+
+
+def _visits(weights: Sequence[nn.Parameter]) -> list[slice]:
+    """Runs of weights whose moments are beside them at once."""
+    sizes = [len(MOMENTS) * own_part(weight).nbytes for weight in weights]
+    runs, begin, size = [], 0, 0.0
+    for place, more in enumerate(sizes):
+        if place > begin and size + more > VISITING_BYTES:
+            runs.append(slice(begin, place))
+            begin, size = place, 0.0
+        size += more
+    return [*runs, slice(begin, len(sizes))] if sizes else []
+
+
+def _host_zeros(weight: nn.Parameter) -> Tensor:
+    """Return zeros like a weight in host memory; of a GPU in such as it reads and writes without the processor."""
+    local = own_part(weight.detach())
+    zeros = torch.zeros(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
+    return _spread_as(weight, zeros)
+
+
+def _spread_as(weight: nn.Parameter, local: Tensor) -> Tensor:
+    """Return a part as the tensor that it is a part of, spread over processes as a weight is."""
+    return DTensor(local, weight._spec, requires_grad=False) if isinstance(weight, DTensor) else local  # type: ignore[no-untyped-call]
 
 
 def _eight_bit(entries: list[dict[str, Any]], betas: tuple[float, float]) -> torch.optim.Optimizer:
@@ -79,10 +156,13 @@ def materialise_state(optimizer: torch.optim.Optimizer) -> None:
             if optimizer.state[parameter]:
                 continue
             if isinstance(optimizer, torch.optim.AdamW):
+                on_host = isinstance(optimizer, HostMoments)
                 optimizer.state[parameter] = {
                     "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                    "exp_avg": torch.zeros_like(parameter, requires_grad=False),
-                    "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+                    **{
+                        name: _host_zeros(parameter) if on_host else torch.zeros_like(parameter, requires_grad=False)
+                        for name in MOMENTS
+                    },
                 }
             else:
                 optimizer.init_state(group, parameter, index, place)  # type: ignore[attr-defined]

@@ -348,12 +348,15 @@ def ppo_task(setup: Setup, stack: ExitStack | None = None) -> tuple[PpoTask, Tra
     sampler = Sampler(setup, spec, models, _generator(setup, spec, policy), prompts, judge, rewards, turns, shows)
     value_optimizer = None
     if models.value is not None:
-        value_optimizer = make_optimizer([(models.value.trained_parameters(), spec.value_learning_rate)], spec)
+        value_rate = [(models.value.trained_parameters(), spec.value_learning_rate)]
+        value_optimizer = make_optimizer(value_rate, spec, on_host=setup.moments_on_host)
     update = Update(
         setup,
         spec,
         policy.parallel,
-        make_optimizer([(policy.parallel.trained_parameters(), spec.learning_rate)], spec),
+        make_optimizer(
+            [(policy.parallel.trained_parameters(), spec.learning_rate)], spec, on_host=setup.moments_on_host
+        ),
         models.value,
         value_optimizer,
         pretraining_mix(setup, spec, policy),

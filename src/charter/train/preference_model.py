@@ -135,7 +135,7 @@ def run(stage: StageDir) -> None:
     target = total_steps(epochs=spec.epochs, steps=spec.steps, rows=len(pairs), global_batch=spec.global_batch)
     head_rate = spec.learning_rate * spec.head_learning_rate_ratio
     groups = [(list(scalar.body.parameters()), spec.learning_rate), (list(scalar.head.parameters()), head_rate)]
-    optimizer = make_optimizer(groups, spec)
+    optimizer = make_optimizer(groups, spec, on_host=setup.moments_on_host)
     count_supervised(
         setup,
         language_model.model.config,

@@ -14,6 +14,7 @@ from charter.data.rows import SkippedRows
 from charter.engines.common.capabilities import refused_kernels
 from charter.errors import StageError
 from charter.models.engine_layout import StageLayout, engine_layout
+from charter.models.parallel import moments_on_host
 from charter.models.ranks import Ranks, join
 from charter.models.runtime import configure
 from charter.spec.stage_base import Stage
@@ -42,6 +43,11 @@ class Setup:
     def device(self) -> torch.device:
         """Device on which this process computes."""
         return self.ranks.device
+
+    @property
+    def moments_on_host(self) -> bool:
+        """Return True if optimizers keep their moments in host memory."""
+        return moments_on_host(self.layout, self.device)
 
     def seed(self, *parts: str | int) -> int:
         """The seed of one draw of this stage."""

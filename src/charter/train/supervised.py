@@ -260,7 +260,9 @@ def train_and_publish(
         reads_before=before_step is not None,
     )
     target = total_steps(epochs=spec.epochs, steps=spec.steps, rows=rows, global_batch=spec.global_batch)
-    optimizer = make_optimizer([(trained.parallel.trained_parameters(), spec.learning_rate)], spec)
+    optimizer = make_optimizer(
+        [(trained.parallel.trained_parameters(), spec.learning_rate)], spec, on_host=setup.moments_on_host
+    )
     samples = sample_drawer(setup, trained.model, trained.parallel, dtype=spec.dtype)
     task = SupervisedTask(
         setup, trained.parallel, optimizer, spec, rows, target, loss_of, before_step=before_step, samples=samples

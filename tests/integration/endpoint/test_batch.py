@@ -140,6 +140,18 @@ def test_a_batch_whose_reply_is_lost_is_begun_once(provider, calls, tmp_path):
     assert calls.totals().sums.settled_micro_usd == half_the_bill(server)
 
 
+def test_a_batch_begun_twice_is_given_up_and_booked(calls, tmp_path, caplog):
+    with batch_server("chat") as (url, server):
+        server.loses_orders = 1
+        ask(url, server, calls, tmp_path, range(5))
+    assert (len(server.batches), server.cancelled) == (2, ["batch_0"])
+    sums = calls.totals().sums
+    assert (sums.requests, sums.answered, sums.unknown) == (10, 5, 5)
+    assert sums.settled_micro_usd == half_the_bill(server)
+    assert sums.most_micro_usd > 2 * sums.settled_micro_usd
+    assert "the provider began the file twice; batch batch_0 is given up" in caplog.text
+
+
 @pytest.mark.parametrize("is_own_there", [True, False])
 def test_batches_of_others_are_not_taken_for_the_lost_one(provider, calls, tmp_path, monkeypatch, is_own_there):
     url, server = provider

@@ -9,8 +9,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import tiny
+from test_fake_steps import LiveBytes
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import CPUOffloadPolicy
+from torch.utils._pytree import tree_leaves
 
 from charter.errors import DataError, StageError
 from charter.inference import fused, score, vllm_worker
@@ -21,7 +23,8 @@ from charter.models.adapters import add_adapter
 from charter.models.engine_layout import StageLayout
 from charter.models.ranks import Ranks
 from charter.spec.layout import Adapter
-from charter.train import meter, models
+from charter.spec.stage import SftStage
+from charter.train import meter, models, optimizers
 from charter.train.checkpoint import HostBuffers
 from charter.train.packing import packed_attention
 
@@ -92,8 +95,57 @@ def test_offloading_means_something_there_only():
     assert parallel.parameters_device(StageLayout(world_size=2, zero=3), GPU) == GPU
     assert parallel.is_needless(everything, CPU)
     assert not parallel.is_needless(everything, GPU)
-    with pytest.raises(StageError, match="not supported on an accelerator"):
-        parallel.check_offload(StageLayout(world_size=2, zero=3, offload="optimizer"), GPU)
+    with pytest.raises(StageError, match="use it with zero 3"):
+        parallel.check_offload(StageLayout(offload="all"), GPU)
+    for layout in (StageLayout(offload="optimizer"), StageLayout(world_size=2, zero=3, offload="optimizer")):
+        parallel.check_offload(layout, GPU)
+        assert parallel.moments_on_host(layout, GPU)
+        assert not parallel.moments_on_host(layout, CPU)
+        assert not isinstance(parallel.offload_policy(layout, GPU), CPUOffloadPolicy)
+    assert not parallel.moments_on_host(everything, GPU)
+
+
+class GpuBytes(LiveBytes):
+    """Bytes of what lies on the GPU alone."""
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        out = operation(*args, **(kwargs or {}))
+        for item in tree_leaves(out):
+            if isinstance(item, torch.Tensor) and item.device.type == "cuda":
+                self._count(item.untyped_storage())
+        return out
+
+
+def test_moments_visit_the_gpu_for_their_step_alone(monkeypatch):
+    """No more of them at once than planned, in memory that it reads by itself; the host waits once, at the end."""
+    waits, zeros, pinned, copies = [], torch.zeros, [], []
+    stream = types.SimpleNamespace(synchronize=lambda: waits.append(len(copies)))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(
+        torch, "zeros", lambda *size, **more: pinned.append(more.get("pin_memory")) or zeros(*size, **more)
+    )
+    monkeypatch.setattr(optimizers, "VISITING_BYTES", 2 * 8 * 1000.0)
+    copy_ = torch.Tensor.copy_
+    monkeypatch.setattr(
+        torch.Tensor,
+        "copy_",
+        lambda mine, its, **more: copies.append(more.get("non_blocking")) or copy_(mine, its, **more),
+    )
+    with FakeTensorMode(), GpuBytes() as live:
+        weights = [torch.nn.Parameter(torch.empty(size, 100, device=GPU)) for size in (10, 10, 10, 30, 10)]
+        optimizer = optimizers.make_optimizer([(weights, 1e-3)], SftStage(init="a", data=("d",)), on_host=True)
+        for item in weights:
+            item.grad = torch.zeros_like(item)
+        before = live.peak = live.now
+        optimizer.step()
+        assert live.peak - before == 8 * 3000, "of the largest"
+        assert live.now == before
+        moments = [optimizer.state[item][name] for item in weights for name in optimizers.MOMENTS]
+        assert {item.device.type for item in moments} == {"cpu"}
+        assert {optimizer.state[item]["step"].device.type for item in weights} == {"cuda"}
+    assert waits == [10], "after all have gone home"
+    assert set(copies) == {True}
+    assert pinned.count(True) == 10
 
 
 def test_ddp_is_told_its_gpu_and_keeps_its_random_state(monkeypatch):

@@ -13,8 +13,9 @@ from group import in_group
 
 from charter.errors import StageError
 from charter.models.engine_layout import StageLayout
-from charter.models.parallel import parallelize
-from charter.train.optimizers import GradientScaler, make_optimizer, set_learning_rate
+from charter.models.parallel import own_part, parallelize
+from charter.train import optimizers
+from charter.train.optimizers import GradientScaler, HostMoments, make_optimizer, set_learning_rate
 
 CPU = torch.device("cpu")
 
@@ -104,6 +105,87 @@ def test_state_of_sharded_parameters_is_sharded():
         assert same
         assert kind == "DTensor"
         assert "zero 0" in refusal
+
+
+def drawn_steps(optimizer, weights, *, steps=3):
+    """Steps by drawn gradients at changing rates; the second weight has none at first."""
+    draw = torch.Generator().manual_seed(5)
+    for number in range(steps):
+        set_learning_rate(optimizer, 1 / (number + 1))
+        for place, item in enumerate(weights):
+            gradient = torch.randn(item.shape, generator=draw)
+            item.grad = None if place == 1 and number == 0 else gradient
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+@pytest.mark.parametrize("at_once", [2.0**28, 70_000.0, 0.0])
+def test_moments_on_the_host_change_no_bit(at_once, monkeypatch):
+    """However many visit at once: weights, moments, step numbers and groups are those of AdamW."""
+    monkeypatch.setattr(optimizers, "VISITING_BYTES", at_once)
+    ours, theirs = [*parameters(), *parameters()], [*parameters(), *parameters()]
+    away = make_optimizer([(ours, 1e-2)], Settings(), on_host=True)
+    plain = make_optimizer([(theirs, 1e-2)], Settings())
+    assert isinstance(away, HostMoments)
+    homes = {id(value) for item in ours for name, value in away.state[item].items() if name != "step"}
+    drawn_steps(away, ours)
+    drawn_steps(plain, theirs)
+    for mine, its in zip(ours, theirs, strict=True):
+        assert torch.equal(mine, its)
+        assert away.state[mine].keys() == plain.state[its].keys()
+        assert all(torch.equal(value, plain.state[its][name]) for name, value in away.state[mine].items())
+    assert homes == {id(value) for item in ours for name, value in away.state[item].items() if name != "step"}
+    assert [len(group["params"]) for group in away.param_groups] == [2, 2]
+
+
+@pytest.mark.parametrize(("sizes", "runs"), [((), []), ((9,), [1]), ((2, 2, 2, 9, 1, 1), [2, 1, 1, 2])])
+def test_as_many_moments_visit_as_there_is_room_for(sizes, runs, monkeypatch):
+    monkeypatch.setattr(optimizers, "VISITING_BYTES", 8 * 5.0)
+    weights = [torch.nn.Parameter(torch.zeros(size)) for size in sizes]
+    assert [len(weights[part]) for part in optimizers._visits(weights)] == runs
+    assert sum(len(weights[part]) for part in optimizers._visits(weights)) == len(sizes)
+
+
+def test_moments_are_home_again_after_a_step_that_failed():
+    (weight, _) = parameters()
+    optimizer = make_optimizer([([weight], 1e-2)], Settings(), on_host=True)
+    homes, groups = dict(optimizer.state[weight]), optimizer.param_groups
+    weight.grad = torch.zeros_like(weight)
+    optimizer.param_groups[0]["lr"] = torch.zeros(2)  # no number
+    with pytest.raises((RuntimeError, ValueError)):
+        optimizer.step()
+    assert optimizer.param_groups is groups
+    assert all(optimizer.state[weight][name] is value for name, value in homes.items())
+
+
+def test_eight_bit_moments_stay_on_the_device():
+    with pytest.raises(StageError, match="offload optimizer is for adamw"):
+        make_optimizer([(parameters(), 1e-2)], Settings("adamw_8bit"), on_host=True)
+
+
+def sharded_steps(ranks):
+    """Weights and moments of this rank after a few steps, with moments on the host and without; kinds of moments."""
+    results = []
+    for on_host in (False, True):
+        module = tiny.language_model().model
+        parallel = parallelize(module, StageLayout(world_size=2, zero=3), ranks, dtype="fp32")
+        weights = parallel.trained_parameters()
+        optimizer = make_optimizer([(weights, 1e-3)], Settings(), on_host=on_host)
+        for _ in range(3):
+            parallel.call(torch.arange(12)[None], labels=torch.arange(12)[None]).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        state = [own_part(value) for item in weights for _, value in sorted(optimizer.state[item].items())]
+        kinds = {type(optimizer.state[item]["exp_avg"]).__name__ for item in weights}
+        results.append(([own_part(item).detach().numpy() for item in weights], [item.numpy() for item in state], kinds))
+    return results
+
+
+def test_sharded_moments_on_the_host_change_no_bit():
+    for plain, away in in_group(sharded_steps, 2):
+        for kept, moved in zip(plain[:2], away[:2], strict=True):
+            assert all((one == other).all() for one, other in zip(kept, moved, strict=True))
+        assert away[2] == {"DTensor"}
 
 
 def test_the_loss_scale_halves_on_overflow_and_grows_after_a_while():

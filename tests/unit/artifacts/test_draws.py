@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from charter.artifacts import draws
 from charter.artifacts.draws import SMALL, draw_seed, keyed_permutation, permuted
@@ -55,6 +54,8 @@ def test_the_order_does_not_change_from_release_to_release():
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5])
 def test_all_orders_of_a_few_things_are_equally_likely(count):
+    from scipy import stats
+
     found = Counter(tuple(keyed_permutation(count, seed=draw_seed(seed, "x"))) for seed in range(4800))
     assert stats.chisquare([found[order] for order in itertools.permutations(range(count))]).pvalue > 1e-4
 
@@ -81,6 +82,8 @@ def test_places_that_keep_their_number_are_as_many_as_chance_makes():
 
 def test_every_number_is_equally_likely_at_every_place():
     """Chi-square over (place, number) in blocks of an order of 320, over many seeds."""
+    from scipy import stats
+
     table = np.zeros((8, 8))
     for seed in range(300):
         for place in range(0, 320, 5):
@@ -90,6 +93,8 @@ def test_every_number_is_equally_likely_at_every_place():
 
 def test_steps_between_neighbours_are_spread_like_those_of_a_random_order():
     """Kolmogorov-Smirnov: differences of neighbours modulo the count are uniform."""
+    from scipy import stats
+
     count = 20_000
     steps = np.diff(keyed_permutation(count, seed=11)) % count
     assert stats.kstest(steps / count, "uniform").pvalue > 1e-3

@@ -1,5 +1,6 @@
 """What may be imported when: the command line starts quickly, the planner needs no torch."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,16 @@ def test_no_verb_imports_torch_before_it_is_called():
 def test_control_plane_never_imports_torch():
     """All of it in one interpreter: none of it may, so none can hide another."""
     assert not imported_by(f"import {', '.join(CONTROL_PLANE)}") & TORCH
+
+
+def test_unit_tests_import_no_torch():
+    """Both workers of the fast suites load every test file: torch and transformers would be seconds of each."""
+    unit = Path(__file__).parents[1]
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in unit.rglob("*.py")]
+    imports = [node for tree in trees for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
+    names = {node.module for node in imports if node.module.partition(".")[0] == "charter"}
+    assert len(names) > 100
+    assert not imported_by(f"import {', '.join(sorted(names))}") & TORCH
 
 
 def test_status_of_a_run_in_a_file_imports_only_what_it_uses(tmp_path):

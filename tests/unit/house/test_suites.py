@@ -19,6 +19,7 @@ PASSES = "def test_always(): pass\n"
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     monkeypatch.setattr(suites, "ROOT", tmp_path)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "tests").mkdir()
     return tmp_path

@@ -131,6 +131,23 @@ def test_offloaded_activations_leave_one_layer():
     assert "kept activations" not in {term.name for term in away.terms}
 
 
+def test_moments_of_the_native_engine_visit_the_device():
+    """Its gradients stay where they step; of its moments those of the largest weight come at once, at most."""
+    layout = Layout(data=4, zero=ZeroStage.PARAMETERS, offload_optimizer=True)
+    native, other = (
+        training_memory(SMALL, layout, seq_len=2048, profile=PROFILES[name]) for name in ("native", "fsdp")
+    )
+    step = {term.name: term.value for term in native.phases["optimizer step"]}
+    owned = count_parameters(SMALL).total / 4
+    assert step["gradients"] == pytest.approx(4 * owned)
+    assert step["visiting moments"] == pytest.approx(min(8 * owned, 2**28))
+    assert {"optimizer", "visiting moments"}.isdisjoint(term.name for term in native.phases["backward"])
+    assert {"gradients", "visiting moments"}.isdisjoint(term.name for term in other.phases["optimizer step"])
+    large = models.get("Llama-3.1-70B").architecture
+    step = {term.name: term.value for term in training_memory(large, layout, seq_len=64).phases["optimizer step"]}
+    assert step["visiting moments"] == pytest.approx(8 * 128_256 * 8192 / 4), "of the embedding"
+
+
 def test_an_uneven_split_makes_a_middle_stage_the_fullest():
     """A short first stage moves the peak to the second, which holds as many micro-batches less one."""
     shape = models.get("Llama-3.1-70B").architecture

@@ -8,6 +8,7 @@ from charter.catalog import accelerators, models
 from charter.physics.columns import array
 from charter.physics.devices import DeviceColumns, group
 from charter.physics.generation import forward_pass_seconds
+from charter.physics.shapes import count_parameters
 from charter.physics.step_time import training_step
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
@@ -49,6 +50,17 @@ def test_full_recomputation_costs_about_a_third():
     none = training_step(LLAMA, replace(FSDP8, recompute=Recompute.NONE), H100, seq_len=4096).total
     full = training_step(LLAMA, FSDP8, H100, seq_len=4096).total
     assert 1.2 < full / none < 1.4
+
+
+def test_moments_that_visit_cost_their_way_there_and_back():
+    """16 bytes of each owned parameter over the host's link, beside what the step takes without."""
+    layout = Layout(data=16, zero=ZeroStage.PARAMETERS)
+    steps = [
+        training_step(LLAMA70, replace(layout, offload_optimizer=away), H100, seq_len=4096).part("update")
+        for away in (False, True)
+    ]
+    link = float(DeviceColumns.of(H100).host_link)
+    assert steps[1] - steps[0] == pytest.approx(16 * count_parameters(LLAMA70).total / 16 / link)
 
 
 def test_the_bubble_is_the_published_share():

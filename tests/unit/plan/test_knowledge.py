@@ -84,7 +84,7 @@ def test_a_plan_says_that_no_accelerator_row_of_native_exists(lab):
     assert [
         line.plain
         for line in notes(rented, command="charter plan", then="charter run")
-        if "its memory the sum of its own tensors" in line.plain
+        if "with the memory of its own tensors" in line.plain
     ]
     local = lab.one(SFT, Resources(infra="local", accelerators=("cpu",)), architecture=lab.TINY)
     assert NO_NATIVE_ROW not in local.assumptions

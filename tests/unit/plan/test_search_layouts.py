@@ -266,6 +266,9 @@ def test_offload_needs_the_system_memory_that_a_node_has():
     assert option.layout.offload_parameters
     # fp32 weights and two moments, 12 bytes of each parameter, over 16 accelerators
     assert option.host_bytes == pytest.approx(12 * 70.55e9 / 16, rel=0.01)
+    moments = search(asking(architecture=large, offload="optimizer", zero=3), (roomy.place,)).options[0]
+    assert moments.host_bytes == pytest.approx(8 * 70.55e9 / 16, rel=0.01)
+    assert not moments.layout.offload_parameters
     found = next(search_sites(question, [small]))
     assert not np.isfinite(found.peak).any()
     assert "system memory" in search(question, (small.place,)).rejected[0].reason

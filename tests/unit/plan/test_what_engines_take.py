@@ -86,7 +86,7 @@ def test_every_layout_that_is_tried_is_supported(engine):
         ("native", "expert", 2),
         ("native", "sequence_parallel", True),
         ("native", "zero", 1),
-        ("native", "offload", "optimizer"),
+        ("accelerate", "offload", "optimizer"),
         ("deepspeed", "tensor", 2),
         ("megatron", "zero", 3),
         ("megatron", "replicas", 2),

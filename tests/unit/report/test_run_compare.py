@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 
@@ -69,9 +70,9 @@ def figure(key, value, low, high, **more):
 
 
 @pytest.fixture
-def two(fixture_run, tmp_path):
+def two(finished, tmp_path):
     """Two runs: the second trained SFT for longer, has another reward model, and wins."""
-    one, other = fixture_run.write_run(tmp_path / "rlaif"), fixture_run.write_run(tmp_path / "direct")
+    one, other = (shutil.copytree(finished, tmp_path / name) for name in ("rlaif", "direct"))
     for root, steps, reward in ((one, 20, "aa"), (other, 30, "bb")):
         job(root, "sft", {"steps": steps, "learning_rate": 1e-3}, inputs={"data": ["demos"]})
         prints = {"reward": [reward], "prompts": ["pp"], "against": ["cc"], "pairs": ["dd"]}

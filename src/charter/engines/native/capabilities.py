@@ -22,6 +22,7 @@ CAPABILITIES = Capabilities(
     exact_batch=False,
     tensor=True,
     hybrid=True,
+    offload_optimizer=(NONE, GRADIENTS, PARAMETERS),
     offload_parameters=(GRADIENTS, PARAMETERS),
     vllm_share=0.4,
     answers=("pretrain", "sft", "dpo", "ppo"),

@@ -14,6 +14,7 @@ for at the provider: by the name that the batch was given, or by the calls whose
 import asyncio
 import json
 import logging
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -29,12 +30,12 @@ from charter.inference.endpoint.call import CallRequest
 from charter.inference.endpoint.desk import Desk
 from charter.inference.endpoint.identity import ServerSetting
 from charter.inference.endpoint.money import prices_of
-from charter.inference.endpoint.parsing import StrictJsonError, message_in_error, one_line, strict_loads
-from charter.inference.endpoint.rules import AGAIN, utc_now, wait_seconds
+from charter.inference.endpoint.parsing import batch_reasons, json_object
+from charter.inference.endpoint.rules import is_open_end, trouble_of, utc_now, wait_seconds
 from charter.inference.endpoint.settling import CallJournal
 from charter.inference.endpoint.transport import MESSAGES, Received, Transport, TransportFailure, body_of, path_of
 from charter.inference.endpoint.wanted import PendingQuestion
-from charter.ledger.calls import NewCall, Settlement
+from charter.ledger.calls import NewCall, Settlement, new_call_id
 from charter.spec.project import BATCHES, MOST_BATCHED
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,8 @@ class BatchSlip:
     calls: tuple[NewCall, ...]
     batch_id: str = ""
     """Empty until the provider has taken the file."""
+    may_be_twice: bool = False
+    """Whether it was handed over once more because nobody knew whether it had been taken."""
 
     @property
     def since(self) -> float:
@@ -172,7 +175,7 @@ class OpenAiBatches:
         >>> OpenAiBatches().result(b'{"custom_id": "c1", "response": {"status_code": 200, "body": {"id": "r"}}}')
         ('c1', Received(status=200, body=b'{"id": "r"}', retry_after='', location=''))
         """
-        content = _object(line)
+        content = json_object(line)
         name = None if content is None else content.get("custom_id")
         if content is None or not isinstance(name, str):
             return None
@@ -233,7 +236,7 @@ class MessageBatches:
         >>> MessageBatches().result(b'{"custom_id": "c1", "result": {"type": "expired"}}')
         ('c1', Received(status=503, body=b'{"error": {"message": "expired"}}', retry_after='', location=''))
         """
-        content = _object(line)
+        content = json_object(line)
         name, result = (None, None) if content is None else (content.get("custom_id"), content.get("result"))
         if not isinstance(name, str) or not isinstance(result, dict):
             return None
@@ -276,6 +279,7 @@ class BatchDesk(Desk):
         self._address = self._lane.endpoint + self._interface.path
         self._numbers: set[str] = set()
         """Batches that are known to be a slip's."""
+        self._handed_over_again: set[str] = set()
         self._gathering = False
         self._out: set[str] = set()
         """Questions in a batch that is under way."""
@@ -375,7 +379,7 @@ class BatchDesk(Desk):
 
     def _numbered(self, slip: BatchSlip, batch: Mapping[str, Any]) -> BatchSlip:
         """Note which batch is a slip's, before anything is waited for."""
-        slip = replace(slip, batch_id=_identifier(batch))
+        slip = replace(slip, batch_id=_identifier(batch), may_be_twice=slip.name in self._handed_over_again)
         slip.write(self._directory)
         self._numbers.add(slip.batch_id)
         return slip
@@ -404,15 +408,17 @@ class BatchDesk(Desk):
         for attempt in range(1, self.setting.serving.max_attempts + 1):
             exchange = await self._transport.post(self._lane.endpoint + path, body, slip.name, content_type)
             if isinstance(exchange, Received) and 200 <= exchange.status < 300:
-                answer = _object(exchange.body)
+                answer = json_object(exchange.body)
                 if answer is not None and isinstance(answer.get("id"), str):
                     return answer
-            trouble, is_final = _trouble(exchange)
+            trouble, is_final = trouble_of(exchange)
             if is_final:
                 break
             await asyncio.sleep(wait_seconds(slip.name, attempt, "", utc_now()))
             if look_first and await self._listed(slip):
                 return None
+            if look_first and is_open_end(exchange):
+                self._handed_over_again.add(slip.name)
         await self._drop(slip, f"the provider did not take the file: {trouble}")
         raise DataError(
             f"{self._lane.endpoint}{path}, which takes batches for {self.setting.name}, does not take one ({trouble}); "
@@ -425,7 +431,7 @@ class BatchDesk(Desk):
         query = f"?limit={LISTED}"
         while query:
             exchange = await self._transport.fetch(self._address + query)
-            page = _object(exchange.body) if isinstance(exchange, Received) and exchange.status == 200 else None
+            page = json_object(exchange.body) if isinstance(exchange, Received) and exchange.status == 200 else None
             if page is None or not isinstance(page.get("data"), list):
                 raise StageError(
                     f"{self._address} does not list its batches, one of which may hold questions of "
@@ -471,10 +477,22 @@ class BatchDesk(Desk):
     async def _follow_batch(self, slip: BatchSlip) -> None:
         """Wait for the end of a batch, and read what there is."""
         began, state = self._loop.time(), await self._end_of(slip, slip.batch_id)
+        if slip.may_be_twice and self._interface.names_batches:
+            await self._own_up_to(slip)
         if state.get("archived_at"):
             await self._put_anew(slip, f"it was batch {slip.batch_id}")
         else:
             await self._read_results(slip, await self._results(state), began)
+
+    async def _own_up_to(self, slip: BatchSlip) -> None:
+        """Cancel what a provider began of a file beside the batch that is followed, and book what it may cost."""
+        for batch in await self._listed(slip):
+            number = _identifier(batch)
+            self._numbers.add(number)
+            await self._transport.post(f"{self._address}/{number}/cancel", b"", slip.name)
+            why = f"the provider began the file twice; batch {number} is given up"
+            log.warning("%s: %s, and the cost of its %d requests is not known", self.setting.name, why, len(slip.calls))
+            await self._journal.owe([replace(call, call_id=new_call_id(), at=time.time()) for call in slip.calls], why)
 
     async def _put_anew(self, slip: BatchSlip, taken: str) -> None:
         """Give a slip up, and ask for what is still waited for; `taken` says which batch it was, if it was one."""
@@ -491,18 +509,18 @@ class BatchDesk(Desk):
         failures = 0
         while True:
             exchange = await self._transport.fetch(f"{self._address}/{batch_id}")
-            state = _object(exchange.body) if isinstance(exchange, Received) and exchange.status == 200 else None
+            state = json_object(exchange.body) if isinstance(exchange, Received) and exchange.status == 200 else None
             status = "" if state is None else self._interface.status(state)
             if state is not None and status == "ended":
                 return state
             if status == "refused":
                 await self._drop(slip, "the provider refused the file")
-                raise DataError(f"{self._place}: the provider refused a file of questions: {_reasons(state)}")
+                raise DataError(f"{self._place}: the provider refused a file of questions: {batch_reasons(state)}")
             failures = 0 if status == "under way" else failures + 1
             if failures >= self.setting.serving.max_attempts:
                 raise StageError(
-                    f"{self._address}/{batch_id} cannot be followed ({_trouble(exchange)[0]}); run again when it can: "
-                    "nothing is put twice"
+                    f"{self._address}/{batch_id} cannot be followed ({trouble_of(exchange)[0]}); run again when it "
+                    "can: nothing is put twice"
                 )
             self.setting.tell()
             await asyncio.sleep(self.setting.serving.batch_poll)
@@ -520,7 +538,7 @@ class BatchDesk(Desk):
                 await asyncio.sleep(wait_seconds(path, attempt, "", utc_now()))
             else:
                 assert exchange is not None
-                raise StageError(f"{url} cannot be read ({_trouble(exchange)[0]}); run again when it can")
+                raise StageError(f"{url} cannot be read ({trouble_of(exchange)[0]}); run again when it can")
             results |= dict(filter(None, map(self._interface.result, exchange.body.splitlines())))
         return results
 
@@ -568,28 +586,5 @@ class BatchDesk(Desk):
 NOT_REACHED = Received(503, b'{"error": {"message": "the batch ended before this request was reached"}}')
 
 
-def _object(body: bytes) -> Mapping[str, Any] | None:
-    try:
-        value = strict_loads(body)
-    except StrictJsonError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
 def _identifier(batch: Mapping[str, Any]) -> str:
     return str(batch.get("id"))
-
-
-def _reasons(state: Mapping[str, Any] | None) -> str:
-    errors = (state or {}).get("errors")
-    data = errors.get("data") if isinstance(errors, dict) else None
-    said = [str(item.get("message")) for item in data or () if isinstance(item, dict)]
-    return one_line("; ".join(said), 300) or "it does not say why"
-
-
-def _trouble(exchange: Received | TransportFailure) -> tuple[str, bool]:
-    """Return what went wrong, and whether asking again cannot help."""
-    if isinstance(exchange, TransportFailure):
-        return f"{exchange.cause}: {exchange.detail}", False
-    text = f"status {exchange.status}: {message_in_error(exchange.body)}"
-    return text, 300 <= exchange.status < 500 and exchange.status not in AGAIN

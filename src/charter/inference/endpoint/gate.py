@@ -145,6 +145,11 @@ class SpendingGate:
             self._own -= call.most_micro_usd or 0
             self._in_flight[call.call_id] = call.most_micro_usd or 0
 
+    def owe(self, call: NewCall) -> None:
+        """Count a call that was sent unasked as spent, at its most."""
+        with self._lock:
+            self._own += call.most_micro_usd or 0
+
     def admits(self, call: NewCall) -> bool:
         """Let a call pass if it fits now."""
         most = call.most_micro_usd or 0

@@ -474,3 +474,20 @@ def _words(choice: Mapping[str, Any], finish: str, *, is_chat: bool) -> tuple[st
         return "", refusal
     # A model that still thinks when its tokens are used up has said nothing yet.
     return a_text(message, "content", default="" if finish == "length" else None), ""
+
+
+def json_object(body: bytes) -> Mapping[str, Any] | None:
+    """Return the JSON object of a body; None where it is none."""
+    try:
+        value = strict_loads(body)
+    except StrictJsonError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def batch_reasons(state: Mapping[str, Any] | None) -> str:
+    """Return why a provider refused a batch, in its words."""
+    errors = (state or {}).get("errors")
+    data = errors.get("data") if isinstance(errors, dict) else None
+    said = [str(item.get("message")) for item in data or () if isinstance(item, dict)]
+    return one_line("; ".join(said), 300) or "it does not say why"

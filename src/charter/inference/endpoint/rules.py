@@ -211,3 +211,16 @@ def _no_use(received: Received, target: RequestTarget) -> GiveUp:
             return GiveUp(error=DataError(text), stops_all=False)
         case _:
             return GiveUp(error=DataError(f"{head} ({reason}), which is no answer"), stops_all=True)
+
+
+def trouble_of(exchange: Received | TransportFailure) -> tuple[str, bool]:
+    """Return what went wrong, and whether asking again cannot help."""
+    if isinstance(exchange, TransportFailure):
+        return f"{exchange.cause}: {exchange.detail}", False
+    text = f"status {exchange.status}: {message_in_error(exchange.body)}"
+    return text, 300 <= exchange.status < 500 and exchange.status not in AGAIN
+
+
+def is_open_end(exchange: Received | TransportFailure) -> bool:
+    """Return True if what was asked may have been done all the same, or may be done yet."""
+    return isinstance(exchange, TransportFailure) or exchange.status >= 500

@@ -79,6 +79,15 @@ class CallJournal:
         self._settlements.append(settlement)
         await self._written()
 
+    async def owe(self, calls: Sequence[NewCall], why: str) -> None:
+        """Write down calls that were sent without being meant: each may cost what it can cost at most."""
+        for call in calls:
+            if self._gate is not None:
+                self._gate.owe(call)
+        self._intents += calls
+        self._settlements += [not_known(call, why) for call in calls]
+        await self._written()
+
     async def answers(self, keys: list[str]) -> dict[str, str]:
         """Stored answers by key."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._calls.answers, keys)

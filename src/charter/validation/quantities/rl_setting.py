@@ -8,10 +8,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
+import numpy as np
+
 from charter.catalog import accelerators
 from charter.catalog.accelerators import Accelerator
+from charter.physics.columns import Layouts
 from charter.physics.generation import USUAL_SPREAD, ResponseLengths
-from charter.physics.memory import training_memory
+from charter.physics.memory import training_memory_table
+from charter.physics.memory_profiles import NATIVE, AdapterUse, MemoryJob
+from charter.physics.memory_shape import MemoryShape
 from charter.physics.precision import FSDP_MIXED, MEGATRON
 from charter.physics.runs import GRPO, PPO, Algorithm, RlStack, algorithm_named, rl_stack_named
 from charter.physics.shapes import count_parameters
@@ -81,22 +86,29 @@ def printed_layout(
     )
 
 
-@lru_cache(maxsize=4096)
-def _fits(
-    architecture: Architecture, name: str, layout: Layout, seq_len: int, rank: int, base_bits: int
-) -> tuple[bool, float]:
-    """Return whether a layout fits, and its bytes."""
-    accelerator = accelerators.get(name)
-    memory = training_memory(
-        architecture,
-        layout,
-        seq_len=seq_len,
-        precision=MEGATRON if layout.tensor > 1 else FSDP_MIXED,
-        adapter=Adapter(rank=rank, base_bits=base_bits) if rank else None,
-        implementation="megatron" if layout.tensor > 1 else "huggingface",
-        accelerator=accelerator,
-    ).total
-    return memory <= ROOM * accelerator.memory_bytes, memory
+@lru_cache(maxsize=256)
+def _memories(
+    architecture: Architecture, name: str, layouts: tuple[Layout, ...], seq_len: int, rank: int, base_bits: int
+) -> tuple[float, ...]:
+    """Return the bytes that each layout needs: those of one implementation and kind of pipeline in one table."""
+    sizes = [0.0] * len(layouts)
+    groups: dict[tuple[bool, bool], list[int]] = {}
+    for index, layout in enumerate(layouts):
+        groups.setdefault((layout.tensor > 1, layout.pipeline > 1), []).append(index)
+    for (is_tensor, _), indices in groups.items():
+        job = MemoryJob(
+            architecture=architecture,
+            seq_len=seq_len,
+            precision=MEGATRON if is_tensor else FSDP_MIXED,
+            profile=replace(NATIVE, implementation="megatron" if is_tensor else "huggingface"),
+            adapter=AdapterUse.of(Adapter(rank=rank, base_bits=base_bits)) if rank else None,
+            accelerator=accelerators.get(name),
+        )
+        table = training_memory_table(MemoryShape.of(job), Layouts.of([layouts[index] for index in indices]))
+        totals = np.broadcast_to(table.total, len(indices))
+        for index, total in zip(indices, totals, strict=True):
+            sizes[index] = float(total)
+    return tuple(sizes)
 
 
 def best_layout(
@@ -110,21 +122,21 @@ def best_layout(
     """
     layouts = _candidates(job.architecture, job.accelerator, devices, sequences, recompute)
     seconds = update_seconds(job, layouts)
-    leanest, least = 0, math.inf
-    for index in sorted(range(len(layouts)), key=lambda index: float(seconds.step[index])):
-        verdict = _fits(
-            job.architecture,
-            job.accelerator.name,
-            layouts[index],
-            round(job.seq_len),
-            round(job.adapter_rank),
-            round(job.base_bits),
-        )
-        if verdict[0]:
-            return (layouts[index], *seconds.at(index))
-        if verdict[1] < least:
-            leanest, least = index, verdict[1]
-    return (layouts[leanest], *seconds.at(leanest))
+    sizes = _memories(
+        job.architecture,
+        job.accelerator.name,
+        tuple(layouts),
+        round(job.seq_len),
+        round(job.adapter_rank),
+        round(job.base_bits),
+    )
+    quickest_first = sorted(range(len(layouts)), key=lambda index: float(seconds.step[index]))
+    room = ROOM * job.accelerator.memory_bytes
+    fitting = (index for index in quickest_first if sizes[index] <= room)
+    best = next(fitting, None)
+    if best is None:
+        best = min(quickest_first, key=lambda index: sizes[index])
+    return (layouts[best], *seconds.at(best))
 
 
 def _candidates(

@@ -6,8 +6,8 @@ import zipfile
 
 import pytest
 
+from charter.engines.common.files import OWNER
 from charter.engines.huggingface.adapter import HuggingFaceAdapter, is_whole
-from charter.hosted.run import OWNER
 
 ADAPTER = HuggingFaceAdapter()
 LOG = """\
