@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from charter.physics.memory_terms import CPU_PROCESS_BYTES, LIBRARY_BYTES
+from charter.physics.constants import CPU_PROCESS_BYTES, LIBRARY_BYTES
 
 pytestmark = pytest.mark.torch
 PROCESS = """

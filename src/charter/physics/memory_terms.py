@@ -12,16 +12,9 @@ from charter.physics.kept_activations import in_flight
 from charter.physics.memory_shape import Ends, MemoryShape, RankColumns, Stage, zero_sharded
 from charter.physics.terms import ExplainedColumn
 from charter.spec.layout import Recompute
-from charter.units import GIB
 
 # -------- The terms of a training step's memory, over arrays of layouts: each names its formula and its source.
 
-LIBRARY_BYTES, MODEL_CODE_BYTES = 0.215 * GIB, 0.14 * GIB
-"""Resident size of a process on processors beside its tensors: Python with numpy and torch; transformers, one family of
-model classes, tokenizer and Charter's own modules. A torch that was built for CUDA maps more; it was not measured."""
-CPU_PROCESS_BYTES = LIBRARY_BYTES + MODEL_CODE_BYTES
-CPU_PROCESS_FORMULA = f"{LIBRARY_BYTES / GIB:g} GiB with torch + {MODEL_CODE_BYTES / GIB:g} GiB with transformers"
-CPU_PROCESS_SOURCE = "345 to 382 MiB over the tensors of 17 stages, torch 2.13 for processors (physics/memory_terms.py)"
 ZERO_SOURCE = "Rajbhandari et al. 2020, figure 1"
 ASSUMED = "assumption (physics/constants.py), moved by calibration"
 
