@@ -7,10 +7,11 @@ from typing import Any
 
 from charter.catalog import models
 from charter.engines import handover_engine, handover_engines
-from charter.engines.common.request import Handover, HandoverPaths, RlPlacement
+from charter.engines.common.request import Handover, HandoverPaths, RlPlacement, RolesTogether
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, ZeroStage
 from charter.spec.ppo_stage import PpoStage
+from charter.spec.rewards import Reward
 from charter.spec.stage import AnyStage, DpoStage, PreferenceModelStage, PretrainStage, SftStage, references
 from charter.spec.stage_base import DATA, MODEL
 
@@ -37,10 +38,21 @@ OWN: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("trl", "ppo"): GROUPS,
     ("nemo_rl", "ppo"): GROUPS,
     ("openrlhf", "ppo"): {"min_new_tokens": 1},
+    ("prime_rl", "ppo"): {
+        **GROUPS,
+        "reward": None,
+        "rewards": (Reward(name="right", kind="function", call="charter:number"),),
+        "scale_advantages": "none",
+        "kl_coefficient": 0.0,
+        "asynchrony": "in_flight",
+        "max_age": 2,
+    },
 }
 """What an engine needs otherwise than in `STAGES`."""
 LEFT: Mapping[tuple[str, str], int] = {("nemo_rl", "ppo"): PER_NODE}
 """Accelerators beside those of the layout: a node for the reward model."""
+GENERATING: Mapping[tuple[str, str], int] = {("prime_rl", "ppo"): PER_NODE // 2}
+"""Accelerators of a node that the generator has to itself."""
 ACCELERATORS: Mapping[str, str] = {"maxtext": "TPU-v5e"}
 """Of engines that are not for GPUs."""
 OPTIMIZER_ONLY = ("megatron",)
@@ -58,8 +70,9 @@ def pairs() -> list[tuple[str, str]]:
     return [(engine.name, kind) for engine in handover_engines() for kind in engine.kinds]
 
 
-def layout_of(stage: Any, *, data: int = PER_NODE, micro: int = 2, **changes: Any) -> Layout:
+def layout_of(stage: Any, *, data: int | None = None, micro: int = 2, **changes: Any) -> Layout:
     """Plain sharded data parallelism over one node, with the accumulation that the batch asks for."""
+    data = data or PER_NODE - GENERATING.get((stage.engine, stage.kind), 0)
     batch = stage.minibatch if isinstance(stage, PpoStage) else stage.global_batch
     sequences = batch * stage.SEQUENCES_PER_ROW
     zero = ZeroStage.OPTIMIZER if stage.engine in OPTIMIZER_ONLY else ZeroStage.PARAMETERS
@@ -104,9 +117,21 @@ def handover(
             data={role: f"data/{'-'.join(names)}{engine.data_suffix}" for role, names in data.items()},
         ),
         rows=dict.fromkeys(data, ROWS),
-        placement=(placement or RlPlacement()) if isinstance(stage, PpoStage) else None,
+        placement=(placement or placement_of(stage, layout or layout_of(stage)))
+        if isinstance(stage, PpoStage)
+        else None,
         keep_last=keep_last,
     )
+
+
+def placement_of(stage: PpoStage, layout: Layout) -> RlPlacement:
+    """All roles together, or the generator apart where the engine has it so."""
+    generating = GENERATING.get((stage.engine, stage.kind))
+    if generating is None:
+        return RlPlacement()
+    trainer = RolesTogether(roles=("policy",), num_accelerators=layout.num_accelerators, layout=layout)
+    generator = RolesTogether(roles=("generate",), num_accelerators=generating, layout=Layout(data=generating))
+    return RlPlacement(arrangement="async", groups=(trainer, generator))
 
 
 def target_of(stage: Any) -> int:

@@ -5,9 +5,10 @@ from dataclasses import fields
 from charter.spec.layout import Adapter, Recompute, ZeroStage
 from charter.spec.rewards import Environment, Mismatch, Reward
 from charter.spec.stage_base import Guard, StageResources
-from plain_stages import GROUPS, NAME, PPO, STAGES, accepted_stage, handover, layout_of, pairs
+from plain_stages import GENERATING, GROUPS, NAME, PPO, STAGES, accepted_stage, handover, layout_of, pairs
 
 __all__ = [
+    "GENERATING",
     "GROUPS",
     "NAME",
     "OTHER_LAYOUTS",

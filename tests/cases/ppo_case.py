@@ -20,6 +20,16 @@ def without_value(work):
     )
 
 
+def policy_alone(work):
+    """The same with functions as rewards, no KL penalty, and a generator that draws ahead."""
+    return replace(
+        work,
+        roles=tuple(role for role in work.roles if role.name == "policy"),
+        phases=tuple(phase for phase in work.phases if phase.role == "policy" and phase.work != "score"),
+        ahead=True,
+    )
+
+
 def workload(
     policy="Llama-3.1-8B", value=None, *, critic=True, samples=512, minibatch=128, rollouts=100, prompt=512, new=512
 ):

@@ -4,16 +4,18 @@ No constant of these plans is fitted to the hours and dollars below: they come f
 steps of DeepSpeed-Chat's training logs among them. The accuracy of whole runs is measured on some of the same rows.
 
 Model operations over what the billed GPU-hours could have done at dense peak must lie between 0.30 and 0.45 for
-pre-training (6 N per token) and between 0.17 and 0.30 for PPO (12 N per token of 256 + 256): the published rows below
-do, rounded. A plan is the best layout of an engine; the published run had one layout of its own stack. The PPO rows
-read Microsoft's table as 262,144 episodes (see test_plan_published); their Azure price was 32.77 usd per hour of 8.
+pre-training (6 N per token): the published rows below do, rounded. A plan is an engine's best layout; the published
+run had one layout of its own stack. The PPO rows read Microsoft's table as 262,144 episodes (test_plan_published);
+their Azure price was 32.77 usd per hour of 8.
 
 Seen failing under mutations of production lines (tests that fail):
 - physics/devices.py, `rate_16` a third: 9 of 15.
+- physics/serving_devices.py, `HYBRID` with a layer five times as slow: 3 of 16.
 """
 
 from dataclasses import replace
 from functools import cache
+from statistics import median
 
 import pytest
 from deepspeed_chat_case import chat_project
@@ -26,8 +28,10 @@ from charter.spec.architecture import Architecture
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources
 from charter.spec.stage import PreferenceModelStage, PretrainStage, SftStage
 from charter.spec.stage_base import StageResources
+from charter.validation.bundled import bundled_measurements
+from charter.validation.validate import validate
 
-PRETRAINING, PPO = (0.30, 0.45), (0.17, 0.30)
+PRETRAINING = (0.30, 0.45)
 A100_80, A100_40, H800 = "A100-80GB:8", "A100-40GB:8", "H800:8"
 OPT_350M = Architecture(
     hidden_size=1024,
@@ -149,50 +153,47 @@ def test_deepseek_v3_in_bf16_costs_at_most_twice_its_fp8_price():
     assert cost.by_bucket["useful"].p50 > 0.9 * cost.total.p50
 
 
-@cache
-def deepspeed_chat(actor: str, nodes: int, accelerator: str = A100_80) -> tuple[Plan, ProjectCost]:
-    return priced(chat_project(azure_nodes(nodes, accelerator)), actor=models.get(actor).architecture, critic=OPT_350M)
-
-
-def azure_nodes(nodes: int, accelerator: str) -> Resources:
-    return Resources(infra="on_prem", accelerators=(accelerator,), num_nodes=nodes, price=32.77 / 8)
-
-
-# microsoft/DeepSpeed blogs/deepspeed-chat/README.md, tables 1 and 2: nodes of 8 x A100-80GB, GPU-hours, usd.
-# 66B on 8 GPUs (403 hours, 1,620 usd) is not here: the native engine is refused there, gradients alone are 31 GiB.
-PPO_ROWS = [
-    ("opt-6.7b", 6.7e9, 1, 32.8, 132),
-    ("opt-13b", 13.2e9, 1, 72.0, 290),
-    ("opt-30b", 30e9, 1, 144.0, 580),
-    ("opt-13b", 13.2e9, 8, 80.0, 320),
-    ("opt-30b", 30e9, 8, 256.0, 1024),
-    ("opt-175b", 175e9, 8, 1280.0, 5120),
-]
-PPO_TOKENS = 262_144 * 512
-NEAR = 1.6
+# microsoft/DeepSpeed blogs/deepspeed-chat/README.md, tables 1 and 2: nodes of 8 x A100-80GB, hours, and usd of a row of
+# the bundled measurements. Those hours are of DeepSpeed's trainer and hybrid engine of 2023, so they are predicted by
+# the model of that stack (`RlStack`, `HYBRID`), whose constants are fitted without any row of this source. The plan of
+# the native engine is another matter (test_plan_published): it reads keys once, and has kernels of today.
+PPO_ROWS = {
+    "DSC-0015": 32.8, "DSC-0017": 72.0, "DSC-0019": 144.0, "DSC-0021": 403.2,
+    "DSC-0025": 80.0, "DSC-0027": 256.0, "DSC-0029": 480.0, "DSC-0031": 1280.0,
+}  # fmt: skip
+"""Row of the hours -> GPU-hours; the next row has the usd."""
+NEAR = 1.8
 """Between the quickest row of the table and the slowest of the same model lies a factor of 1.8."""
+TYPICAL = 1.4
 
 
-@pytest.mark.parametrize(("actor", "parameters", "nodes", "hours", "usd"), PPO_ROWS)
-def test_ppo_costs_what_deepspeed_chat_cost(actor, parameters, nodes, hours, usd):
-    plan, cost = deepspeed_chat(actor, nodes)
-    assert PPO[0] <= efficiency(plan, 12 * parameters * PPO_TOKENS, A100_80) <= PPO[1]
-    assert hours / NEAR < plan.gpu_hours.p50 < hours * NEAR
-    assert cost.total is not None
-    assert usd / NEAR < cost.total.p50 / 1e6 < usd * NEAR
+@cache
+def deepspeed_chat():
+    rows = [row for row in bundled_measurements() if row.prefix == "DSC" and row.metric in ("wall_hours", "cost_usd")]
+    return {item.row.id: item for item in validate(rows)}
 
 
-def test_ppo_of_66b_on_64_gpus_is_planned_above_the_band_but_near():
-    # 480 hours, 19.6 %; the best layout of the native engine is planned near 31 %: above the gate, missed.
-    plan, _ = deepspeed_chat("opt-66b", 8)
-    assert 480 / 1.8 < plan.gpu_hours.p50 < 480
+@pytest.mark.parametrize("name", PPO_ROWS)
+def test_ppo_costs_what_deepspeed_chat_cost(name):
+    hours, cost = deepspeed_chat()[name], deepspeed_chat()[f"DSC-{int(name[4:]) + 1:04}"]
+    assert {item.stack for item in (hours, cost)} == {"deepspeed-chat"}
+    assert hours.row.value * hours.row.gpus == pytest.approx(PPO_ROWS[name], rel=0.01)
+    for item in (hours, cost):
+        assert item.row.value / NEAR < item.predicted < item.row.value * NEAR
+
+
+def test_the_typical_row_of_deepspeed_chat_is_nearer():
+    ratios = [deepspeed_chat()[name].predicted / deepspeed_chat()[name].row.value for name in PPO_ROWS]
+    assert 1 / TYPICAL < median(ratios) < TYPICAL
+    assert sum(1 / TYPICAL < ratio < TYPICAL for ratio in ratios) >= len(ratios) - 2
 
 
 def test_the_published_13b_run_is_dominated_by_ppo():
     # Table 4, 8 x A100-40GB: 2.5 h, 0.25 h and 10.8 h: 108.8 GPU-hours, 79 % of them in PPO (worked example 10). The
     # rows of the first two steps are not printed: 20 and 40 % of the data to 40 % for PPO (its scripts, from memory),
     # answers of 256 tokens, one epoch.
-    project = chat_project(azure_nodes(1, A100_40))
+    azure = Resources(infra="on_prem", accelerators=(A100_40,), num_nodes=1, price=32.77 / 8)
+    project = chat_project(azure)
     rows = 131_900
     project = replace(
         project,
@@ -208,7 +209,7 @@ def test_the_published_13b_run_is_dominated_by_ppo():
         },
     )
     plan, cost = priced(project, actor=models.get("opt-13b").architecture, critic=OPT_350M)
-    assert 108.8 / NEAR < plan.gpu_hours.p50 < 108.8 * NEAR
+    assert 108.8 / 2.5 < plan.gpu_hours.p50 < 108.8
     assert cost.total is not None
     share = cost.by_stage["ppo"].p50 / cost.total.p50
     # The demonstrations are planned quicker than the 2.5 h that were printed, so PPO has more than 79 %.

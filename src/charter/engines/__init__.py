@@ -14,6 +14,7 @@ from charter.engines.megatron import MEGATRON
 from charter.engines.native import NATIVE
 from charter.engines.nemo_rl import NEMO_RL
 from charter.engines.openrlhf import OPENRLHF
+from charter.engines.prime_rl import PRIME_RL
 from charter.engines.verl import VERL
 from charter.errors import Problem, SpecError, UsageError
 
@@ -30,6 +31,7 @@ ENGINES: tuple[TrainingEngine, ...] = (
     VERL,
     OPENRLHF,
     NEMO_RL,
+    PRIME_RL,
     MEGATRON,
     MAXTEXT,
     FSDP,

@@ -139,8 +139,7 @@ def issue_of(engines: GenerationEngine | list[GenerationEngine]) -> Issue:
 
 
 def _issue(read: Callable[[str], Any]) -> Issue:
-    names = ("eager", "overlapped", "paged", "layer_slowness", "step_slowness", "token_slowness", "tile_share")
-    return Issue(**{name: array(read(name)) for name in names})
+    return Issue(**{name: array(read(name)) for name in Issue.__dataclass_fields__})
 
 
 def prefill_terms(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from charter.catalog.accelerators import Accelerator
 from charter.physics.columns import Array, array
@@ -241,8 +241,10 @@ class GenerationEngine:
     """Short name of the stack whose fitted constants apply."""
     overlapped: bool = False
     """The host prepares the next step while the device works on this one (not across pipeline stages)."""
-    paged: bool = True
-    """Keys and values stay where they are; else the cache is copied and repeated for every head at each step."""
+    repeats_heads: bool = False
+    """The cache is copied, and repeated for every head, at each step: by `cache_passes` of the constants."""
+    cache_passes: float = 1.0
+    """Times that the bytes of the cache, 2 for a value, are moved at a step: 1 where keys and values stay in place."""
     layer_slowness: float = 1.0
     """Time to issue a layer, over the usual of its kind (eager, or captured)."""
     step_slowness: float = 1.0
@@ -257,7 +259,19 @@ class GenerationEngine:
     """Of the device, that it takes for weights, cache and work space by default."""
 
 
-NATIVE = GenerationEngine(name="native torch", eager=True, continuous=False, label="transformers", paged=False)
+NATIVE = GenerationEngine(name="native torch", eager=True, continuous=False, label="transformers")
+"""Keys and values are written into room that is there (`RoomyLayer`, inference/generate.py) and read once for the query
+heads that share them, padded or not: tests/integration/train/test_planned_decoder.py counts what is moved."""
+NATIVE_SHARDED_SLOWNESS, NATIVE_SPLIT_SLOWNESS = 1.25, 4.0
+"""Host time of a layer over the usual: under FSDP2's hooks with weights that are gathered, and with DTensor's dispatch
+at every product of tensor parallelism. `benchmarks/host_of_layouts.py` (two cores of an x86 server, torch 2.13) has
+0.18 and 2.1 ms more than without, beside the 0.66 of `eager_layer_seconds`; not measured on a GPU."""
+NATIVE_COPIED = replace(NATIVE, name="native torch, cache copied", cache_passes=3.0)
+"""A cache of transformers' own, where a layer has a window, a chunk or a recurrent state: keys and values of all
+layers are concatenated at every token, a read and a write beside that of attention."""
+NATIVE_COPIED_IN_32_BITS = replace(NATIVE, name="native torch, cache copied in 32 bits", cache_passes=8.0)
+"""The same where autocast keeps such a cache in 32 bits: 8 bytes of a value for the copy, 6 to make 16 bits of it, 2
+for attention, over 2."""
 NATIVE_CAPTURED = GenerationEngine(
     name="native torch, captured graph", eager=False, continuous=False, label="transformers"
 )
@@ -285,7 +299,7 @@ COMPILED = GenerationEngine(
 """Its kernels for few rows are vector products (llama.cpp's `mul_mat_vec_q`, ExLlama's, what a compiler makes of one
 row; from memory), which pad nothing."""
 TRANSFORMERS = GenerationEngine(
-    name="transformers", eager=True, continuous=False, label="transformers", paged=False, most_sequences=64
+    name="transformers", eager=True, continuous=False, label="transformers", repeats_heads=True, most_sequences=64
 )
 LITGPT = GenerationEngine(
     name="litgpt", eager=True, continuous=False, label="litgpt", layer_slowness=1.2, most_sequences=64

@@ -168,7 +168,8 @@ class Issue:
 
     eager: Array
     overlapped: Array
-    paged: Array
+    repeats_heads: Array
+    cache_passes: Array
     layer_slowness: Array
     step_slowness: Array
     token_slowness: Array
@@ -289,8 +290,8 @@ def _keys(
     flops = flops + model.scan_flops * work.tokens * sequences
     apart = group.tensor / group.cache_ranks
     cached = model.cached_values(work.before + work.tokens, group.cache_ranks) / apart * group.cache_bytes
-    repeats = constants.cache_passes * model.head_repeats if work.decode else 1.0
-    passes = np.where(issue.paged > 0, 1.0, repeats)
+    repeats = constants.cache_passes * model.head_repeats
+    passes = np.where(issue.repeats_heads > 0, repeats, issue.cache_passes) if work.decode else 1.0
     moved = sequences * (cached * passes + 2 * model.state_bytes / group.tensor)
     reading = moved / (group.memory_bytes_per_second * constants.cache_share)
     computing = flops / group.tensor / (group.attention_flops * constants.attention_share)

@@ -311,7 +311,7 @@ class Groups:
 # in `async` generation runs beside training, one step ahead. Groups other than the generator work side by side, so
 # scoring and updating each take as long as their slowest group.
 
-REWARD, VALUE = "reward", "value"
+REWARD = "reward"
 POLICY_SIDE = ("policy", "reference")
 """Roles that stay on the same accelerators where others have their own (OpenRLHF: colocate_actor_ref)."""
 EIGHTHS = 8
@@ -360,8 +360,10 @@ def arrangements_of(work: RlWork, engine: RlEngine) -> tuple[Arrangement, ...]:
     """Arrangements that an engine can execute and the file asks for.
 
     A generator that works ahead of training gives answers of an older policy: what is learned from is the file's to
-    say (`asynchrony`), never the search's.
+    say (`asynchrony`), never the search's. None where the stage has a role that the engine does not compute.
     """
+    if not set(work.names) <= set(engine.roles):
+        return ()
     return tuple(name for name in engine.arrangements if (name == "async") == work.ahead)
 
 
@@ -410,8 +412,6 @@ def _beside_reward(
 ) -> Iterator[Placed]:
     """The reward model, whole or sharded, on accelerators of its own, and all else on the rest."""
     rest = tuple(name for name in work.names if name != REWARD)
-    if VALUE in rest:
-        return
     for part in group_sizes(size, groups.per_node):
         shared = groups.shared(size - part, rest, capacity, offloaded=False)
         choices = (groups.trainer(part, (REWARD,), capacity, mode) for mode in sorted(groups.modes, key=itemgetter(0)))

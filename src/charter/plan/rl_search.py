@@ -19,7 +19,6 @@ from charter.plan.offers import LOCAL, NodeOffer, node_memory_bytes
 from charter.plan.option import DeviceGroup, Missed, Option, Rejected, RoleGroup, StageQuestion, does_not_fit
 from charter.plan.risk import overhead, time_sigmas
 from charter.plan.rl_groups import (
-    VALUE,
     GeneratorChoice,
     Groups,
     Placed,
@@ -177,6 +176,8 @@ def _placements(question: StageQuestion, site: NodeGroup) -> Answer:
 
 def _best(setting: Setting, num_nodes: int) -> Iterator[Option]:
     groups, size = setting.groups, num_nodes * setting.place.per_node
+    if not_computed(setting, num_nodes) is not None:
+        return
     for arrangement in arrangements_of(setting.work, setting.engine):
         placements = placed(setting.work, setting.engine, arrangement, groups, size=size, capacity=setting.capacity)
         fitting = [item for item in placements if host_shortage(setting, item) is None]
@@ -326,17 +327,35 @@ def fullest(setting: Setting, job: PpoJob, names: tuple[str, ...], *, generates:
     return setting.question.peak_once((setting.engine.name, names, job.layout, generator, offloaded, context), made)
 
 
+WITHOUT_ROLE = {
+    "value": "trains no value model; take the estimator grpo or rloo",
+    "reward": "scores by no reward model; take rewards that are functions",
+    "reference": "keeps no reference model; set kl_coefficient: 0",
+}
+
+
+def not_computed(setting: Setting, num_nodes: int) -> str | None:
+    """Return what the engine does not do of a stage on so many nodes, or None."""
+    engine, work = setting.engine, setting.work
+    for role, reason in WITHOUT_ROLE.items():
+        if role in work.names and role not in engine.roles:
+            return reason
+    if not arrangements_of(work, engine):
+        if work.ahead:
+            return "learns from rollouts of the present policy alone; remove asynchrony"
+        return "always draws ahead of training; set asynchrony: in_flight, max_age: 1"
+    if engine.one_node and num_nodes > 1:
+        return "runs on one node; set max_nodes: 1"
+    return None
+
+
 def _closest(setting: Setting, num_nodes: int) -> tuple[str, str, Peak | None]:
     """Return the placement that came closest where none fits, and the one reason why it does not."""
     groups, size = setting.groups, num_nodes * setting.place.per_node
     label = f"{setting.place.machines(num_nodes)} {setting.engine.name}"
-    if setting.engine.reward_apart and VALUE in setting.work.names:
-        return label, f"{setting.engine.name} trains no value model; take the estimator grpo or rloo", None
-    arrangements = arrangements_of(setting.work, setting.engine)
-    if not arrangements:
-        reason = f"{setting.engine.name} learns from rollouts of the present policy alone; remove asynchrony"
-        return label, reason, None
-    for arrangement in arrangements:
+    if (reason := not_computed(setting, num_nodes)) is not None:
+        return label, f"{setting.engine.name} {reason}", None
+    for arrangement in arrangements_of(setting.work, setting.engine):
         for item in placed(setting.work, setting.engine, arrangement, groups, size=size, capacity=setting.capacity):
             return label_of(item), host_shortage(setting, item) or "", None
     offloaded = "offloaded" in setting.engine.arrangements
@@ -370,7 +389,7 @@ def across(question: StageQuestion, places: tuple[NodeOffer, ...]) -> tuple[Opti
 
     Empty for engines whose roles share their accelerators, and where only spot machines may be used.
     """
-    if question.use_spot is True or question.engine not in rl_engines():
+    if question.use_spot is True or question.engine not in rl_engines() or rl_engines()[question.engine].one_node:
         return ()
     rented = [place for place in places if place.infra != LOCAL and not place.is_cpu and place.price.usd_per_hour]
     work, engine = rl_work(question.work), rl_engines()[question.engine]

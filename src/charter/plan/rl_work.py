@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import ceil
 
+from charter.engines import rl_engines
 from charter.engines.common.capabilities import RlEngine
 from charter.physics.generation import USUAL_SPREAD, ResponseLengths
 from charter.physics.placement_memory import PpoRole
@@ -212,6 +213,13 @@ def _assume_age(stage: PpoStage, library: Library) -> None:
             "a rollout begins as one is taken out of the queue, is drawn within an update and waits (age = rollouts in "
             "flight and queued / rollouts of an update); the slower of generation and score + update, then sync"
         )
+        lead = rl_engines()[stage.engine].lead if stage.engine in rl_engines() else None
+        if lead is not None:
+            mean = f"at most {lead} on average but for answers that are drawn for longer than an update"
+            said = (
+                f"the generator stops {lead} rollout ahead of training, whatever the bound, and an answer past the "
+                "bound is dropped; the slower of generation and score + update, then sync"
+            )
     library.assume(AGE_OF_TOKENS, f"{most}, {mean}", said)
 
 

@@ -91,22 +91,31 @@ def answering_terms(
 ) -> tuple[Term, ...]:
     """Terms of a stage that only answers: replicas take whole batches in turn, one model after another.
 
-    Roles that are `alone` compute in the stage's own process, as one replica.
+    Roles that are `alone` compute in the stage's own process, on one accelerator; vLLM serves the others.
     """
     terms: list[Term] = []
-    for phase in work.phases:
-        if phase.role in work.remote:
+    for each in work.phases:
+        if each.role in work.remote:
             continue
-        role, turns = work.role(phase.role), ceil(phase.steps / (1 if phase.role in alone else replicas))
+        is_own, role = each.role in alone, work.role(each.role)
+        phase, degree = (each, 1) if is_own else (_as_served(each), tensor)
+        turns = ceil(phase.steps / (1 if is_own else replicas))
         if phase.work == "generate":
             together = max(1, int(batches[phase.name]))
-            engine = native_decoder(role, accelerator, Layout(tensor=tensor))
-            terms += _decoding(role, phase, turns, phase.batch, together, tensor, 1, accelerator, knowledge, engine)
+            engine = native_decoder(role, accelerator, Layout()) if is_own else serving_devices.SERVER
+            terms += _decoding(role, phase, turns, phase.batch, together, degree, 1, accelerator, knowledge, engine)
             if phase.call_seconds:
                 terms.append(tools_term(phase))
         else:
-            terms += _scoring(role, phase, turns, tensor, accelerator, knowledge)
+            terms += _scoring(role, phase, turns, degree, accelerator, knowledge)
     return tuple(terms)
+
+
+def _as_served(phase: RolePhase) -> RolePhase:
+    """A phase as servers answer it: nothing is padded, and an answer that ends makes room for the next at once."""
+    read, written = phase.request_tokens
+    written = written if phase.work == "generate" else phase.new_tokens
+    return replace(phase, prompt_tokens=read, new_tokens=written, ragged=False)
 
 
 def _rollouts(
@@ -186,13 +195,23 @@ def gathered_bytes(role: Role, layout: Layout) -> float:
 def native_decoder(role: Role, accelerator: Accelerator, layout: Layout) -> serving_devices.GenerationEngine:
     """Return how the native engine decodes in 16 bits: as a captured graph where a plain model is complete on a GPU.
 
+    Elsewhere operation by operation: over keys and values that stay in place, or over transformers' own kinds of cache
+    where a layer has another than the plain one, in 32 bits where the weights that are trained are not sharded.
     It is held to what the engine does by `tests/integration/train/test_planned_decoder.py`.
     """
     a = role.architecture
-    is_whole = role.adapter is None or role.adapter.base_bits == WHOLE_BITS
-    is_plain = layout.tensor == 1 and layout.zero == ZeroStage.NONE and is_whole
-    is_fused = a.model_type in FUSED_TYPES and not a.sliding_window_layers and accelerator.vendor == NVIDIA
-    return serving_devices.NATIVE_CAPTURED if is_plain and is_fused else serving_devices.NATIVE
+    engine = serving_devices.NATIVE
+    if a.sliding_window_layers or a.chunked_layers or a.state_space_layers:
+        is_cast = role.trained and layout.tensor == 1 and layout.zero == ZeroStage.NONE
+        engine = serving_devices.NATIVE_COPIED_IN_32_BITS if is_cast else serving_devices.NATIVE_COPIED
+    elif layout.tensor == 1 and layout.zero == ZeroStage.NONE:
+        is_complete = role.adapter is None or role.adapter.base_bits == WHOLE_BITS
+        is_fused = a.model_type in FUSED_TYPES and accelerator.vendor == NVIDIA
+        return serving_devices.NATIVE_CAPTURED if is_complete and is_fused else engine
+    if layout.tensor > 1:
+        return replace(engine, layer_slowness=serving_devices.NATIVE_SPLIT_SLOWNESS)
+    is_sharded = layout.zero != ZeroStage.NONE
+    return replace(engine, layer_slowness=serving_devices.NATIVE_SHARDED_SLOWNESS) if is_sharded else engine
 
 
 def _decoding(

@@ -7,6 +7,7 @@ pytest.importorskip("transformers")
 
 import tiny
 from test_fused_decoding import SHAPE
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from charter.catalog import accelerators
 from charter.catalog.huggingface import reading_of_mapping
@@ -16,6 +17,7 @@ from charter.inference.fused import FusedDecoder
 from charter.inference.generate import SamplingSettings
 from charter.models.adapters import add_adapter
 from charter.models.language_model import LanguageModel
+from charter.models.runtime import precision
 from charter.physics.serving_devices import NATIVE_CAPTURED
 from charter.plan.phase import Role
 from charter.plan.stage_time import native_decoder
@@ -39,6 +41,79 @@ CASES = {
 """Class, its configuration, adapter and layout."""
 
 
+RECURRENT = {
+    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+}  # fmt: skip
+SHARDED = Layout(data=2, zero=ZeroStage.PARAMETERS)
+CACHES = {
+    "plain": ("Llama", {}, 2, SHARDED),
+    "of a mixture": ("Mixtral", {"num_local_experts": 2}, 2, SHARDED),
+    "with a window": ("Mistral", {"sliding_window": 16}, 2, SHARDED),
+    "with recurrent layers": ("Qwen3Next", RECURRENT, 4, SHARDED),
+    "with a window, in 32 bits": ("Mistral", {"sliding_window": 16}, 2, Layout()),
+}
+"""Class, its configuration, layers and layout."""
+PROMPT = 40
+
+
+def own_model(name, layers, **more):
+    import transformers
+
+    config = getattr(transformers, f"{name}Config")(
+        **SHAPE, head_dim=8, num_hidden_layers=layers, attn_implementation="sdpa", **more
+    )
+    torch.manual_seed(1)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    return model, reading_of_mapping(config.to_dict()).architecture
+
+
+class MovedKeys(TorchDispatchMode):
+    """Bytes of whole keys or values of a layer that operations read or write, those of attention included."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        if not operation.is_view:
+            results = result if isinstance(result, tuple) else (result,)
+            listed = [item for part in args for item in (part if isinstance(part, (list, tuple)) else (part,))]
+            for item in (*listed, *results):
+                if isinstance(item, torch.Tensor) and item.dim() == 4 and item.shape[2] >= 15:
+                    self.bytes += item.numel() * item.element_size()
+        return result
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+@pytest.mark.parametrize("case", CACHES)
+@torch.no_grad()
+def test_a_token_moves_the_cache_as_often_as_planned(monkeypatch, case, is_padded):
+    """Operation by operation: no copy and no repetition of what stays in place; all that other caches concatenate."""
+    name, more, layers, layout = CACHES[case]
+    model, architecture = own_model(name, layers, **more)
+    if layout.zero:
+        model = model.to(torch.bfloat16)  # as weights are gathered
+    monkeypatch.setattr(generate, "is_queued", lambda device: True)
+    own = LanguageModel(model=model, tokenizer=tiny.language_model().tokenizer)
+    prompts = [list(range(1, 1 + length)) for length in ((PROMPT, PROMPT - 9) if is_padded else (PROMPT, PROMPT))]
+    batch = generate._Unfinished.of(own, range(2), prompts, 4, torch.device("cpu"))
+    with precision("bf16", torch.device("cpu")):
+        for _ in range(2):
+            token_L = batch.next_logits(model, None).argmax(-1)
+            batch.extend(token_L, token_L < 0, look=False)
+        moved = MovedKeys()
+        with moved:
+            batch.next_logits(model, None)
+    context = min(PROMPT + 2, architecture.sliding_window or PROMPT + 2)
+    once = 2 * 2 * 2 * context * 8 * architecture.attention_layers * 2  # rows, keys and values, heads, D, layers, bytes
+    role = Role(name="policy", architecture=architecture, model="m", trained=True)
+    planned = native_decoder(role, accelerators.get("MI300X"), layout)
+    assert not planned.repeats_heads
+    assert moved.bytes / once == pytest.approx(planned.cache_passes, rel=0.06)
+
+
 def fuses(monkeypatch, model, adapter, layout):
     """Return True if the engine answers by joint products, on a device that queues its work."""
     if adapter is not None:
@@ -57,19 +132,12 @@ def fuses(monkeypatch, model, adapter, layout):
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_plan_prices_a_graph_where_the_engine_has_one(monkeypatch, case):
-    import transformers
-
     name, more, adapter, layout = CASES[case]
-    config = getattr(transformers, f"{name}Config")(
-        **SHAPE, head_dim=8, num_hidden_layers=2, attn_implementation="sdpa", **more
-    )
-    torch.manual_seed(1)
-    model = getattr(transformers, f"{name}ForCausalLM")(config)
-    architecture = reading_of_mapping(config.to_dict()).architecture
+    model, architecture = own_model(name, 2, **more)
     role = Role(name="policy", architecture=architecture, model="m", adapter=adapter)
     planned = native_decoder(role, H100, layout) is NATIVE_CAPTURED
     assert planned == fuses(monkeypatch, model, adapter, layout)
-    assert not planned or config.model_type in FUSED_TYPES
+    assert not planned or model.config.model_type in FUSED_TYPES
 
 
 def test_every_type_of_the_table_is_among_the_cases():
@@ -90,5 +158,7 @@ def test_other_devices_and_split_tensors_have_no_graphs():
         (H100, Layout(data=2, zero=ZeroStage.GRADIENTS)),
     ):
         assert native_decoder(role, accelerator, layout) is not NATIVE_CAPTURED
+    hosts = [native_decoder(role, H100, layout).layer_slowness for layout in (Layout(), SHARDED, Layout(tensor=2))]
+    assert hosts == sorted(set(hosts)), "hooks, and more so split tensors, are the host's work"
     small = Role(name="policy", architecture=role.architecture, model="m", adapter=Adapter(rank=2, base_bits=4))
     assert native_decoder(small, H100, Layout()) is not NATIVE_CAPTURED, "a base in 4 bits is no plain matrix"

@@ -17,6 +17,8 @@ from charter.spec.ppo_stage import PpoStage
 from charter.spec.stage import DpoStage
 
 SHAPES = {name: models.get(name).architecture for name in ("Llama-3.1-8B", "Llama-3.1-70B", "Llama-3.1-405B")}
+POLICY_ALONE = "prime_rl"
+"""It places the policy beside its generator, on one node, and no other role."""
 PLACED = tuple(name for name in rl_engines() if any(engine.name == name for engine in handover_engines()))
 BY_LAYOUT = [pair for pair in cases.pairs() if not (pair[1] == "ppo" and pair[0] in rl_engines())]
 """The rest places the roles of PPO itself."""
@@ -78,7 +80,7 @@ def test_every_layout_that_is_offered_is_rendered(engine, kind, dtype, data):
 
 @pytest.mark.parametrize("nodes", [1, 2, 4, 6])
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
-@pytest.mark.parametrize("engine", PLACED)
+@pytest.mark.parametrize("engine", [name for name in PLACED if name != POLICY_ALONE])
 def test_every_placement_that_is_offered_is_rendered(engine, estimator, nodes):
     changes = {"rollout_batch": 768, "minibatch": 384}
     if estimator == "grpo":
@@ -91,3 +93,15 @@ def test_every_placement_that_is_offered_is_rendered(engine, estimator, nodes):
     for option in found:
         told = refused(stage, option.layout, nodes=nodes, placement=placement_of(option))
         assert not told, f"{engine} {option.layout_label}: {told}"
+
+
+@pytest.mark.parametrize("accelerators", [2, 4, 8])
+def test_every_placement_beside_a_generator_is_rendered(accelerators):
+    stage = cases.accepted_stage(POLICY_ALONE, "ppo", rollout_batch=384, minibatch=384)
+    work = ppo_case.policy_alone(ppo_case.workload(samples=384, minibatch=384))
+    found = rl_options(ppo_case.question(work, POLICY_ALONE), ppo_case.place("H100", accelerators), 1)[0]
+    assert found or accelerators == 2
+    for option in found:
+        placement = placement_of(option)
+        told = refused(stage, option.layout, per_node=accelerators, placement=placement)
+        assert not told, f"{option.layout_label}: {told}"

@@ -11,21 +11,29 @@ from charter.report.handover import exported as handed_over
 from charter.spec.load import load_project
 from charter.templates.shipped import find_template, write_template
 
-ENGINES = ("trl", "verl", "openrlhf", "nemo_rl")
+ENGINES = ("trl", "verl", "openrlhf", "nemo_rl", "prime_rl")
 ACCEPTED = None
 JUDGE = {"rewards": "principles: a judge is asked", "on_overoptimisation": "compares the rewards with the gold"}
 REFILL = {"equal_groups": "none to replace a group by"}
+OTHER_PACE = {
+    "minibatch": "must be rollout_batch",
+    "scale_advantages": "divides by no deviation",
+    "asynchrony": "always draws ahead",
+}
 TABLE = {
     ("rlvr-tiny", "trl"): ACCEPTED,
     ("rlvr-tiny", "verl"): {"resources": "needs accelerators", "dtype": "fp32"},
     ("rlvr-tiny", "openrlhf"): {"dtype": "bf16 or fp16", "min_new_tokens": "fixed to 1"},
     ("rlvr-tiny", "nemo_rl"): {"resources": "needs accelerators"},
+    ("rlvr-tiny", "prime_rl"): {**OTHER_PACE, "resources": "needs accelerators", "dtype": "bfloat16"},
     **{("grpo-7b", engine): REFILL for engine in ENGINES},
+    ("grpo-7b", "prime_rl"): {"equal_groups": "whose advantage is 0"},
     **{("constitution-rl-8b", engine): JUDGE for engine in ENGINES},
     ("tools-tiny", "trl"): {"environment": "no tools and no environment"},
     ("tools-tiny", "verl"): {"environment": "classes of its own"},
     ("tools-tiny", "openrlhf"): {"environment": "tokenise what a tool says apart"},
     ("tools-tiny", "nemo_rl"): {"environment": "whose replies it tokenises"},
+    ("tools-tiny", "prime_rl"): {"environment": "harness of verifiers"},
 }
 ON_GPUS = {
     "infra: local": "accelerators: H100:8",
@@ -35,7 +43,14 @@ ON_GPUS = {
 }
 KEPT = {"equal_groups: refill ": "equal_groups: keep "}
 ONE_TOKEN = {"    samples_per_prompt: 8": "    min_new_tokens: 1\n    samples_per_prompt: 8"}
+BESIDE_A_GENERATOR = {
+    **ON_GPUS,
+    "minibatch: 128": "minibatch: 256",
+    "    samples_per_prompt: 8": "    asynchrony: in_flight\n    max_age: 2\n    scale_advantages: none\n"
+    "    samples_per_prompt: 8",
+}
 CHANGED = [
+    ("rlvr-tiny", BESIDE_A_GENERATOR, "prime_rl"),
     ("rlvr-tiny", {**ON_GPUS, **ONE_TOKEN}, "openrlhf"),
     ("rlvr-tiny", {}, "trl"),
     *(("grpo-7b", KEPT, engine) for engine in ("trl", "verl", "nemo_rl")),

@@ -1,6 +1,7 @@
 """The list of rewards in other engines: one file, called as each engine calls it, with the numbers of Charter's own."""
 
 import ast
+import asyncio
 import importlib.util
 import inspect
 import json
@@ -8,7 +9,8 @@ import math
 import sys
 from collections import namedtuple
 from dataclasses import replace
-from types import ModuleType
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import yaml
@@ -20,6 +22,7 @@ from charter.engines.common.reward_file import row_text
 from charter.engines.huggingface.adapter import HuggingFaceAdapter
 from charter.engines.nemo_rl.adapter import NemoRlAdapter
 from charter.engines.openrlhf.adapter import OpenRlhfAdapter
+from charter.engines.prime_rl.adapter import PrimeRlAdapter
 from charter.engines.project import engine_problems
 from charter.engines.verl.adapter import VerlAdapter
 from charter.errors import SpecError
@@ -45,7 +48,7 @@ FUNCTIONS = (
 PENALTY = Reward(name="short", kind="function", call="charter:overlong", arguments={"longest": 512, "cache": 128})
 ANSWERS = ["4", "four", "<answer>4</answer>", "4 4 4", "", "4.05", "<answer>x</answer>", "-4", "1,000", "4\n"]
 ROWS = [{"answer": 4}] * 8 + [{"answer": "1000"}, {}]
-ENGINES = ("trl", "verl", "openrlhf", "nemo_rl")
+ENGINES = ("trl", "verl", "openrlhf", "nemo_rl", "prime_rl")
 
 
 def stage_of(engine, *rewards, **changes):
@@ -151,7 +154,43 @@ def by_nemo_rl(module, monkeypatch):
     return stepped.rewards
 
 
-CALLS = {"trl": by_trl, "verl": by_verl, "openrlhf": by_openrlhf, "nemo_rl": by_nemo_rl}
+def by_prime_rl(module, monkeypatch):
+    """The taskset, over the few names of verifiers that it takes (tried with verifiers 0.4.0 itself)."""
+
+    class Base:
+        def __class_getitem__(cls, _):
+            return cls
+
+        def __init__(self, *values, **fields):
+            self.data, self.config = values[0] if values else None, values[-1] if values else None
+            self.__dict__.update(fields)
+
+    stand_in = ModuleType("verifiers.v1")
+    stand_in.Task, stand_in.Taskset, stand_in.TaskData, stand_in.TasksetConfig = (
+        type(name, (Base,), {}) for name in ("Task", "Taskset", "TaskData", "TasksetConfig")
+    )
+    stand_in.reward = lambda function: function
+    package = ModuleType("verifiers")
+    package.v1 = stand_in
+    monkeypatch.setitem(sys.modules, "verifiers", package)
+    monkeypatch.setitem(sys.modules, "verifiers.v1", stand_in)
+    directory = Path(module.__file__).parent
+    monkeypatch.chdir(directory)
+    rows = [{"prompt": [{"role": "user", "content": "2 + 2?"}], "charter": text} for text in TEXTS]
+    (directory / "data").mkdir()
+    (directory / "data" / "prompts.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    spec = importlib.util.spec_from_file_location("charter_taskset", directory / "charter_taskset.py")
+    taskset = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(taskset)
+    assert taskset.__all__ == ["CharterTaskset"]
+    tasks = taskset.CharterTaskset(SimpleNamespace(task=None)).load()
+    traces = [SimpleNamespace(last_reply=answer, num_output_tokens=2) for answer in ANSWERS]
+    return [asyncio.run(task.total(trace)) for task, trace in zip(tasks, traces, strict=True)]
+
+
+CALLS = {
+    "trl": by_trl, "verl": by_verl, "openrlhf": by_openrlhf, "nemo_rl": by_nemo_rl, "prime_rl": by_prime_rl,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -197,6 +236,9 @@ def test_each_engine_is_told_where_the_file_is():
     assert nemo.command[:2] == ("python", "./run_grpo.py")
     assert yaml.safe_load(nemo.files["grpo.yaml"])["data"]["default"]["env_name"] == "charter"
     assert 'register_env("charter", NAME)' in nemo.files["run_grpo.py"]
+    prime = rendered("prime_rl", *FUNCTIONS)
+    [source] = yaml.safe_load(prime.files["rl.yaml"])["orchestrator"]["train"]["source"]
+    assert source["env"]["taskset"] == {"id": "charter_taskset"}
 
 
 def test_penalty_of_long_answers_is_the_engines_own():
@@ -284,7 +326,7 @@ def test_trl_adds_a_preference_model_and_normalises_each():
 
 
 @pytest.mark.parametrize(
-    "adapter", [HuggingFaceAdapter(), VerlAdapter(), OpenRlhfAdapter(), NemoRlAdapter()], ids=ENGINES
+    "adapter", [HuggingFaceAdapter(), VerlAdapter(), OpenRlhfAdapter(), NemoRlAdapter(), PrimeRlAdapter()], ids=ENGINES
 )
 def test_row_carries_what_rewards_read(adapter):
     carries = json.dumps(adapter.prompt_row(TURNS, kind="ppo", index=0, carried=TEXTS[0]))

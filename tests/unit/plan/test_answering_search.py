@@ -17,6 +17,7 @@ from charter.plan.option import StageQuestion, make_option
 from charter.plan.phase import Counters, Role, RolePhase, Workload
 from charter.plan.servers import own_or_endpoint
 from charter.plan.stage_memory import answering_peak
+from charter.plan.stage_time import answering_terms
 from charter.plan.workload import longest_answer
 from charter.report.plan_notes import placement_lines
 from charter.spec.checks import check_project
@@ -43,6 +44,35 @@ def planned(lab):
         return made.stages[0]
 
     return plan
+
+
+def test_servers_pad_nothing_and_answers_make_room():
+    """A role behind servers takes vLLM's time; one in the stage's own process waits for the longest of its batch."""
+    role = Role(name="policy", architecture=models.get("Llama-3.1-8B").architecture, model="m")
+    phase = RolePhase(
+        name="answer", work="generate", role="policy", steps=4, batch=64, prompt_tokens=900.0, unpadded_tokens=300.0,
+        new_tokens=512.0, mean_new_tokens=128.0, longest_tokens=1536.0,
+    )  # fmt: skip
+
+    def terms(one, alone=()):
+        values = answering_terms(
+            Workload(roles=(role,), phases=(one,), counters=Counters()),
+            tensor=2,
+            replicas=4,
+            batches={"answer": 64.0},
+            accelerator=accelerators.get("H100"),
+            knowledge=shipped(),
+            alone=alone,
+        )
+        return {term.name: term for term in values}
+
+    served, own = terms(phase), terms(phase, alone=("policy",))
+    bare = replace(phase, prompt_tokens=300.0, unpadded_tokens=0.0, new_tokens=128.0, mean_new_tokens=0.0)
+    assert {name: term.value for name, term in served.items()} == {n: term.value for n, term in terms(bare).items()}
+    assert "512 steps" in own["answer: decode, weights"].formula
+    assert "128 steps" in served["answer: decode, weights"].formula
+    assert "answer: decode, tensor parallel" in served
+    assert "answer: decode, tensor parallel" not in own
 
 
 # ---- how a model is served -------------------------------------------------------------------------------------------

@@ -200,12 +200,12 @@ def test_the_saved_file_is_what_was_planned(tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("sft 8B --tokens 100M --budget 5", ("give --budget 24,", "or --tokens 21M brings", "or --market any,")),
+        ("sft 8B --tokens 100M --budget 5", ("give --budget 25,", "or --tokens 20M brings", "or --market any,")),
         ("grpo 1B --budget 1", ("give --budget ", "or --prompts ")),
         ("dpo 8B --budget 5", ("or --pairs ",)),
         ("generate 8B --budget 1", ("or --prompts ",)),
         ("label 70B --budget 5", ("of the work at p90: --pairs ",)),
-        ("cai 8B --budget 300", ("or --set pipeline.ppo.episodes=",)),
+        ("cai 8B --budget 160", ("or --set pipeline.ppo.episodes=",)),
         ("sft 8B --tokens 100M --set pipeline.sft.epochs=2 --budget 9", ("or --set pipeline.sft.epochs=0.",)),
         ("sft 8B --budget 5 --objective fastest", ("raise --budget to that, allow --market any",)),
         ("sft 8B --deadline 1min --fail-over-deadline", ("feasible from --deadline ", "with --nodes 2 it is")),

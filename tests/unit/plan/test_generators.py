@@ -101,7 +101,8 @@ def test_the_plan_of_a_stage_differs_where_vllm_generates(engine):
     def seconds(stage, part):
         return sum(term.value for term in stage.option.time_terms if term.part == part)
 
-    assert seconds(beside, "generate") < seconds(alone, "generate")
+    # TRL's servers stand on each accelerator; one server beside the native engine has all the answers.
+    assert (seconds(beside, "generate") < seconds(alone, "generate")) == (engine == "trl")
     names = {term.name for term in beside.option.time_terms}
     assert ("generate: weights to vLLM" in names) == (engine == "native")
     assert any(term.part == "kv_cache" for _, term in beside.option.peak.parts)

@@ -218,6 +218,33 @@ def test_nemo_rl_gives_the_reward_model_accelerators_of_its_own_and_trains_no_va
     assert "trains no value model" in missed.rejected[0].reason
 
 
+@pytest.mark.parametrize(
+    ("role", "changes", "nodes", "reason"),
+    [
+        ("value", {}, 1, "trains no value model"),
+        ("reward", {}, 1, "scores by no reward model"),
+        ("reference", {}, 1, "keeps no reference model; set kl_coefficient: 0"),
+        (None, {"ahead": False}, 1, "always draws ahead of training"),
+        (None, {}, 2, "runs on one node; set max_nodes: 1"),
+        (None, {}, 1, None),
+    ],
+)
+def test_prime_rl_places_the_policy_beside_its_generator(role, changes, nodes, reason):
+    whole = ppo_case.workload()
+    work = replace(ppo_case.policy_alone(whole), **changes)
+    if role is not None:
+        work = replace(work, roles=(*work.roles, next(item for item in whole.roles if item.name == role)))
+    place = ppo_case.place("H100", 8, nodes=(1, 2))
+    options, missed = rl_options(ppo_case.question(work, "prime_rl"), place, nodes)
+    if reason is None:
+        (option,) = options
+        assert [group.name == "generators" for group in option.groups] == [False, True]
+        assert sum(group.num_accelerators for group in option.groups) == 8
+        return
+    assert options == ()
+    assert reason in missed.rejected[0].reason
+
+
 @pytest.mark.parametrize(("estimator", "roles"), [("gae", 4), ("reinforce", 4), ("rloo", 3), ("grpo", 3)])
 def test_estimators_that_compare_answers_are_planned_without_a_value_model(estimator, roles):
     stage = replace(planner_case.ALL_KINDS["ppo"], policy="base", reward="base", estimator=estimator)

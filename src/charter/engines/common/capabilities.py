@@ -62,6 +62,10 @@ class RewardCalls:
     mixtures: tuple[str, ...] = ("sum_then_normalise",)
     no_tools: str
     """The reason why tools and environments of the stage are not handed over."""
+    no_groups: str = NO_OTHER_GROUPS
+    """The reason why groups of one score are kept."""
+    failed: str = "ends the run"
+    """Words after a function that raises: what becomes of the run, or of the answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,12 +150,18 @@ class RlEngine:
     does: Capabilities
     """Capabilities of the engine that trains."""
     arrangements: tuple[Arrangement, ...]
+    roles: tuple[str, ...] = ("policy", "reference", "reward", "value")
+    """Roles that it computes."""
+    one_node: bool = False
+    """Whether all of them, and the generator, lie on one node."""
+    lead: int | None = None
+    """Rollouts that its generator draws ahead at most, where that does not follow from how old they may be."""
     roles_apart: bool = False
     """Whether value model and reward may have accelerators of their own, beside those of policy and reference; in a
     split they then must (OpenRLHF 0.11.2: colocate_actor_ref, colocate_critic_reward)."""
     reward_apart: bool = False
     """Whether the reward model always has accelerators of its own, beside those that policy, reference and generator
-    share; a value model cannot be trained then."""
+    share."""
     one_mode: bool = False
     """Whether all that is trained shares tensor parallelism, ZeRO stage, recomputation and offload."""
     source: str
@@ -272,7 +282,7 @@ def refused_rewards(
         return
     calls = engine.rewards
     if stage.equal_groups != "keep":
-        yield "equal_groups", NO_OTHER_GROUPS
+        yield "equal_groups", NO_OTHER_GROUPS if calls is None else calls.no_groups
     if stage.environment is not None:
         yield "environment", f"{engine.name} takes no tools and no environment" if calls is None else calls.no_tools
     if not stage.rewards:

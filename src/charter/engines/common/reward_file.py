@@ -24,6 +24,7 @@ from charter.engines.common.capabilities import (
     NO_OTHER_GROUPS,
     UNWATCHED,
     Capabilities,
+    RewardCalls,
     own_penalty,
     refused_rewards,
 )
@@ -33,11 +34,17 @@ from charter.spec.rewards import Reward
 
 REWARDS_FILE, OWN_SOURCES = "rewards.py", "reward_sources"
 """In the work directory: the file, and the directory of the user's own functions."""
-UNLIMITED = (
-    "reward functions run inside the engine: nothing limits their time, memory, files or network there; one that "
-    "raises ends the run"
-)
-"""Note of an export with a list of rewards."""
+
+
+def unlimited(failed: str) -> str:
+    """Return the note of an export with a list of rewards."""
+    return (
+        "reward functions run inside the engine: nothing limits their time, memory, files or network there; one that "
+        f"raises {failed}"
+    )
+
+
+UNLIMITED = unlimited(RewardCalls.failed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +72,8 @@ def map_rewards(mapper: FieldMapper, stage: PpoStage, engine: Capabilities, call
     refusals = dict(refused_rewards(stage, engine, sources=mapper.handover.sources))
     for name, reason in refusals.items():
         mapper.refuse(f"{STAGE}.{name}", reason, INSTEAD_OF_REWARDS.get(name, ""))
-    for name, why in (("environment", "one turn"), ("equal_groups", NO_OTHER_GROUPS)):
+    no_groups = NO_OTHER_GROUPS if engine.rewards is None else engine.rewards.no_groups
+    for name, why in (("environment", "one turn"), ("equal_groups", no_groups)):
         if name not in refusals:
             mapper.same(f"{STAGE}.{name}", getattr(stage, name), why)
     if not stage.rewards:
@@ -77,10 +85,10 @@ def map_rewards(mapper: FieldMapper, stage: PpoStage, engine: Capabilities, call
     assert calls is not None, f"{engine.name} has a caller, so it calls a list"
     penalty = own_penalty(stage, calls)
     if not refusals.keys() & {"rewards"}:
-        note = f"the functions and their weights; {UNLIMITED}"
+        note = f"the functions and their weights; {unlimited(calls.failed)}"
         mapper.to(f"{STAGE}.rewards", f"{REWARDS_FILE}: REWARDS", how="computed", note=note)
     mapper.charter(f"{STAGE}.gold", "a reward of weight 0: the engine may log it, and never learns from it")
-    mapper.charter(f"{STAGE}.max_failed_share", "a reward that fails ends the run there: nothing is left out")
+    mapper.charter(f"{STAGE}.max_failed_share", f"nothing counts failures there: a reward that fails {calls.failed}")
     for name, why in (("mixture", ADDED_UP), ("on_overoptimisation", UNWATCHED)):
         if name not in refusals:
             mapper.same(f"{STAGE}.{name}", getattr(stage, name), why)

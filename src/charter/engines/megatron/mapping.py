@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from charter.engines.common.mapping import Arguments
 from charter.engines.common.rendered import RenderedRun, Resume
 from charter.engines.common.request import Handover
+from charter.engines.megatron.capabilities import COMMIT
 from charter.spec.architecture import Architecture, MixtureOfExperts
 from charter.spec.layout import Recompute, ZeroStage
 from charter.spec.stage import PretrainStage, SftStage
@@ -532,6 +533,7 @@ RESUME = Resume(
     guarantee="same_data_order",
     reason="weights, optimizer, schedule, random states of every rank and the number of samples read come back; the "
     "same numbers need --deterministic-mode and the same layout as well",
-    source="Megatron-LM d98e8a6: megatron/training/checkpointing.py get_rng_state, save_checkpoint; data_samplers.py; "
+    source=f"Megatron-LM {COMMIT[:7]}: megatron/training/checkpointing.py get_rng_state, save_checkpoint; "
+    "data_samplers.py; "
     "not measured, since it does not run without a GPU",
 )

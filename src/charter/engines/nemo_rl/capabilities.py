@@ -30,6 +30,7 @@ CAPABILITIES = Capabilities(
 PLACEMENTS = RlEngine(
     does=CAPABILITIES,
     arrangements=("colocated",),
+    roles=("policy", "reference", "reward"),
     reward_apart=True,
     source="NeMo RL 0.6.0: GRPO with a reward model environment, which has its own resources",
 )

@@ -29,7 +29,7 @@ from charter.engines.common.reward_file import (
     ExportedRewards,
     map_rewards,
 )
-from charter.engines.openrlhf.capabilities import CAPABILITIES
+from charter.engines.openrlhf.capabilities import CAPABILITIES, VERSION
 from charter.engines.openrlhf.settings import (
     TRAINED_ROLES,
     adapter,
@@ -574,15 +574,15 @@ def _resume(*, is_ppo: bool) -> Resume:
             guarantee="best_effort",
             reason="policy, value model, both optimizers and schedules, prompts and episode come back; no random state "
             "does, vLLM samples anew, and policy and value model are saved as two separate steps",
-            source="OpenRLHF 0.11.2: trainer/ppo_trainer.py fit() and save_logs_and_checkpoints(); no file of the "
+            source=f"OpenRLHF {VERSION}: trainer/ppo_trainer.py fit() and save_logs_and_checkpoints(); no file of the "
             "package saves a random state",
         )
     return Resume(
         guarantee="same_data_order",
         reason="weights, optimizer, schedule and the number of rows read come back, and rows follow from seed and "
         "epoch; no random state does, and CUDA kernels are not repeated bit for bit",
-        source="OpenRLHF 0.11.2: utils/distributed_sampler.py, trainer/sft_trainer.py, rm_trainer.py, dpo_trainer.py; "
-        "not measured, since it does not run without a GPU",
+        source=f"OpenRLHF {VERSION}: utils/distributed_sampler.py, trainer/sft_trainer.py, rm_trainer.py, "
+        "dpo_trainer.py; not measured, since it does not run without a GPU",
     )
 
 

@@ -12,7 +12,7 @@ from charter.engines.common.mapping import FieldMapper, Sheet
 from charter.engines.common.rendered import RAY_SCRIPT, RenderedRun, Resume, ray_script
 from charter.engines.common.request import Handover
 from charter.engines.common.reward_file import REWARDS_FILE, UNLIMITED, ExportedRewards, map_rewards
-from charter.engines.verl.capabilities import CAPABILITIES
+from charter.engines.verl.capabilities import CAPABILITIES, VERSION
 from charter.engines.verl.settings import (
     ADAM_EPSILON,
     METRICS,
@@ -427,7 +427,7 @@ def _sft_batches(sheet: Sheet, stage: SftStage) -> None:
     mapper.same("layout.accumulation", derived, f"verl takes global_batch / (data x micro_batch) = {derived}")
 
 
-SOURCE = "verl 0.9.1: trainer/ppo/v1/trainer_base.py, trainer/sft_trainer.py, utils/checkpoint"
+SOURCE = f"verl {VERSION}: trainer/ppo/v1/trainer_base.py, trainer/sft_trainer.py, utils/checkpoint"
 PPO_RESUME = Resume(
     guarantee="same_data_order",
     reason=(

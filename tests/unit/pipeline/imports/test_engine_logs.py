@@ -32,7 +32,11 @@ def nemo_rl(step):
     return f"========= Step {step}/10 =========\n📊 Training Results:\n  • Loss: 1.25\n  • Total step time: 12.34s"
 
 
-LINES = {"nemo_rl": nemo_rl, "verl": verl, "megatron": megatron, "openrlhf": openrlhf}
+def prime_rl(step):
+    return f"17:58:37 SUCCESS Step {step} | {10.5}s | Loss 0.0125 | Entropy 0.5000 | LR 1.00e-06 | MFU 9.0%"
+
+
+LINES = {"nemo_rl": nemo_rl, "prime_rl": prime_rl, "verl": verl, "megatron": megatron, "openrlhf": openrlhf}
 
 
 def written(tmp_path, *lines, end="\n", name="train.log"):
@@ -42,7 +46,8 @@ def written(tmp_path, *lines, end="\n", name="train.log"):
 
 
 @pytest.mark.parametrize(
-    ("engine", "seconds"), [("verl", 12.5), ("megatron", 1.5), ("openrlhf", 20.0), ("nemo_rl", 12.34)]
+    ("engine", "seconds"),
+    [("verl", 12.5), ("megatron", 1.5), ("openrlhf", 20.0), ("nemo_rl", 12.34), ("prime_rl", 10.5)],
 )
 def test_the_format_of_a_log_is_found_by_its_steps(tmp_path, engine, seconds):
     path = written(tmp_path, *(LINES[engine](step) for step in (1, 2, 3)))
