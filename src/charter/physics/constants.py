@@ -384,3 +384,13 @@ class ServingConstants:
     unmodelled: Array = constant(
         1.0, sigma=0.15, unit="factor", source="clocks, queueing, warm-up, everything else; 1 until measured"
     )
+
+
+# -------- A process on processors.
+
+LIBRARY_BYTES, MODEL_CODE_BYTES = 0.215 * GIB, 0.14 * GIB
+"""Resident size of a process on processors beside its tensors: Python with numpy and torch; transformers, one family of
+model classes, tokenizer and Charter's own modules. A torch that was built for CUDA maps more; it was not measured."""
+CPU_PROCESS_BYTES = LIBRARY_BYTES + MODEL_CODE_BYTES
+CPU_PROCESS_FORMULA = f"{LIBRARY_BYTES / GIB:g} GiB with torch + {MODEL_CODE_BYTES / GIB:g} GiB with transformers"
+CPU_PROCESS_SOURCE = "345 to 382 MiB over the tensors of 17 stages, torch 2.13 for processors (physics/constants.py)"

@@ -10,11 +10,18 @@ import numpy as np
 
 from charter.catalog.accelerators import Accelerator
 from charter.physics.columns import Array, Layouts, array
-from charter.physics.constants import InferenceMemoryConstants, context_factor, memory_sigma
+from charter.physics.constants import (
+    CPU_PROCESS_BYTES,
+    CPU_PROCESS_FORMULA,
+    CPU_PROCESS_SOURCE,
+    InferenceMemoryConstants,
+    context_factor,
+    memory_sigma,
+)
 from charter.physics.flops import kv_cache_bytes
 from charter.physics.memory_profiles import Head
 from charter.physics.memory_shape import ModelColumns, rank_columns
-from charter.physics.memory_terms import CPU_PROCESS_BYTES, column
+from charter.physics.memory_terms import column
 from charter.physics.precision import STORED_FORMATS, StoredFormat
 from charter.physics.terms import ExplainedColumn, MemoryBreakdown, TermTable
 from charter.spec.architecture import Architecture
@@ -197,7 +204,7 @@ def _fixed_columns(s: InferenceShape, c: InferenceMemoryConstants) -> tuple[Expl
             factor=s.context_factor,
             size=c.context_bytes,
         ),
-        column("process", "overhead", s.cpu * CPU_PROCESS_BYTES, "resident size with torch imported", "assumption"),
+        column("process", "overhead", s.cpu * CPU_PROCESS_BYTES, CPU_PROCESS_FORMULA, CPU_PROCESS_SOURCE),
     )
 
 

@@ -10,7 +10,13 @@ import numpy as np
 
 from charter.catalog.accelerators import Accelerator
 from charter.physics.columns import Array, Layouts, array
-from charter.physics.constants import TrainingMemoryConstants, memory_sigma
+from charter.physics.constants import (
+    CPU_PROCESS_BYTES,
+    CPU_PROCESS_FORMULA,
+    CPU_PROCESS_SOURCE,
+    TrainingMemoryConstants,
+    memory_sigma,
+)
 from charter.physics.kept_activations import Implementation
 from charter.physics.memory_profiles import (
     NATIVE,
@@ -24,7 +30,6 @@ from charter.physics.memory_profiles import (
 from charter.physics.memory_shape import MemoryShape, Stage, rank_columns, stage_layers
 from charter.physics.memory_terms import (
     ASSUMED,
-    CPU_PROCESS_BYTES,
     Rank,
     activation_columns,
     buffer_columns,
@@ -303,8 +308,8 @@ def _constant_columns(rank: Rank) -> dict[str, ExplainedColumn]:
             "process",
             "overhead",
             s.cpu * CPU_PROCESS_BYTES,
-            "resident size with torch and transformers imported",
-            "assumption (physics/memory_terms.py)",
+            CPU_PROCESS_FORMULA,
+            CPU_PROCESS_SOURCE,
         ),
     }
 

@@ -12,12 +12,9 @@ from charter.physics.kept_activations import in_flight
 from charter.physics.memory_shape import Ends, MemoryShape, RankColumns, Stage, zero_sharded
 from charter.physics.terms import ExplainedColumn
 from charter.spec.layout import Recompute
-from charter.units import GIB
 
 # -------- The terms of a training step's memory, over arrays of layouts: each names its formula and its source.
 
-CPU_PROCESS_BYTES = 0.6 * GIB
-"""Resident size of a process that imported torch and transformers: assumption."""
 ZERO_SOURCE = "Rajbhandari et al. 2020, figure 1"
 ASSUMED = "assumption (physics/constants.py), moved by calibration"
 

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from charter.catalog.accelerators import Accelerator
+from charter.physics.constants import CPU_PROCESS_BYTES, CPU_PROCESS_FORMULA, CPU_PROCESS_SOURCE
 from charter.physics.flops import forward_flops_per_token, kv_cache_bytes
 from charter.physics.kept_activations import layer_activations
 from charter.physics.memory_profiles import CPU_KEPT_LOGITS, CPU_LOSS_TILE, LEAST_TILE_ROWS
-from charter.physics.memory_terms import CPU_PROCESS_BYTES
 from charter.physics.shapes import adapter_parameters, count_parameters
 from charter.physics.terms import Term, bytes_term
 from charter.plan.machine import (
@@ -245,7 +245,7 @@ def training_peak(work: Workload, layout: Layout) -> Peak:
     gradients = tuple((role.name, _gradients(role)) for role in work.trained)
     always = [
         *states,
-        ("", bytes_term("process", "overhead", CPU_PROCESS_BYTES, "torch and transformers", "assumption")),
+        ("", bytes_term("process", "overhead", CPU_PROCESS_BYTES, CPU_PROCESS_FORMULA, CPU_PROCESS_SOURCE)),
         *(gradients if layout.data > 1 else ()),
     ]
     moments = [

@@ -13,7 +13,7 @@ from charter.physics.columns import array
 from charter.physics.placement_memory import group_phases
 from charter.physics.runs import RlConstants, RlPhases, rl_step_terms
 from charter.plan.layout_search import NodeGroup, chosen_row, search_sites, training_options
-from charter.plan.offers import host_bytes_per_accelerator
+from charter.plan.offers import HOST_BYTES_PER_ACCELERATOR, host_bytes_per_accelerator
 from charter.plan.rl_groups import (
     GeneratorChoice,
     Groups,
@@ -227,7 +227,8 @@ def test_host_memory_of_a_node_is_checked_and_named():
     found, missed = options("verl", "A100-80GB", 1, work=work, per_node=2)
     assert found == ()
     assert "system memory" in missed.rejected[0].reason
-    assert host_bytes_per_accelerator("A100-SXM-80GB", 2) is None, "no offer says it, and 128 GB each are assumed"
+    assert host_bytes_per_accelerator("A100-SXM-80GB", 2) is None, "no offer says it, and a judgement is taken"
+    assert 2 * host_bytes_per_accelerator("A100-SXM-80GB", 8) > HOST_BYTES_PER_ACCELERATOR
 
 
 def test_stage_resources_hold_for_trainers():
