@@ -9,8 +9,8 @@ run had one layout of its own stack. The PPO rows read Microsoft's table as 262,
 their Azure price was 32.77 usd per hour of 8.
 
 Seen failing under mutations of production lines (tests that fail):
-- physics/devices.py, `rate_16` a third: 9 of 15.
-- physics/serving_devices.py, `HYBRID` with a layer five times as slow: 3 of 16.
+- physics/devices.py, `rate_16` a third: 9 of 17.
+- physics/serving_devices.py, `HYBRID` with a layer five times as slow: 4 of 17.
 """
 
 from dataclasses import replace
