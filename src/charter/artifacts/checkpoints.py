@@ -21,6 +21,24 @@ from charter.artifacts.safe_path import below
 from charter.artifacts.whole_dir import MANIFEST, read_sealed, sealed_text
 from charter.errors import DataError, UsageError
 
+ALLOWANCE = "allowance.json"
+
+
+def allow(directory: Path, micro_usd: int | None) -> None:
+    """Write what all calls of a stage may have cost at most; None takes the bound away."""
+    durable.write_hint(directory / ALLOWANCE, {"micro_usd": micro_usd})
+
+
+def allowance(directory: Path) -> int | None:
+    """Read what all calls of a stage may have cost at most; None where no budget bounds them."""
+    try:
+        content = durable.read_json(directory / ALLOWANCE)
+    except DataError:
+        return None
+    micro_usd = content.get("micro_usd") if isinstance(content, dict) else None
+    return micro_usd if isinstance(micro_usd, int) else None
+
+
 _NAME = re.compile(r"step-(\d{8,})(?:-([1-9]\d*))?")
 
 

@@ -17,7 +17,7 @@ from charter.engines.common.files import link_tree
 from charter.engines.common.rendered import RenderedRun
 from charter.engines.common.request import Handover
 from charter.errors import CharterError, DataError, MissingExtraError, StageError, UsageError
-from charter.launch.commands import stage_command
+from charter.launch.job import stage_command
 from charter.launch.machine import frozen_values
 from charter.plan.pipeline_names import Library, Models
 from charter.plan.plan import Plan

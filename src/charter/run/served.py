@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from charter.artifacts import durable
-from charter.artifacts.allowance import ALLOWANCE, allow
+from charter.artifacts.checkpoints import ALLOWANCE, allow
 from charter.artifacts.job import JobInput, served_name
 from charter.errors import Problem
 from charter.launch.machine import CPU, asked_accelerators, stage_threads
@@ -76,7 +76,7 @@ def asks_for_money(project: Project, stage: PlannedStage) -> bool:
 
 
 class CallAllowances:
-    """Bounds of what the calls of each stage may cost, as its pools read them (`artifacts/allowance.py`)."""
+    """Bounds of what the calls of each stage may cost, as its pools read them (`artifacts/checkpoints.py`)."""
 
     def __init__(self, project: Project) -> None:
         self._project = project

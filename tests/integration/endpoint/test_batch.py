@@ -10,7 +10,7 @@ import pytest
 from batch_client import asking, store
 from batch_server import batch_server
 
-from charter.artifacts.allowance import allow
+from charter.artifacts.checkpoints import allow
 from charter.errors import DataError
 from charter.inference.endpoint import batch_desk, rules
 from charter.inference.endpoint.gate import SpendingGate

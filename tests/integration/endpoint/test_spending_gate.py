@@ -4,7 +4,7 @@ import pytest
 from call_checks import checked_totals
 from fault_server import Behaviour, fault_server
 
-from charter.artifacts.allowance import allow, allowance
+from charter.artifacts.checkpoints import allow, allowance
 from charter.data.dataset import Turn
 from charter.errors import BudgetError
 from charter.inference.endpoint import gate, lanes, rules

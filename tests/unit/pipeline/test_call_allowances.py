@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("sqlalchemy")
 
-from charter.artifacts.allowance import allow, allowance
+from charter.artifacts.checkpoints import allow, allowance
 from charter.run.served import CallAllowances
 from charter.spec.project import Serving
 

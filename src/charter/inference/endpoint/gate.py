@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from threading import Lock
 
-from charter.artifacts.allowance import allowance
+from charter.artifacts.checkpoints import allowance
 from charter.errors import BudgetError
 from charter.ledger.calls import NewCall, Settlement
 from charter.units import MICRO_USD_PER_USD, format_usd
