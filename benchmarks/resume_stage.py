@@ -26,7 +26,7 @@ def run(stage: Any) -> None:
     """Run the real stage, noting times in its second attempt, killed in its first."""
     import importlib
 
-    from charter.launch.commands import STAGE_MODULES
+    from charter.launch.job import STAGE_MODULES
     from charter.train import loop
 
     attempt = int(os.environ.get(ATTEMPT, "1"))
@@ -80,7 +80,7 @@ def die_after(owner: Any, name: str) -> None:
 def main() -> None:
     """Run the project in the first argument up to the stage in the second."""
     from charter.engines.project import load_project
-    from charter.launch.commands import STAGE_MODULES
+    from charter.launch.job import STAGE_MODULES
     from charter.run.runner import RunOptions, run_project
 
     root, stage = Path(sys.argv[1]), sys.argv[2]

@@ -23,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from charter.engines.project import load_project
-from charter.launch.commands import module_of
+from charter.launch.job import module_of
 from charter.launch.submission import preview_job
 from charter.models import parallel
 from charter.models.decoder import tie, tied_weights

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from charter.metering.row import METER_GLOB
-from charter.tracking.jsonl import read_metrics
+from charter.tracking.base import read_metrics
 
 Points = dict[str, dict[str, list[tuple[int, float]]]]
 """Stage -> metric -> (step, value) in the order of steps."""

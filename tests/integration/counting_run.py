@@ -9,7 +9,7 @@ from pathlib import Path
 
 from charter.engines.project import load_project
 from charter.errors import CharterError
-from charter.launch.commands import STAGE_MODULES
+from charter.launch.job import STAGE_MODULES
 from charter.run.runner import RunOptions, run_project
 from charter.run.sweep import run_sweep, sweep_points
 

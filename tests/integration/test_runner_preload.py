@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from charter.launch.commands import STAGE_MODULES, preloaded_modules
+from charter.launch.job import STAGE_MODULES, preloaded_modules
 from charter.launch.local import stage_environment
 
 PRELOAD = """

@@ -18,7 +18,7 @@ import yaml
 
 from charter.cli.main import entry
 from charter.engines.project import load_project
-from charter.launch.commands import module_of
+from charter.launch.job import module_of
 from charter.launch.kubernetes.scheduler import KubernetesScheduler
 from charter.launch.ray.request import request_of
 from charter.launch.slurm.scheduler import SlurmScheduler

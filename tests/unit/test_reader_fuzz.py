@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from charter.artifacts.planned_step import read_planned_step
+from charter.artifacts.job import read_planned_step
 from charter.artifacts.safetensors_file import read_header
 from charter.artifacts.stage_state import read_progress
 from charter.catalog.huggingface import read_config
@@ -38,7 +38,7 @@ from charter.report.read import read_run
 from charter.resilience.spot import read_trace
 from charter.run.imports.logs import read_engine_log
 from charter.templates.shipped import shipped_bytes
-from charter.tracking.jsonl import read_metrics
+from charter.tracking.base import read_metrics
 from charter.validation.rows.measurement import read_measurements
 
 CONFIG = {

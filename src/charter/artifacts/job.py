@@ -1,17 +1,54 @@
-"""Job of a stage process: one JSON file in its stage directory."""
+"""Job of a stage process: one JSON file in its stage directory; the plan of its step, and what its engine said."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from charter.artifacts import durable
 from charter.artifacts.whole_dir import SEAL, broken_seal, write_sealed
-from charter.errors import DataError
+from charter.data.rows import SkippedRows
+from charter.errors import DataError, loads_json
 from charter.spec.project import DataSpec, ModelSpec, Serving
 from charter.spec.sections import EngineEnvironment
 from charter.spec.stage import STAGE_KINDS
 from charter.spec.stage_base import MODEL, Stage
+
+PLANNED_FILE = "planned.json"
+PLANNED_SCHEMA = "charter.planned_step/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedStep:
+    """One step of one stage on this machine: optimizer step, rollout, or batch of records."""
+
+    seconds_per_step: float
+    """Working time: without checkpoints, waits and restarts."""
+    seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
+    """generate, score, update; their sum is `seconds_per_step`."""
+    peak_bytes: float
+    """Tensors of one process at the fullest moment; without the process itself and the allocator's slack."""
+    bytes_by_part: Mapping[str, float] = field(default_factory=dict)
+    """parameters, gradients, optimizer, activations, logits, buffers, kv_cache; their sum is `peak_bytes`."""
+    flops_per_step: float
+    """Model operations, 6 N and 2 N per token: attention scores are left out."""
+
+
+def write_planned_step(directory: Path, planned: PlannedStep) -> None:
+    """Put it beside a stage that has none yet; nothing depends on it, so it is not flushed to disk."""
+    if not (directory / PLANNED_FILE).exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        durable.write_hint(directory / PLANNED_FILE, {"schema": PLANNED_SCHEMA, **asdict(planned)})
+
+
+def read_planned_step(directory: Path) -> PlannedStep | None:
+    """Read the planned step; None where there is none, or where it cannot be read."""
+    try:
+        content = loads_json((directory / PLANNED_FILE).read_text(encoding="utf-8"))
+        return PlannedStep(**content) if content.pop("schema") == PLANNED_SCHEMA else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
 
 Spec = TypeVar("Spec", bound=Stage)
 JOB_FILE = "job.json"
@@ -161,3 +198,62 @@ def _adapter(kind: type) -> Any:
 
 
 _ADAPTERS: dict[type, Any] = {}
+
+
+Made = TypeVar("Made")
+Reader = Callable[[Path, DataSpec | None, SkippedRows | None], Iterable[Made]]
+"""`read_pairs`, `each_text` and their like, of `data/dataset`."""
+
+
+def each_stage_row(job: Job, role: str, read: Reader[Made], skipped: SkippedRows) -> Iterator[Made]:
+    """Yield the values that `read` makes of every data set of a role, one by one; bad rows are counted in `skipped`."""
+    for item in job.inputs.get(role, ()):
+        yield from read(item.location(), item.data, skipped)
+
+
+def stage_rows(job: Job, role: str, read: Reader[Made]) -> tuple[list[Made], SkippedRows]:
+    """All rows of a role, and what was left out: for the log `skipped.lines()`, for reports `skipped.metrics()`."""
+    skipped = SkippedRows()
+    return list(each_stage_row(job, role, read, skipped)), skipped
+
+
+HOSTED_FILE = "hosted.json"
+HOSTED_SCHEMA = "charter.hosted/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostedFacts:
+    """One engine, as it was last started for a stage."""
+
+    engine: str
+    version: str
+    checked_version: str
+    """That the mapping was read from and is checked against."""
+    guarantee: str
+    """`bit_exact`, `same_data_order` or `best_effort`: of a run that was killed and went on (`handover.rendered`)."""
+    reason: str
+    source: str
+    notes: tuple[str, ...] = ()
+    """What a reader of the results must know: rows that were left out, a version that was not checked."""
+    conversion: Mapping[str, Any] = field(default_factory=dict)
+    """How the engine's weights became a model directory, where that took a program of its own."""
+
+    def words(self) -> str:
+        """In one line, for records."""
+        return f"computed by {self.engine} {self.version}; resume: {self.guarantee}"
+
+
+def write_hosted_facts(directory: Path, facts: HostedFacts) -> None:
+    """Put them beside the stage; nothing depends on them."""
+    durable.write_hint(directory / HOSTED_FILE, {"schema": HOSTED_SCHEMA, **asdict(facts)})
+
+
+def read_hosted_facts(directory: Path) -> HostedFacts | None:
+    """The facts of a stage; None of one that the native engine computes, or where they cannot be read."""
+    try:
+        content = durable.read_json(directory / HOSTED_FILE)
+        if content.pop("schema") != HOSTED_SCHEMA:
+            return None
+        return HostedFacts(**{**content, "notes": tuple(content["notes"])})
+    except (DataError, TypeError, KeyError, AttributeError):
+        return None

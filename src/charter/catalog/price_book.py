@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from charter.catalog.accelerators import get
-from charter.catalog.facts import StoragePrice, storage_prices
 from charter.catalog.offer import ALL_REGIONS, Market, Offer, as_of_key, earliest_day, offer_of_row, read_offers
 from charter.catalog.price_row import PriceFinding, Severity
-from charter.catalog.rows import read_table
+from charter.catalog.rows import StoragePrice, read_table, storage_prices
 
 STALE_DAYS = 60
 """Days after which a price is called stale. Judgement; within one to two years a list price of the snapshot rose by

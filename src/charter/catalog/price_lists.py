@@ -1,20 +1,24 @@
-"""Price lists where a user names them: a file, the address of a CSV or JSON list, a directory of SkyPilot's catalog."""
+"""Price lists: where they lie, how they differ, how they are written."""
 
 import csv
 import io
-from collections.abc import Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from io import StringIO
 from pathlib import Path
+from statistics import median
 from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from charter.catalog.accelerators import get
 from charter.catalog.aliases import closest
-from charter.catalog.offer import earliest_day
+from charter.catalog.offer import Market, Offer, earliest_day
+from charter.catalog.price_book import PriceBook
 from charter.catalog.price_import import Checked, PriceFormat, read_prices
-from charter.catalog.price_row import Import
+from charter.catalog.price_row import Import, PriceRow
 from charter.errors import UsageError, loads_json
 
 FETCH_SECONDS = 60.0
@@ -130,3 +134,168 @@ def _as_csv(address: str, body: bytes) -> str:
     writer.writeheader()
     writer.writerows({name: "" if value is None else value for name, value in row.items()} for row in rows)
     return out.getvalue()
+
+
+SAME_PRICE = 5e-5
+"""USD per hour below which two prices are one: they are written with that precision."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One price that is not what it was."""
+
+    old: Offer
+    new: Offer
+    market: Market
+
+    @property
+    def old_usd_per_hour(self) -> float | None:
+        """Price of the instance in the first book, None if it was not offered."""
+        return self.old.usd_per_hour(self.market)
+
+    @property
+    def new_usd_per_hour(self) -> float | None:
+        """Price of the instance in the second book, None if it is not offered."""
+        return self.new.usd_per_hour(self.market)
+
+    @property
+    def ratio(self) -> float | None:
+        """New over old; None where one of them is not offered: null is not zero."""
+        old, new = self.old_usd_per_hour, self.new_usd_per_hour
+        return None if old is None or new is None else new / old
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriceBookDifference:
+    """Two books side by side."""
+
+    changed: tuple[Change, ...]
+    unchanged: int
+    """Prices of offers in both books that are equal."""
+    only_in_old: tuple[Offer, ...]
+    only_in_new: tuple[Offer, ...]
+
+
+def difference(old: PriceBook, new: PriceBook) -> PriceBookDifference:
+    """Compare the latest offers of two books, market by market.
+
+    >>> difference(PriceBook.bundled(), PriceBook.bundled()).changed
+    ()
+    """
+    first = {offer.key: offer for offer in old.offers()}
+    second = {offer.key: offer for offer in new.offers()}
+    changes = [
+        Change(old=first[key], new=second[key], market=market)
+        for key in first
+        if key in second
+        for market in Market
+        if (first[key].usd_per_hour(market), second[key].usd_per_hour(market)) != (None, None)
+    ]
+    changed = tuple(change for change in changes if not _same(change))
+    return PriceBookDifference(
+        changed=tuple(sorted(changed, key=lambda change: (change.old.accelerator, change.old.key, change.market))),
+        unchanged=len(changes) - len(changed),
+        only_in_old=tuple(offer for key, offer in first.items() if key not in second),
+        only_in_new=tuple(offer for key, offer in second.items() if key not in first),
+    )
+
+
+def _same(change: Change) -> bool:
+    old, new = change.old_usd_per_hour, change.new_usd_per_hour
+    return old is not None and new is not None and abs(new - old) < SAME_PRICE
+
+
+COLUMNS = (
+    "cloud",
+    "instance_type",
+    "accelerator",
+    "count",
+    "vcpu",
+    "ram_gib",
+    "region",
+    "ondemand_usd_h",
+    "ondemand_usd_per_acc_h",
+    "spot_usd_h_min_az",
+    "spot_usd_h_median_az",
+    "spot_azs_capped_at_ondemand",
+    "reserved_1y_usd_h",
+    "reserved_3y_usd_h",
+    "network_gbit_s",
+    "local_nvme_gb",
+    "as_of",
+    "confidence",
+    "source",
+    "note",
+    "valid_from",
+    "valid_until",
+)
+
+
+def by_region(rows: Iterable[PriceRow]) -> tuple[PriceRow, ...]:
+    """One row for each machine and region out of one for each zone.
+
+    On demand: the median zone. Spot: minimum and median over the zones whose spot price is their own; zones at the
+    on-demand price are counted apart. Rows of other layouts, which have no zones, stay as they are.
+    """
+    groups: dict[tuple[object, ...], list[PriceRow]] = defaultdict(list)
+    for row in rows:
+        market = tuple(row.prices) if row.is_contract else ()
+        groups[row.cloud, row.instance_type, row.accelerator, row.count, row.region, row.as_of, market].append(row)
+    return tuple(_region(zones) for zones in groups.values())
+
+
+def _region(zones: Sequence[PriceRow]) -> PriceRow:
+    own = [row.spot for row in zones if row.spot is not None and row.has_own_spot]
+    capped = sum(row.spot is not None and not row.has_own_spot for row in zones)
+    on_demand = [row.on_demand for row in zones if row.on_demand is not None]
+    first = zones[0]
+    if len(zones) == 1 and first.spot_min is not None and first.has_own_spot:
+        return first
+    zone_cap = first.spot_zones_at_on_demand
+    return replace(
+        first,
+        zone="",
+        on_demand=median(on_demand) if on_demand else None,
+        spot=median(own) if own else None,
+        spot_min=min(own) if own else None,
+        spot_zones_at_on_demand=float(capped) if capped or (zone_cap is None and own) else zone_cap,
+    )
+
+
+def merged(old: Iterable[PriceRow], new: Iterable[PriceRow]) -> tuple[PriceRow, ...]:
+    """Old rows without those that a new one replaces (same offer; of contracts also the same market), then the new."""
+    added = tuple(new)
+    replaced = {_identity(row) for row in added}
+    return (*(row for row in old if _identity(row) not in replaced), *added)
+
+
+def _identity(row: PriceRow) -> tuple[object, ...]:
+    market = (*row.prices, row.valid_from) if row.is_contract else ()
+    return row.cloud, row.instance_type, row.accelerator, row.count, row.region, row.is_contract, market
+
+
+def prices_csv(rows: Iterable[PriceRow]) -> str:
+    """The text of a `prices.csv`."""
+    out = StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in rows:
+        each = row.on_demand / row.count if row.on_demand is not None else None
+        spot_min = row.spot_min if row.spot_min is not None else row.spot
+        writer.writerow(
+            (
+                *(row.cloud, row.instance_type, row.accelerator, _cell(row.count), _cell(row.vcpus)),
+                *(_cell(row.ram_gib), row.region, _cell(row.on_demand), _cell(each), _cell(spot_min), _cell(row.spot)),
+                *(_cell(row.spot_zones_at_on_demand), _cell(row.reserved_1y), _cell(row.reserved_3y)),
+                *(_cell(row.network_gbit_per_second), _cell(row.local_disk_gb), row.as_of, row.confidence),
+                *(row.source, row.note, row.valid_from, row.valid_until),
+            )
+        )
+    return out.getvalue()
+
+
+def _cell(value: float | None) -> str:
+    """A number without trailing zeros; empty for None."""
+    if value is None:
+        return ""
+    return f"{value:.6f}".rstrip("0").rstrip(".")

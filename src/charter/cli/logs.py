@@ -42,7 +42,7 @@ def _stage_log(project: "Project", stage_dir: Path) -> Path | str | None:
     """The file of a stage's log, or its text where only the engine has it; None where there is none."""
     from charter.artifacts.group import LOG
     from charter.artifacts.job_files import JobFiles, numbers, read_submission
-    from charter.launch.opening import RUNS, open_scheduler
+    from charter.launch.launcher import RUNS, open_scheduler
 
     if (stage_dir / LOG).exists():
         return stage_dir / LOG

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from charter.catalog.facts import StoragePrice
 from charter.catalog.offer import Market, Offer, age_days, as_of_key
 from charter.catalog.price_book import HOW_TO_REFRESH, STALE_DAYS, PriceBook
 from charter.catalog.price_row import PriceFinding
+from charter.catalog.rows import StoragePrice
 from charter.cli.common import (
     DirOption,
     JsonOption,
@@ -28,8 +28,8 @@ from charter.cli.common import (
 
 if TYPE_CHECKING:
     from charter.catalog.price_book import PriceBook
-    from charter.catalog.price_diff import Change, PriceBookDifference
     from charter.catalog.price_import import Checked
+    from charter.catalog.price_lists import Change, PriceBookDifference
 
 
 SHOWN_ROWS = 4
@@ -203,7 +203,7 @@ def prices_diff(
     json_: JsonOption = False,
 ) -> None:
     """Compare two price lists offer by offer: old and new price, ratio, dates."""
-    from charter.catalog.price_diff import difference
+    from charter.catalog.price_lists import difference
 
     changes = difference(_book(old), _book(new))
     if json_:
@@ -312,8 +312,7 @@ def prices_import(
     json_: JsonOption = False,
 ) -> None:
     """Check a price list and add it to the project's prices.csv, which plans then use."""
-    from charter.catalog.price_lists import list_in, only
-    from charter.catalog.price_write import by_region, merged, prices_csv
+    from charter.catalog.price_lists import by_region, list_in, merged, only, prices_csv
 
     today = date.today()
     checked = only(list_in(file, cloud=cloud).checked(layout=layout, as_of=as_of, today=today), accelerator or ())
@@ -431,9 +430,8 @@ def prices_refresh(
     json_: JsonOption = False,
 ) -> None:
     """Bring the project's prices.csv up to date from lists that you name; rows that fail a check are left out."""
-    from charter.catalog.price_lists import list_in, lists_at, only
+    from charter.catalog.price_lists import by_region, list_in, lists_at, merged, only, prices_csv
     from charter.catalog.price_row import lines_of
-    from charter.catalog.price_write import by_region, merged, prices_csv
     from charter.errors import UsageError
 
     if not sources:

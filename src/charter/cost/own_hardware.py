@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cache
 
-from charter.catalog.facts import onprem_assumptions
+from charter.catalog.rows import onprem_assumptions
 from charter.errors import UsageError
 
 HOURS_PER_YEAR = 8760.0

@@ -34,7 +34,7 @@ from charter.run.planned import PLAN_FILE, plan_of_this_schema
 from charter.run.staleness import states_of
 from charter.spec.load import BUDGET_FILE
 from charter.spec.project import Project
-from charter.tracking.jsonl import IMPORTED_METRICS, METRICS
+from charter.tracking.base import IMPORTED_METRICS, METRICS
 
 FILE = "charter.yaml"
 DEEPEST = 4

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from charter.artifacts.stage_rows import stage_rows
+from charter.artifacts.job import stage_rows
 from charter.data.dataset import Pair, Turn, read_questions
 from charter.data.rows import LETTERS, ChoiceQuestion
 from charter.errors import DataError

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from charter.artifacts.job import Job, JobInput
-from charter.artifacts.stage_rows import Reader, each_stage_row, stage_rows
+from charter.artifacts.job import Job, JobInput, Reader, each_stage_row, stage_rows
 from charter.data.dataset import Conversation, Pair, Prompt, each_prompt, read_critiques, read_pairs, read_prompts
 from charter.data.rows import SkippedRows
 from charter.errors import DataError

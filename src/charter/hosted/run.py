@@ -22,7 +22,7 @@ import torch
 from charter.artifacts import durable
 from charter.artifacts.checkpoints import Checkpoint
 from charter.artifacts.group import FAILURE, PUBLISH, START
-from charter.artifacts.hosted_facts import HostedFacts, write_hosted_facts
+from charter.artifacts.job import HostedFacts, write_hosted_facts
 from charter.artifacts.lease import host_id
 from charter.artifacts.safetensors_file import read_header, write_tensors
 from charter.artifacts.stage_dir import StageDir

@@ -1,9 +1,20 @@
-"""One attempt at one stage as a scheduler is asked for it: pure data, which each one renders into its own text."""
+"""One attempt at one stage as a scheduler is asked for it: its command, its secrets, plain data for each one's text."""
 
+import os
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+
+from charter.errors import UsageError
+from charter.spec.project import Project
+from charter.spec.stage import is_hosted
+from charter.spec.stage_base import Stage
 
 SUPERVISOR = "supervisor"
 """Kind of the job that is a run's own supervisor (`charter submit`)."""
@@ -74,3 +85,119 @@ def safe_name(text: str, *, longest: int = 63) -> str:
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
     name = name if name[0].isalpha() else f"x-{name}"
     return name[:longest].rstrip("-")
+
+
+STAGE_MODULES: Mapping[str, str] = MappingProxyType(
+    {
+        "prepare": "charter.feedback.prepare",
+        "pretrain": "charter.train.pretrain",
+        "sft": "charter.train.sft",
+        "judge": "charter.train.judge",
+        "generate": "charter.feedback.generate",
+        "critique": "charter.feedback.critique",
+        "label": "charter.feedback.label",
+        "preference_model": "charter.train.preference_model",
+        "dpo": "charter.train.dpo",
+        "ppo": "charter.train.ppo",
+        "eval": "charter.evaluate.run",
+    }
+)
+
+HOSTED_MODULE = "charter.hosted.run"
+"""Runs a stage that another engine computes."""
+MODELS_MODULE = "charter.models.preload"
+"""Imports what loading a model imports."""
+WITHOUT_MODELS = frozenset({"charter.feedback.prepare"})
+"""Stages that load none."""
+_WITH_MODELS = {HOSTED_MODULE, *STAGE_MODULES.values()} - WITHOUT_MODELS
+
+
+def module_of(stage: Stage, modules: Mapping[str, str] = STAGE_MODULES) -> str:
+    """The module that runs a stage; `modules` are those of the native engine, by kind.
+
+    >>> from charter.spec.stage import SftStage
+    >>> module_of(SftStage(init="b", data=("d",), engine="trl"))
+    'charter.hosted.run'
+    """
+    return HOSTED_MODULE if is_hosted(stage) else modules[stage.kind]
+
+
+def preloaded_modules(stage_modules: Iterable[str], *, with_models: bool = True) -> list[str]:
+    """Return the modules that a stage server imports once for all stages; `with_models` where one loads weights.
+
+    >>> preloaded_modules(["charter.train.sft", "charter.train.sft"])
+    ['charter.models.preload', 'charter.train.sft']
+    >>> preloaded_modules(["another_stage"])
+    ['another_stage']
+    """
+    modules = set(stage_modules)
+    models = {MODELS_MODULE} if with_models and modules & _WITH_MODELS else set()
+    return sorted(modules | models)
+
+
+def stage_command(module: str, stage_dir: Path) -> list[str]:
+    """The command of a stage as a process of its own, the same on every engine.
+
+    >>> stage_command("charter.train.sft", Path("D"))[1:]
+    ['-m', 'charter.train.sft', '--stage-dir', 'D']
+    """
+    return [sys.executable, "-m", module, "--stage-dir", str(stage_dir)]
+
+
+def secrets_of(project: Project) -> Iterator[tuple[str, str]]:
+    """Yield the variables that stages read keys from, with their references."""
+    for serving in project.serving.values():
+        if serving.api_key and serving.api_key.startswith("env:"):
+            yield serving.api_key.removeprefix("env:"), serving.api_key
+
+
+def secret_values(references: Mapping[str, str]) -> dict[str, str]:
+    """Variable -> value for variable -> `env:NAME` or `file:PATH`; all that are missing are told at once."""
+    values, missing = {}, []
+    for variable, reference in sorted(references.items()):
+        kind, _, where = reference.partition(":")
+        if kind == "env" and os.environ.get(where):
+            values[variable] = os.environ[where]
+        elif kind == "file" and Path(where).expanduser().is_file():
+            values[variable] = Path(where).expanduser().read_text(encoding="utf-8").strip()
+        else:
+            missing.append(f"{variable} ({reference})")
+    if missing:
+        raise UsageError(
+            f"secrets that the job needs are not here: {', '.join(missing)}\n"
+            "  export them where you submit, or give them by file:PATH"
+        )
+    return values
+
+
+WIDTH = 110
+NUMBER_BEGINS = "0123456789+-."
+"""What a number begins with. PyYAML writes `49689e12` as it is, since in its YAML (1.1) that is a text; Kubernetes
+reads it as a number, as YAML 1.2 has it."""
+
+
+def yaml_text(value: Any) -> str:
+    """A value as YAML, in the order of its keys.
+
+    >>> print(yaml_text({"token": "49689e12", "replicas": 2, "name": "a"}), end="")
+    token: '49689e12'
+    replicas: 2
+    name: a
+    """
+    return yaml.dump(value, Dumper=PlainDumper, sort_keys=False, width=WIDTH, allow_unicode=True)
+
+
+class PlainDumper(yaml.SafeDumper):
+    """Writes a value again each time, and quotes whatever could be a number."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write a value again each time."""
+        return True
+
+
+def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "'" if text[:1] and text[0] in NUMBER_BEGINS and "\n" not in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+PlainDumper.add_representer(str, _quoted)

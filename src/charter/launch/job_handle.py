@@ -12,7 +12,7 @@ from pathlib import Path
 from charter.artifacts.job_files import Control, JobFiles, NodeRecord, Submission
 from charter.artifacts.stage_process import INTERRUPTED_EXIT, PEER_EXIT
 from charter.errors import CharterError
-from charter.launch.agent_watch import CHECKS_FAILED_EXIT
+from charter.launch.agent import CHECKS_FAILED_EXIT
 from charter.launch.launcher import JobStart
 from charter.launch.node_checks.meeting import unfit_nodes
 from charter.launch.node_checks.report import FORGET_SILENCE_SECONDS

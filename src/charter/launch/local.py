@@ -14,8 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from charter.errors import StageError
-from charter.launch.children import DeviceShares, ProcessLauncher, at_end, inherited_environment, with_servers
-from charter.launch.group import GroupHandle, rank_environments
+from charter.launch.children import (
+    DeviceShares,
+    GroupHandle,
+    ProcessLauncher,
+    at_end,
+    inherited_environment,
+    rank_environments,
+    with_servers,
+)
 from charter.launch.launcher import Launcher, StageStart
 from charter.launch.machine import visible_gpus
 from charter.launch.servers import ServerKeeper

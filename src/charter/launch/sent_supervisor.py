@@ -13,8 +13,7 @@ from charter.artifacts.lease import LEASE, STALE_AFTER_SECONDS, read_holder
 from charter.errors import CharterError, UsageError
 from charter.launch.job_handle import LiveJob
 from charter.launch.job_launcher import left_job
-from charter.launch.launcher import StageStart
-from charter.launch.opening import RUNS, open_scheduler
+from charter.launch.launcher import RUNS, StageStart, open_scheduler
 from charter.launch.scheduler import Scheduler
 from charter.launch.submission import SUPERVISOR, SubmissionFacts, new_token, submission_of, supervisor_job
 from charter.spec.project import Project

@@ -28,7 +28,7 @@ from charter.artifacts import durable
 from charter.artifacts.server_files import KEY_FILE, ServerNow, server_file
 from charter.artifacts.stage_process import die_with_parent
 from charter.errors import DataError
-from charter.launch.node_address import LOOPBACK, route_address
+from charter.launch.machine import LOOPBACK, route_address
 
 START_SECONDS = 1800.0
 """Longest wait for a replica's first answer: a large model is read from a shared disk."""

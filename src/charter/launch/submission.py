@@ -13,8 +13,8 @@ from pathlib import Path
 
 from charter.artifacts.job_files import JobFiles, Submission
 from charter.errors import UsageError
-from charter.launch.agent_watch import AgentTask, command_of
-from charter.launch.job import SENT, StageJob, safe_name
+from charter.launch.agent import AgentTask, command_of
+from charter.launch.job import SENT, StageJob, safe_name, secrets_of
 from charter.launch.job import SUPERVISOR as SUPERVISOR
 from charter.launch.launcher import StageStart
 from charter.launch.local import stage_environment
@@ -27,7 +27,6 @@ from charter.launch.machine import (
     stage_processes,
     stage_threads,
 )
-from charter.launch.secret_values import secrets_of
 from charter.launch.servers import PoolSpec, pools_text
 from charter.launch.tags import tags_of
 from charter.physics.node import CORES_PER_ACCELERATOR

@@ -21,8 +21,17 @@ from charter.artifacts import durable
 from charter.artifacts.lease import this_process
 from charter.launch.job import StageJob
 from charter.launch.machine import gpus_here
-from charter.launch.scheduler import Cause, JobAttempt, JobState
-from charter.launch.subprocess_scheduler import JOB, KEEPER, LOCKS, STATE, job_from_json, state_to_json
+from charter.launch.scheduler import (
+    JOB,
+    KEEPER,
+    LOCKS,
+    STATE,
+    Cause,
+    JobAttempt,
+    JobState,
+    job_from_json,
+    state_to_json,
+)
 from charter.plan.machine import usable_cores
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from charter.catalog.facts import StoragePrice
 from charter.catalog.price_book import PriceBook
+from charter.catalog.rows import StoragePrice
 from charter.cost.monte_carlo import exactly
 from charter.cost.storage import (
     StageBytes,

@@ -64,7 +64,7 @@ class ExportedInputs:
 def export_inputs(project: Project, root: Path, name: str, scratch: Path) -> ExportedInputs:
     """Write what a stage reads below an empty directory; stages that it reads from must be done."""
     # An export without rows plans and renders; the house of runs is read only where a stage is prepared.
-    from charter.launch.commands import stage_command
+    from charter.launch.job import stage_command
     from charter.run.graph import build_pipeline, job_of
     from charter.run.preflight import check_packages
     from charter.run.staleness import assess

@@ -15,8 +15,7 @@ from charter.engines.common.mapping import MappedField, shown
 from charter.engines.common.rendered import RenderedRun, Resume
 from charter.engines.common.request import CPU, Arrangement, Handover, HandoverPaths, RlPlacement, RolesTogether
 from charter.errors import Problem, SpecError, UsageError
-from charter.launch.job import StageJob, safe_name
-from charter.launch.plain_yaml import yaml_text
+from charter.launch.job import StageJob, safe_name, yaml_text
 from charter.launch.rendered.skypilot import CLOUDS, sky_accelerator
 from charter.launch.slurm.render import directives
 from charter.physics.node import CORES_PER_ACCELERATOR

@@ -12,7 +12,7 @@ from charter.report.overview import Overview, overview
 from charter.report.read import RunFiles
 from charter.report.results import POINTS, all_results, is_point, measured_curves, unit_of
 from charter.report.sections import header
-from charter.tracking.jsonl import series
+from charter.tracking.base import series
 
 CURVES = (
     "loss", "accuracy", "reward_mean", "kl", "kl_coefficient", "policy_loss", "value_loss", "entropy",

@@ -19,7 +19,7 @@ from charter.ledger.rebuilding import rebuilt_attempts
 from charter.ledger.store import LEDGER_FILE, has_ledger, ledger_place
 from charter.run.planned import PLAN_FILE, plan_of_this_schema
 from charter.tracking import MeterSummary, meter_rows, summarise
-from charter.tracking.jsonl import MetricPoint, metrics_file, read_metrics
+from charter.tracking.base import MetricPoint, metrics_file, read_metrics
 
 if TYPE_CHECKING:
     from charter.spec.project import Project

@@ -29,7 +29,7 @@ from charter.engines.project import load_project, project_of
 from charter.errors import CharterError, ExitCode, UsageError
 from charter.launch.job_handle import LiveJob
 from charter.launch.job_launcher import left_job
-from charter.launch.opening import RUNS, open_scheduler
+from charter.launch.launcher import RUNS, open_scheduler
 from charter.launch.scheduler import Scheduler
 from charter.ledger import Ledger
 from charter.ledger.attempt import tags_text

@@ -18,7 +18,7 @@ from pathlib import Path
 from charter.errors import CharterError
 from charter.run.alerts import AlertBook, SendError, channels_of, sender_of
 from charter.spec.sections import Alerts
-from charter.tracking.secret_texts import Secrets
+from charter.tracking.base import Secrets
 
 SECONDS_BETWEEN_TRIES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 """The last one again and again."""

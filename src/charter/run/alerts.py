@@ -28,7 +28,7 @@ from charter.errors import CharterError, UsageError, loads_json
 from charter.inference.serve.options import is_loopback
 from charter.spec.project import Project
 from charter.spec.sections import Alerts
-from charter.tracking.secret_texts import Secrets
+from charter.tracking.base import Secrets
 
 ALERTS_DIR = "alerts"
 """In the run's directory."""

@@ -10,11 +10,11 @@ from typing import Any
 from charter import __version__
 from charter.artifacts import durable
 from charter.artifacts.checkpoints import Position
-from charter.artifacts.planned_step import PlannedStep, write_planned_step
+from charter.artifacts.job import PlannedStep, write_planned_step
 from charter.artifacts.stage_state import checkpoint_position
 from charter.errors import DataError
+from charter.launch.launcher import HERE
 from charter.launch.machine import stage_processes
-from charter.launch.opening import HERE
 from charter.physics.fitted import Pace, joined, seconds_per_step
 from charter.physics.terms import Term
 from charter.plan.knowledge import shipped
@@ -32,7 +32,7 @@ from charter.spec.execution import Execution, execution_from_json, resolved
 from charter.spec.project import Project
 from charter.spec.stage import TRAINS
 from charter.spec.stage_base import Stage
-from charter.tracking.jsonl import read_metrics
+from charter.tracking.base import read_metrics
 
 EXECUTION_FILE = "execution.json"
 """In a stage's directory: what it was started as. Its layout holds until the stage is done."""

@@ -20,7 +20,7 @@ from charter.artifacts.record import read_record
 from charter.artifacts.stage_dir import METRICS
 from charter.artifacts.stage_state import read_progress
 from charter.errors import InfeasibleError
-from charter.launch.commands import module_of, preloaded_modules
+from charter.launch.job import module_of, preloaded_modules
 from charter.launch.launcher import Launcher, StageStart
 from charter.launch.local import local_launcher, stage_environment
 from charter.launch.machine import frozen_values, processes_of
@@ -45,7 +45,7 @@ from charter.plan.stage_plan import StagePlan
 from charter.run.graph import Pipeline, PlannedStage, build_pipeline, job_of
 from charter.run.preflight import check_packages
 from charter.spec.project import Project
-from charter.tracking.jsonl import read_metrics
+from charter.tracking.base import read_metrics
 
 POLL_SECONDS = 0.05
 

@@ -16,13 +16,11 @@ from charter.artifacts.job_files import JobFiles, Submission, numbers, read_subm
 from charter.artifacts.lease import Lease
 from charter.artifacts.stage_state import StageState
 from charter.errors import CharterError, DataError, UsageError
-from charter.launch.commands import STAGE_MODULES, module_of, preloaded_modules
-from charter.launch.job import RESTART, SENT
+from charter.launch.job import RESTART, SENT, STAGE_MODULES, module_of, preloaded_modules
 from charter.launch.job_launcher import JobLauncher
-from charter.launch.launcher import Launcher
+from charter.launch.launcher import HERE, RUNS, Launcher, launcher_name, open_scheduler
 from charter.launch.local import local_launcher, stage_environment
 from charter.launch.machine import frozen_values
-from charter.launch.opening import HERE, RUNS, launcher_name, open_scheduler
 from charter.ledger import Ledger
 from charter.ledger.store import ledger_place
 from charter.plan.offers import may_run_here
@@ -190,7 +188,7 @@ class RunOptions:
     accept_models: tuple[str, ...] = ()
     """Served models of which what answers now is taken as a new revision."""
     launcher: str | None = None
-    """Where stages run (`charter.launch.opening`); as the file says when None."""
+    """Where stages run (`charter.launch.launcher`); as the file says when None."""
     point: SweepPoint | None = None
     """Point of a sweep that the project is."""
 

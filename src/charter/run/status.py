@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from charter.artifacts.hosted_facts import read_hosted_facts
+from charter.artifacts.job import read_hosted_facts
 from charter.artifacts.job_files import JobFiles, numbers
 from charter.artifacts.lease import LEASE, STALE_AFTER_SECONDS, read_holder
 from charter.artifacts.stage_state import Phase, read_progress
@@ -78,7 +78,7 @@ def _asked(submission: "Submission", environ: Mapping[str, str]) -> "JobState | 
 
             return glance(submission.job_id, environ)
         if submission.scheduler == "subprocess":
-            from charter.launch.subprocess_scheduler import SubprocessScheduler
+            from charter.launch.scheduler import SubprocessScheduler
 
             return SubprocessScheduler().poll([submission.job_id])[submission.job_id]
     except CharterError:

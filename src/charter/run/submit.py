@@ -7,10 +7,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from charter.errors import UsageError
-from charter.launch.commands import module_of
-from charter.launch.job import StageJob
+from charter.launch.job import StageJob, module_of
+from charter.launch.launcher import RUNS, launcher_name, open_scheduler
 from charter.launch.machine import asked_layout
-from charter.launch.opening import RUNS, launcher_name, open_scheduler
 from charter.launch.rendered import TARGETS, printed, texts_for
 from charter.launch.rendered.skypilot_dry_run import run_optimizer, write_dry_run
 from charter.launch.sent_supervisor import send_supervisor

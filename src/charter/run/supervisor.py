@@ -12,7 +12,7 @@ from charter.artifacts.job_files import JobFiles, numbers, read_submission
 from charter.artifacts.sample_prompts import was_answering, write_sample_prompts
 from charter.artifacts.stage_state import VERIFIED
 from charter.errors import BudgetError, CharterError, ExitCode, InterruptedRunError
-from charter.launch.commands import module_of
+from charter.launch.job import module_of
 from charter.launch.launcher import Launcher, StageStart
 from charter.launch.machine import devices_of, frozen_values
 from charter.ledger import Ledger, Outcome

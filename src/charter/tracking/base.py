@@ -1,11 +1,15 @@
-"""The protocols of tracking: what a stage says while it runs, and where a run is told of it."""
+"""Trackers: what all of them have in common, the file of lines that needs none, secrets kept out of their texts."""
 
-from collections.abc import Mapping, Sequence
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from charter.artifacts.stage_state import TrackerState
+from charter.errors import DataError, UsageError, loads_json
+from charter.redaction import without_values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,3 +100,124 @@ class Destination(Protocol):
     def close(self) -> None:
         """Deliver what is under way and let go."""
         ...
+
+
+SHORTEST = 4
+"""Characters; blotting out shorter ones would blot out words."""
+
+
+def is_reference(text: str) -> bool:
+    """Return True if a text is a reference: `env:NAME` or `file:PATH`."""
+    return text.startswith(("env:", "file:")) and "://" not in text
+
+
+def read_secret(reference: str, *, of: str) -> str:
+    """Read the secret that a reference names; `of` says in messages what it is for."""
+    kind, _, where = reference.partition(":")
+    if kind == "env":
+        value, missing = os.environ.get(where, ""), f"the environment variable {where} is not set"
+    elif kind == "file":
+        path = Path(where).expanduser()
+        value = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        missing = f"the file {where} is not there, or empty"
+    else:
+        raise UsageError(f"{of} is not given as env:NAME or file:PATH")
+    if not value.strip():
+        raise UsageError(f"{of} is to be found at {reference}, but {missing}")
+    return value.strip()
+
+
+class Secrets:
+    """The secrets that one process holds; none of them appears in a text that went through `blotted`."""
+
+    def __init__(self) -> None:
+        self._values: set[str] = set()
+
+    def read(self, reference: str, *, of: str) -> str:
+        """Look one up, and remember to blot it out."""
+        value = read_secret(reference, of=of)
+        self.hide((value, *_password_in(value)))
+        return value
+
+    def hide(self, values: Iterable[str]) -> None:
+        """Blot these out from now on."""
+        self._values |= {value for value in values if len(value) >= SHORTEST}
+
+    def blotted(self, text: str) -> str:
+        """A text without any of them."""
+        return without_values(text, self._values)
+
+
+def _password_in(address: str) -> tuple[str, ...]:
+    """The password of an address, should that be the secret."""
+    user = address.partition("://")[2].partition("/")[0].rpartition("@")[0]
+    return (user.partition(":")[2],) if ":" in user else ()
+
+
+STEP, TIME = "step", "time"
+METRICS, IMPORTED_METRICS = "metrics.jsonl", "imported.jsonl"
+"""What a stage itself has logged; what `charter artifacts import` has read from somebody else's log."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricPoint:
+    """The metrics of one step."""
+
+    step: int
+    time: float | None
+    values: Mapping[str, float]
+    """Finite values only: a loss that was not a number is left out."""
+
+
+def metrics_file(stage_dir: Path) -> Path:
+    """Return the path of a stage's curves: its own, or those of an imported run where it has none."""
+    own, imported = stage_dir / METRICS, stage_dir / IMPORTED_METRICS
+    return imported if imported.exists() and not own.exists() else own
+
+
+def read_metrics(path: Path) -> tuple[MetricPoint, ...]:
+    """The metrics of one stage in the order of steps; empty when there is no file.
+
+    Steps that were done again after a kill count once, as they were done last. A torn last line (a kill while
+    writing) is left out; any other broken line is a DataError.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return ()
+    points: dict[int, MetricPoint] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        point = metric_point(line)
+        if point is None and number == len(lines):
+            break
+        if point is None:
+            raise DataError(f"{path}:{number}: not a line of metrics; remove the line to read the others")
+        points[point.step] = point
+    return tuple(points[step] for step in sorted(points))
+
+
+def series(points: tuple[MetricPoint, ...], name: str) -> Iterator[tuple[int, float]]:
+    """Step and value of one metric, where it was logged."""
+    return ((point.step, point.values[name]) for point in points if name in point.values)
+
+
+def metric_point(line: bytes) -> MetricPoint | None:
+    """The metrics of one line; None where it is torn or something else.
+
+    >>> metric_point(b'{"step": 40, "loss": 2.31}').values
+    {'loss': 2.31}
+    """
+    try:
+        content: Any = loads_json(line)
+    except ValueError:
+        return None
+    if not isinstance(content, dict) or not isinstance(content.get(STEP), int):
+        return None
+    values = {
+        name: float(value)
+        for name, value in content.items()
+        if name not in (STEP, TIME) and isinstance(value, int | float) and math.isfinite(value)
+    }
+    return MetricPoint(step=content[STEP], time=content.get(TIME), values=values)

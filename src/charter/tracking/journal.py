@@ -20,8 +20,7 @@ from charter.artifacts import durable
 from charter.artifacts.stage_dir import METRICS
 from charter.errors import UsageError, loads_json
 from charter.metering.row import METER_GLOB, MeterRow, row_of
-from charter.tracking.base import MetricRow
-from charter.tracking.jsonl import metric_point
+from charter.tracking.base import MetricRow, metric_point
 
 REMEMBERED_STEPS = 20_000
 """Steps whose results are compared when they come again; farther back, the same result is taken for granted."""

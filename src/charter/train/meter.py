@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from charter.artifacts.planned_step import read_planned_step
+from charter.artifacts.job import read_planned_step
 from charter.catalog import accelerators
 from charter.errors import UsageError
 from charter.physics.flops import forward_flops_per_token

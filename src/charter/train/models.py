@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from charter.artifacts.draws import draw_seed
-from charter.artifacts.job import Job, JobInput
-from charter.artifacts.stage_rows import stage_rows
+from charter.artifacts.job import Job, JobInput, stage_rows
 from charter.data.dataset import each_text
 from charter.errors import DataError
 from charter.models.adapters import add_adapter, published_weights, save_adapter

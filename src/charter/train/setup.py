@@ -7,9 +7,8 @@ from typing import TypeVar
 import torch
 
 from charter.artifacts.draws import draw_seed
-from charter.artifacts.job import Job
+from charter.artifacts.job import Job, Reader, stage_rows
 from charter.artifacts.stage_dir import StageDir
-from charter.artifacts.stage_rows import Reader, stage_rows
 from charter.data.rows import SkippedRows
 from charter.engines.common.capabilities import refused_kernels
 from charter.errors import StageError

@@ -19,9 +19,8 @@ from charter.artifacts import durable
 from charter.artifacts.file_facts import files_under, sha256_file
 from charter.artifacts.fingerprint import fingerprint
 from charter.artifacts.group import START
-from charter.artifacts.job import JobInput
+from charter.artifacts.job import JobInput, each_stage_row
 from charter.artifacts.stage_dir import StageDir
-from charter.artifacts.stage_rows import each_stage_row
 from charter.artifacts.whole_dir import MANIFEST, publish_dir, read_sealed, sealed_text
 from charter.data.dataset import Conversation, each_conversation, each_text
 from charter.data.rows import SkippedRows

@@ -6,8 +6,7 @@ import faked
 import pytest
 
 from charter.artifacts.checkpoints import damage
-from charter.artifacts.hosted_facts import read_hosted_facts
-from charter.artifacts.job import Job, JobInput, write_job
+from charter.artifacts.job import Job, JobInput, read_hosted_facts, write_job
 from charter.artifacts.record import read_record
 from charter.artifacts.stage_dir import StageDir
 from charter.engines.huggingface.adapter import HuggingFaceAdapter

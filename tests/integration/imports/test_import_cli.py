@@ -12,7 +12,7 @@ from charter.artifacts.lease import Lease
 from charter.cli.main import app
 from charter.errors import CharterError
 from charter.ledger import Ledger
-from charter.tracking.jsonl import metrics_file, read_metrics
+from charter.tracking.base import metrics_file, read_metrics
 from charter.validation.rows.measurement import read_measurements
 
 RUNS = Path(__file__).parent / "trainer_runs"

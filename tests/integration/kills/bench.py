@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from charter.artifacts.job import Job, JobInput, write_job
-from charter.launch.commands import STAGE_MODULES, preloaded_modules
+from charter.launch.job import STAGE_MODULES, preloaded_modules
 from charter.launch.launcher import StageStart
 from charter.launch.local import local_launcher, stage_environment
 from charter.spec.ppo_stage import PpoStage

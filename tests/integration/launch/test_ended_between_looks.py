@@ -9,7 +9,7 @@ from engine_workplace import PROJECT, EngineWorkplace
 
 from charter.engines.project import load_project
 from charter.launch.job_launcher import JobLauncher
-from charter.launch.subprocess_scheduler import KEEPER, STATE_VARIABLE, SubprocessScheduler
+from charter.launch.scheduler import KEEPER, STATE_VARIABLE, SubprocessScheduler
 from charter.run import runner
 from charter.run.runner import PlannedWork, RunOptions, run_project
 

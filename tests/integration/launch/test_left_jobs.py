@@ -11,7 +11,7 @@ import pytest
 from engine_workplace import PYTHONPATH, EngineWorkplace
 from scheduler_contract import alive
 
-from charter.launch.subprocess_scheduler import KEEPER, STATE_VARIABLE, SubprocessScheduler
+from charter.launch.scheduler import KEEPER, STATE_VARIABLE, SubprocessScheduler
 
 
 @pytest.fixture

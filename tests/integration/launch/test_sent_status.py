@@ -18,9 +18,9 @@ from charter.artifacts.lease import LEASE, Lease, this_process
 from charter.cli.main import app
 from charter.engines.project import load_project
 from charter.launch import sent_supervisor
+from charter.launch.scheduler import KEEPER, STATE_VARIABLE, SubprocessScheduler
 from charter.launch.slurm.commands import SlurmCommands
 from charter.launch.slurm.queue import GLANCE_SECONDS
-from charter.launch.subprocess_scheduler import KEEPER, STATE_VARIABLE, SubprocessScheduler
 from charter.run.events import Events
 from charter.run.submit import submit_supervisor
 

@@ -19,8 +19,7 @@ from charter.cli.main import app
 from charter.engines.project import load_project
 from charter.errors import StageError, UsageError
 from charter.launch import sent_supervisor
-from charter.launch.scheduler import JobState
-from charter.launch.subprocess_scheduler import KEEPER, STATE_VARIABLE, SubprocessScheduler
+from charter.launch.scheduler import KEEPER, STATE_VARIABLE, JobState, SubprocessScheduler
 from charter.run.submit import submit_supervisor
 
 STANDS_FOR_PYTHON = '#!/bin/sh\nprintf "%s\\n" "$@" > "$PWD/words.part"\nmv words.part words\nexec sleep 600\n'

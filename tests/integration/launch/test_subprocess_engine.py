@@ -22,8 +22,8 @@ from scheduler_contract import (
 
 from charter.artifacts.lease import ends_within, read_holder
 from charter.errors import UsageError
-from charter.launch import subprocess_scheduler
-from charter.launch.subprocess_scheduler import KEEPER, STATE_VARIABLE, SubprocessScheduler
+from charter.launch import scheduler
+from charter.launch.scheduler import KEEPER, STATE_VARIABLE, SubprocessScheduler
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ def engine(tmp_path: Path) -> Iterator[EngineUnderTest]:
 
 def test_a_keeper_that_comes_too_late_runs_no_job(tmp_path, monkeypatch):
     """Whoever submits is told that there is none: it would run beside the next one of its stage."""
-    monkeypatch.setattr(subprocess_scheduler, "START_SECONDS", 0.0)
-    monkeypatch.setattr(subprocess_scheduler, "KEEPER", "looked-for-in-vain.json")
+    monkeypatch.setattr(scheduler, "START_SECONDS", 0.0)
+    monkeypatch.setattr(scheduler, "KEEPER", "looked-for-in-vain.json")
     job = tiny(tmp_path / "job", "import time; time.sleep(600)", arguments=(str(tmp_path),))
     with pytest.raises(UsageError, match="did not start"):
         SubprocessScheduler(tmp_path / "state").submit(job)

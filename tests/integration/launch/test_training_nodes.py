@@ -8,7 +8,7 @@ import forks
 import pytest
 
 from charter.engines.project import load_project
-from charter.launch.subprocess_scheduler import STATE_VARIABLE
+from charter.launch.scheduler import STATE_VARIABLE
 from charter.run.status import status_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 import tiny
 from torch.utils.flop_counter import FlopCounterMode
 
-from charter.artifacts.planned_step import PlannedStep, write_planned_step
+from charter.artifacts.job import PlannedStep, write_planned_step
 from charter.physics.flops import forward_flops_per_token
 from charter.spec.layout import Recompute
 from charter.train.meter import (

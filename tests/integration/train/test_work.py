@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 import tiny
 from engine_bench import metrics, run, stage
 
-from charter.artifacts.planned_step import PlannedStep, write_planned_step
+from charter.artifacts.job import PlannedStep, write_planned_step
 from charter.physics.flops import forward_flops_per_token
 from charter.train import (
     dpo,

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from charter.artifacts.job import Job, JobInput
-from charter.artifacts.stage_rows import stage_rows
+from charter.artifacts.job import Job, JobInput, stage_rows
 from charter.data.dataset import read_pairs, read_prompts
 from charter.errors import DataError
 from charter.spec.project import DataSpec

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from charter.catalog.offer import Market, Offer, read_offers
 from charter.catalog.price_book import PriceBook, offers, read_price_book
-from charter.catalog.price_diff import difference
+from charter.catalog.price_lists import difference
 from charter.catalog.rows import Provenance
 
 TODAY = date(2026, 11, 20)

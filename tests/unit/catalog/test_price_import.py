@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 
 from charter.catalog.offer import Market, read_offers
 from charter.catalog.price_import import HOSTS_ADDED, NO_ACCELERATOR, PriceFormat, read_prices
-from charter.catalog.price_lists import LARGEST_LIST, list_in
+from charter.catalog.price_lists import LARGEST_LIST, by_region, list_in, merged, prices_csv
 from charter.catalog.price_row import Import, PriceRow
-from charter.catalog.price_write import by_region, merged, prices_csv
 from charter.errors import UsageError
 
 TODAY = date(2026, 11, 20)

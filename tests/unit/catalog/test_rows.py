@@ -1,6 +1,6 @@
 import pytest
 
-from charter.catalog import facts
+from charter.catalog import rows
 from charter.catalog.price_book import PriceBook, read_offers
 from charter.catalog.rows import DATA, Provenance
 from charter.errors import CatalogError
@@ -74,7 +74,7 @@ def test_a_missing_price_is_none_and_not_zero():
 
 
 def test_every_bundled_table_loads_with_provenance():
-    tables = (PriceBook.bundled().rows, facts.storage_prices(), facts.onprem_assumptions())
+    tables = (PriceBook.bundled().rows, rows.storage_prices(), rows.onprem_assumptions())
     assert [len(table) for table in tables] == [139, 63, 16]
     for table in tables:
         assert all(row.provenance.source and row.provenance.as_of for row in table)
@@ -88,9 +88,9 @@ def test_doubtful_rows_stay_visible():
 
 
 def test_on_premises_scenarios_are_inputs_only():
-    assert not any(item.parameter.startswith("RESULT") for item in facts.onprem_assumptions())
+    assert not any(item.parameter.startswith("RESULT") for item in rows.onprem_assumptions())
 
 
 def test_one_price_per_storage_row():
-    egress = [p.usd for p in facts.storage_prices("aws", "egress") if p.tier.startswith("internet")]
+    egress = [p.usd for p in rows.storage_prices("aws", "egress") if p.tier.startswith("internet")]
     assert egress == [0.09, 0.085, 0.07, 0.05]

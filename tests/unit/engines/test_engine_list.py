@@ -10,7 +10,7 @@ import charter.engines
 from charter.engines import ENGINES, capabilities, engine_names
 from charter.engines.project import load_project, project_json_schema
 from charter.errors import SpecError
-from charter.launch.commands import HOSTED_MODULE, module_of
+from charter.launch.job import HOSTED_MODULE, module_of
 from charter.plan.what_if import with_other_engines
 from charter.report.handover import exported, with_engine
 from charter.run.imports.logs import formats, read_engine_log

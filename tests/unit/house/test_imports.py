@@ -21,7 +21,7 @@ NOT_FOR_STATUS = (
         "charter.launch.launcher",
         "charter.launch.submission",
     ),
-    *("charter.launch.slurm", "charter.launch.scheduler", "charter.launch.subprocess_scheduler"),
+    *("charter.launch.slurm", "charter.launch.scheduler", "charter.launch.scheduler"),
     *("charter.ledger.store", "charter.ledger.call_books", "sqlalchemy", "rich", "asyncio", "numpy", "psutil"),
 )
 """The time that `charter status` takes is that of its imports."""

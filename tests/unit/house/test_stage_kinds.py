@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from charter.launch.commands import STAGE_MODULES
+from charter.launch.job import STAGE_MODULES
 from charter.spec.stage import STAGE_KINDS, AnyStage
 
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 from charter.artifacts.job_files import JobFiles, NodeRecord
 from charter.artifacts.stage_process import INTERRUPTED_EXIT
-from charter.launch.agent_watch import BEAT_SECONDS, AgentTask, NodeWatch
-from charter.launch.node_processes import NodeProcesses
+from charter.launch.agent import BEAT_SECONDS, AgentTask, NodeWatch
+from charter.launch.children import NodeProcesses
 
 
 class Group:

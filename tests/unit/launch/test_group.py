@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from charter.artifacts.stage_process import PEER_EXIT
-from charter.launch.group import CAUSE_SECONDS, GRACE_SECONDS, GroupHandle, rank_environments
+from charter.launch.children import CAUSE_SECONDS, GRACE_SECONDS, GroupHandle, rank_environments
 from charter.launch.launcher import StageStart
 
 

@@ -8,7 +8,7 @@ import pytest
 from charter.artifacts.job_files import Failure, JobFiles, NodeRecord, Submission
 from charter.artifacts.stage_process import PEER_EXIT
 from charter.errors import StageError
-from charter.launch.agent_watch import BEAT_SECONDS, CHECKS_FAILED_EXIT
+from charter.launch.agent import BEAT_SECONDS, CHECKS_FAILED_EXIT
 from charter.launch.job_handle import (
     FILES_SECONDS,
     LONGEST_LOOK_SECONDS,

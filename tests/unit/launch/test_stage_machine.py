@@ -1,4 +1,4 @@
-from charter.launch.commands import STAGE_MODULES, stage_command
+from charter.launch.job import STAGE_MODULES, stage_command
 from charter.launch.local import stage_environment
 from charter.launch.machine import (
     NodeFacts,

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from charter.artifacts.job_files import JobFiles, read_submission, write_submission
 from charter.errors import UsageError
-from charter.launch.agent_watch import AgentTask, command_of, parse
+from charter.launch.agent import AgentTask, command_of, parse
+from charter.launch.job import secrets_of
 from charter.launch.launcher import StageStart
-from charter.launch.secret_values import secrets_of
 from charter.launch.servers import PoolSpec
 from charter.launch.submission import (
     SubmissionFacts,

@@ -23,7 +23,7 @@ from charter.run.alerts import (
     sender_of,
 )
 from charter.spec.sections import Alerts, check_alerts
-from charter.tracking.secret_texts import Secrets
+from charter.tracking.base import Secrets
 
 SHARE = dict(
     event="budget_warning", time=5.0, message="p has cost $5", scope="project", name="p", limit_usd=10.0,

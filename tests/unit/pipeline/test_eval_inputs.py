@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from charter.errors import DataError, MissingExtraError, SpecError
-from charter.launch.commands import STAGE_MODULES
+from charter.launch.job import STAGE_MODULES
 from charter.run.graph import build_pipeline
 from charter.run.preflight import check_before_start
 from charter.spec.ppo_stage import PpoStage

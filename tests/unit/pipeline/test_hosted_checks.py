@@ -10,8 +10,8 @@ import pytest
 from charter.engines.installed import engines_at, interpreter_of, stage_versions, versions_at
 from charter.engines.project import load_project
 from charter.errors import DataError, MissingExtraError, SpecError
-from charter.launch.commands import HOSTED_MODULE, STAGE_MODULES, module_of, preloaded_modules
 from charter.launch.handing_over import layout_of
+from charter.launch.job import HOSTED_MODULE, STAGE_MODULES, module_of, preloaded_modules
 from charter.launch.machine import NodeFacts, frozen_values, processes_of
 from charter.run.doctor import needed_extras
 from charter.run.graph import build_pipeline, job_of

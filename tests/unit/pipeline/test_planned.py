@@ -103,8 +103,6 @@ def test_no_place_on_offer_is_no_overflow(work, monkeypatch):
 
 def test_a_supervisor_sent_anyway_runs_anyway(root, monkeypatch):
     sent = []
-    monkeypatch.setattr(
-        "charter.launch.subprocess_scheduler.SubprocessScheduler.submit", lambda _, job: sent.append(job) or "1"
-    )
+    monkeypatch.setattr("charter.launch.scheduler.SubprocessScheduler.submit", lambda _, job: sent.append(job) or "1")
     submit_supervisor(load_project(root), root, "subprocess", [], anyway=True)
     assert sent[0].command[-1] == "--anyway"

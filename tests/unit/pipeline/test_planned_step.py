@@ -3,7 +3,7 @@
 import planner_case as lab
 import pytest
 
-from charter.artifacts.planned_step import PLANNED_FILE, PlannedStep, read_planned_step, write_planned_step
+from charter.artifacts.job import PLANNED_FILE, PlannedStep, read_planned_step, write_planned_step
 from charter.run.planned import planned_step
 from charter.run.status import actual_over_planned
 from charter.spec.architecture import Architecture

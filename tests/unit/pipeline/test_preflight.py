@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from charter.errors import DataError, ExitCode, MissingExtraError, SpecError
-from charter.launch.commands import STAGE_MODULES
+from charter.launch.job import STAGE_MODULES
 from charter.run import preflight
 from charter.run.graph import build_pipeline
 from charter.run.preflight import check_before_start, check_packages

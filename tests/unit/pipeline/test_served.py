@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from charter.errors import DataError, SpecError
-from charter.launch.commands import STAGE_MODULES
+from charter.launch.job import STAGE_MODULES
 from charter.run.graph import build_pipeline, job_of
 from charter.run.preflight import check_before_start
 from charter.run.served import check_served, loads_weights

@@ -16,7 +16,7 @@ from charter.report.results import (
     print_summary,
     value_text,
 )
-from charter.tracking.jsonl import MetricPoint
+from charter.tracking.base import MetricPoint
 
 
 def point(key, at, value):

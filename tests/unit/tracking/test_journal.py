@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from charter.tracking.base import read_metrics
 from charter.tracking.journal import (
     Collector,
     Journal,
@@ -17,7 +18,6 @@ from charter.tracking.journal import (
     journal_path,
     read_rows,
 )
-from charter.tracking.jsonl import read_metrics
 
 
 @pytest.fixture

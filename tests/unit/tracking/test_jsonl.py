@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from charter.artifacts import durable
 from charter.errors import DataError
-from charter.tracking.jsonl import read_metrics, series
+from charter.tracking.base import read_metrics, series
 
 
 @settings(deadline=None)

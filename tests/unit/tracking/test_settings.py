@@ -8,7 +8,7 @@ from charter.engines.project import load_project
 from charter.errors import SpecError, UsageError
 from charter.spec.expand import project_yaml
 from charter.spec.tracking import MlflowSettings, WandbSettings, holds_password, trackers_of
-from charter.tracking.secret_texts import Secrets, is_reference, read_secret
+from charter.tracking.base import Secrets, is_reference, read_secret
 
 HEAD = """\
 name: small

@@ -25,7 +25,7 @@ from charter.dashboard.view.run_view import StageRow, run_view
 from charter.errors import CharterError
 from charter.run.events import EVENTS_FILE, actions_of
 from charter.run.paths import run_dir
-from charter.tracking.jsonl import metrics_file, read_metrics
+from charter.tracking.base import metrics_file, read_metrics
 
 MOST_SAMPLES = 10_000
 MOST_ROWS = 100_000

@@ -19,7 +19,7 @@ from charter.report.samples import SampleSource, has_samples
 from charter.run.actions import check_approvable
 from charter.run.approval import Sampled, read_approval, samples_of
 from charter.run.graph import build_pipeline
-from charter.tracking.jsonl import metrics_file
+from charter.tracking.base import metrics_file
 
 
 @dataclass(frozen=True, kw_only=True)

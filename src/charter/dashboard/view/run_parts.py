@@ -11,8 +11,7 @@ from charter.artifacts.job import JOB_FILE
 from charter.artifacts.record import OUTPUTS, RECORD_FILE
 from charter.cost.forecast import Forecast, StageSoFar, forecast, paced, planned_start_seconds
 from charter.dashboard.snapshot import Snapshot, StageNow
-from charter.metering.row import MeterRow
-from charter.metering.summary import MeterSummary, summarise
+from charter.metering.row import MeterRow, MeterSummary, summarise
 from charter.physics.terms import Interval
 from charter.units import MICRO_USD_PER_USD, format_seconds
 

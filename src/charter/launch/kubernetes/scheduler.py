@@ -14,36 +14,32 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from charter.errors import MissingExtraError, StageError, UsageError
-from charter.launch.job import StageJob
-from charter.launch.kubernetes.names import (
+from charter.launch.job import StageJob, secret_values, yaml_text
+from charter.launch.kubernetes.pod import (
+    CONTAINER,
     JOB_LABEL,
     LOG_NOTE,
     QUEUE_LABEL,
     QUEUES,
-    job_annotations,
-    job_labels,
-    object_name,
-    selector,
-    without_queue,
-)
-from charter.launch.kubernetes.pod import (
-    CONTAINER,
     affinity,
     brought_secrets,
     checked_image,
     container_command,
     container_environment,
     grace_seconds,
+    job_annotations,
+    job_labels,
+    object_name,
     pod_template,
     resources,
+    selector,
     tolerations,
     volume_mounts,
     volumes,
+    without_queue,
 )
 from charter.launch.kubernetes.status import Pod, attempts_of, job_state, pod_of
-from charter.launch.plain_yaml import yaml_text
 from charter.launch.scheduler import JobAttempt, JobState
-from charter.launch.secret_values import secret_values
 from charter.spec.launching import KubernetesSettings
 
 # -------- The text that is sent to Kubernetes for a job.

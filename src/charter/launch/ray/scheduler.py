@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from charter.errors import MissingExtraError, StageError, UsageError, how_to_install
-from charter.launch.job import StageJob
+from charter.launch.job import StageJob, secret_values
 from charter.launch.ray.request import render_request, request_of
 from charter.launch.scheduler import JobAttempt, JobState
-from charter.launch.secret_values import secret_values
 from charter.spec.launching import RaySettings
 
 CONNECT_SECONDS = 90.0

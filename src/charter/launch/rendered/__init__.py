@@ -15,9 +15,8 @@ from typing import Any
 from charter.catalog import accelerators
 from charter.catalog.price_book import offers
 from charter.errors import InfeasibleError, UsageError
-from charter.launch.job import safe_name
+from charter.launch.job import safe_name, yaml_text
 from charter.launch.machine import CPU, asked_accelerators, stage_nodes
-from charter.launch.plain_yaml import yaml_text
 from charter.launch.rendered import azureml, kubeflow, sagemaker, skypilot, vertex
 from charter.launch.rendered.task import HostedModel, RenderedTask, ServiceInstance, json_text, needed
 from charter.launch.tags import tags_of

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from charter.errors import UsageError
-from charter.launch.job import safe_name
+from charter.launch.job import safe_name, yaml_text
 from charter.launch.kubernetes.pod import LOST_NODE_SECONDS, LOST_NODE_TAINTS, checked_image
 from charter.launch.machine import asked_memory, stage_threads
-from charter.launch.plain_yaml import yaml_text
 from charter.launch.rendered.task import RenderedTask
 from charter.launch.tags import kubernetes_labels
 from charter.spec.project import Project

@@ -16,11 +16,9 @@ from charter.catalog import accelerators
 from charter.catalog.accelerators import CPU
 from charter.catalog.price_book import PriceBook
 from charter.errors import MissingExtraError, StageError, UsageError
-from charter.launch.job import safe_name
+from charter.launch.job import PlainDumper, safe_name, secret_values, secrets_of
 from charter.launch.machine import asked_memory
-from charter.launch.plain_yaml import PlainDumper
 from charter.launch.rendered.task import RenderedTask
-from charter.launch.secret_values import secret_values, secrets_of
 from charter.launch.tags import google_labels, kubernetes_labels
 from charter.spec.project import Project
 from charter.spec.stage_base import Stage

@@ -16,7 +16,7 @@ from charter.report.html import CURVES, thinned
 from charter.report.overview import Overview, StageView, lost, overview
 from charter.report.read import RUN, RunFiles, StageFiles, read_run
 from charter.report.results import all_results, is_point
-from charter.tracking.jsonl import series
+from charter.tracking.base import series
 
 
 @dataclass(frozen=True, kw_only=True)

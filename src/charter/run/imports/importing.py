@@ -42,7 +42,7 @@ from charter.run.paths import run_dir
 from charter.spec.architecture import Architecture
 from charter.spec.graph import inputs_of
 from charter.spec.project import Project
-from charter.tracking.jsonl import IMPORTED_METRICS
+from charter.tracking.base import IMPORTED_METRICS
 from charter.validation.rows.measurement import Measurement
 
 RECEIPTS = "imports"

@@ -10,8 +10,7 @@ from typing import Any
 from charter.artifacts.stage_state import TrackerState
 from charter.errors import MissingExtraError, how_to_install
 from charter.spec.tracking import MlflowSettings
-from charter.tracking.base import Input, MetricRow, RunFacts
-from charter.tracking.secret_texts import Secrets, is_reference
+from charter.tracking.base import Input, MetricRow, RunFacts, Secrets, is_reference
 
 KEY_TAG = "charter.key"
 METRICS_PER_CALL, PARAMETERS_PER_CALL, TAGS_PER_CALL = 1000, 100, 100

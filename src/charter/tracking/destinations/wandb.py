@@ -17,8 +17,7 @@ from charter.artifacts import durable
 from charter.artifacts.stage_state import TrackerState
 from charter.errors import MissingExtraError, how_to_install
 from charter.spec.tracking import WandbSettings
-from charter.tracking.base import MetricRow, RunFacts
-from charter.tracking.secret_texts import Secrets
+from charter.tracking.base import MetricRow, RunFacts, Secrets
 
 INIT_SECONDS, FINISH_SECONDS = 20, 20
 LONGEST_LABEL = 64

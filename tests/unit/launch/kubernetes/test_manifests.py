@@ -16,7 +16,7 @@ from kubernetes_schemas import RELEASES, broken_rules, check, jobs_in
 
 from charter.errors import UsageError
 from charter.launch.job import safe_name
-from charter.launch.kubernetes.names import LONGEST_NAME, object_name
+from charter.launch.kubernetes.pod import LONGEST_NAME, object_name
 from charter.launch.kubernetes.scheduler import kind_of, manifest, render, secret_text
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "launch" / "kubernetes"

@@ -5,11 +5,10 @@ import sys
 import pytest
 
 from charter.errors import MissingExtraError, StageError, UsageError
-from charter.launch.job import StageJob
+from charter.launch.job import StageJob, secret_values
 from charter.launch.ray import scheduler
 from charter.launch.ray.cluster_view import death_of, matching_ids
 from charter.launch.ray.scheduler import BridgeClient, RayScheduler
-from charter.launch.secret_values import secret_values
 from charter.spec.launching import RaySettings
 
 ECHO = """
