@@ -122,8 +122,7 @@ def test_offloading_that_a_layout_cannot_do_is_refused():
     check_offload(StageLayout(offload="optimizer"), torch.device("cpu"))
     with pytest.raises(StageError, match="zero 3"):
         check_offload(StageLayout(offload="all"), cuda)
-    with pytest.raises(StageError, match="offload all"):
-        check_offload(StageLayout(world_size=2, zero=3, offload="optimizer"), cuda)
+    check_offload(StageLayout(world_size=2, zero=3, offload="optimizer"), cuda)
 
 
 TOKENS, POSITIONS, WIDTH = 101, 40, 16
