@@ -1,4 +1,4 @@
-"""Charges in the column names of FOCUS 1.2 (FinOps Open Cost and Usage Specification), one row per attempt.
+"""Charges in the column names of FOCUS 1.2 and 1.3 (FinOps Open Cost and Usage Specification), by attempt and month.
 
 This is how the ledger keeps them: money in whole micro-USD, empty where it is not known. `focus_rows` makes the rows
 of a dataset from them, in which every column has the form that the specification asks for.

@@ -13,7 +13,7 @@ Type = Literal["String", "Decimal", "DateTime", "Json", "JsonObject", "Currency"
 Version = Literal["1.2", "1.3"]
 VERSIONS: tuple[Version, ...] = ("1.2", "1.3")
 DEFAULT_VERSION: Version = "1.2"
-"""The newest that a validator on the package index reads (focus-validator 1.0.0 on 2026-11-26 reads less)."""
+"""Until a released validator reads 1.3: focus-validator 1.0.0, of 2026-11-26, reads 1.0."""
 
 SERVICE_CATEGORIES = (
     "AI and Machine Learning", "Analytics", "Business Applications", "Compute", "Databases", "Developer Tools",
