@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from charter.artifacts import durable
 from charter.artifacts.file_facts import free_bytes
 from charter.artifacts.record import read_record
+from charter.data.sandbox import INSTALL, sandbox_problem
 from charter.errors import EXTRAS, how_to_install
 from charter.launch.machine import cpu_capability, gpus_here, installed_version
 from charter.launch.node_checks.local import accelerators, kernel_log, xid_errors
@@ -25,8 +26,9 @@ from charter.launch.node_checks.report import Finding
 from charter.plan.machine import usable_cores, usable_memory_bytes
 from charter.run.cluster_checks import Check, examine_launcher, examine_plan
 from charter.run.paths import earlier_stage_dirs
-from charter.run.preflight import RUN_PACKAGES
+from charter.run.preflight import RUN_PACKAGES, called_functions
 from charter.spec.project import Project
+from charter.spec.rewards import EXPRESSION, IN_SANDBOX
 from charter.spec.stage import is_hosted
 from charter.units import GIB, format_bytes
 
@@ -149,7 +151,17 @@ def examine_extras(project: Project, root: Path, launcher: str) -> tuple[Check, 
                 advice=how_to_install(extra),
             )
         )
-    return tuple(checks)
+    return (*checks, *_sandbox(project))
+
+
+def _sandbox(project: Project) -> Iterator[Check]:
+    """Yield the check of the sandbox, where the project runs programs of a model."""
+    if not set(IN_SANDBOX) & set(called_functions(project.pipeline)):
+        return
+    problem = sandbox_problem()
+    yield Check(
+        group="packages", name="sandbox", ok=not problem, found=problem or "programs run in bubblewrap", advice=INSTALL
+    )
 
 
 def needed_extras(project: Project, root: Path, launcher: str) -> Iterator[tuple[str, str]]:
@@ -162,6 +174,8 @@ def needed_extras(project: Project, root: Path, launcher: str) -> Iterator[tuple
         yield "postgres", "storage.ledger is a PostgreSQL server"
     if any(getattr(stage, "adapter", None) and not is_hosted(stage) for stage in project.pipeline.values()):
         yield "adapters", "a stage trains an adapter"
+    if EXPRESSION in called_functions(project.pipeline):
+        yield "math", "a reward compares expressions"
     if any(item.format in ("parquet", "hf") or item.path.endswith(".parquet") for item in project.data.values()):
         yield "data", "a data set is Parquet or Arrow"
     if project.metering.prometheus_port is not None:

@@ -32,7 +32,7 @@ from charter.spec.graph import inputs_of
 from charter.spec.layout import WHOLE_BITS
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Project
-from charter.spec.rewards import EXPRESSION, PROGRAM, PYTHON_TOOL
+from charter.spec.rewards import EXPRESSION, IN_SANDBOX
 from charter.spec.stage import TRAINS, EvalStage, PrepareStage, is_hosted
 from charter.spec.stage_base import NATIVE, Stage, StageResources
 from charter.spec.stage_checks import check_runnable
@@ -362,12 +362,20 @@ def _check_harness(todo: Sequence[PlannedStage]) -> None:
         )
 
 
+def called_functions(stages: Mapping[str, Stage]) -> dict[str, str]:
+    """Return the functions that rewards and environments of stages call, each with the name of a stage that does."""
+    calls = {}
+    for name, stage in stages.items():
+        environment = getattr(stage, "environment", None)
+        named = [*(item.call for item in getattr(stage, "rewards", ())), *(environment.calls if environment else ())]
+        calls |= {call: name for call in named if call is not None}
+    return calls
+
+
 def _check_rewards(todo: Sequence[PlannedStage]) -> None:
     """Raise where programs of a model would run without a sandbox, or expressions are compared without the library."""
-    calls = {item.call: stage.name for stage in todo for item in getattr(stage.spec, "rewards", ())}
-    environments = {stage.name: getattr(stage.spec, "environment", None) for stage in todo}
-    calls |= {call: name for name, environment in environments.items() if environment for call in environment.calls}
-    for call in (PROGRAM, PYTHON_TOOL):
+    calls = called_functions({stage.name: stage.spec for stage in todo})
+    for call in IN_SANDBOX:
         if call in calls and (problem := sandbox_problem()):
             raise MissingExtraError(f"{calls[call]}: {problem}")
     if EXPRESSION in calls and find_spec("math_verify") is None:

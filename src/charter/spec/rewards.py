@@ -47,6 +47,7 @@ PROGRAM, EXPRESSION = "charter:program", "charter:expression"
 """Those that need more than Python: a sandbox, and the package math-verify."""
 PYTHON_TOOL = "charter:python"
 """The tool that runs programs, in a sandbox too."""
+IN_SANDBOX = (PROGRAM, PYTHON_TOOL)
 PROGRAM_SECONDS = 8.0
 """Of all tests of an answer's program together, unless the reward's arguments say otherwise."""
 RewardKind = Literal["function", "preference_model", "judge", "env"]

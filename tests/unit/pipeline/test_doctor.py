@@ -14,12 +14,13 @@ from typer.testing import CliRunner
 from charter.cli.main import app
 from charter.engines.project import load_project
 from charter.launch.node_checks.report import leave_out
-from charter.run import cluster_checks
+from charter.run import cluster_checks, doctor
 from charter.run.cluster_checks import ask, examine_launcher, examine_plan
 from charter.run.doctor import (
     connect,
     examine,
     examine_credentials,
+    examine_extras,
     examine_network,
     needed_extras,
     torch_build,
@@ -27,6 +28,7 @@ from charter.run.doctor import (
 )
 from charter.spec.launching import KubernetesSettings, Launch, SlurmSettings
 from charter.spec.project import Project, Serving, Storage
+from charter.spec.rewards import Reward
 from charter.spec.sections import Alerts
 from charter.templates.shipped import find_template, write_template
 
@@ -139,6 +141,22 @@ def test_extras_follow_from_what_the_file_asks(project, root):
     assert set(dict(needed_extras(project, root, "local"))) <= {"adapters"}
     asked = dataclasses.replace(project, storage=Storage(artifacts="s3://b/c", ledger="postgresql://h/d"))
     assert {"store", "postgres", "ray"} <= set(dict(needed_extras(asked, root, "ray")))
+
+
+def test_rewards_that_need_more_than_python_are_looked_at(project, root, monkeypatch):
+    monkeypatch.setattr(doctor, "sandbox_problem", lambda: "bwrap is not installed")
+    assert [check for check in examine_extras(project, root, "local") if check.name in ("sandbox", "extra math")] == []
+    ppo = dataclasses.replace(
+        project.pipeline["ppo"],
+        rewards=(
+            Reward(name="tests", kind="function", call="charter:program"),
+            Reward(name="equal", kind="function", call="charter:expression"),
+        ),
+    )
+    asking = dataclasses.replace(project, pipeline={"ppo": ppo})
+    checks = {check.name: check for check in examine_extras(asking, root, "local")}
+    assert (checks["sandbox"].ok, checks["sandbox"].found) == (False, "bwrap is not installed")
+    assert "compares expressions" in checks["extra math"].found
 
 
 def test_a_missing_sbatch_says_where_to_go(project, root, commands):
