@@ -364,7 +364,7 @@ def _check_harness(todo: Sequence[PlannedStage]) -> None:
 
 def called_functions(stages: Mapping[str, Stage]) -> dict[str, str]:
     """Return the functions that rewards and environments of stages call, each with the name of a stage that does."""
-    calls = {}
+    calls: dict[str, str] = {}
     for name, stage in stages.items():
         environment = getattr(stage, "environment", None)
         named = [*(item.call for item in getattr(stage, "rewards", ())), *(environment.calls if environment else ())]
