@@ -147,7 +147,7 @@ def plain(schema: Mapping[str, Any]) -> str:
 
 
 def presets() -> str:
-    """What each preset expands to and what it needs."""
+    """Return the table of presets: the stages that each expands to, and its needs."""
     rows = ["| preset | stages | needs |", "| --- | --- | --- |"]
     for name in PRESETS:
         contents = preset_contents(name)

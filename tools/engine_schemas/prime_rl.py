@@ -88,7 +88,7 @@ def by_line(document: dict[str, Any]) -> str:
 
 
 def git(checkout: Path, *arguments: str) -> bytes:
-    """What a git command prints."""
+    """Return the output of a git command."""
     return subprocess.run(["git", "-C", str(checkout), *arguments], capture_output=True, check=True).stdout
 
 

@@ -7,6 +7,7 @@ that started it. Where bubblewrap cannot do that, nothing is run.
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import platform
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def run_program(text: str, entered: str = "", *, seconds: float, memory_bytes: i
     What it writes to its standard error is part of the output only where that is wanted. Raises `SandboxError` where
     bubblewrap did not start it.
     """
-    with tempfile.TemporaryDirectory(prefix="charter-program-") as name, _pipe() as (read, write):
+    with tempfile.TemporaryDirectory(prefix="charter-program-") as name:
         directory = Path(name)
         (directory / "written").write_text(text, encoding="utf-8", errors="surrogatepass")
         (directory / "entered").write_text(entered, encoding="utf-8")
@@ -72,26 +73,26 @@ def run_program(text: str, entered: str = "", *, seconds: float, memory_bytes: i
             (directory / "entered").open("rb") as stdin,
             (directory / "output").open("wb") as stdout,
             (directory / "filter").open("rb") as rules,
+            (directory / "status").open("wb") as status,
         ):
             try:
                 process = subprocess.Popen(
-                    _command(directory / "written", write, rules.fileno()),
+                    _command(directory / "written", status.fileno(), rules.fileno()),
                     stdin=stdin,
                     stdout=stdout,
                     stderr=subprocess.STDOUT if with_errors else subprocess.DEVNULL,
-                    pass_fds=(write, rules.fileno()),
+                    pass_fds=(status.fileno(), rules.fileno()),
                     env={},
                     preexec_fn=functools.partial(_limit, seconds, memory_bytes),
                     start_new_session=True,
                 )
             except OSError as error:
                 raise SandboxError(f"{BWRAP} did not start: {error}") from None
-            os.close(write)
             in_time = _waited(process, seconds)
         output = (directory / "output").read_bytes().decode("utf-8", errors="replace")
         if not in_time:
             return Ended(None, output)
-        return Ended(_exit_code(os.fdopen(os.dup(read)).read(), process.returncode), output)
+        return Ended(_exit_code((directory / "status").read_text(), process.returncode), output)
 
 
 @functools.cache
@@ -161,18 +162,6 @@ def _limit(seconds: float, memory_bytes: int) -> None:
             resource.setrlimit(name, (most, most))
 
 
-@contextlib.contextmanager
-def _pipe() -> Iterator[tuple[int, int]]:
-    """Open a pipe; both ends are closed afterwards, the second perhaps before."""
-    read, write = os.pipe()
-    try:
-        yield read, write
-    finally:
-        for end in (read, write):
-            with contextlib.suppress(OSError):
-                os.close(end)
-
-
 def _waited(process: subprocess.Popen[bytes], seconds: float) -> bool:
     """Wait for the end; False where the time was over, and the sandbox was ended with all in it."""
     try:
@@ -211,10 +200,11 @@ def program(
 ) -> float | None:
     """1 where the answer's program passes all tests of its row, else 0; with `partial` the share that it passes.
 
-    The program is the last fenced block; an answer without one gets 0. The row's tests are Python text that is run
-    after the program and ends without an error, or a list of `{stdin, stdout}`, whose output is compared apart from
-    space at the ends of lines; None where the row has none. All tests of an answer have `seconds` together: those that
-    are left over when they are gone are not passed.
+    The program is the last fenced block; an answer without one gets 0. The row's tests are a list of `{stdin, stdout}`,
+    whose output is compared apart from space at the ends of lines, or Python text that is run after the program and
+    reaches its end: a program that leaves before does not pass, but one that reads its own file sees these tests. None
+    where the row has none. All tests of an answer have `seconds` together: those that are left over when they are gone
+    are not passed.
     """
     tests = row.get(column)
     if tests is None:
@@ -229,7 +219,7 @@ def program(
         if left <= 0:
             break
         ended = run_program(blocks[-1] + after, entered, seconds=left, memory_bytes=memory_mib * 2**20)
-        passed += (passes := _passes(ended, wanted))
+        passed += (passes := _passes(ended, wanted, last_line=bool(after)))
         if not passes and not partial:
             break
     return passed / len(cases) if partial else float(passed == len(cases))
@@ -243,13 +233,14 @@ def python(code: str) -> str:
     return ended.output.strip() or ("it printed nothing" if ended.code == 0 else f"ended with {ended.code}")
 
 
-def _cases(tests: object) -> list[tuple[str, str, str | None]]:
-    """Return what each test enters, what runs after the program, and the output that it wants."""
+def _cases(tests: object) -> list[tuple[str, str, str]]:
+    """Return what each test enters, what runs after the program, and the output, or its last line, that it wants."""
     if isinstance(tests, str):
-        return [("", f"\n\n{tests}\n", None)]
+        reached = hashlib.sha256(tests.encode("utf-8", errors="surrogatepass")).hexdigest()
+        return [("", f"\n\n{tests}\nprint('\\n{reached}')\n", reached)]
     if not isinstance(tests, Sequence) or not tests:
         raise ValueError(f"the row's tests are {type(tests).__name__}; text, or a list of {{stdin, stdout}}, is needed")
-    cases: list[tuple[str, str, str | None]] = []
+    cases: list[tuple[str, str, str]] = []
     for test in tests:
         if not isinstance(test, Mapping) or not {"stdin", "stdout"} >= set(test) or "stdout" not in test:
             raise ValueError(f"a test of the row is {test!r}; {{stdin: text, stdout: text}} is needed")
@@ -257,10 +248,10 @@ def _cases(tests: object) -> list[tuple[str, str, str | None]]:
     return cases
 
 
-def _passes(ended: Ended, wanted: str | None) -> bool:
+def _passes(ended: Ended, wanted: str, *, last_line: bool) -> bool:
     if ended.code != 0:
         return False
-    return wanted is None or _lines(ended.output) == _lines(wanted)
+    return _lines(ended.output)[-1:] == [wanted] if last_line else _lines(ended.output) == _lines(wanted)
 
 
 def _lines(text: str) -> list[str]:

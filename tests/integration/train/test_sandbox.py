@@ -140,6 +140,8 @@ def test_a_machine_without_a_filter_is_refused():
         ("```python\nwhile True: pass\n```", SUMS, {"seconds": 0.5}, 0.0),
         ("```\ndef f(x): return x + 1\n```", {"tests": "assert f(1) == 2"}, {}, 1.0),
         ("```\ndef f(x): return x\n```", {"tests": "assert f(1) == 2"}, {}, 0.0),
+        ("```\nraise SystemExit(0)\n```", {"tests": "assert f(1) == 2"}, {}, 0.0),
+        ("```\nimport os\nos._exit(0)\n```", {"tests": "assert f(1) == 2"}, {}, 0.0),
     ],
 )
 def test_a_program_is_rewarded_for_the_tests_it_passes(answer, row, more, reward):
@@ -174,3 +176,11 @@ def test_a_policy_reads_why_its_program_failed(monkeypatch):
     monkeypatch.setattr(sandbox, "run_program", lambda code, **limits: Ended(None, "so far\n"))
     assert python("print('so far')\nwhile True: pass").split("\n")[0] == "so far"
     assert python("while True: pass").endswith("ended after 8 s")
+
+
+@needs_sandbox
+def test_a_program_cannot_say_how_it_ended():
+    said = b'{"exit-code": 0}'
+    text = f"import os\nfor end in range(3, 256):\n    try: print(os.write(end, {said!r}))\n    except OSError: pass\n"
+    done = ended(f"{text}raise SystemExit(5)")
+    assert (done.code, done.output) == (5, "")
