@@ -183,8 +183,8 @@ MORE_MEMORY = "use nodes with more memory, or ask for less: resources.memory of 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
-    """What one node has, or all nodes of Ray together."""
+class NodeRoom:
+    """Accelerators and memory of one node, or of all nodes of Ray together."""
 
     accelerators: int
     memory_bytes: float | None = None
@@ -195,10 +195,10 @@ class Room:
         return self.accelerators >= accelerators and (self.memory_bytes is None or self.memory_bytes >= memory_bytes)
 
 
-def room_of_nodes(project: Project, launcher: str) -> list[Room] | None:
+def room_of_nodes(project: Project, launcher: str) -> list[NodeRoom] | None:
     """Return what every node of a launcher has, or all of Ray's have together; None where it does not say."""
     if launcher == "local":
-        return [Room(accelerators=gpus_here(), memory_bytes=usable_memory_bytes())]
+        return [NodeRoom(accelerators=gpus_here(), memory_bytes=usable_memory_bytes())]
     if launcher == "slurm":
         partition = project.launch.slurm.partition
         ok, lines = _answer(["sinfo", "-h", "-N", *(["-p", partition] if partition else []), "-o", "%N %m %G"])
@@ -216,24 +216,24 @@ def room_of_nodes(project: Project, launcher: str) -> list[Room] | None:
         address = project.launch.ray.address
         ok, lines = _answer(["ray", "status", *(["--address", address] if address != "auto" else [])], 60.0)
         counts = [int(float(count)) for line in lines for count in GPUS_OF_RAY.findall(line)]
-        return [Room(accelerators=count) for count in counts] if ok else None
+        return [NodeRoom(accelerators=count) for count in counts] if ok else None
     return None
 
 
-def _of_slurm(line: str) -> Room:
+def _of_slurm(line: str) -> NodeRoom:
     """Read a node's name, memory and GRES; its memory is 1 (MiB) where slurm.conf does not name it."""
     memory = re.match(r"\S+ (\d+)", line)
     mebibytes = int(memory[1]) if memory else 0
-    return Room(
+    return NodeRoom(
         accelerators=sum(map(int, GPU_OF_GRES.findall(line))),
         memory_bytes=mebibytes * 2**20 if mebibytes > 1 else None,
     )
 
 
-def _of_kubernetes(line: str) -> Room:
+def _of_kubernetes(line: str) -> NodeRoom:
     """Read a node's allocatable accelerators (none where it has no such resource) and memory."""
     count, _, memory = line.partition(" ")
-    return Room(accelerators=int(count) if count.isdecimal() else 0, memory_bytes=_quantity(memory.strip()))
+    return NodeRoom(accelerators=int(count) if count.isdecimal() else 0, memory_bytes=_quantity(memory.strip()))
 
 
 def _quantity(text: str) -> float | None:
