@@ -34,6 +34,12 @@ class BatchServer(FaultServer):
         """Batches that are begun, and whose reply is lost."""
         self.loses_orders = 0
         """Batches that are begun only after the list was read, their reply lost."""
+        self.drops_orders = 0
+        """Batches that are never begun, their reply lost."""
+        self.ends_late = False
+        """Whether those have ended when they are first listed."""
+        self.busy = 0
+        """Orders that are turned away for 17 seconds."""
         self.late: list[dict[str, Any]] = []
         self.cancelled: list[str] = []
         self.refuses = ""
@@ -66,15 +72,23 @@ class BatchServer(FaultServer):
             return web.json_response({"error": {"message": self.refuses}}, status=400)
         wrong = wrong_in_message(request, order)
         assert wrong is None, wrong
-        if self.loses_orders:
-            self.loses_orders -= 1
-            self.late.append(order)
+        if self.busy:
+            self.busy -= 1
+            return web.json_response({"error": {"message": "slowly"}}, status=429, headers={"Retry-After": "17"})
+        if self.drops_orders or self.loses_orders:
+            if self.drops_orders:
+                self.drops_orders -= 1
+            else:
+                self.loses_orders -= 1
+                self.late.append(order)
             assert request.transport is not None
             request.transport.abort()
             return web.Response()
         for late in self.late:
             name = f"batch_{next(self.numbers)}"
             self.batches[name] = self.new_batch(name, late)
+            if self.ends_late:
+                self._carry_out(self.batches[name])
         self.late.clear()
         name = f"batch_{next(self.numbers)}"
         self.batches[name] = self.new_batch(name, order)

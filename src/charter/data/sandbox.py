@@ -150,7 +150,8 @@ def no_processes(machine: str) -> bytes:
 
 
 def _limit(seconds: float, memory_bytes: int) -> None:
-    """Hold what is started to its limits."""
+    """Hold what is started to its limits, as the user whose rights it has: bubblewrap goes by the real one."""
+    os.setresuid(os.geteuid(), -1, -1)
     processor = int(seconds) + 1
     for name, most in (
         (resource.RLIMIT_AS, memory_bytes),

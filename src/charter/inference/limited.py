@@ -11,9 +11,12 @@ import hashlib
 import importlib.util
 import json
 import os
+import platform
 import resource
 import selectors
+import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -24,6 +27,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, TextIO
 
+from charter.data.sandbox import FORKS, no_processes
 from charter.errors import StageError
 
 START_SECONDS = 60.0
@@ -37,7 +41,11 @@ OPEN_FILES = 256
 NEW_USER, NEW_NETWORK = 0x10000000, 0x40000000
 """Flags of unshare(2): CLONE_NEWUSER, CLONE_NEWNET."""
 MOST_THREADS = 64
-"""Processes and threads of the code, where its namespace counts them apart from the user's others."""
+"""Processes and threads of the code, itself counted, where its namespace counts them apart from the user's others."""
+NOBODY = 65534
+"""The real user of a process of root, whose processes the kernel counts by their real user, and root's not at all."""
+NO_NEW_PRIVILEGES, SET_FILTER, FILTER = 38, 22, 2
+"""Words of prctl(2): PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER."""
 ERROR_CHARACTERS = 300
 
 Request = Mapping[str, Any]
@@ -52,25 +60,62 @@ class Failed:
     reason: str
 
 
-def limit(memory_bytes: int, file_bytes: int, open_files: int) -> bool:
-    """Hold this process to its limits; True if it also has no network (a namespace of its own, where allowed)."""
-    for name, most in (
-        (resource.RLIMIT_AS, memory_bytes),
-        (resource.RLIMIT_FSIZE, file_bytes),
-        (resource.RLIMIT_NOFILE, open_files),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(name, (most, most))
-    user, group = os.getuid(), os.getgid()
+@dataclass(frozen=True)
+class ProcessLimits:
+    """Most that the code of a process may use."""
+
+    timeout_seconds: float
+    memory_bytes: int
+    file_bytes: int
+    open_files: int
+    processes: int
+    sandboxes: bool
+    """True for code that starts sandboxes for programs, which have limits of their own."""
+
+    def hold(self) -> bool:
+        """Hold this process to its limits; True if it also has no network (a namespace of its own, where allowed).
+
+        In a namespace the code has at most `processes`; where none is allowed it has this one alone.
+        """
+        for name, most in (
+            (resource.RLIMIT_AS, self.memory_bytes),
+            (resource.RLIMIT_FSIZE, self.file_bytes),
+            (resource.RLIMIT_NOFILE, self.open_files),
+            (resource.RLIMIT_CORE, 0),
+        ):
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(name, (most, most))
+        user, group = os.geteuid(), os.getegid()
+        if user == 0:
+            os.setresuid(NOBODY, -1, -1)
+        if not _unshared(NEW_USER | NEW_NETWORK):
+            os.setresuid(user, -1, -1)
+            if not self.sandboxes:
+                _start_no_process()
+            return False
+        _keep_names(user, group)
+        resource.setrlimit(resource.RLIMIT_NPROC, (self.processes, self.processes))
+        return True
+
+
+def _unshared(flags: int) -> bool:
+    """Move this process into namespaces of its own; False where it may not."""
     try:
-        is_alone: bool = ctypes.CDLL(None, use_errno=True).unshare(NEW_USER | NEW_NETWORK) == 0
+        return bool(ctypes.CDLL(None, use_errno=True).unshare(flags) == 0)
     except (AttributeError, OSError):
         return False
-    if is_alone:
-        _keep_names(user, group)
-        resource.setrlimit(resource.RLIMIT_NPROC, (MOST_THREADS, MOST_THREADS))
-    return is_alone
+
+
+def _start_no_process() -> None:
+    """Let this process start threads and no process, where its system calls can be filtered."""
+    if platform.machine() not in FORKS or not sys.platform.startswith("linux"):
+        return
+    rules = no_processes(platform.machine())
+    content = ctypes.create_string_buffer(rules, len(rules))
+    program = struct.pack("@HP", len(rules) // 8, ctypes.addressof(content))
+    call = ctypes.CDLL(None, use_errno=True).prctl
+    call(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    call(SET_FILTER, FILTER, program, 0, 0)
 
 
 def _keep_names(user: int, group: int) -> None:
@@ -99,15 +144,24 @@ def serve(open_service: Callable[[Request], tuple[Service, dict[str, Any]]]) -> 
     sys.path[:] = [item for item in sys.path if item and Path(item) != Path.cwd()]
     requests, replies = _pipes()
     settings = json.loads(requests.readline())
-    is_alone = limit(settings["memory_bytes"], settings["file_bytes"], settings["open_files"])
+    limits = ProcessLimits(**settings["limits"])
+    is_alone = limits.hold()
     try:
         service, facts = open_service(settings)
     except BaseException as error:  # whatever user code raises while it is imported
         _reply(replies, {"error": _words(error)})
         return
     _reply(replies, {**facts, "isolated": is_alone})
+    try:
+        _answer(service, requests, replies, limits.timeout_seconds + END_SECONDS)
+    finally:  # nobody else does it once whoever asked was killed
+        shutil.rmtree(settings["directory"], ignore_errors=True)
+
+
+def _answer(service: Service, requests: TextIO, replies: TextIO, most_seconds: float) -> None:
+    """Answer each request, and end at the one that takes too long."""
     for line in requests:
-        _end_after(settings["timeout_seconds"] + END_SECONDS)
+        _end_after(most_seconds)
         try:
             reply = service(json.loads(line))
         except Exception as error:  # whatever user code raises is its failure, which the other side counts
@@ -156,6 +210,7 @@ class LimitedProcess:
     """Of the code to load; the limits come on top."""
     timeout_seconds: float
     memory_bytes: int
+    starts_sandboxes: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict, init=False)
     """Facts about what was loaded; empty before the first start."""
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
@@ -176,16 +231,12 @@ class LimitedProcess:
     def close(self) -> None:
         """End the process and all that it started."""
         self._end()
-        if self._directory is not None:
-            self._directory.cleanup()
-            self._directory = None
 
     def start(self) -> None:
         """Start the process where it is not running; a StageError where its code cannot be loaded."""
         if self._process is not None:
             return
-        if self._directory is None:
-            self._directory = tempfile.TemporaryDirectory(prefix="charter-limited-")
+        self._directory = tempfile.TemporaryDirectory(prefix="charter-limited-")
         self._rest = b""
         self._process = subprocess.Popen(
             [sys.executable, "-m", self.module],
@@ -196,13 +247,16 @@ class LimitedProcess:
             env=_environment(self._directory.name),
             start_new_session=True,
         )
-        limits = {
-            "timeout_seconds": self.timeout_seconds,
-            "memory_bytes": self.memory_bytes,
-            "file_bytes": FILE_BYTES,
-            "open_files": OPEN_FILES,
-        }
-        facts = self._exchange({**self.settings, **limits}, START_SECONDS)
+        limits = ProcessLimits(
+            self.timeout_seconds,
+            self.memory_bytes,
+            FILE_BYTES,
+            OPEN_FILES,
+            MOST_THREADS,
+            self.starts_sandboxes,
+        )
+        given = {**self.settings, "limits": vars(limits), "directory": self._directory.name}
+        facts = self._exchange(given, START_SECONDS)
         if facts is None or "error" in facts:
             why = self._end() if facts is None else str(facts["error"])
             self.close()
@@ -245,7 +299,7 @@ class LimitedProcess:
             self._process.wait(END_SECONDS)
 
     def _end(self) -> str:
-        """End the process group; how the process had ended, or that it had not."""
+        """End the process group and remove its directory; how the process had ended, or that it had not."""
         process, self._process = self._process, None
         if process is None:
             return "it was not running"
@@ -257,7 +311,10 @@ class LimitedProcess:
         process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(BrokenPipeError):  # of a request that a dead process has never read
+                    pipe.close()
+        if self._directory is not None:
+            self._directory.cleanup()
         return f"no answer within {self.timeout_seconds:g} s" if code is None else f"its process ended with {code}"
 
 

@@ -29,7 +29,7 @@ from charter.inference.generate import Answers, SamplingSettings, pad_left
 from charter.inference.limited import Failed, LimitedProcess
 from charter.models.chat import encode_prompt, encode_reply
 from charter.models.language_model import LanguageModel
-from charter.spec.rewards import ENVIRONMENT_SOURCES, TOOL_CALL, Environment
+from charter.spec.rewards import ENVIRONMENT_SOURCES, PYTHON_TOOL, TOOL_CALL, Environment
 
 Why = Literal["completed", "done", "max_turns", "max_tool_calls", "max_tokens", "context_overflow", "failed"]
 """`completed`: a turn without a call; `done`: the environment says so."""
@@ -170,7 +170,10 @@ class Tools:
         }
         module, name = "charter.inference.environment", f"environment ({', '.join(spec.calls)})"
         self.processes = [
-            LimitedProcess(module, name, settings, spec.tool_timeout, spec.memory) for _ in range(spec.concurrency)
+            LimitedProcess(
+                module, name, settings, spec.tool_timeout, spec.memory, starts_sandboxes=PYTHON_TOOL in spec.calls
+            )
+            for _ in range(spec.concurrency)
         ]
         self._free: SimpleQueue[LimitedProcess] = SimpleQueue()
         for process in self.processes:

@@ -206,7 +206,57 @@ def test_files_are_as_large_as_the_budget_allows(provider, calls, tmp_path):
     assert calls.totals().sums.settled_micro_usd <= most
 
 
+def test_a_busy_provider_says_when_to_hand_over_again(provider, calls, tmp_path, monkeypatch):
+    url, server = provider
+    server.busy, waits = 2, []
+    monkeypatch.setattr(
+        batch_desk, "wait_seconds", lambda key, attempt, retry_after, now: waits.append(retry_after) or 0.0
+    )
+    ask(url, server, calls, tmp_path, range(3))
+    assert waits == ["17", "17"]
+    assert len(server.batches) == 1
+
+
 # ---- Anthropic's alone
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_a_nameless_batch_begun_twice_is_booked(anthropic, calls, tmp_path, caplog, has_ended):
+    url, server = anthropic
+    server.loses_orders, server.ends_late = 1, has_ended
+    ask(url, server, calls, tmp_path, range(5))
+    assert len(server.batches) == 2
+    sums = calls.totals().sums
+    assert (sums.requests, sums.answered, sums.unknown) == (10, 10 if has_ended else 5, 0 if has_ended else 5)
+    assert sums.settled_micro_usd == half_the_bill(server)
+    assert ("began the file twice" if has_ended else "may have begun the file twice") in caplog.text
+
+
+def test_a_nameless_batch_of_others_is_not_booked(anthropic, calls, tmp_path):
+    url, server = anthropic
+    asked = {"model": "judge", "max_tokens": 8, "messages": [{"role": "user", "content": "theirs"}]}
+    server.late = [{"requests": [{"custom_id": f"their-{number}", "params": asked} for number in range(5)]}]
+    server.drops_orders, server.ends_late = 1, True
+    ask(url, server, calls, tmp_path, range(5))
+    assert len(server.batches) == 2
+    server.requests = [line for line in server.requests if not line["id"].startswith("their-")]
+    sums = calls.totals().sums
+    assert (sums.requests, sums.answered, sums.unknown, sums.settled_micro_usd) == (5, 5, 0, half_the_bill(server))
+
+
+def test_a_lost_order_among_those_of_others_is_unknown(anthropic, calls, tmp_path, caplog):
+    url, server = anthropic
+    (tmp_path / "theirs").mkdir()
+    with store(tmp_path / "theirs") as theirs:
+        ask(url, server, theirs, tmp_path / "theirs", range(10, 15))
+    server.requests.clear()
+    server.loses_orders = 1
+    ask(url, server, calls, tmp_path, range(5))
+    assert len(server.batches) == 3
+    sums = calls.totals().sums
+    assert (sums.requests, sums.answered, sums.unknown) == (10, 5, 5)
+    assert sums.settled_micro_usd == half_the_bill(server)
+    assert "no reply said whether the provider took it" in caplog.text
 
 
 def test_a_prompt_refused_in_a_batch_costs_nothing(anthropic, calls, tmp_path):

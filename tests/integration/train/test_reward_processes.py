@@ -1,6 +1,8 @@
 """Reward functions in processes of their own: what a function may do, and what becomes of one that misbehaves."""
 
 import json
+import os
+import select
 import signal
 import socket
 import subprocess
@@ -13,7 +15,8 @@ import pytest
 from charter.data import reward_functions as functions
 from charter.data.dataset import Turn
 from charter.errors import StageError
-from charter.inference.limited import Failed
+from charter.inference import limited
+from charter.inference.limited import Failed, LimitedProcess
 from charter.spec.rewards import PROGRAM, SHIPPED_REWARD, SHIPPED_REWARDS, Reward
 from charter.train.rewards.mixture import Answer, FunctionReward, RewardList, RewardProcess
 
@@ -38,10 +41,37 @@ def reads(row, truth, seed, tokens, ended, prompt, bonus): return row["extra"] +
 def connects(answer, port):
     import socket
     with socket.create_connection(("127.0.0.1", port), timeout=5): return 1.0
+def starts_one(answer):
+    child = os.fork()
+    if child == 0: os._exit(0)
+    os.waitpid(child, 0)
+    return 3.0
 def forks(answer):
     if os.fork() == 0:
         while True: pass
     return 2.0
+"""
+HELD = """
+import os, threading
+from charter.inference import limited
+limited.NEW_USER = limited.NEW_NETWORK = 1  # no flag of a namespace: the kernel refuses
+print(limited.ProcessLimits(20.0, 2**40, 2**20, 64, 8, False).hold())
+try:
+    if os.fork() == 0:
+        os._exit(0)
+except OSError as error:
+    print(error.errno)
+thread = threading.Thread(target=lambda: print("thread"))
+thread.start()
+thread.join()
+"""
+OWNER = """
+import sys
+from charter.inference.limited import LimitedProcess
+process = LimitedProcess("charter.train.rewards.functions", "it", {"call": sys.argv[1], "arguments": {}}, 20, 2**30)
+process.start()
+print(process._process.pid, process._directory.name, flush=True)
+sys.stdin.read()
 """
 ANSWER = Answer((Turn("user", "2 + 2?"),), "four", {"answer": 4, "extra": 100}, 7, True, 1000)
 
@@ -115,6 +145,44 @@ def test_process_that_was_forked_ends_with_the_function(code):
     assert process.ask(ANSWER.offered()) == 2.0
     assert process.ask(ANSWER.offered()) == 2.0
     process.close()
+
+
+def test_process_that_died_between_two_calls_has_failed(code):
+    process = LimitedProcess(
+        "charter.train.rewards.functions", "it", {"call": f"{code}:length", "arguments": {}}, 20, 2**30
+    )
+    process.start()
+    os.kill(process._process.pid, signal.SIGKILL)
+    process._process.wait()
+    assert process.ask(ANSWER.offered()) == Failed("its process ended with -9")
+    assert process.ask(ANSWER.offered()) == {"reward": 4.0}
+    process.close()
+
+
+def test_process_of_a_killed_owner_leaves_no_directory(code):
+    command = [sys.executable, "-c", OWNER, f"{code}:length"]
+    owner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    number, directory = owner.stdout.readline().split()
+    watched = os.pidfd_open(int(number))
+    assert os.path.isdir(directory)
+    owner.kill()
+    owner.communicate()
+    select.select([watched], [], [])
+    os.close(watched)
+    assert not os.path.exists(directory)
+
+
+@pytest.mark.parametrize(("most", "outcome"), [(1, "Resource temporarily unavailable"), (2, 3.0)])
+def test_function_starts_no_more_processes_than_it_may(ask, monkeypatch, most, outcome):
+    monkeypatch.setattr(limited, "MOST_THREADS", most)
+    reward = ask("starts_one")
+    assert outcome in reward.reason if isinstance(reward, Failed) else reward == outcome
+
+
+def test_function_without_a_namespace_starts_no_process(tmp_path):
+    (tmp_path / "held.py").write_text(HELD)
+    ended = subprocess.run([sys.executable, str(tmp_path / "held.py")], capture_output=True, text=True, timeout=60)
+    assert ended.stdout.split() == ["False", "1", "thread"], ended.stderr
 
 
 def test_function_that_is_not_there_stops_the_stage(code):

@@ -18,7 +18,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
@@ -29,8 +28,8 @@ from charter.inference.endpoint import settling
 from charter.inference.endpoint.call import CallRequest, prices_of
 from charter.inference.endpoint.desk import Desk
 from charter.inference.endpoint.identity import ServerSetting
-from charter.inference.endpoint.parsing import batch_reasons, json_object
-from charter.inference.endpoint.rules import is_open_end, trouble_of, utc_now, wait_seconds
+from charter.inference.endpoint.parsing import batch_reasons, created_at, json_object
+from charter.inference.endpoint.rules import is_open_end, retry_after_of, trouble_of, utc_now, wait_seconds
 from charter.inference.endpoint.settling import CallJournal
 from charter.inference.endpoint.transport import MESSAGES, Received, Transport, TransportFailure, body_of, path_of
 from charter.inference.endpoint.wanted import PendingQuestion
@@ -64,7 +63,7 @@ class BatchSlip:
     batch_id: str = ""
     """Empty until the provider has taken the file."""
     may_be_twice: bool = False
-    """Whether it was handed over once more because nobody knew whether it had been taken."""
+    """Whether the provider may have taken it once more."""
 
     @property
     def since(self) -> float:
@@ -250,19 +249,6 @@ class MessageBatches:
         return name, Received(status, json.dumps({"error": fault}).encode(), is_free=True)
 
 
-def created_at(batch: Mapping[str, Any]) -> float:
-    """Return when a batch began, in seconds since 1970: later than any where it does not say.
-
-    >>> created_at({"created_at": "1970-01-01T00:01:00.5Z"}), created_at({"created_at": 60}), created_at({})
-    (60.5, 60.0, inf)
-    """
-    said = batch.get("created_at")
-    try:
-        return datetime.fromisoformat(said).timestamp() if isinstance(said, str) else float(said or "inf")
-    except (TypeError, ValueError):
-        return float("inf")
-
-
 class BatchDesk(Desk):
     """Answers requests from the store, or by files."""
 
@@ -278,7 +264,8 @@ class BatchDesk(Desk):
         self._address = self._lane.endpoint + self._interface.path
         self._numbers: set[str] = set()
         """Batches that are known to be a slip's."""
-        self._handed_over_again: set[str] = set()
+        self._open_ended: set[str] = set()
+        """Slips whose file may be taken although no reply said so."""
         self._gathering = False
         self._out: set[str] = set()
         """Questions in a batch that is under way."""
@@ -378,7 +365,7 @@ class BatchDesk(Desk):
 
     def _numbered(self, slip: BatchSlip, batch: Mapping[str, Any]) -> BatchSlip:
         """Note which batch is a slip's, before anything is waited for."""
-        slip = replace(slip, batch_id=_identifier(batch), may_be_twice=slip.name in self._handed_over_again)
+        slip = replace(slip, batch_id=_identifier(batch), may_be_twice=slip.name in self._open_ended)
         slip.write(self._directory)
         self._numbers.add(slip.batch_id)
         return slip
@@ -413,11 +400,11 @@ class BatchDesk(Desk):
             trouble, is_final = trouble_of(exchange)
             if is_final:
                 break
-            await asyncio.sleep(wait_seconds(slip.name, attempt, "", utc_now()))
+            await asyncio.sleep(wait_seconds(slip.name, attempt, retry_after_of(exchange), utc_now()))
+            if look_first and is_open_end(exchange):
+                self._open_ended.add(slip.name)
             if look_first and await self._listed(slip):
                 return None
-            if look_first and is_open_end(exchange):
-                self._handed_over_again.add(slip.name)
         await self._drop(slip, f"the provider did not take the file: {trouble}")
         raise DataError(
             f"{self._lane.endpoint}{path}, which takes batches for {self.setting.name}, does not take one ({trouble}); "
@@ -476,7 +463,7 @@ class BatchDesk(Desk):
     async def _follow_batch(self, slip: BatchSlip) -> None:
         """Wait for the end of a batch, and read what there is."""
         began, state = self._loop.time(), await self._end_of(slip, slip.batch_id)
-        if slip.may_be_twice and self._interface.names_batches:
+        if slip.may_be_twice:
             await self._own_up_to(slip)
         if state.get("archived_at"):
             await self._put_anew(slip, f"it was batch {slip.batch_id}")
@@ -484,23 +471,42 @@ class BatchDesk(Desk):
             await self._read_results(slip, await self._results(state), began)
 
     async def _own_up_to(self, slip: BatchSlip) -> None:
-        """Cancel what a provider began of a file beside the batch that is followed, and book what it may cost."""
+        """Book what a provider began of a file beside the batch that is followed; cancel it where its name says so.
+
+        Where batches have no names, results of one that has ended say whose it is, and what it cost. One that has not
+        is booked at the most that it may cost, and left alone: it may be somebody else's.
+        """
         for batch in await self._listed(slip):
-            number = _identifier(batch)
-            self._numbers.add(number)
-            await self._transport.post(f"{self._address}/{number}/cancel", b"", slip.name)
-            why = f"the provider began the file twice; batch {number} is given up"
-            log.warning("%s: %s, and the cost of its %d requests is not known", self.setting.name, why, len(slip.calls))
-            await self._journal.owe([replace(call, call_id=new_call_id(), at=time.time()) for call in slip.calls], why)
+            number, results = _identifier(batch), None
+            if self._interface.names_batches:
+                self._numbers.add(number)
+                await self._transport.post(f"{self._address}/{number}/cancel", b"", slip.name)
+                why = f"the provider began the file twice; batch {number} is given up"
+            elif self._interface.status(batch) == "ended" and not batch.get("archived_at"):
+                results = await self._results(batch)
+                if results.keys().isdisjoint(call.call_id for call in slip.calls):
+                    continue
+                why = f"the provider began the file twice; batch {number} was not needed"
+            else:
+                why = f"the provider may have begun the file twice: batch {number}, of as many requests, has no results"
+            log.warning("%s: %s, and its %d requests are booked too", self.setting.name, why, len(slip.calls))
+            twins = [replace(call, call_id=new_call_id(), at=time.time()) for call in slip.calls]
+            exchanges = [None if results is None else results.get(call.call_id, NOT_REACHED) for call in slip.calls]
+            await self._journal.owe(
+                twins, [settling.of_no_use(*each, self._prices, why) for each in zip(twins, exchanges, strict=True)]
+            )
 
     async def _put_anew(self, slip: BatchSlip, taken: str) -> None:
         """Give a slip up, and ask for what is still waited for; `taken` says which batch it was, if it was one."""
         if taken:
             why = f"{taken}, whose results the provider keeps no longer"
-            log.warning("%s: a file of %d questions is asked again; %s", self.setting.name, len(slip.calls), why)
-            await self._drop(slip, why, settling.not_known)
+        elif slip.name in self._open_ended:
+            why = "no reply said whether the provider took it, and its list does not have it"
         else:
-            await self._drop(slip, "never handed over")
+            why = ""
+        if why:
+            log.warning("%s: a file of %d questions is asked again; %s", self.setting.name, len(slip.calls), why)
+        await self._drop(slip, why or "never handed over", settling.not_known if why else settling.not_done)
         super()._wait(*(self._asked.pop(call.key) for call in slip.calls if call.key in self._asked))
 
     async def _end_of(self, slip: BatchSlip, batch_id: str) -> Mapping[str, Any]:
@@ -534,7 +540,7 @@ class BatchDesk(Desk):
                 exchange = await self._transport.fetch(url, most_bytes=MOST_RESULT_BYTES)
                 if isinstance(exchange, Received) and exchange.status == 200:
                     break
-                await asyncio.sleep(wait_seconds(path, attempt, "", utc_now()))
+                await asyncio.sleep(wait_seconds(path, attempt, retry_after_of(exchange), utc_now()))
             else:
                 assert exchange is not None
                 raise StageError(f"{url} cannot be read ({trouble_of(exchange)[0]}); run again when it can")

@@ -136,8 +136,7 @@ class SpendingGate:
     def settle(self, settlement: Settlement) -> None:
         """Replace the most that a call could cost by what it has cost, where that is known."""
         with self._lock:
-            most = self._in_flight.pop(settlement.call_id, 0)
-            self._own += most if settlement.outcome == "unknown" else settlement.micro_usd or 0
+            self._own += _cost_of(settlement, self._in_flight.pop(settlement.call_id, 0))
 
     def adopt(self, call: NewCall) -> None:
         """Take a call of an earlier process that is still under way out of what is spent, at its most, into flight."""
@@ -145,10 +144,10 @@ class SpendingGate:
             self._own -= call.most_micro_usd or 0
             self._in_flight[call.call_id] = call.most_micro_usd or 0
 
-    def owe(self, call: NewCall) -> None:
-        """Count a call that was sent unasked as spent, at its most."""
+    def owe(self, call: NewCall, settlement: Settlement) -> None:
+        """Count a call that was sent unasked."""
         with self._lock:
-            self._own += call.most_micro_usd or 0
+            self._own += _cost_of(settlement, call.most_micro_usd or 0)
 
     def admits(self, call: NewCall) -> bool:
         """Let a call pass if it fits now."""
@@ -193,3 +192,7 @@ class SpendingGate:
             f"next may cost {most}\n  everything done so far is kept; raise {limit}, and run again: "
             f"charter cost raise USD{of}"
         )
+
+
+def _cost_of(settlement: Settlement, most_micro_usd: int) -> int:
+    return most_micro_usd if settlement.outcome == "unknown" else settlement.micro_usd or 0

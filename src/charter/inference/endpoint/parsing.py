@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, NoReturn
 
 from charter.inference.endpoint.call import CallReply, CallRequest, TokenAlternatives, Usage
@@ -491,3 +492,16 @@ def batch_reasons(state: Mapping[str, Any] | None) -> str:
     data = errors.get("data") if isinstance(errors, dict) else None
     said = [str(item.get("message")) for item in data or () if isinstance(item, dict)]
     return one_line("; ".join(said), 300) or "it does not say why"
+
+
+def created_at(batch: Mapping[str, Any]) -> float:
+    """Return when a batch began, in seconds since 1970: later than any where it does not say.
+
+    >>> created_at({"created_at": "1970-01-01T00:01:00.5Z"}), created_at({"created_at": 60}), created_at({})
+    (60.5, 60.0, inf)
+    """
+    said = batch.get("created_at")
+    try:
+        return datetime.fromisoformat(said).timestamp() if isinstance(said, str) else float(said or "inf")
+    except (TypeError, ValueError):
+        return float("inf")

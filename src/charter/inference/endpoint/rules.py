@@ -221,6 +221,11 @@ def trouble_of(exchange: Received | TransportFailure) -> tuple[str, bool]:
     return text, 300 <= exchange.status < 500 and exchange.status not in AGAIN
 
 
+def retry_after_of(exchange: Received | TransportFailure) -> str:
+    """Return the time that a server asks to wait; empty where it asks for none."""
+    return exchange.retry_after if isinstance(exchange, Received) else ""
+
+
 def is_open_end(exchange: Received | TransportFailure) -> bool:
     """Return True if what was asked may have been done all the same, or may be done yet."""
     return isinstance(exchange, TransportFailure) or exchange.status >= 500

@@ -17,8 +17,9 @@ from functools import partial
 from charter.errors import DataError
 from charter.inference.endpoint.call import CallReply, CallRequest, Prices, TokenAlternatives, Usage, is_disputed
 from charter.inference.endpoint.gate import SpendingGate
-from charter.inference.endpoint.parsing import one_line, usage_in
+from charter.inference.endpoint.parsing import InvalidReplyError, json_object, message_usage_of, one_line, usage_in
 from charter.inference.endpoint.rules import Answered, Step, TryAgain, utc_now
+from charter.inference.endpoint.transport import Received
 from charter.ledger.calls import CallStore, NewCall, Settlement, new_call_id
 
 GATHER_SECONDS = 0.005
@@ -78,13 +79,13 @@ class CallJournal:
         self._settlements.append(settlement)
         await self._written()
 
-    async def owe(self, calls: Sequence[NewCall], why: str) -> None:
-        """Write down calls that were sent without being meant: each may cost what it can cost at most."""
-        for call in calls:
-            if self._gate is not None:
-                self._gate.owe(call)
+    async def owe(self, calls: Sequence[NewCall], settlements: Sequence[Settlement]) -> None:
+        """Write down calls that were sent without being meant, and what they cost or may cost."""
+        if self._gate is not None:
+            for call, settlement in zip(calls, settlements, strict=True):
+                self._gate.owe(call, settlement)
         self._intents += calls
-        self._settlements += [not_known(call, why) for call in calls]
+        self._settlements += settlements
         await self._written()
 
     async def answers(self, keys: list[str]) -> dict[str, str]:
@@ -226,6 +227,18 @@ def not_done(call: NewCall, why: str) -> Settlement:
 def not_known(call: NewCall, why: str) -> Settlement:
     """A request that may or may not be billed."""
     return Settlement(call_id=call.call_id, outcome="unknown", at=utc_now(), note=why)
+
+
+def of_no_use(call: NewCall, exchange: Received | None, prices: Prices, why: str) -> Settlement:
+    """Return the settlement of a message in a batch that nobody needed: by its result, where there is one."""
+    if exchange is not None and exchange.is_free:
+        return not_done(call, why)
+    try:
+        content = None if exchange is None or exchange.status != 200 else json_object(exchange.body)
+        usage = None if content is None else message_usage_of(content)
+    except InvalidReplyError:
+        usage = None
+    return not_known(call, why) if usage is None else _billed(call, usage, prices, note=why)
 
 
 def price_of(usage: Usage, prices: Prices) -> int | None:

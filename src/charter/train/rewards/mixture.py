@@ -19,7 +19,7 @@ from charter.data.dataset import Turn
 from charter.errors import DataError, StageError
 from charter.inference.limited import Failed, LimitedProcess
 from charter.inference.turns import Trajectory
-from charter.spec.rewards import REWARD_SOURCES, Reward
+from charter.spec.rewards import PROGRAM, REWARD_SOURCES, Reward
 
 TRIES = 2
 """Calls of one answer where the process died or took too long; an exception of a pure function comes again."""
@@ -42,6 +42,7 @@ class RewardProcess:
             {"call": self.call, "arguments": dict(self.arguments)},
             self.timeout_seconds,
             self.memory_bytes,
+            starts_sandboxes=self.call == PROGRAM,
         )
 
     @property
