@@ -25,7 +25,7 @@ from charter.cli.common import (
 from charter.errors import UsageError
 from charter.plan.project_plan import plan_project
 from charter.plan.stage_risk import stage_scenario
-from charter.report.simulation_page import WORDS, simulation_page
+from charter.report.study_pages import WORDS, simulation_page
 from charter.resilience.failures import (
     BY_NAME,
     PUBLISHED,
