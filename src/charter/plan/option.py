@@ -281,7 +281,7 @@ class StageQuestion:
 
     @property
     def has_agents(self) -> bool:
-        """Whether Charter's agents start its processes: of trainers on a Ray cluster one process does, on one node."""
+        """Return True if Charter's agents start its processes; trainers on a Ray cluster start theirs from one node."""
         return bool(self.work.trained) and (self.engine == "native" or not self.stage.ROLLS_OUT)
 
     @property
