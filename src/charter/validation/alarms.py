@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from charter.errors import CharterError
 from charter.physics.shapes import count_parameters
@@ -12,12 +13,15 @@ from charter.validation.quantities.training_time import training_case as time_ca
 from charter.validation.rows.accelerator import accelerator_of
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import Measurement, Refusal
+from charter.validation.rows.shapes import model_named
 
 LEAST_MFU, MOST_MFU = 0.05, 0.75
 """Model FLOP/s over the peak of the row's dtype outside which a training step is misread; from the accuracy issue.
 Published steps of well-fed devices lie between 0.1 and 0.6; small adapters may be launch-bound below."""
 NEAR = 0.15
 """Relative difference of memory up to which two figures mean the same device."""
+TWICE = 2.0
+"""Boards of one name differ by less in memory (A100 of 40 and 80 GB)."""
 SHARE_OF_STATES = 0.95
 """Memory below so much of weights, gradients and optimizer state was not measured on one device of this job."""
 
@@ -30,7 +34,7 @@ def alarms_of(row: Measurement) -> tuple[str, ...]:
     'experts are spread over 8 ranks in a model without experts'
     """
     alarms = []
-    for check in (_experts, _device, _speed, _memory):
+    for check in (_experts, _layout, _device, _speed, _memory):
         try:
             text = check(row)
         except (Refusal, CharterError, ArithmeticError, LookupError, TypeError, ValueError):
@@ -48,11 +52,32 @@ def flagged(rows: Sequence[Measurement]) -> dict[str, tuple[str, ...]]:
 def _experts(row: Measurement) -> str:
     if (row.ep or 1) > 1 and architecture_of(row).mixture is None:
         return f"experts are spread over {row.ep} ranks in a model without experts"
+    named = model_named(row.model)
+    if (
+        row.n_experts
+        and named
+        and named.architecture.mixture is None
+        and named.name.casefold().endswith(row.model.casefold())
+    ):
+        return f"{row.n_experts} experts in {named.name}, a model without experts"
     return ""
 
 
+def _layout(row: Measurement) -> str:
+    """Accelerators that a layout needs at least, against those that there are."""
+    degrees = (row.tp or 1) * (row.pp or 1) * (row.cp or 1)
+    if row.kind not in ("pretrain", "sft", "lora", "rm") or not row.gpus or row.gpus % degrees == 0:
+        return ""
+    return f"a layout of {degrees} accelerators for each copy does not divide the {row.gpus} that there are"
+
+
 def _device(row: Measurement) -> str:
-    """The memory that a row gives its device against that in the device's name."""
+    """The memory that a row gives its device against that in the device's name, or twice what the catalog says."""
+    if (
+        row.device_hbm_gb
+        and not 0.5 <= row.device_hbm_gb * GB / accelerator_of(replace(row, device_hbm_gb=None)).memory_bytes <= TWICE
+    ):
+        return f"the device is called {row.gpu} and is said to have {row.device_hbm_gb:g} GB"
     named = re.search(r"(\d+)\s*GB\b", row.gpu, flags=re.IGNORECASE)
     if not named or not row.mem_gb or row.device_hbm_gb:
         return ""

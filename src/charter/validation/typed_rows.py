@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
+from charter.errors import DataError
 from charter.units import GB
 from charter.validation.rows.accelerator import accelerator_of, node_network
 from charter.validation.rows.measurement import Measurement, Refusal, probe_in
@@ -85,6 +86,8 @@ _SHARDS: tuple[tuple[str, str], ...] = (
 _STATES = ("gradient_dtype", "optimizer_dtype", "master_dtype")
 _TRAINS = ("pretrain", "sft", "lora", "rm", "ppo")
 UNKNOWN = "unknown"
+MOST_NAMED = 20
+"""Cells of a file that are named in an error."""
 PRIVATE = ("source", "notes", "framework", "gpu", "dtype", "recompute", "flash", "shard", "interconnect")
 """Columns of free text, in which names of people, places and machines may stand."""
 
@@ -196,7 +199,11 @@ _TEXT_OF = {
 
 
 def converted(rows: Sequence[Measurement]) -> TypedTable:
-    """All columns of the rows with the typed ones filled in; a row that has a `stack` is typed, and left as it is."""
+    """All columns of the rows with the typed ones filled in; a row that has a `stack` is typed, and left as it is.
+
+    Raises DataError for cells that could not be read: written without them, the row would say that nobody knows.
+    """
+    _all_read(rows)
     tables, inferences = [], dict[str, int]()
     for row in rows:
         cells = _printed(row)
@@ -213,13 +220,20 @@ def converted(rows: Sequence[Measurement]) -> TypedTable:
     return TypedTable(columns=_columns(tables), rows=tuple(tables), inferences=inferences)
 
 
+def _all_read(rows: Sequence[Measurement]) -> None:
+    if unread := [problem for row in rows for problem in row.problems]:
+        raise DataError("\n".join((*unread[:MOST_NAMED], *(["..."] if len(unread) > MOST_NAMED else []))))
+
+
 def shared(rows: Sequence[Measurement], prefix: str) -> TypedTable:
     """Typed rows to hand on: numbered anew, without free text; a model has the name of the catalog, or none.
 
     A row whose model no catalog has keeps its shape (hidden, layers, ...), so give it one before.
 
-    Raises Refusal for rows that are not typed, which nobody but their owner can confirm.
+    Raises Refusal for rows that are not typed, which nobody but their owner can confirm, and DataError for cells that
+    could not be read.
     """
+    _all_read(rows)
     untyped = [row.id for row in rows if not row.stack]
     if untyped:
         raise Refusal(f"{len(untyped)} rows have no typed columns ({', '.join(untyped[:3])} ...): convert them first")

@@ -4,8 +4,10 @@ Blank means that the source does not say. Columns are those of `docs/reference/m
 """
 
 import csv
+import io
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import UnionType
@@ -374,6 +376,51 @@ _CLASSIC = (
     *("layers", "heads", "kv_heads", "ffn", "vocab", "seq", "dtype"),
     *("gpus", "tp", "pp", "dp", "vpp", "mbs", "gbs"),
 )
+_OTHER_NAMES = {
+    other: name
+    for name, others in {
+        "gpus": "num_gpus n_gpus ngpus gpu_count num_devices devices world_size accelerators",
+        "gpu": "gpu_type gpu_name device device_name hardware",
+        "gbs": "global_batch_size global_batch batch_size_global train_batch_size",
+        "mbs": "micro_batch_size micro_batch per_device_train_batch_size per_device_batch_size",
+        "seq": "seq_len seq_length sequence_length max_seq_len max_seq_length context_length",
+        "tp": "tensor_parallel tensor_parallel_size tensor_model_parallel_size tp_size",
+        "pp": "pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size pp_size",
+        "dp": "data_parallel data_parallel_size dp_size",
+        "cp": "context_parallel context_parallel_size cp_size",
+        "ep": "expert_parallel expert_parallel_size expert_model_parallel_size ep_size",
+        "n_experts": "num_experts experts num_local_experts",
+        "isl": "input_len input_length input_tokens prompt_len prompt_length",
+        "osl": "output_len output_length output_tokens max_new_tokens",
+        "dtype": "precision datatype data_type torch_dtype",
+        "model": "model_name model_id model_name_or_path",
+        "metric": "metric_name",
+        "unit": "units",
+        "layers": "num_layers n_layers num_hidden_layers",
+        "hidden": "hidden_size d_model",
+        "heads": "num_heads n_heads num_attention_heads",
+        "recompute": "gradient_checkpointing activation_checkpointing",
+    }.items()
+    for other in others.split()
+}
+"""What other tools call a column; a row without it would be predicted as one that does not say."""
+_MAY_BE_ZERO = {
+    *(
+        "value",
+        "weight",
+        "flash",
+        "tied_embeddings",
+        "seqpar",
+        "n_shared_experts",
+        "dense_first_layers",
+        "lora_rank",
+        "vpp",
+    ),
+    *("critic_params_b", "reward_params_b", "n_experts", "n_active_experts", "isl", "osl", "prompt_tokens", "mean_len"),
+}
+"""Numbers that say no by 0; everything else counts or measures something that is there."""
+MOST = 1e12
+"""No cell but a value is larger; tokens of a run are, and no column holds them."""
 _CLASSIC_FRAMEWORKS = {
     "kor22": "Megatron-LM 2022",
     "nar21": "Megatron-LM 2021",
@@ -392,16 +439,47 @@ def read_measurements(path: Path) -> tuple[Measurement, ...]:
         raise DataError(f"{path} cannot be read: {error.strerror}; give a CSV of measured runs") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text; give a CSV of measured runs") from error
-    table = csv.DictReader(text.splitlines())
-    columns = set(table.fieldnames or ())
-    if {"id", "metric", "value"} <= columns:
-        return parse(table, str(path))
-    if {"id", "model_hidden", "measured_step_s"} <= columns:
-        return parse((row for cells in table for row in from_classic(cells)), str(path))
+    table = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        columns = [_column(name) for name in table.fieldnames or ()]
+        table.fieldnames = columns
+        if problems := misnamed(columns):
+            raise DataError("\n".join(f"{path}: {problem}" for problem in problems))
+        if {"id", "metric", "value"} <= set(columns):
+            return parse(table, str(path))
+        if {"id", "model_hidden", "measured_step_s"} <= set(columns):
+            return parse((row for cells in table for row in from_classic(cells)), str(path))
+    except csv.Error as error:
+        raise DataError(f"{path}, line {table.line_num}: {error}; give a CSV of measured runs") from error
     raise DataError(
         f"{path}: expected columns id, metric, value, ... (or id, model_hidden, measured_step_s, ...), "
         f"found {', '.join(sorted(columns)) or 'none'}"
     )
+
+
+def _column(name: str) -> str:
+    """Spaces around a name and its capitals mean nothing, unless it has none of ours."""
+    plain = name.strip().casefold()
+    return plain if plain in _COLUMNS else name.strip()
+
+
+def misnamed(columns: Sequence[str]) -> list[str]:
+    """Reasons that keep a header from being read: names that stand twice, or that other tools use for a column.
+
+    >>> misnamed(["id", "value", "value", "num_gpus"])
+    ['column value stands twice', "column num_gpus: write 'gpus' if it means the same, else another name"]
+    >>> misnamed(["id;metric;value"])
+    ["columns are divided by ';'; divide them by commas"]
+    """
+    if len(columns) == 1 and (divider := re.search(r"[;\t|]", columns[0])):
+        return [f"columns are divided by {divider[0]!r}; divide them by commas"]
+    twice = [name for name in dict.fromkeys(columns) if name in _COLUMNS and columns.count(name) > 1]
+    problems = [f"column {name} stands twice" for name in twice]
+    for name in columns:
+        meant = _OTHER_NAMES.get(re.sub(r"[-. ]", "_", name.casefold()))
+        if meant:
+            problems.append(f"column {name}: write {meant!r} if it means the same, else another name")
+    return problems
 
 
 def parse(rows: Iterable[Mapping[str, Any]], file: str) -> tuple[Measurement, ...]:
@@ -419,6 +497,8 @@ def parse(rows: Iterable[Mapping[str, Any]], file: str) -> tuple[Measurement, ..
             if value is not None:
                 values[column] = value
         problems += [f"line {number}, {problem}" for problem in misread(values)]
+        if surplus := cells.get(None):  # type: ignore[call-overload]
+            problems.append(f"line {number}: {len(surplus)} cells more than the header has names")
         missing = [column for column in _NEEDED if column not in values]
         if missing:
             errors += problems or [f"line {number}: {', '.join(missing)} missing"]
@@ -437,12 +517,27 @@ def _cell(column: str, text: Any) -> Any:
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     if str in kinds:
         return stripped
-    number = float(stripped)
+    number = _number(stripped)
+    if column != "value" and not 0 <= number <= MOST:
+        raise ValueError(f"{stripped!r} is not between 0 and {MOST:g}")
+    if number == 0 and column not in _MAY_BE_ZERO:
+        raise ValueError("0 says nothing; leave the cell blank where nobody knows")
     if int not in kinds:
         return number
     if number != int(number):
         raise ValueError(f"{stripped!r} is not a whole number")
     return int(number)
+
+
+def _number(text: str) -> float:
+    """A finite number as computers write it, since `1,024` and `3,1` mean two things each."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no number; write digits and a point, without unit and commas") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{text!r} is no finite number")
+    return number
 
 
 def from_classic(cells: Mapping[str, str]) -> Iterator[dict[str, str]]:
