@@ -162,7 +162,7 @@ def _through_files(role: Role, accelerator: Accelerator) -> Term:
         unit="seconds",
         formula=f"2 x {size / 1e9:.1f} GB / {link / 1e9:g} GB/s + 2 x {size / 1e9:.1f} GB / "
         f"{FILE_BYTES_PER_SECOND / 1e9:g} GB/s",
-        source="inference/vllm_generator.py: device, /dev/shm and back; the rate of files is judgement, not measured",
+        source="inference/generator.py: device, /dev/shm and back; the rate of files is judgement, not measured",
     )
 
 
