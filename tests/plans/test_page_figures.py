@@ -1,7 +1,8 @@
 """Commands of the pages run, and print what the pages say: those that only print (`page_figures.PRINTING`)."""
 
-import page_figures
 import pytest
+
+import page_figures
 
 RUN = {
     "README.md": 3,
