@@ -16,8 +16,7 @@ from pathlib import Path
 import torch
 
 from charter.inference.generate import SamplingSettings
-from charter.inference.generator import Generator, NativeGenerator
-from charter.inference.vllm_generator import VllmGenerator, VllmOptions
+from charter.inference.generator import Generator, NativeGenerator, VllmGenerator, VllmOptions
 from charter.models.language_model import LanguageModel, new_language_model
 from charter.models.tokenizer import train_tokenizer
 from charter.spec.architecture import Architecture

@@ -12,7 +12,7 @@ from charter.inference.generate import (
     SamplingSettings,
     generate,
 )
-from charter.inference.vllm_generator import (
+from charter.inference.generator import (
     VllmGenerator,
     VllmOptions,
 )

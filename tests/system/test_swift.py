@@ -12,8 +12,7 @@ from swift_server import ACCESS, SECRET, SwiftServer, is_installed
 
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.store.copy import Copies, Objects
-from charter.artifacts.store.maintenance import Restorer
-from charter.artifacts.store.replicator import Replicator
+from charter.artifacts.store.maintenance import Replicator, Restorer
 from charter.artifacts.store.s3 import S3Place
 
 pytestmark = pytest.mark.skipif(

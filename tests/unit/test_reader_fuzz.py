@@ -22,11 +22,11 @@ from charter.catalog.price_book import read_price_book
 from charter.catalog.price_import import Import, read_prices
 from charter.cost.forecast import paced
 from charter.data.dataset import Turn, read_pairs, read_prompts
-from charter.engines.huggingface.log import read_state
+from charter.engines.huggingface.adapter import read_state
 from charter.engines.project import load_project
 from charter.errors import CharterError
 from charter.feedback.constitution import load_constitution
-from charter.feedback.rubric import load_rubric
+from charter.feedback.rating import load_rubric
 from charter.inference.endpoint.call import CallRequest
 from charter.inference.endpoint.parsing import InvalidReplyError, parse_reply
 from charter.ledger.bill import read_bill

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from charter.report.engine_choice import EngineChoice
+    from charter.report.handover import EngineChoice
     from charter.spec.project import Project
 
 UNTIL_THE_END = ExitStack()
@@ -94,7 +94,7 @@ def with_chosen_engines(
     """Choose the engines of stages that leave it open, and print why where a stream is given."""
     if not project.engines or all(stage.engine_by == "file" for stage in project.pipeline.values()):
         return project, ()
-    from charter.report.engine_choice import choose_engines
+    from charter.report.handover import choose_engines
 
     project, choices = choose_engines(project, root, again=again)
     for item in choices if out is not None else ():
@@ -105,7 +105,7 @@ def with_chosen_engines(
 def keep_chosen_engines(project: "Project", root: Path) -> None:
     """Write down the engines of a run that begins, so that every command knows them and it is resumed with the same."""
     if any(stage.engine_by == "plan" for stage in project.pipeline.values()):
-        from charter.report.engine_choice import keep_engines
+        from charter.report.handover import keep_engines
 
         keep_engines(project, root)
 

@@ -1,4 +1,4 @@
-"""`charter artifacts export`: a stage's model as a Hugging Face directory, or a stage as another engine's files."""
+"""`charter artifacts export` and `fetch`: a stage's model, or its files for an engine; a model or data set of a hub."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,6 +11,7 @@ from charter.engines import handover_engines
 if TYPE_CHECKING:
     from charter.report.handover import HandoverExport
     from charter.spec.project import Project
+
 
 EXPORTS = "exports"
 EngineOption = Annotated[
@@ -134,3 +135,53 @@ def _summary(handover: "HandoverExport", where: Path) -> None:
         rows = ", ".join(f"{count:,} rows of {role}" for role, count in handover.inputs.rows.items())
         typer.echo(f"  with {rows} in the order in which they are read, and its models")
     typer.echo(f"  resume: {resume_words(handover.rendered.resume)}")
+
+
+def fetch(
+    name: Annotated[str, typer.Argument(help="OWNER/NAME, or OWNER/NAME@REVISION.", show_default=False)],
+    data: Annotated[bool, typer.Option("--data", help="A data set instead of a model.")] = False,
+    revision: Annotated[
+        str, typer.Option("--revision", metavar="REV", help="Branch, tag or commit; pinned to the commit it is now.")
+    ] = "",
+    only: Annotated[
+        str, typer.Option("--only", metavar="PATTERN", help="Of a data set: only files like `train/*.parquet`.")
+    ] = "",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Directory; models/NAME or data/NAME if left out.")
+    ] = None,
+    directory: DirOption = Path("."),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be fetched; write nothing.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Fetch weights or rows from the Hub: safetensors, configuration, tokenizer, JSONL, Parquet; never code."""
+    import os
+
+    from charter.artifacts.hub import Hub
+    from charter.errors import UsageError
+    from charter.units import format_bytes
+
+    repository, _, written = name.partition("@")
+    if written and revision and written != revision:
+        raise UsageError(f"{name} names a revision, and --revision another; give one")
+    if only and not data:
+        raise UsageError("--only is of data sets; of a model all files that are read are fetched")
+    hub = Hub(os.environ)
+    pinned = hub.pin("datasets" if data else "models", repository, written or revision or "main", only=only)
+    folder = Path("data" if data else "models") / repository.rpartition("/")[2]
+    target = directory / (output or folder)
+    is_new = False if dry_run else hub.fetch(pinned, target)
+    place = output or folder
+    rows = next((file.name for file in pinned.files if file.name.endswith((".jsonl", ".parquet"))), "")
+    line = f"data: {{rows: {place / rows}}}" if data else f"models: {{base: {place}}}"
+    if as_json:
+        facts = {"repository": repository, "revision": pinned.revision, "directory": str(target), "fetched": is_new}
+        print_json({**facts, "bytes": pinned.size_bytes, "files": [file.name for file in pinned.files]})
+        return
+    if dry_run:
+        print(f"{repository} at {pinned.revision}: {format_bytes(pinned.size_bytes)}")
+        for file in pinned.files:
+            print(f"  {file.name}  {format_bytes(file.size_bytes)}")
+        return
+    did = "Fetched" if is_new else "Already there:"
+    print(f"{did} {repository} at {pinned.revision}, {format_bytes(pinned.size_bytes)}, in {target}")
+    print(f"In charter.yaml: {line}")

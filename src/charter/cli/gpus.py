@@ -1,7 +1,4 @@
-"""`charter catalog gpus`: the accelerators of the catalog, with what they cost.
-
-Views of `charter catalog gpus`: a list of accelerators, one in full, several side by side, JSON.
-"""
+"""`charter catalog gpus` and `models`: accelerators listed, in full, side by side; models that a plan knows by name."""
 
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
@@ -14,8 +11,7 @@ import typer
 
 from charter.catalog.accelerators import DTYPES, Accelerator
 from charter.catalog.offer import Market, Offer
-from charter.catalog.price_book import PriceBook
-from charter.catalog.price_performance import Value, values
+from charter.catalog.price_book import PriceBook, Value, values
 from charter.cli.common import (
     DirOption,
     JsonOption,
@@ -29,7 +25,7 @@ from charter.cli.common import (
 from charter.units import format_bytes
 
 if TYPE_CHECKING:
-    from charter.catalog.price_book import PriceBook
+    from charter.catalog.models import CatalogModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,3 +362,56 @@ def _sort_key(sort: str | None) -> str | None:
     if sort is not None and sort not in SORT_KEYS:
         raise UsageError(f"--sort {sort} is unknown{closest(sort, SORT_KEYS)}; it is one of {', '.join(SORT_KEYS)}")
     return sort
+
+
+def models(
+    search: Annotated[
+        str, typer.Argument(metavar="[NAME]", help="Only models with this in their name or another name of theirs.")
+    ] = "",
+    json_: JsonOption = False,
+) -> None:
+    """List models: parameters, layers, context, other names, and where each architecture was read."""
+    from charter.catalog.models import catalog
+    from charter.errors import UsageError
+    from charter.units import format_count
+
+    needle = search.casefold()
+    matches = [model for model in catalog() if any(needle in name.casefold() for name in (model.name, *model.aliases))]
+    if not matches:
+        raise UsageError(
+            f"no model of the catalog has {search!r} in its name; a plan takes the path of a config.json too"
+        )
+    rows = [_facts(model) for model in matches]
+    if json_:
+        print_json({"models": rows})
+        return
+    figures = ("parameters", "active", "layers", "width", "context")
+    table = plain_table(("model", "left"), *((name, "right") for name in figures), ("as of", "left"))
+    for row in rows:
+        table.add_row(
+            row["name"], format_count(row["parameters"]), format_count(row["active_parameters"]), str(row["layers"]),
+            f"{row['hidden_size']:,}", f"{row['context']:,}", row["as_of"],
+        )  # fmt: skip
+    console().print(table)
+    if len(rows) == 1:
+        typer.echo(f"Other names: {', '.join(rows[0]['aliases']) or 'none'}. Source: {rows[0]['source']}.")
+
+
+def _facts(model: "CatalogModel") -> dict[str, Any]:
+    from charter.physics.shapes import count_parameters
+
+    shape, count = model.architecture, count_parameters(model.architecture)
+    return {
+        "name": model.name,
+        "aliases": list(model.aliases),
+        "parameters": count.total,
+        "active_parameters": count.active,
+        "layers": shape.num_layers,
+        "hidden_size": shape.hidden_size,
+        "context": shape.max_position_embeddings,
+        "experts": shape.mixture.num_experts if shape.mixture else 0,
+        "source": model.provenance.source,
+        "as_of": model.provenance.as_of,
+        "confidence": model.provenance.confidence,
+        "note": model.note,
+    }

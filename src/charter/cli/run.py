@@ -1,9 +1,11 @@
-"""`charter run` and `charter resume`: run a project, or go on with it.
+"""`charter run`, `run resume`, `run serve` and `submit`: a project run here or sent away, a model served.
 
-Views of a run: redrawn on a terminal, plain lines elsewhere, JSON lines for machines.
+A view of a run is redrawn on a terminal, plain lines elsewhere, JSON lines for machines. `run serve` becomes the
+process that serves, so that signals reach it; it must not import torch itself.
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -15,11 +17,13 @@ import typer
 
 from charter.cli.common import (
     DirOption,
+    JsonOption,
     SetOption,
     SweepOption,
     VerifyOption,
     keep_chosen_engines,
     open_project,
+    print_json,
     wants_live_display,
     with_chosen_engines,
 )
@@ -401,3 +405,119 @@ def again(
     project, root = open_project(directory)
     target = rerun_stage(build_pipeline(project, root), stage)
     typer.echo(f"Set aside as {target}; charter run computes {stage} anew.")
+
+
+def submit(
+    stages: Annotated[
+        list[str] | None, typer.Argument(help="Only these stages and what they need; all unless given.")
+    ] = None,
+    directory: DirOption = Path("."),
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on",
+            metavar="LAUNCHER",
+            help="slurm, ray, kubernetes, subprocess, skypilot; with --print also sagemaker, vertex, azureml, kfp.",
+        ),
+    ] = None,
+    print_: Annotated[
+        bool, typer.Option("--print", help="Show what would be sent for each stage; needs no cluster.")
+    ] = False,
+    optimizer: Annotated[
+        Path | None,
+        typer.Option(
+            "--optimizer",
+            metavar="PYTHON",
+            help="With --on skypilot: show what SkyPilot's own optimizer chooses for this plan; PYTHON is an "
+            "interpreter that has SkyPilot.",
+        ),
+    ] = None,
+    json_: JsonOption = False,
+    set_: SetOption = None,
+    anyway: AnywayOption = False,
+    replan: ReplanOption = False,
+) -> None:
+    """Send a run's supervisor to a scheduler; it starts the stages from there."""
+    from charter.run.submit import preview, skypilot_choice, submit_supervisor
+
+    project, root = open_project(directory, set_)
+    project, _ = with_chosen_engines(project, root, again=replan, out=sys.stderr)
+    path, overrides = directory.resolve(), set_ or ()
+    if optimizer is not None:
+        _show_choice(skypilot_choice(project, root, on, stages or (), python=optimizer), as_json=json_)
+        return
+    if print_:
+        shown = preview(project, root, on, stages or (), path=path, overrides=overrides, replan=replan, anyway=anyway)
+        if json_:
+            print_json(shown.to_json())
+            return
+        if shown.problem:
+            typer.echo(f"no plan ({shown.problem}): charter.yaml alone says what is asked for", err=True)
+        for refusal in shown.refused:
+            typer.echo(f"warning[submit]: not sent as shown: {refusal}", err=True)
+        typer.echo(shown.texts, nl=False)
+        return
+    keep_chosen_engines(project, root)
+    engine, number = submit_supervisor(
+        project, root, on, stages or (), path=path, overrides=overrides, anyway=anyway, replan=replan
+    )
+    own = root / "run" / "supervisor"
+    log = f"; its own log is in {own}" if own.is_dir() else ""
+    typer.echo(f"submitted to {engine}: {number}\n`charter status` and `charter logs STAGE` show how it goes{log}")
+
+
+def _show_choice(choice: Mapping[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(dict(choice))
+        return
+    for task in choice["tasks"]:
+        market = "spot" if task["use_spot"] else "on demand"
+        accelerators = ", ".join(f"{count:g} x {name}" for name, count in (task["accelerators"] or {}).items())
+        place = f"{task['cloud']} {task['region']} ({task['instance_type']}, {market})"
+        amounts = f"{format_seconds(task['seconds'])}, {format_usd(task['usd'])}"
+        typer.echo(f"{task['task']:16} {accelerators or 'no accelerator'} on {place}: {amounts}")
+    total = choice["total"]
+    amounts = f"{format_seconds(total['seconds'])}, {format_usd(total['usd'])}"
+    typer.echo(f"{'total':16} {amounts}: machines alone, one after the other")
+
+
+def serve(
+    model: Annotated[Path, typer.Argument(help="Hugging Face directory of a language model.", show_default=False)],
+    host: Annotated[str, typer.Option(help="Address to listen on; any but this machine's own needs --token.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any that is free.")] = 0,
+    name: Annotated[
+        str | None, typer.Option(help="How clients call the model; the directory's name unless given.")
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="env:NAME|file:PATH", help="Where the token that clients must send is kept; never the token itself."
+        ),
+    ] = None,
+    batch: Annotated[
+        int, typer.Option(min=1, help="Requests computed together; with 1 the same request gives the same bits.")
+    ] = 16,
+    waiting: Annotated[int, typer.Option(min=1, help="Requests that may wait; others are told to come back.")] = 1024,
+    threads: Annotated[int, typer.Option(min=1, help="Threads that the model computes with.")] = 1,
+    device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
+) -> None:
+    """Serve a language model under OpenAI's API, for small runs and tests; stops on SIGTERM."""
+    from charter.inference.serve.options import ServeOptions, check_address
+    from charter.run.preflight import RUN_PACKAGES, check_packages
+
+    options = ServeOptions(
+        directory=str(model),
+        host=host,
+        port=port,
+        name=name,
+        token=token,
+        threads=threads,
+        device=device,
+        batch=batch,
+        waiting=waiting,
+    )
+    check_address(options)
+    check_packages((*RUN_PACKAGES, "aiohttp"))
+    os.execv(sys.executable, [sys.executable, "-m", "charter.inference.serve.server", options.to_json()])

@@ -527,7 +527,7 @@ def scale_fit(
     report = study_json(fitted, source=f"{len(fitted.runs)} runs of {file.name}")
     write_asked("--output", output, json.dumps(report, indent=1, allow_nan=False) + "\n")
     if html is not None:
-        from charter.report.scaling_page import scaling_html
+        from charter.report.study_pages import scaling_html
 
         write_asked("--html", html, scaling_html(fitted, source=f"{len(fitted.runs)} runs of {file.name}"))
     if json_:

@@ -1,13 +1,19 @@
-"""`charter status`: where every stage is, how far, and why."""
+"""`charter status`, `status track` and `logs`: where every stage is and why, its trackers, what its process printed."""
 
+import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from charter.cli.common import DirOption, JsonOption, SetOption, VerifyOption, open_project, print_json, project_root
 from charter.errors import ExitCode
+
+if TYPE_CHECKING:
+    from charter.spec.project import Project
+    from charter.tracking.status import TrackerStatus
+
 
 WATCH_SECONDS = 2.0
 _MARKS = {"done": "✔", "running": "▶", "failed": "✘", "interrupted": "‖", "pending": "·"}
@@ -126,3 +132,132 @@ def _beside_plan(stage: dict[str, Any]) -> str:
     names = ({"seconds": "time per step now"} if stage["state"] == "running" else {}) | {"bytes": "memory of tensors"}
     ratios_text = ", ".join(f"{ratios[key]:.2f} x the planned {name}" for key, name in names.items() if key in ratios)
     return f"; {ratios_text}" if ratios_text else ""
+
+
+FOLLOW_SECONDS = 0.5
+
+
+def logs(
+    stage: Annotated[str, typer.Argument(help="Name of the stage.", show_default=False)],
+    directory: DirOption = Path("."),
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on printing until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Last lines to print; 0 for all.")] = 100,
+) -> None:
+    """Print the log of a stage."""
+    from charter.errors import UsageError
+    from charter.run.graph import build_pipeline
+
+    project, root = open_project(directory)
+    path = _stage_log(project, build_pipeline(project, root).stage(stage).directory)
+    if path is None:
+        raise UsageError(f"stage {stage} has not run yet as it is written now, so there is no log of it")
+    text = path if isinstance(path, str) else path.read_text(encoding="utf-8", errors="replace")
+    sys.stdout.writelines(text.splitlines(keepends=True)[-lines:])
+    if not text:
+        print(f"stage {stage} has printed nothing{' yet' if follow else ''}", file=sys.stderr, flush=True)
+    if follow and isinstance(path, Path):
+        _follow(path)
+
+
+def _stage_log(project: "Project", stage_dir: Path) -> Path | str | None:
+    """The file of a stage's log, or its text where only the engine has it; None where there is none."""
+    from charter.artifacts.group import LOG
+    from charter.artifacts.job_files import JobFiles, numbers, read_submission
+    from charter.launch.launcher import RUNS, open_scheduler
+
+    if (stage_dir / LOG).exists():
+        return stage_dir / LOG
+    submitted = numbers(stage_dir)
+    if not submitted:
+        return None
+    files = JobFiles(stage_dir, submitted[-1])
+    if files.log.exists() and files.log.stat().st_size:
+        return files.log
+    submission = read_submission(files)
+    if submission is None or submission.job_id is None or submission.scheduler not in RUNS:
+        return None
+    scheduler = open_scheduler(project, submission.scheduler)
+    try:
+        return scheduler.logs(submission.job_id) or None
+    finally:
+        scheduler.close()
+
+
+def _follow(path: Path) -> None:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        file.seek(0, 2)
+        try:
+            while True:
+                sys.stdout.write(file.read())
+                sys.stdout.flush()
+                time.sleep(FOLLOW_SECONDS)
+        except KeyboardInterrupt:
+            raise typer.Exit(ExitCode.CTRL_C) from None
+
+
+track_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Show what trackers (MLflow, W&B, TensorBoard) have received of a run, and send them the rest.",
+)
+
+
+@track_app.command("status")
+def track_status(directory: DirOption = Path("."), as_json: JsonOption = False) -> None:
+    """Show how much each tracker has received, and what went wrong last."""
+    from charter.cli.common import open_project, print_json
+    from charter.run.paths import run_dir
+    from charter.tracking.status import status_of_trackers
+
+    _, root = open_project(directory)
+    statuses = status_of_trackers(run_dir(root))
+    if as_json:
+        print_json({"trackers": [_plain(item) for item in statuses]})
+        return
+    for item in statuses:
+        print(_line(item))
+    if not statuses:
+        print("no run here has named a tracker; `tracking: [mlflow]` in charter.yaml does")
+
+
+@track_app.command("sync")
+def track_sync(
+    directory: DirOption = Path("."),
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="TRACKER", help="This tracker alone; repeatable.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send trackers what they have not received, and wait until they have it.
+
+    That includes what ran before `tracking` named them. Exit code 6 when a tracker does not answer; nothing is lost
+    then.
+    """
+    from charter.cli.common import open_project, print_json
+    from charter.errors import InterruptedRunError
+    from charter.run.followers import sync_trackers
+
+    project, root = open_project(directory)
+    statuses = sync_trackers(project, root, only=tuple(only or ()))
+    if as_json:
+        print_json({"trackers": [_plain(item) for item in statuses]})
+    else:
+        for item in statuses:
+            print(_line(item))
+    behind = [item for item in statuses if not item.is_up_to_date]
+    if behind:
+        reasons = "; ".join(f"{item.tracker}: {item.message or 'not everything was told'}" for item in behind)
+        raise InterruptedRunError(
+            f"not everything was delivered; {reasons}; `charter status track sync` goes on from there"
+        )
+
+
+def _plain(item: "TrackerStatus") -> dict[str, Any]:
+    return {**vars(item), "is_up_to_date": item.is_up_to_date}
+
+
+def _line(item: "TrackerStatus") -> str:
+    if item.is_up_to_date:
+        return f"{item.tracker:<12} up to date: {item.told_rows:,} rows told"
+    why = f"; {item.failures} tries failed, the last: {item.message}" if item.failures else ""
+    return f"{item.tracker:<12} behind: {item.told_rows:,} rows told, {item.waiting_rows:,} wait{why}"

@@ -21,13 +21,13 @@ from starlette.routing import BaseRoute, Route
 from charter.artifacts import durable
 from charter.dashboard.guard import RequestGuard, csrf_of
 from charter.dashboard.page import Context, NoSuchPageError, Page
-from charter.dashboard.pages import compare, run
+from charter.dashboard.pages import home, run
 from charter.dashboard.pages.api import ROUTES as API_ROUTES
 from charter.dashboard.pages.cost import COST
 from charter.dashboard.pages.data import DATA, DATA_ROUTES, RECORDS, SAMPLES
 from charter.dashboard.pages.home import HOME
 from charter.dashboard.pages.plan import ACCURACY, ACCURACY_ROUTES, PLAN, PLAN_ROUTES
-from charter.dashboard.pages.stage import APPROVE, STAGE
+from charter.dashboard.pages.run import APPROVE, STAGE
 from charter.dashboard.reading import ProjectReader
 from charter.dashboard.render import ASSETS, LiveLinks, StaticLinks, error_page, json_text, render_page
 from charter.dashboard.site import OPERATOR, ProjectSite, Settings
@@ -226,10 +226,10 @@ PAGES: tuple[Page, ...] = (
     APPROVE,
     RECORDS,
     ACCURACY,
-    compare.SWEEPS,
-    compare.PAGE,
+    home.SWEEPS,
+    home.PAGE,
 )
-POSTS: tuple[BaseRoute, ...] = (*PLAN_ROUTES, *DATA_ROUTES, *ACCURACY_ROUTES, *compare.ROUTES)
+POSTS: tuple[BaseRoute, ...] = (*PLAN_ROUTES, *DATA_ROUTES, *ACCURACY_ROUTES, *home.ROUTES)
 """Addresses that answer forms: behind the guard, so with session, own origin and CSRF token. They change no file."""
 LINKS = LiveLinks({page.name: page.path for page in PAGES})
 KEPT_PAGES = 256

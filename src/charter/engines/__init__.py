@@ -19,7 +19,7 @@ from charter.engines.verl import VERL
 from charter.errors import Problem, SpecError, UsageError
 
 if TYPE_CHECKING:
-    from charter.engines.common.logged import LogReader
+    from charter.engines.common.adapter import LogReader
     from charter.engines.common.rendered import RenderedRun
     from charter.engines.common.request import Handover
 

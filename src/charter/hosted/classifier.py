@@ -1,19 +1,26 @@
-"""From a preference model of Charter's to a sequence-classification model with one label, which other engines load.
+"""The models of a stage as directories that an engine reads; a preference model as a classifier with one label.
 
-Its score is the normalised reward but for a constant: a classifier's last layer has no bias, so the head is divided by
+A classifier's score is the normalised reward but for a constant: its last layer has no bias, so the head is divided by
 the deviation of the scores and the mean is left out. Methods that compare the answers to one prompt do not see it.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from charter.artifacts.job import Job
 from charter.artifacts.safetensors_file import read_header, write_tensors
 from charter.data.dataset import Turn
 from charter.engines.common.files import CONFIG, copy_beside
 from charter.errors import DataError
+from charter.launch.handing_over import architecture_of, model_roles
+from charter.models.language_model import check_model_directory
 from charter.models.preference import HEAD_FILE, HEAD_WEIGHTS
+from charter.models.tokenizer import load_tokenizer
+from charter.spec.architecture import Architecture
+from charter.train.models import starting_model
 
 SCORE = "score.weight"
 _EMBEDDINGS = "lm_head."
@@ -83,3 +90,33 @@ def _write_config(source: Path, target: Path) -> None:
     padding = load_tokenizer(source).pad_token_id
     config |= {"architectures": names, "pad_token_id": padding, **labels}
     (target / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+MODELS = "models"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageModels:
+    """Directories of the models, by role, and the tokenizer of the one that is trained."""
+
+    directories: Mapping[str, Path]
+    architectures: Mapping[str, Architecture]
+    tokenizer: Any
+
+
+def stage_models(job: Job, work: Path) -> StageModels:
+    """The models of a job; one that is only described is made with fresh weights, as the native engine makes it."""
+    directories, architectures = {}, {}
+    for role, item in model_roles(job).items():
+        if item.model is not None and item.model.architecture is not None:
+            directories[role] = work / MODELS / role
+            starting_model(job, role=role).save(directories[role])
+        else:
+            directories[role] = item.location()
+            check_model_directory(directories[role])
+            if is_preference_model(directories[role]):
+                write_classifier(directories[role], work / MODELS / role)
+                directories[role] = work / MODELS / role
+        architectures[role] = architecture_of(item, directories[role])
+    trained = directories.get("policy") or directories["init"]
+    return StageModels(directories=directories, architectures=architectures, tokenizer=load_tokenizer(trained))

@@ -2,14 +2,15 @@
 
 The engine's files are rendered, its processes started under a guard, followed and stopped; its checkpoints become
 Charter's, so that hashes, retention and replicas are what they are for every stage. It is done when the step target is
-reached and the weights are verified: an exit code of 0 alone means nothing.
-"""
+reached and the weights are verified: an exit code of 0 alone means nothing."""
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -28,18 +29,16 @@ from charter.artifacts.safetensors_file import read_header, write_tensors
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import PEER_EXIT, PEER_LOST, stage_main
 from charter.engines import handover_engine, render
-from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint
+from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint, LoggedStep
 from charter.engines.common.files import OWNER, PROCESSES, copy_beside, link_tree, owner_of
-from charter.engines.common.logged import LoggedStep
 from charter.engines.common.rendered import RenderedRun
 from charter.engines.common.request import Handover, HandoverPaths
 from charter.engines.installed import ENGINE, adapter_of, interpreter_of
 from charter.errors import DataError, InterruptedRunError, StageError
-from charter.hosted.beating import beating
+from charter.hosted.classifier import StageModels, stage_models
 from charter.hosted.data_files import DATA, DataFiles, write_data
 from charter.hosted.engine_process import EngineProcess, LogPump, end_left, engine_environment
 from charter.hosted.left_weights import check_language_model, write_merged
-from charter.hosted.stage_models import StageModels, stage_models
 from charter.launch.handing_over import handover_of
 from charter.models.engine_layout import StageLayout
 from charter.models.preference import HEAD_FILE, HEAD_WEIGHTS, load_preference_model
@@ -49,6 +48,27 @@ from charter.train.encoded_pairs import EncodedPairs
 from charter.train.meter import Meter
 from charter.train.preference_model import score_statistics, stage_pairs
 from charter.train.setup import Setup
+
+EVERY_SECONDS = 1.0
+
+
+@contextlib.contextmanager
+def beating(stage: StageDir) -> Iterator[None]:
+    """Say every second that this process is still at what it began."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(EVERY_SECONDS):
+            stage.alive()
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
 
 # -------- The directory that an engine works in: emptied before every start, but for what is still good.
 

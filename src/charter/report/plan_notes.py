@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from charter.plan.assemble import NO_NATIVE_ROW
-from charter.plan.keep_warm import shared_servers
 from charter.plan.offers import known_memory_bytes
 from charter.plan.option import Option, Rejected
 from charter.plan.plan import Plan
 from charter.plan.project_plan import MODEL
+from charter.plan.purchase import shared_servers
 from charter.plan.rl_work import AGE_OF_TOKENS
 from charter.plan.stage_plan import StagePlan
 from charter.plan.stage_risk import StageRisk

@@ -16,8 +16,12 @@ from charter.artifacts.job import JOB_FILE, read_job
 from charter.artifacts.lease import Lease
 from charter.artifacts.store.copy import Copies, open_copies
 from charter.artifacts.store.maintenance import (
+    RUN_DATABASE,
+    RUN_GROUP,
+    STAGE_DATABASE,
     HeldByLists,
     Repair,
+    Replicator,
     Restorer,
     abandoned_uploads,
     collect,
@@ -25,7 +29,6 @@ from charter.artifacts.store.maintenance import (
     scrub_group,
 )
 from charter.artifacts.store.place import BUCKET
-from charter.artifacts.store.replicator import RUN_DATABASE, RUN_GROUP, STAGE_DATABASE, Replicator
 from charter.artifacts.verifying import damaged_database, damaged_in, find_garbage, remove_garbage
 from charter.errors import CharterError, UsageError
 from charter.launch.tags import ObjectTags, object_tags, tags_of

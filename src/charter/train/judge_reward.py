@@ -18,17 +18,19 @@ from charter.feedback.answering import open_answerer
 from charter.feedback.asking import Invalid
 from charter.feedback.constitution import Principle
 from charter.feedback.inputs import role_constitution
-from charter.feedback.rating import Rated, Rating, rating
-from charter.feedback.records import Answerer, answered
-from charter.feedback.rubric import (
+from charter.feedback.rating import (
     ROW_COLUMN,
     AnswerGroup,
+    Rated,
+    Rating,
     chosen_criteria,
     criteria_of,
     drawn_criteria,
     load_rubric,
+    rating,
     rubric_rating,
 )
+from charter.feedback.records import Answerer, answered
 from charter.inference.limited import Failed
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import CONSTITUTION, OF_THE_ROW, RUBRICS, Reward, Rubric

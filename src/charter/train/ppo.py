@@ -511,7 +511,7 @@ def _generator(setup: Setup, spec: PpoStage, policy: TrainedModel) -> Generator 
         return NativeGenerator(policy.model, tell=setup.stage.alive)
     if not setup.ranks.is_first:
         return None
-    from charter.inference.vllm_generator import VllmGenerator
+    from charter.inference.generator import VllmGenerator
 
     return VllmGenerator(policy.model, setup.stage.path, dtype=spec.dtype)
 

@@ -8,11 +8,10 @@ import pytest
 from aiohttp import web
 
 from charter.data.dataset import Turn
-from charter.inference.endpoint.call import CallRequest
+from charter.inference.endpoint.call import CallRequest, prices_of
+from charter.inference.endpoint.desk import ExchangeReader
 from charter.inference.endpoint.identity import ServerSetting
 from charter.inference.endpoint.lanes import Lane
-from charter.inference.endpoint.money import prices_of
-from charter.inference.endpoint.reading import ExchangeReader
 from charter.inference.endpoint.rules import Answered, GiveUp, TryAgain
 from charter.inference.endpoint.settling import new_call, settlement_of
 from charter.inference.endpoint.transport import Transport, body_of, path_of

@@ -15,12 +15,11 @@ from charter.data.rows import ChoiceQuestion
 from charter.errors import DataError
 from charter.evaluate import run
 from charter.evaluate.bench import Bench, _answers_in
-from charter.evaluate.goodhart import goodhart
+from charter.evaluate.goodhart import goodhart, policy_of_checkpoint
 from charter.evaluate.multiple_choice import (
     answer_all,
     question_text,
 )
-from charter.models.checkpoint_weights import policy_of_checkpoint
 from charter.models.language_model import load_language_model
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.stage import EvalStage

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
-from charter.engines.common.adapter import EngineCheckpoint
-from charter.engines.common.logged import LoggedStep
+from charter.engines.common.adapter import EngineCheckpoint, LoggedStep
 from charter.hosted.data_files import DataFiles
 from charter.hosted.run import OWNER, Follower, _owner, _written, take_over, take_over_left
 

@@ -16,9 +16,8 @@ from charter.artifacts.checkpoints import STATE, Held, damage, listed, position_
 from charter.artifacts.durable import discard_dir
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.store.copy import Copies, Objects
-from charter.artifacts.store.maintenance import Restorer, collect, prunable
+from charter.artifacts.store.maintenance import Replicator, Restorer, collect, prunable
 from charter.artifacts.store.place import LocalPlace
-from charter.artifacts.store.replicator import Replicator
 from charter.artifacts.verifying import find_garbage, remove_garbage
 from charter.errors import CharterError
 

@@ -16,9 +16,8 @@ from charter.artifacts.batch_files import BatchFiles, batch_paths
 from charter.artifacts.batch_files import damage as batch_damage
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.store.copy import Copies, Objects
-from charter.artifacts.store.maintenance import GRACE_SECONDS, Restorer, collect, scrub_group
+from charter.artifacts.store.maintenance import GRACE_SECONDS, Replicator, Restorer, collect, scrub_group
 from charter.artifacts.store.place import LocalPlace
-from charter.artifacts.store.replicator import Replicator
 
 STAGE = "sft-aaaaaaaa"
 

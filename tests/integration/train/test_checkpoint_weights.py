@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from engine_bench import run, stage
 
 from charter.errors import DataError
-from charter.models.checkpoint_weights import policy_of_checkpoint
+from charter.evaluate.goodhart import policy_of_checkpoint
 from charter.models.language_model import load_language_model
 from charter.spec.layout import Adapter
 from charter.train import ppo

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from engine_bench import farthest, run, run_in_two, stage, weights
 
-from charter.inference import vllm_generator
+from charter.inference import generator
 from charter.spec.layout import Adapter
 from charter.train import ppo
 
@@ -23,8 +23,8 @@ SETTINGS = {"generator": "vllm", "mismatch_clip": 2.0, "episodes": 16, "ppo_epoc
 def spoken(monkeypatch):
     """The fake program in vLLM's place: policy versions that were sampled from, and the weights that were sent."""
     found = {"sampled": [], "sent": {}}
-    generator = vllm_generator.VllmGenerator
-    sample, update = generator.sample, generator.update_weights
+    vllm = generator.VllmGenerator
+    sample, update = vllm.sample, vllm.update_weights
 
     def sampling(self, prompts, **settings):
         found["sampled"].append((settings["version"], len(prompts)))
@@ -34,9 +34,9 @@ def spoken(monkeypatch):
         found["sent"][version] = {name: value.clone() for name, value in dict(weights).items()}
         update(self, found["sent"][version].items(), version=version)
 
-    monkeypatch.setattr(generator, "sample", sampling)
-    monkeypatch.setattr(generator, "update_weights", updating)
-    monkeypatch.setattr(vllm_generator, "vllm_command", lambda: [sys.executable, str(FAKE), "none", str(os.getpid())])
+    monkeypatch.setattr(vllm, "sample", sampling)
+    monkeypatch.setattr(vllm, "update_weights", updating)
+    monkeypatch.setattr(generator, "vllm_command", lambda: [sys.executable, str(FAKE), "none", str(os.getpid())])
     return found
 
 

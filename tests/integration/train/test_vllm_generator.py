@@ -20,9 +20,9 @@ from charter.inference.generate import (
     SamplingSettings,
     generate,
 )
-from charter.inference.generator import NativeGenerator
-from charter.inference.vllm_generator import (
+from charter.inference.generator import (
     PYTHON,
+    NativeGenerator,
     VllmGenerator,
     VllmOptions,
     vllm_command,
@@ -168,8 +168,8 @@ def test_after_sleep_the_weights_must_be_sent_again(tmp_path):
 def test_the_program_dies_with_its_parent(tmp_path):
     script = (
         "import sys, os; sys.path[:0] = [sys.argv[1]]; from pathlib import Path\n"
-        "from charter.inference.vllm_generator import VllmProcess\n"
-        "from charter.inference.vllm_generator import worker_environment\n"
+        "from charter.inference.generator import VllmProcess\n"
+        "from charter.inference.generator import worker_environment\n"
         "command = [sys.executable, sys.argv[2], 'none', str(os.getpid())]\n"
         "p = VllmProcess('vLLM', command, environment=worker_environment(os.environ), log=Path(sys.argv[3]))\n"
         "print(p.pid, flush=True); sys.stdin.read()\n"

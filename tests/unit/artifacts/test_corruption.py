@@ -15,9 +15,8 @@ from charter.artifacts.job import read_job
 from charter.artifacts.record import damaged_output, read_record
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.store.copy import Copies, Objects, copy_database, damage_of
-from charter.artifacts.store.maintenance import named_objects
+from charter.artifacts.store.maintenance import Replicator, named_objects
 from charter.artifacts.store.place import LocalPlace
-from charter.artifacts.store.replicator import Replicator
 from charter.errors import DataError
 
 FLIPS = 40

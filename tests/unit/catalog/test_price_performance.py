@@ -2,8 +2,7 @@ import pytest
 
 from charter.catalog.accelerators import catalog, get
 from charter.catalog.offer import Market
-from charter.catalog.price_book import PriceBook
-from charter.catalog.price_performance import usd_per_pflop_hour, values
+from charter.catalog.price_book import PriceBook, usd_per_pflop_hour, values
 
 # Price per dense bf16 PFLOP-hour: dated list prices over data-sheet peaks, worked out by hand to one decimal.
 PUBLISHED = [

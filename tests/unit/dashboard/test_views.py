@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from charter.artifacts.stage_state import Phase
 from charter.dashboard.pages.cost import burn_chart, cost_view
 from charter.dashboard.pages.home import ROWS_PER_PAGE, TableQuery, home_view
-from charter.dashboard.pages.stage import CurvesBeside, RunBeside
+from charter.dashboard.pages.run import CurvesBeside, RunBeside
 from charter.dashboard.reading import ProjectDirectory, ProjectReader, key_of
 from charter.dashboard.snapshot import log_lines_with
 from charter.dashboard.view.curves import MOST_POINTS, curves_of, phases_of

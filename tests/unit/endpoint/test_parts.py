@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from charter.data.dataset import Turn
 from charter.errors import DataError, UsageError
-from charter.inference.endpoint.call import CallRequest
+from charter.inference.endpoint.call import CallRequest, Prices, most_prompt_tokens
 from charter.inference.endpoint.desk import AlphabetSweep
 from charter.inference.endpoint.gate import Allowance, AtOnce
 from charter.inference.endpoint.identity import ModelIds
 from charter.inference.endpoint.lanes import LOAD_FACTOR, Lane, lane_for
-from charter.inference.endpoint.money import Prices, most_prompt_tokens
 from charter.inference.endpoint.rules import (
     FIRST_SECONDS,
     MOST_SECONDS,

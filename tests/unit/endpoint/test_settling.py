@@ -5,8 +5,7 @@ from dataclasses import asdict
 import pytest
 
 from charter.errors import DataError
-from charter.inference.endpoint.call import CallReply, CallRequest, Usage
-from charter.inference.endpoint.money import Prices
+from charter.inference.endpoint.call import CallReply, CallRequest, Prices, Usage
 from charter.inference.endpoint.parsing import Parsed
 from charter.inference.endpoint.rules import Answered, GiveUp, TryAgain
 from charter.inference.endpoint.settling import LONGEST_NOTE, from_stored, new_call, settlement_of

@@ -94,7 +94,7 @@ class LoomAdapter(Adapter):
     adapter_output = None
 """,
     "log.py": """
-from charter.engines.common.logged import LoggedStep, LogReader
+from charter.engines.common.adapter import LoggedStep, LogReader
 
 
 def console_steps(lines):

@@ -8,9 +8,8 @@ from charter.errors import DataError
 from charter.feedback.asking import Invalid
 from charter.feedback.asks import ChoiceReply
 from charter.feedback.constitution import Principle
-from charter.feedback.rating import FIGURES
-from charter.feedback.records import answered
-from charter.feedback.rubric import (
+from charter.feedback.rating import (
+    FIGURES,
     AnswerGroup,
     chosen_criteria,
     criteria_of,
@@ -18,6 +17,7 @@ from charter.feedback.rubric import (
     load_rubric,
     rubric_rating,
 )
+from charter.feedback.records import answered
 from charter.spec.rewards import Rubric
 
 TURNS = (Turn("user", "How do I bake bread?"),)

@@ -10,11 +10,11 @@ from charter.catalog import accelerators, models
 from charter.errors import UsageError
 from charter.plan import servers as answering_search
 from charter.plan.api_judge import ApiPrice, api_judgement
-from charter.plan.keep_warm import Gap, shared_servers, warmth
 from charter.plan.knowledge import shipped
 from charter.plan.offers import UNPRICED, NodeOffer
 from charter.plan.option import StageQuestion, make_option
 from charter.plan.phase import Counters, Role, RolePhase, Workload
+from charter.plan.purchase import Gap, shared_servers, warmth
 from charter.plan.servers import own_or_endpoint
 from charter.plan.stage_memory import answering_peak
 from charter.plan.stage_time import answering_terms

@@ -9,10 +9,9 @@ import pytest
 from charter.physics.terms import Interval
 from charter.plan.assemble import market_reason
 from charter.plan.gather import NODES, _within_quota, held
-from charter.plan.keep_warm import Gap, warmth
 from charter.plan.offers import Price
 from charter.plan.option import loses_to, near_tied
-from charter.plan.purchase import markets
+from charter.plan.purchase import Gap, markets, warmth
 from charter.plan.rl_search import across
 from charter.spec.project import Project, Resources
 from charter.spec.stage import SftStage

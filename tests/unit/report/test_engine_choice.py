@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from charter.cli.main import app
 from charter.engines.project import load_project
 from charter.errors import UsageError
-from charter.report.engine_choice import choose_engines, keep_engines
+from charter.report.handover import choose_engines, keep_engines
 from charter.spec.load import ENGINES_FILE
 
 PROJECT = """

@@ -7,7 +7,7 @@ import pytest
 
 from charter.spec.tracking import WandbSettings
 from charter.tracking.base import MetricRow, RunFacts
-from charter.tracking.destinations.wandb import WandbDestination
+from charter.tracking.destinations.trackers import WandbDestination
 from charter.tracking.run_facts import Followed, SweptPoint, point_facts, sweep_facts, sweep_group
 
 FACTS = RunFacts(key="k-sft-01", name="sft", parameters={"steps": "9"}, tags={"charter.kind": "sft", "team": "safety"})

@@ -1,15 +1,36 @@
-"""A run: its pipeline, how far it is and what it costs now; actions of people on it; its files."""
+"""Pages of a run and of each of its stages."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from charter.dashboard.page import Context, Page, PageValues
-from charter.dashboard.snapshot import Snapshot
-from charter.dashboard.view.run_parts import EventLine, OutputFile, StageOutputs, event_lines, stage_files
-from charter.dashboard.view.run_view import run_view
+from charter.dashboard.page import Context, NoSuchPageError, Page, PageValues, Params
+from charter.dashboard.snapshot import LogTail, Snapshot, StageNow, log_lines_with, log_tail
+from charter.dashboard.view.curves import Curve, PhaseShare, Steady
+from charter.dashboard.view.run_parts import (
+    EventLine,
+    MeterView,
+    OutputFile,
+    StageOutputs,
+    eta_of,
+    event_lines,
+    meter_view,
+    stage_files,
+)
+from charter.dashboard.view.run_view import StageRow, run_view
+from charter.engines.project import load_project
+from charter.errors import CharterError
 from charter.evaluate.outcome import EvaluationOutcome, outcome_of, read_results
+from charter.ledger import Accounted
+from charter.report.results import interval_text, value_text
+from charter.report.samples import SampleSource, has_samples
+from charter.run.actions import check_approvable
+from charter.run.approval import Sampled, read_approval, samples_of
 from charter.run.events import EVENTS_FILE, actions_of
+from charter.run.graph import build_pipeline
 from charter.run.paths import run_dir
+from charter.tracking.base import metrics_file
 
 
 def build(context: Context) -> PageValues:
@@ -85,3 +106,245 @@ def build_files(context: Context) -> PageValues:
 FILES = Page(name="files", path="/p/{project}/files", template="files.html", build=build_files)
 ACTIONS = Page(name="actions", path="/p/{project}/actions", template="actions.html", build=build_actions)
 PAGE = Page(name="run", path="/p/{project}", template="run.html", build=build, label="Run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageFigure:
+    """A measured figure as the page writes it."""
+
+    label: str
+    value: str
+    interval: str
+    number: str
+    note: str
+
+
+def figure_rows(results: Mapping[str, Any]) -> tuple[StageFigure, ...]:
+    """The figures of an evaluation, in their order."""
+    return tuple(
+        StageFigure(
+            label=str(figure.get("label") or figure.get("key") or ""),
+            value=value_text(figure),
+            interval=interval_text(figure),
+            number=f"{figure['n']:,}" if isinstance(figure.get("n"), int) else "",
+            note=str(figure.get("note") or ""),
+        )
+        for figure in results["figures"]
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunBeside:
+    """The same stage of another run, whose curves lie over this one's."""
+
+    key: str
+    label: str
+    curves: tuple[Curve, ...]
+
+    def curve(self, metric: str) -> Curve | None:
+        """Its curve of a metric; None where it has logged none that changes."""
+        return next((curve for curve in self.curves if curve.metric == metric), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvesBeside:
+    """Runs whose curves lie over those of a stage, and runs that may."""
+
+    runs: tuple[RunBeside, ...] = ()
+    choices: tuple[tuple[str, str, bool], ...] = ()
+    """Key and label of each run with a stage of this name and kind, and whether it is chosen."""
+    asked: bool = False
+    """Whether the choice is shown."""
+
+    def of(self, metric: str) -> tuple[tuple[str, Curve], ...]:
+        """The curves of a metric by the label of their run."""
+        return tuple((run.label, curve) for run in self.runs if (curve := run.curve(metric)) is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePage:
+    """One stage, its curves and its log."""
+
+    row: StageRow
+    stage: StageNow
+    before: StageNow | None
+    after: StageNow | None
+    readers: tuple[str, ...]
+    """Stages that read what this one makes."""
+    attempts: tuple[Accounted, ...]
+    more_attempts: int
+    """Older ones that are not shown."""
+    curves: tuple[Curve, ...]
+    steady: Steady
+    phases: tuple[PhaseShare, ...]
+    log: LogTail
+    meter: MeterView | None
+    """None where nothing was metered."""
+    ends_in: float | None
+    outcome: EvaluationOutcome | None = None
+    """Of a finished evaluation."""
+    figures: tuple[StageFigure, ...] = ()
+    beside: CurvesBeside = CurvesBeside()
+    has_samples: bool = False
+    """Whether it has written something to read."""
+    log_search: str = ""
+    """The text of the lines that `log` has; empty where it is the end of the log."""
+
+    @property
+    def phase_parts(self) -> tuple[tuple[str, float], ...]:
+        """The shares of the phases, with the class of each one's colour."""
+        return tuple((f"t{index}", phase.share) for index, phase in enumerate(self.phases))
+
+
+def stage_view(
+    snapshot: Snapshot,
+    name: str,
+    *,
+    curves: Sequence[Curve],
+    steady: Steady = (),
+    phases: Sequence[PhaseShare],
+    log: LogTail,
+    log_search: str = "",
+    attempts: Sequence[Accounted],
+    meter: MeterView | None = None,
+    results: Mapping[str, Any] | None = None,
+    beside: CurvesBeside | None = None,
+    has_samples: bool = False,
+) -> StagePage:
+    """The page of the stage of that name, which must be there."""
+    rows = run_view(snapshot).rows
+    index = next(index for index, row in enumerate(rows) if row.name == name)
+    row = rows[index]
+    eta = eta_of(snapshot)
+    return StagePage(
+        row=row,
+        stage=row.stage,
+        before=rows[index - 1].stage if index else None,
+        after=rows[index + 1].stage if index + 1 < len(rows) else None,
+        readers=tuple(other.name for other in snapshot.stages if name in other.inputs),
+        attempts=tuple(reversed(attempts)),
+        more_attempts=row.attempts - len(attempts),
+        curves=tuple(curves),
+        steady=steady,
+        phases=tuple(phases),
+        log=log,
+        meter=meter,
+        ends_in=eta.ends_in.get(name),
+        outcome=None if results is None else outcome_of(name, results),
+        beside=beside or CurvesBeside(),
+        has_samples=has_samples,
+        log_search=log_search,
+        figures=() if results is None else figure_rows(results),
+    )
+
+
+LOG = "log.txt"
+LONGEST_SEARCH = 200
+MOST_BESIDE = 5
+"""Other runs on one chart: with more, no line can be told from its neighbours."""
+NO_LOG = LogTail(lines=(), whole=True, size_bytes=0)
+
+
+def build_stage(context: Context) -> PageValues:
+    """The page of a stage."""
+    project, name = context.project, context.params["stage"]
+    stage = project.stage(name)
+    if stage is None:
+        names = ", ".join(item.name for item in project.stages) or "none"
+        raise NoSuchPageError(f"{project.name} has no stage {name!r}; its stages are {names}")
+    curves: tuple[Curve, ...] = ()
+    steady: Steady = ()
+    phases: tuple[PhaseShare, ...] = ()
+    log, meter, results = NO_LOG, None, None
+    is_read = False
+    search = context.asked("log").strip()[:LONGEST_SEARCH]
+    if stage.directory is not None:
+        curves, steady, phases = context.site.curves.of(metrics_file(stage.directory))
+        log = log_lines_with(stage.directory / LOG, search) if search else log_tail(stage.directory / LOG)
+        meter = meter_view(context.site.meters.rows(stage.directory))
+        results = read_results(stage.directory) if stage.kind == "eval" else None
+        is_read = has_samples(SampleSource(stage=name, kind=stage.kind, directory=stage.directory))
+    attempts = context.reader.attempts(name) if context.reader else ()
+    view = stage_view(
+        project, name, curves=curves, steady=steady, phases=phases, log=log, log_search=search, attempts=attempts,
+        meter=meter, results=results, has_samples=is_read, beside=beside_of(context, project, stage),
+    )  # fmt: skip
+    drawn = [curve.to_json(view.beside.of(curve.metric)) for curve in view.curves]
+    charts = {"curves": drawn, "meter": meter.charts if meter else []}
+    return PageValues(title=f"{name}, {project.name}", model=view, charts=charts)
+
+
+def beside_of(context: Context, project: Snapshot, stage: StageNow) -> CurvesBeside:
+    """The runs that the address lays over the stage's curves (`with=KEY`), and those that it could."""
+    wanted = set(context.all_asked("with"))
+    if context.links.static or not (wanted or context.asked("beside")):
+        return CurvesBeside()
+    others = [reader.snapshot() for reader in context.site.readers() if reader.found.key != project.key]
+    same = []
+    for other in sorted(others, key=lambda other: (other.name != project.name, other.label)):
+        its = other.stage(stage.name)
+        if its is not None and its.kind == stage.kind and its.directory is not None:
+            same.append((other, its.directory))
+    drawn = [(other, directory) for other, directory in same if other.key in wanted][:MOST_BESIDE]
+    runs = tuple(
+        RunBeside(key=other.key, label=other.label, curves=context.site.curves.of(metrics_file(directory))[0])
+        for other, directory in drawn
+    )
+    on = {run.key for run in runs}
+    choices = tuple((other.key, other.label, other.key in on) for other, _ in same)
+    return CurvesBeside(runs=runs, choices=choices, asked=True)
+
+
+def each(project: Snapshot) -> Iterable[Params]:
+    """One page for every stage."""
+    return [{"stage": stage.name} for stage in project.stages]
+
+
+STAGE = Page(name="stage", path="/p/{project}/stage/{stage}", template="stage.html", build=build_stage, each=each)
+
+
+SHOWN_RECORDS = 5
+"""Records of each input."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApprovalView:
+    """The page."""
+
+    stage: str
+    kind: str
+    fingerprint: str = ""
+    inputs: tuple[Sampled, ...] = ()
+    approved_by: str = ""
+    """Empty where nobody has yet."""
+    refusal: str = ""
+    """Why it cannot be approved now; empty where it can."""
+
+
+def build_approval(context: Context) -> PageValues:
+    """Samples of what the stage reads, drawn by its fingerprint, so that everybody sees the same."""
+    project, name = context.project, context.params["stage"]
+    root = context.reader.found.root if context.reader else None
+    listed = project.stage(name)
+    if root is None or listed is None:
+        raise NoSuchPageError(f"{project.name} has no stage {name!r}")
+    model = ApprovalView(stage=name, kind=listed.kind)
+    try:
+        pipeline = build_pipeline(load_project(root, env=dict(os.environ)), root)
+        stage = pipeline.stage(name)
+        given = read_approval(stage, root)
+        model = replace(model, fingerprint=stage.asked_fingerprint, approved_by=given.by if given else "")
+        check_approvable(pipeline, stage)
+        model = replace(model, inputs=tuple(samples_of(stage, SHOWN_RECORDS, seed=pipeline.project.seed)))
+    except CharterError as error:
+        model = replace(model, refusal=str(error))
+    return PageValues(title=f"Approve {name}, {project.name}", model=model)
+
+
+APPROVE = Page(
+    name="approve",
+    path="/p/{project}/approve/{stage}",
+    template="approve.html",
+    build=build_approval,
+    each=lambda _: (),
+)

@@ -1,14 +1,44 @@
 """Adapter of an engine for a hosted stage: where its checkpoints are, when one is whole, how it is resumed."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from charter.data.dataset import Turn
 from charter.data.rows import messages
-from charter.engines.common.logged import LoggedStep
 from charter.engines.common.request import Handover
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedStep:
+    """A finished step: optimizer step, or rollout with its updates."""
+
+    step: int
+    """From 1: so many steps are finished."""
+    metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """`loss`, `learning_rate`, `grad_norm`, `kl`, `reward`, `accuracy`, where the engine tells them; others by its own
+    names."""
+    tokens: int | None = None
+    """Of this step, where the engine counts them."""
+    seconds: float | None = None
+    """Of this step, where the engine tells it."""
+    time: float | None = None
+    """Unix seconds of its end, where the engine tells it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogReader:
+    """Readers of what one engine writes while it trains."""
+
+    console: Callable[[Iterable[str]], Iterable[LoggedStep]]
+    """Of the lines that it prints."""
+    json_lines: Callable[[Path], Iterable[LoggedStep]] | None = None
+    """Of a file of metrics, a JSON object per line."""
+    events: Callable[[Path], Iterable[LoggedStep]] | None = None
+    """Of a directory of TensorBoard events."""
+
 
 ROW = "charter"
 """Column of a prompt's row, or the label, with what its rewards read: `{"row": ..., "turns": ...}` as JSON text."""

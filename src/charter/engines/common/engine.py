@@ -8,8 +8,7 @@ from charter.engines.common.capabilities import Capabilities, RlEngine
 
 if TYPE_CHECKING:
     from charter.artifacts.job import Job
-    from charter.engines.common.adapter import EngineAdapter
-    from charter.engines.common.logged import LogReader
+    from charter.engines.common.adapter import EngineAdapter, LogReader
     from charter.engines.common.rendered import RenderedRun
     from charter.engines.common.request import Handover
 

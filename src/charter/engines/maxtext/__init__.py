@@ -7,8 +7,7 @@ from charter.engines.maxtext.capabilities import CAPABILITIES, COMMIT, DATE, VER
 
 if TYPE_CHECKING:
     from charter.artifacts.job import Job
-    from charter.engines.common.adapter import EngineAdapter
-    from charter.engines.common.logged import LogReader
+    from charter.engines.common.adapter import EngineAdapter, LogReader
     from charter.engines.common.rendered import RenderedRun
     from charter.engines.common.request import Handover
 
@@ -26,7 +25,7 @@ def _adapter(job: "Job", python: str) -> "EngineAdapter":
 
 
 def _log() -> "LogReader":
-    from charter.engines.maxtext.log import LOG
+    from charter.engines.maxtext.adapter import LOG
 
     return LOG
 

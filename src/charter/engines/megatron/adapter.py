@@ -4,25 +4,65 @@ Read at d98e8a6: megatron/training/checkpointing.py (`iter_finalize_fn` writes `
 all is written; nothing is removed), megatron/core/dist_checkpointing/serialization.py `save` (all ranks' files, then
 `.metadata`, then `metadata.json`, which alone makes it a checkpoint), megatron/training/training.py (a checkpoint at
 the end of training); Megatron Bridge 0.3.1 models/conversion/auto_bridge.py `export_ckpt`.
+
+Log: the line that Megatron-LM prints after every iteration.
+
+Read at d98e8a6: megatron/training/training.py (`training_log`: the last rank prints it, values in its own formats;
+the loss is left out where it is negative or not a number). Its time of day has no zone, so it is not told.
 """
 
 import json
+import math
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from charter.artifacts.whole_dir import MANIFEST
-from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint
+from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint, LoggedStep, LogReader
 from charter.engines.common.files import link_tree, read_log, write_model
-from charter.engines.common.logged import LoggedStep
 from charter.engines.common.request import Handover
-from charter.engines.megatron.log import console_steps
 from charter.engines.megatron.mapping import CHECKPOINTS
 from charter.errors import StageError
+
+NAMES = {"lm loss": "loss", "learning rate": "learning_rate", "grad norm": "gradient_norm"}
+"""Others keep their own names."""
+_LINE = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+\] iteration\s+(\d+)/\s*\d+ \|(.*)$")
+_PAIR = re.compile(r"([^|:]+): *([^|:]+?) *\|")
+_LAST = "number of nan iterations:"
+_MILLISECONDS = "elapsed time per iteration (ms)"
+_COUNTERS = ("consumed samples", "skipped samples", "global batch size")
+
+
+def console_steps(lines: Iterable[str]) -> Iterator[LoggedStep]:
+    """The iterations in what it has printed; an iteration whose line is torn is left out."""
+    for line in lines:
+        match = _LINE.search(line.rstrip())
+        if match is None or _LAST not in match[2] or not match[2].endswith("|"):
+            continue
+        pairs = ((name.strip(), _number(text)) for name, text in _PAIR.findall(match[2]))
+        values = {name: number for name, number in pairs if math.isfinite(number)}
+        others = (item for item in values.items() if item[0] not in (_MILLISECONDS, *_COUNTERS))
+        milliseconds = values.get(_MILLISECONDS)
+        yield LoggedStep(
+            step=int(match[1]),
+            metrics={NAMES.get(name, name): value for name, value in others},
+            seconds=None if milliseconds is None else milliseconds / 1000,
+        )
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+LOG = LogReader(console=console_steps)
+
 
 TRACKER, CONFIG, INDEX = "latest_checkpointed_iteration.txt", "metadata.json", ".metadata"
 CONVERTED = "converted"

@@ -7,8 +7,7 @@ from charter.engines.prime_rl.capabilities import CAPABILITIES, COMMIT, PLACEMEN
 
 if TYPE_CHECKING:
     from charter.artifacts.job import Job
-    from charter.engines.common.adapter import EngineAdapter
-    from charter.engines.common.logged import LogReader
+    from charter.engines.common.adapter import EngineAdapter, LogReader
     from charter.engines.common.rendered import RenderedRun
     from charter.engines.common.request import Handover
 
@@ -26,7 +25,7 @@ def _adapter(job: "Job", python: str) -> "EngineAdapter":
 
 
 def _log() -> "LogReader":
-    from charter.engines.prime_rl.log import LOG
+    from charter.engines.prime_rl.adapter import LOG
 
     return LOG
 

@@ -4,6 +4,12 @@ Read in prime-rl 559b447: trainer/ckpt.py (torch's distributed checkpoint, whose
 orchestrator/ckpt.py (`progress.pt`, renamed into its place before the trainer's step has ended), utils/pathing.py,
 transports/weights/filesystem.py (`broadcasts/step_N` in the form of a hub, `STABLE` last), trainer/utils.py (of these
 it keeps the last two, and those of checkpoints).
+
+Log: steps as prime-rl logs them: lines of its trainer and of its orchestrator, and their common file of metrics.
+
+Read in prime-rl 559b447: trainer/rl/train.py and orchestrator/orchestrator.py (`Step 3 | 12.3s | Loss 0.0123 | ...` in
+trainer.log, `Step 3 | 12.3s | Reward 0.5000 | ...` in orchestrator.log, both with colours), utils/logger.py (form of a
+duration), monitors/file.py (`metrics.jsonl`: several rows a step, each `{"step": N, "time": T, ...}`).
 """
 
 import re
@@ -13,13 +19,101 @@ from pathlib import Path
 from typing import ClassVar
 
 from charter.artifacts.whole_dir import MANIFEST
-from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint
+from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint, LoggedStep, LogReader
 from charter.engines.common.files import link_tree, move_to, write_model
-from charter.engines.common.logged import LoggedStep
 from charter.engines.common.request import Handover
-from charter.engines.prime_rl.log import file_steps
 from charter.engines.prime_rl.mapping import RUN
-from charter.errors import StageError
+from charter.errors import StageError, loads_json
+
+NAMES = {
+    "Loss": "loss",
+    "Grad. Norm": "gradient_norm",
+    "LR": "learning_rate",
+    "Entropy": "entropy",
+    "Mismatch KL": "mismatch_kl",
+    "Reward": "reward",
+    "Max Off-Policy": "age_max",
+    "loss/mean": "loss",
+    "optim/grad_norm": "gradient_norm",
+    "optim/lr": "learning_rate",
+    "entropy/all/mean": "entropy",
+    "mismatch_kl/all/mean": "mismatch_kl",
+    "off_policy/mean": "age_mean",
+    "off_policy/max": "age_max",
+}
+"""Others of the file keep their own names, and others of a line are left out."""
+_REWARD = re.compile(r"train/agg/effective/[^/]*/reward/mean")
+_TRAINED, _SECONDS, _TOKENS = "optim/lr", "time/step", "progress/tokens"
+"""`optim/lr` is in a row of a finished update; `time/step` is the trainer's beside `time/forward_backward`."""
+_OWN_TIME = "time/forward_backward"
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
+_LINE = re.compile(r"SUCCESS\s+Step (\d+) \|\s*([\dhmsd. ]+) \| ((?:Loss|Reward) .*)$")
+_PART = re.compile(r"^(\D+?) (-?[\d.]+(?:e[+-]?\d+)?|nan|-?inf)\b")
+_SIZES = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 1e-3}
+
+
+def console_steps(lines: Iterable[str]) -> Iterator[LoggedStep]:
+    """The steps in what the trainer has printed, or the orchestrator."""
+    for line in lines:
+        match = _LINE.search(_COLOUR.sub("", line).rstrip())
+        if match is None:
+            continue
+        parts = (_PART.match(part.strip()) for part in match[3].split("|"))
+        values = {NAMES[part[1]]: float(part[2]) for part in parts if part is not None and part[1] in NAMES}
+        yield LoggedStep(step=int(match[1]), metrics=values, seconds=_duration(match[2]))
+
+
+def _duration(text: str) -> float:
+    """Seconds.
+
+    >>> _duration("12.5s"), _duration("2m 3s"), _duration("1h 4m"), _duration("250ms")
+    (12.5, 123.0, 3840.0, 0.25)
+    """
+    return sum(float(number) * _SIZES[unit] for number, unit in re.findall(r"([\d.]+)(ms|[dhms])", text))
+
+
+def file_steps(path: Path) -> Iterator[LoggedStep]:
+    """The updates in the file of metrics, in order; the last line may be half written.
+
+    A resumed run repeats steps: the trainer's row of a step that does not follow begins a new one.
+    """
+    rows: dict[int, dict[str, float]] = {}
+    for line in _lines(path):
+        try:
+            entry = loads_json(line)
+            step = int(entry["step"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        values = {name: float(value) for name, value in entry.items() if isinstance(value, int | float)}
+        row = rows.setdefault(step, {})
+        row |= {name: value for name, value in values.items() if name not in (_SECONDS, "step", "time")}
+        if _OWN_TIME in values and _TRAINED in row:
+            yield _step(step, row | {_SECONDS: values[_SECONDS]}, values["time"])
+            del rows[step]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _step(step: int, row: dict[str, float], time: float) -> LoggedStep:
+    seconds = row.pop(_SECONDS, None)
+    tokens = row.get(_TOKENS)
+    metrics = {"reward" if _REWARD.fullmatch(name) else NAMES.get(name, name): value for name, value in row.items()}
+    return LoggedStep(
+        step=step,
+        metrics=metrics,
+        tokens=None if tokens is None else round(tokens),
+        seconds=seconds,
+        time=time,
+    )
+
+
+LOG = LogReader(console=console_steps, json_lines=file_steps)
+
 
 CHECKPOINTS, WEIGHTS, METRICS = f"{RUN}/checkpoints", f"{RUN}/broadcasts", f"{RUN}/metrics.jsonl"
 TAKEN = "taken"

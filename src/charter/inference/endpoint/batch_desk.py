@@ -25,10 +25,9 @@ from urllib.parse import urlsplit
 from charter.artifacts import durable
 from charter.errors import DataError, StageError
 from charter.inference.endpoint import settling
-from charter.inference.endpoint.call import CallRequest
+from charter.inference.endpoint.call import CallRequest, prices_of
 from charter.inference.endpoint.desk import Desk
 from charter.inference.endpoint.identity import ServerSetting
-from charter.inference.endpoint.money import prices_of
 from charter.inference.endpoint.parsing import batch_reasons, created_at, json_object
 from charter.inference.endpoint.rules import is_open_end, retry_after_of, trouble_of, utc_now, wait_seconds
 from charter.inference.endpoint.settling import CallJournal

@@ -14,7 +14,15 @@ from typing import Any, Generic, TypeVar
 
 from charter.errors import CharterError, StageError, loads_json
 from charter.inference.endpoint import settling
-from charter.inference.endpoint.call import CallReply, CallRequest, Usage
+from charter.inference.endpoint.call import (
+    CallReply,
+    CallRequest,
+    Prices,
+    Usage,
+    guessed_tokens,
+    is_disputed,
+    prices_of,
+)
 from charter.inference.endpoint.gate import RateLimits
 from charter.inference.endpoint.identity import (
     Answer,
@@ -28,7 +36,6 @@ from charter.inference.endpoint.identity import (
     listed_identity,
 )
 from charter.inference.endpoint.lanes import Health, Lane, lane_for
-from charter.inference.endpoint.money import Prices, guessed_tokens, is_disputed, prices_of
 from charter.inference.endpoint.parsing import one_line, usage_in
 from charter.inference.endpoint.reading import ExchangeReader
 from charter.inference.endpoint.rules import Answered, GiveUp, Step, TryAgain, told_seconds, utc_now, wait_seconds

@@ -15,9 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from charter.errors import DataError
-from charter.inference.endpoint.call import CallReply, CallRequest, TokenAlternatives, Usage
+from charter.inference.endpoint.call import CallReply, CallRequest, Prices, TokenAlternatives, Usage, is_disputed
 from charter.inference.endpoint.gate import SpendingGate
-from charter.inference.endpoint.money import Prices, is_disputed
 from charter.inference.endpoint.parsing import InvalidReplyError, json_object, message_usage_of, one_line, usage_in
 from charter.inference.endpoint.rules import Answered, Step, TryAgain, utc_now
 from charter.inference.endpoint.transport import Received

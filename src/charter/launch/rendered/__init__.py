@@ -17,7 +17,7 @@ from charter.catalog.price_book import offers
 from charter.errors import InfeasibleError, UsageError
 from charter.launch.job import safe_name, yaml_text
 from charter.launch.machine import CPU, asked_accelerators, stage_nodes
-from charter.launch.rendered import azureml, kubeflow, sagemaker, skypilot, vertex
+from charter.launch.rendered import kubeflow, managed, skypilot
 from charter.launch.rendered.task import HostedModel, RenderedTask, ServiceInstance, json_text, needed
 from charter.launch.tags import tags_of
 from charter.spec.graph import execution_order, stage_inputs
@@ -86,12 +86,12 @@ _TABLE = (
         managed=Managed(
             cloud="aws",
             without_accelerator="ml.m5.4xlarge",
-            job=sagemaker.training_job,
+            job=managed.training_job,
             job_file="CreateTrainingJob.json",
-            endpoint=sagemaker.endpoint,
+            endpoint=managed.sagemaker_endpoint,
             prefix="ml.",
         ),
-        pipeline=sagemaker.pipeline,
+        pipeline=managed.sagemaker_pipeline,
     ),
     Target(
         name="vertex",
@@ -100,12 +100,12 @@ _TABLE = (
         managed=Managed(
             cloud="gcp",
             without_accelerator="n2-standard-16",
-            job=vertex.custom_job,
+            job=managed.custom_job,
             job_file="customJobs.create.json",
-            endpoint=vertex.endpoint,
-            accelerators=vertex.ACCELERATORS,
+            endpoint=managed.vertex_endpoint,
+            accelerators=managed.VERTEX_ACCELERATORS,
         ),
-        pipeline=vertex.pipeline,
+        pipeline=managed.vertex_pipeline,
     ),
     Target(
         name="azureml",
@@ -114,9 +114,9 @@ _TABLE = (
         managed=Managed(
             cloud="azure",
             without_accelerator="Standard_D16s_v5",
-            job=azureml.command_job,
+            job=managed.command_job,
             job_file="job.yaml",
-            endpoint=azureml.endpoint,
+            endpoint=managed.azure_endpoint,
         ),
     ),
     Target(

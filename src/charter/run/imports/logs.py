@@ -11,8 +11,8 @@ from statistics import median
 
 from charter.artifacts.file_facts import sha256_file
 from charter.engines import log_readers
-from charter.engines.common.logged import LoggedStep
-from charter.engines.huggingface.log import STATE_FILE, TrainerLog, find_state, read_state
+from charter.engines.common.adapter import LoggedStep
+from charter.engines.huggingface.adapter import STATE_FILE, TrainerLog, find_state, read_state
 from charter.errors import DataError, UsageError
 
 Format = str

@@ -13,8 +13,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 import yaml
 
-from charter.engines.common.logged import LoggedStep
-from charter.engines.huggingface.log import NAMES
+from charter.engines.common.adapter import LoggedStep
+from charter.engines.huggingface.adapter import NAMES
 from charter.errors import DataError, MissingExtraError, UsageError, how_to_install
 from charter.run.imports.logs import FoundAttempt, FoundRun, attempts_of
 

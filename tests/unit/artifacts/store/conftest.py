@@ -4,8 +4,8 @@ import pytest
 
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.store.copy import Copies, Objects
+from charter.artifacts.store.maintenance import Replicator
 from charter.artifacts.store.place import LocalPlace
-from charter.artifacts.store.replicator import Replicator
 
 
 @pytest.fixture(autouse=True)

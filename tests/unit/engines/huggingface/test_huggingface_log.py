@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from charter.engines.huggingface.log import find_state, read_state
+from charter.engines.huggingface.adapter import find_state, read_state
 from charter.errors import DataError
 
 RUNS = Path(__file__).resolve().parents[3] / "integration" / "imports" / "trainer_runs"

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 from maxtext_case import SFT, handover
 
-from charter.engines.maxtext.adapter import MaxTextAdapter
-from charter.engines.maxtext.log import console_steps, metrics_steps
+from charter.engines.maxtext.adapter import MaxTextAdapter, console_steps, metrics_steps
 from charter.errors import StageError
 
 # src/maxtext/common/metric_logger.py at e591f30, _log_training_metrics: these parts, in this order.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from charter.engines.megatron.log import console_steps
+from charter.engines.megatron.adapter import console_steps
 
 # megatron/training/training.py at d98e8a6, training_log: these formats, in this order.
 LINE = (

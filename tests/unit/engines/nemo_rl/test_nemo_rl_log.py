@@ -1,6 +1,6 @@
 """NeMo RL's lines, as NeMo RL 0.6.0 prints them (nemo_rl/algorithms/{sft,dpo,grpo}.py)."""
 
-from charter.engines.nemo_rl.log import console_steps
+from charter.engines.nemo_rl.adapter import console_steps
 
 BAR = "=" * 25
 SFT = f"""

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from charter.engines.openrlhf.log import console_steps, event_steps, scalars
+from charter.engines.openrlhf.adapter import console_steps, event_steps, scalars
 
 # utils/logging_utils.py: "%(levelname)s %(asctime)s %(filename)s:%(lineno)d] %(message)s", date "%m-%d %H:%M:%S";
 # trainer/ppo_trainer.py fit(): f"✨ Global step {global_step}: {log_status}".

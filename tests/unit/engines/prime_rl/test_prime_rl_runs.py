@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from charter.data.dataset import Turn
-from charter.engines.prime_rl.adapter import PrimeRlAdapter
-from charter.engines.prime_rl.log import console_steps, file_steps
+from charter.engines.prime_rl.adapter import PrimeRlAdapter, console_steps, file_steps
 from charter.errors import StageError
 from plain_stages import accepted_stage, handover
 

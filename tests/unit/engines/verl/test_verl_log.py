@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from charter.engines.verl.log import console_steps, file_steps
+from charter.engines.verl.adapter import console_steps, file_steps
 
 PPO = (
     "step:3 - actor/entropy:np.float64(0.5) - critic/vf_loss:0.25 - actor/pg_loss:-0.125 - actor/grad_norm:1.5 - "

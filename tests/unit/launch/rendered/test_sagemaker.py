@@ -7,7 +7,7 @@ import pytest
 from aws_shapes import check_request
 from managed_case import project_on
 
-from charter.launch.rendered import TARGETS, hosted_model, sagemaker, task_of
+from charter.launch.rendered import TARGETS, hosted_model, managed, task_of
 
 KEYS = {"Name", "Type", "Arguments", "DependsOn", "RetryPolicies"}
 """Of a training step. Source: schema 2020-12-01 of SageMaker's pipeline definitions."""
@@ -19,7 +19,7 @@ def project(tmp_path):
 
 
 def job(project, stage="rl_cai"):
-    return sagemaker.training_job(project, task_of(project, stage, TARGETS["sagemaker"]))
+    return managed.training_job(project, task_of(project, stage, TARGETS["sagemaker"]))
 
 
 def test_every_training_job_is_one_that_sagemaker_takes(project):
@@ -28,7 +28,7 @@ def test_every_training_job_is_one_that_sagemaker_takes(project):
 
 
 def test_every_request_of_an_endpoint_is_one_that_sagemaker_takes(project):
-    for file, body in sagemaker.endpoint(project, hosted_model(project, "judge", TARGETS["sagemaker"])).items():
+    for file, body in managed.sagemaker_endpoint(project, hosted_model(project, "judge", TARGETS["sagemaker"])).items():
         check_request("sagemaker", file.removesuffix(".json"), body)
 
 
@@ -62,7 +62,7 @@ def test_spot_waits_longer_than_it_runs_and_goes_on_from_the_checkpoint_address(
 
 def test_the_pipeline_has_every_stage_once_and_waits_for_what_it_reads(project):
     tasks = [task_of(project, stage, TARGETS["sagemaker"]) for stage in project.pipeline]
-    files = sagemaker.pipeline(project, tasks)
+    files = managed.sagemaker_pipeline(project, tasks)
     check_request("sagemaker", "CreatePipeline", files["pipeline.CreatePipeline.json"])
     definition = json.loads(files["pipeline.definition.json"])
     seen = []

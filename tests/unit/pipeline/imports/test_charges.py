@@ -2,7 +2,7 @@
 
 import pytest
 
-from charter.engines.common.logged import LoggedStep
+from charter.engines.common.adapter import LoggedStep
 from charter.errors import SpecError, UsageError
 from charter.run.imports.charges import Belongs, Machines, imported_attempts
 from charter.run.imports.logs import FoundAttempt, FoundRun

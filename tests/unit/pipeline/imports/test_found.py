@@ -2,7 +2,7 @@
 
 import pytest
 
-from charter.engines.common.logged import LoggedStep
+from charter.engines.common.adapter import LoggedStep
 from charter.run.imports.logs import FoundAttempt, FoundRun, attempts_of, seconds_per_step
 
 

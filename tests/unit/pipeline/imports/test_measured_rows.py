@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from charter.engines.common.logged import LoggedStep
+from charter.engines.common.adapter import LoggedStep
 from charter.errors import SpecError
 from charter.run.imports.charges import csv_text, facts_of_stage, measured_row
 from charter.run.imports.logs import FoundRun, attempts_of
