@@ -391,7 +391,9 @@ def simulate(
         str | None, typer.Option("--persist", help="Asynchronous saves: until one is durable; --save is the stall.")
     ] = None,
     restart: Annotated[str, typer.Option("--restart", help="Rescheduling, loading and warm-up.")] = "5m",
-    detection: Annotated[str, typer.Option("--detection", help="slurm, kubernetes, nccl, watchdog, or a time.")] = "0s",
+    detection: Annotated[
+        str, typer.Option("--detection", help="slurm, kubernetes, nccl, watchdog, agents, or a time.")
+    ] = "0s",
     mtbf: Annotated[str | None, typer.Option("--mtbf", help="Mean time between failures of the whole job.")] = None,
     failures_per_node_day: Annotated[
         str | None,

@@ -17,6 +17,7 @@ from charter.launch.launcher import JobStart
 from charter.launch.node_checks.meeting import unfit_nodes
 from charter.launch.node_checks.report import FORGET_SILENCE_SECONDS
 from charter.launch.scheduler import Cause, JobState, Scheduler
+from charter.resilience.failures import SILENT_SECONDS
 
 LEAST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 1.0, 15.0
 """Between two questions to a scheduler: what agents write into the job's files is seen sooner."""
@@ -113,9 +114,6 @@ WORD_SECONDS = 20.0
 """How long the scheduler's word for an ending is waited for, where the agents cannot know it."""
 FILES_SECONDS = 3.0
 """How long after the scheduler says that a job has ended its files are waited for: a shared disk may be late."""
-SILENT_SECONDS = 20.0
-"""Five beats of a node's agent: one that has been silent for so long, while an agent beside it was not, is lost. A
-scheduler may need minutes to say so (Slurm's `SlurmdTimeout` is 300 s where nobody has set it)."""
 LOST = -int(signal.SIGKILL)
 
 

@@ -219,6 +219,18 @@ def generation_of(name: str) -> str:
     return next((family for family, starts in GENERATIONS.items() if name.startswith(starts)), "other")
 
 
+def fused_attention_rate(accelerator: Accelerator, kernel: str) -> float:
+    """Operations per second of a forward pass of fused attention on long sequences, by the kernel's generation.
+
+    >>> from charter.catalog.accelerators import get
+    >>> round(fused_attention_rate(get("H100"), "flash3") / fused_attention_rate(get("H100"), "flash2"), 2)
+    1.71
+    """
+    first, second, recent, own = ATTENTION_SHARE[generation_of(accelerator.name)]
+    share = {"flash1": first, "flash2": second, "recent": recent, "flash3": own}[kernel]
+    return accelerator.peak_flops_per_second("bf16") * share
+
+
 def multiprocessors(name: str) -> float:
     """Units that work on output tiles side by side; 1 (no quantisation into waves) where nothing is published."""
     prefixes = [prefix for prefix in MULTIPROCESSORS if name.startswith(prefix)]

@@ -166,10 +166,55 @@ def decode_terms(
     *,
     sequences: Array,
     context: Array,
+    joined: Array | float = 0.0,
+    prompt: Array | float = 0.0,
 ) -> TermTable:
-    """One decode step of `sequences` sequences that hold `context` tokens each."""
-    work = Pass(sequences=sequences, tokens=array(1.0), before=context, logits=array(1.0), decode=True)
+    """One decode step of `sequences` sequences that hold `context` tokens each.
+
+    For each sequence `joined` prompts of `prompt` tokens are read in the same pass.
+    """
+    work = Pass(
+        sequences=sequences,
+        tokens=array(1.0),
+        before=context,
+        logits=array(1.0),
+        decode=True,
+        joined=array(joined),
+        joined_tokens=array(prompt),
+    )
     return pass_terms(model, group, issue, work, constants)
+
+
+def served_terms(
+    model: ServingModel,
+    group: ServingDevice,
+    issue: Issue,
+    constants: ServingConstants,
+    *,
+    sequences: Array,
+    prompt: Array,
+    new_tokens: Array,
+    waiting: Array,
+) -> TermTable:
+    """`sequences` prompts read and answered together, while a share `waiting` of all prompts wait for a free place.
+
+    Where the engine mixes phases, a waiting prompt is read in passes that decode others: `new_tokens` passes answer one
+    prompt of each sequence, so each pass reads `1 / new_tokens` of one. The others have a pass of their own before.
+    """
+    mixed = array(issue.mixed * waiting)
+    first = prefill_terms(model, group, issue, constants, sequences=sequences, prompt=prompt)
+    step = decode_terms(
+        model,
+        group,
+        issue,
+        constants,
+        sequences=sequences,
+        context=prompt + new_tokens / 2,
+        joined=mixed / new_tokens,
+        prompt=prompt,
+    )
+    columns = (*_times(first, 1.0 - mixed, "share read apart x "), *_times(step, new_tokens, "tokens x "))
+    return TermTable(columns=columns)
 
 
 def rollout_terms(
@@ -187,12 +232,23 @@ def rollout_terms(
     """`sequences` prompts that all wait at the start, at most `limit` decoded together, until the last answer ends.
 
     While prompts wait the engine stays full: `(sequences / limit - 1)` mean answers at full batch. Then the batch
-    drains, and the tail of the length distribution holds the replica.
+    drains, and the tail of the length distribution holds the replica. An engine that mixes phases reads the prompts
+    that wait in the passes that decode others (`served_terms`).
     """
     together = np.maximum(np.minimum(sequences, limit), 1.0)
-    first = prefill_terms(model, group, issue, constants, sequences=sequences, prompt=prompt)
-    full = decode_terms(model, group, issue, constants, sequences=together, context=prompt + mean_tokens / 2)
     waves = np.maximum(sequences / together - 1, 0.0)
+    apart = np.where(issue.mixed > 0, 1 / (1 + waves), 1.0)
+    first = prefill_terms(model, group, issue, constants, sequences=sequences, prompt=prompt)
+    full = decode_terms(
+        model,
+        group,
+        issue,
+        constants,
+        sequences=together,
+        context=prompt + mean_tokens / 2,
+        joined=issue.mixed / mean_tokens,
+        prompt=prompt,
+    )
     tail = decode_terms(
         _wide(model),
         _wide(group),
@@ -210,7 +266,8 @@ def rollout_terms(
         )
         for column in tail.columns
     )
-    return TermTable(columns=(*first.columns, *_times(full, waves * mean_tokens, "waves x tokens x "), *drained))
+    full_columns = _times(full, waves * mean_tokens, "waves x tokens x ")
+    return TermTable(columns=(*_times(first, apart, "share read apart x "), *full_columns, *drained))
 
 
 def _times(table: TermTable, factor: Array, label: str) -> tuple[TermColumn, ...]:
@@ -269,8 +326,9 @@ def generation(
     cache (a critique round reads what the answer round has read); of the prompts `read_share` is read, 1/n where n
     answers to each share its keys and values. Decode: per step the weights and the cached keys and
     values are read once; `t >= max(bytes / bandwidth, 2 N batch / flops rate)`. Without continuous batching each batch
-    runs to its longest answer. Source: roofline; Chen 2022 ("Transformer inference arithmetic"). `concurrency` must fit
-    in memory. Speculative decoding is not modelled.
+    runs to its longest answer; with it, prompts that wait are read in passes that decode others (`served_terms`),
+    which is why fewer batches of them are listed than there are. Source: roofline; Chen 2022 ("Transformer inference
+    arithmetic"). `concurrency` must fit in memory. Speculative decoding is not modelled.
 
     >>> from charter.catalog import accelerators, models
     >>> llama, a100 = models.get("Llama-3.1-8B").architecture, accelerators.get("A100-80GB")
@@ -283,6 +341,7 @@ def generation(
     steps = new_tokens if engine.continuous else (longest_new_tokens or new_tokens)
     waves = per_replica / batch if engine.continuous else math.ceil(per_replica / batch)
     waves = max(waves, 1.0)
+    mixed = 1 - 1 / waves if engine.mixed else 0.0
     model, group, issue = _columns(architecture, accelerator, tensor, weights, engine)
     first = prefill_terms(
         model,
@@ -301,9 +360,11 @@ def generation(
         tensor=tensor,
         weights=weights,
         engine=engine,
+        joined=mixed * read_share / steps,
+        prompt=max(prompt_tokens - cached_prompt_tokens, 1.0),
         constants=constants,
     )
-    rounds = per_replica / batch
+    rounds = per_replica / batch * (1 - mixed)
     prefill = f"{rounds:.4g} batches x {max(batch * read_share, 1.0):,.5g} prompts of {prompt_tokens:,.0f} tokens x"
     terms = _scaled(first.at(), rounds, prefill)
     terms += _scaled(step.terms, steps * waves, f"{waves:.4g} waves x {steps:,.0f} steps x")
@@ -319,12 +380,24 @@ def decode_step(
     tensor: int = 1,
     weights: str = "bf16",
     engine: GenerationEngine = SERVER,
+    joined: float = 0.0,
+    prompt: float = 0.0,
     constants: ServingConstants | None = None,
 ) -> Breakdown:
-    """Seconds of one decode step of `batch` sequences that hold `context` tokens each."""
+    """Seconds of one decode step of `batch` sequences that hold `context` tokens each.
+
+    For each sequence `joined` prompts of `prompt` tokens are read in the same pass.
+    """
     model, group, issue = _columns(architecture, accelerator, tensor, weights, engine)
     table = decode_terms(
-        model, group, issue, constants or ServingConstants(), sequences=array(batch), context=array(context)
+        model,
+        group,
+        issue,
+        constants or ServingConstants(),
+        sequences=array(batch),
+        context=array(context),
+        joined=joined,
+        prompt=prompt,
     )
     return Breakdown(terms=table.at())
 
@@ -361,7 +434,7 @@ def forward_pass_seconds(
 def _columns(
     architecture: Architecture, accelerator: Accelerator, tensor: int, weights: str, engine: GenerationEngine
 ) -> tuple[ServingModel, ServingDevice, Issue]:
-    group = ServingDevice.of(accelerator, weights=weight_format(weights), tensor=tensor)
+    group = ServingDevice.of(accelerator, weights=weight_format(weights), tensor=tensor, attention=engine.attention)
     return ServingModel.of(architecture), group, issue_of(engine)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from charter.catalog.accelerators import Accelerator
 from charter.physics.columns import Array, array
+from charter.physics.devices import fused_attention_rate, generation_of
 from charter.units import GB
 
 # -------- Formats of stored weights for generation, and their cost: bytes, arithmetic, dequantisation.
@@ -98,20 +99,10 @@ def cache_bytes_per_value(printed: str, weights: WeightFormat, *, follows_weight
 
 UNMEASURED_CEILING = 0.78
 """Median of the bf16 shares in matmul_ceilings.csv, for devices that nobody measured."""
-ATTENTION_CEILINGS = {
-    "A100": 0.55,
-    "A800": 0.55,
-    "H100": 0.45,
-    "H800": 0.45,
-    "H200": 0.45,
-    "GH200": 0.45,
-    "H20": 0.75,
-    "V100": 0.3,
-}
-"""Share of the dense 16-bit peak in the forward pass. FlashAttention-2: 50-73 % on A100 (abstract of arXiv:2307.08691),
-35 % on H100; FlashAttention-3: up to 75 % there (abstract of arXiv:2407.08608). H20 has the exponential units of H100
-for a seventh of its matrix rate, so matrices bound it (judgement); V100 has no such kernel (judgement)."""
-OTHER_ATTENTION_CEILING = 0.4
+OLD_INSTRUCTION_SHARE = {"hopper": 0.62, "blackwell": 0.62}
+"""Of the rate of products, that kernels reach which expand 4- or 8-bit weights (Marlin, ExLlama): they are written with
+the warp-level instructions of Ampere (`mma.sync`), which on Hopper reach about 62 % of what its own warp-group
+instructions do (from memory of arXiv:2402.13499); Blackwell the same (judgement)."""
 GRACE_SLOWNESS = 1.7
 """Host time of an Arm Grace core over that of an x86 server core in single-threaded Python. Judgement."""
 PCIE_SHARE = 0.6
@@ -138,6 +129,10 @@ class ServingDevice:
     bytes_per_weight: Array
     head_bytes: Array
     weight_only: Array
+    expanded_share: Array
+    """Of the rate of products, where weights are expanded inside the kernel; else 1."""
+    sixteen: Array
+    """1 where matrix products run on 16-bit operands."""
     python_share: Array
     cache_bytes: Array
     cache_ranks: Array
@@ -160,8 +155,9 @@ class ServingDevice:
         tensor: int = 1,
         pipeline: int = 1,
         data_attention: bool = False,
+        attention: str = "flash2",
     ) -> ServingDevice:
-        """The columns of one serving group, without dimensions.
+        """The columns of one serving group, without dimensions; `attention` is the generation of its kernels.
 
         >>> from charter.catalog import accelerators
         >>> group = ServingDevice.of(accelerators.get("H100"), tensor=2)
@@ -173,18 +169,19 @@ class ServingDevice:
             compute = "fp8" if "fp8" in accelerator.dense_flops_per_second else "bf16"
         rate, latency = _group_link(accelerator, tensor)
         send, _ = _group_link(accelerator, tensor * pipeline)
-        family = next((name for name in ATTENTION_CEILINGS if accelerator.name.startswith(name + "-")), "")
-        attention = ATTENTION_CEILINGS.get(family, OTHER_ATTENTION_CEILING)
-        native = _has_rate(accelerator, compute)
+        expands = weights.weight_only or not _has_rate(accelerator, compute)
+        old = OLD_INSTRUCTION_SHARE.get(generation_of(accelerator.name), 1.0)
         columns = {
             "matmul_flops": _ceiling(accelerator, compute),
             "half_flops": _ceiling(accelerator, "bf16"),
-            "attention_flops": accelerator.peak_flops_per_second("bf16") * attention,
+            "attention_flops": fused_attention_rate(accelerator, attention),
             "memory_bytes_per_second": accelerator.memory_bytes_per_second,
             "narrow": 1.0 if compute == "fp4" else 0.0,
             "bytes_per_weight": weights.bytes_per_weight,
             "head_bytes": weights.head_bytes,
-            "weight_only": 1.0 if weights.weight_only or not native else 0.0,
+            "weight_only": 1.0 if expands else 0.0,
+            "expanded_share": old if expands else 1.0,
+            "sixteen": 1.0 if compute in ("bf16", "fp16") else 0.0,
             "python_share": weights.python_share,
             "cache_bytes": cache_bytes,
             "cache_ranks": 1 if data_attention else tensor,
@@ -257,6 +254,11 @@ class GenerationEngine:
     """Sequences it decodes together by default, whatever memory allows."""
     memory_share: float = 0.9
     """Of the device, that it takes for weights, cache and work space by default."""
+    attention: str = "flash2"
+    """Generation of its attention kernels (physics/devices.py)."""
+    mixed: bool = False
+    """Waiting prompts are read in the passes that decode, so that both share one reading of the weights (Agrawal et al.
+    2023, arXiv:2308.16369); else a prompt has a pass of its own."""
 
 
 NATIVE = GenerationEngine(name="native torch", eager=True, continuous=False, label="transformers")
@@ -278,12 +280,26 @@ NATIVE_CAPTURED = GenerationEngine(
 """One accelerator and a model type of `FUSED_TYPES`: a token is a CUDA graph over keys and values that stay in place
 (docs/reference/first-gpu.md has what it took)."""
 SERVER = GenerationEngine(
-    name="serving engine (vLLM-like)", eager=False, continuous=True, label="vllm", most_sequences=256
+    name="serving engine (vLLM-like)",
+    eager=False,
+    continuous=True,
+    label="vllm",
+    most_sequences=256,
+    attention="flash3",
+    mixed=True,
 )
+"""Chunked prefill is on by default since vLLM's V1 engine."""
 VLLM = SERVER
 SGLANG = GenerationEngine(
-    name="SGLang", eager=False, continuous=True, label="sglang", overlapped=True, memory_share=0.88
+    name="SGLang",
+    eager=False,
+    continuous=True,
+    label="sglang",
+    overlapped=True,
+    memory_share=0.88,
+    attention="flash3",
 )
+"""Prompts have passes of their own unless `--enable-mixed-chunk` is given."""
 TENSORRT = GenerationEngine(
     name="TensorRT-LLM",
     eager=False,
@@ -292,6 +308,8 @@ TENSORRT = GenerationEngine(
     overlapped=True,
     most_sequences=2048,
     memory_share=0.93,
+    attention="recent",
+    mixed=True,
 )
 COMPILED = GenerationEngine(
     name="compiled loop (gpt-fast, llama.cpp)", eager=False, continuous=False, label="compiled", tile_share=1 / 16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -153,9 +153,12 @@ def _windows(a: Architecture) -> tuple[int, float]:
 
 OVERLAP_NORM = 4.0
 """Reading and multiplying overlap: `(a^4 + b^4)^(1/4)`, 19 % above the larger one where both are equal (judgement)."""
-WEIGHT_ONLY_TILE = 0.5
-"""Rows that a kernel which expands weights works on, over those of a plain one (Marlin: 16 rows, and expansion takes
-about as long again)."""
+WEIGHT_ONLY_TILE = 0.25
+"""Rows that a kernel which expands weights works on, over those of a plain one: 16 (`mma.m16n8k16`, CUDA PTX ISA)."""
+GROUPED_TILE = 0.25
+"""Rows that a grouped kernel of 16-bit experts pads to, over those of a plain product: 16, the fewest of a product in
+Triton, which vLLM's and SGLang's fused experts take where there are fewer tokens than experts (`get_default_config`);
+block-scaled 8-bit experts take 64."""
 EXPERT_MOVES = 4.0
 """Times a routed token's features are read or written per expert: gathered, given back, weighted, summed (count)."""
 SEND_SECONDS = 20e-6
@@ -174,6 +177,7 @@ class Issue:
     step_slowness: Array
     token_slowness: Array
     tile_share: Array
+    mixed: Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +191,10 @@ class Pass:
     """Positions whose logits are computed, per sequence."""
     decode: bool
     """One token per sequence from a captured graph; else a prefill or a scoring pass."""
+    joined: Array = field(default_factory=lambda: array(0.0))
+    """Prompts, per sequence, that an engine reads in the same pass as it decodes."""
+    joined_tokens: Array = field(default_factory=lambda: array(0.0))
+    """Tokens of such a prompt."""
 
 
 def pass_terms(
@@ -198,10 +206,14 @@ def pass_terms(
     takes p times the stage time of a p-th of them. In eager mode stages take turns (transformers' `device_map`).
     """
     streams = np.where(issue.eager > 0, 1.0, np.maximum(np.minimum(group.pipeline, work.sequences), 1.0))
-    rows = work.sequences * work.tokens / streams
+    rows = work.sequences * (work.tokens + work.joined * work.joined_tokens) / streams
     rounds = group.pipeline * (1 + constants.stage_stall * (group.pipeline - 1))
     weights = _weights(model, group, issue, rows, work.sequences * work.logits / streams, constants)
     keys = _keys(model, group, issue, work, work.sequences / streams, constants)
+    prompts = Pass(
+        sequences=work.sequences, tokens=work.joined_tokens, before=array(0.0), logits=array(0.0), decode=False
+    )
+    keys = keys + _keys(model, group, issue, prompts, work.sequences * work.joined / streams, constants)
     routed = model.moe_layers * model.active_experts * (EXPERT_MOVES * model.hidden + 3.0 * model.expert_width)
     moves = model.layers * model.hidden * constants.activation_values + routed
     moved = 2.0 * rows * moves / group.pipeline * (0.5 + 0.5 / group.tensor)
@@ -248,12 +260,14 @@ def _weights(
     ranks = group.tensor * group.pipeline
     stream = group.memory_bytes_per_second * constants.stream_share
     rate = group.matmul_flops * constants.matmul_share * np.where(group.narrow > 0, constants.narrow_share, 1.0)
+    rate = rate * group.expanded_share
     tile = constants.tile_rows * issue.tile_share * np.where(group.weight_only > 0, WEIGHT_ONLY_TILE, 1.0)
     dense = _overlapped(
         model.passed_weights * group.bytes_per_weight / stream, 2 * model.passed_weights * np.maximum(rows, tile) / rate
     )
     reached = model.experts_reached(rows)
-    padded = np.maximum(rows * model.active_experts, reached * tile)
+    grouped = tile * np.where((group.sixteen > 0) & (group.weight_only <= 0), GROUPED_TILE, 1.0)
+    padded = np.maximum(rows * model.active_experts, reached * grouped)
     experts = _overlapped(
         model.one_expert * reached * group.bytes_per_weight / stream,
         2 * model.one_expert * padded / (rate * constants.expert_share),

@@ -416,7 +416,15 @@ def _assumptions(
         option = stage.option
         spot = option.price.market == "spot"
         assumptions.update(
-            dict.fromkeys(risk_assumptions(option.place, spot=spot, knowledge=facts.knowledge, settings=project.risk))
+            dict.fromkeys(
+                risk_assumptions(
+                    option.place,
+                    spot=spot,
+                    unseen=option.overhead.detection,
+                    knowledge=facts.knowledge,
+                    settings=project.risk,
+                )
+            )
         )
         assumptions[_price(option)] = None
         if project.resources.reserved is not None and option.num_accelerators:

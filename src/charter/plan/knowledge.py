@@ -20,6 +20,7 @@ from charter.physics.fitted import Bundle, Pace, QuantityFit, Spread, bundled
 from charter.physics.fitted import Knowledge as Situation
 from charter.physics.precision import FP32, TrainingPrecision
 from charter.physics.runs import RlConstants
+from charter.physics.serving_devices import GenerationEngine
 from charter.physics.stacks import PROFILES, StackProfile
 from charter.physics.step_time import native_profile
 from charter.physics.terms import Z90
@@ -55,7 +56,8 @@ class Knowledge:
     """Constants of the stack that will run, and the widths of its intervals."""
 
     training: TrainingConstants = field(default_factory=TrainingConstants)
-    serving: ServingConstants = field(default_factory=ServingConstants)
+    serving: Mapping[str, ServingConstants] = field(default_factory=dict)
+    """Of an engine that answers, by its label; `""` for one that nobody measured."""
     training_memory: TrainingMemoryConstants = field(default_factory=TrainingMemoryConstants)
     inference_memory: InferenceMemoryConstants = field(default_factory=InferenceMemoryConstants)
     rl: Mapping[str, RlConstants] = field(default_factory=dict)
@@ -77,10 +79,10 @@ class Knowledge:
         fits = {**bundled().quantities, **bundle.quantities}
         return cls(
             training=_constants(TrainingConstants, fits, TRAINING),
-            serving=_constants(ServingConstants, fits, SERVING),
+            serving=_by_stack(ServingConstants, fits.get(SERVING)),
             training_memory=_constants(TrainingMemoryConstants, fits, TRAINING_MEMORY),
             inference_memory=_constants(InferenceMemoryConstants, fits, INFERENCE_MEMORY),
-            rl=_rl_constants(fits.get(RL_STEP)),
+            rl=_by_stack(RlConstants, fits.get(RL_STEP)),
             rl_situations=_rl_situations(fits.get(RL_STEP)),
             spreads={name: fit.spread for name, fit in fits.items()},
             measured={name: fit.sources for name, fit in fits.items()},
@@ -95,6 +97,10 @@ class Knowledge:
         """Half-width of the 80 % interval of a quantity, in logarithms."""
         spread = self.spreads.get(quantity, Spread(half_widths={}))
         return spread.half_width(group, self.situations.get(quantity, "unseen"))
+
+    def serving_constants(self, engine: GenerationEngine) -> ServingConstants:
+        """Return what the passes of an engine take: of its own stack, else of one that nobody measured."""
+        return self.serving.get(engine.label) or self.serving.get("") or ServingConstants()
 
     def rl_constants(self, stack: str) -> RlConstants:
         """Return the time of a step of reinforcement learning beside its phases, under a stack."""
@@ -207,10 +213,10 @@ def _constants(kind: type[Constants], fits: Mapping[str, QuantityFit], quantity:
     return moved(kind(), fit.fitted.shift(NATIVE_STACKS[quantity])) if fit else kind()
 
 
-def _rl_constants(fit: QuantityFit | None) -> dict[str, RlConstants]:
+def _by_stack(kind: type[Constants], fit: QuantityFit | None) -> dict[str, Constants]:
     if fit is None:
         return {}
-    return {stack: moved(RlConstants(), fit.fitted.shift(stack)) for stack in ("", *fit.fitted.stacks)}
+    return {stack: moved(kind(), fit.fitted.shift(stack)) for stack in ("", *fit.fitted.stacks)}
 
 
 def _rl_situations(fit: QuantityFit | None) -> dict[str, Situation]:

@@ -280,6 +280,11 @@ class StageQuestion:
         return self.dtype if self.work.trained else ""
 
     @property
+    def has_agents(self) -> bool:
+        """Return True if Charter's agents start its processes; trainers on a Ray cluster start theirs from one node."""
+        return bool(self.work.trained) and (self.engine == "native" or not self.stage.ROLLS_OUT)
+
+    @property
     def waits(self) -> tuple[Term, ...]:
         """Seconds in which accelerators that train wait for what is asked at an address: no layout changes them."""
         return () if self.asked is None else endpoint_terms(self.asked)
@@ -441,6 +446,7 @@ def make_option(
             settings=question.risk,
             units=question.units,
             is_first=question.is_first,
+            agents=question.has_agents,
         ),
         time_sigmas=time_sigmas(sigma, generates=generates, fixed_length=fixed_length),
     )

@@ -7,6 +7,7 @@ from charter.plan.knowledge import LOCAL_SIGMA, LOCAL_SIGMA_SOURCE, TRAINING, Kn
 from charter.plan.offers import LOCAL, ON_PREM, NodeOffer
 from charter.resilience.expected_time import ExpectedTime, Interruptions, best_interval_seconds, expected_time
 from charter.resilience.failures import (
+    AGENTS,
     CRASH,
     LLAMA3_H100,
     LLAMA3_SOFTWARE,
@@ -14,6 +15,7 @@ from charter.resilience.failures import (
     NCCL,
     SLURM,
     SPOT_NOTICE,
+    UNDISTURBED,
     Detection,
     JobFailureRate,
     NodeFailureRate,
@@ -81,6 +83,8 @@ class Overhead:
     """What one save blocks."""
     start_seconds: float
     mean_between_failures_seconds: float
+    detection: Detection
+    """Delay before the failure of a machine is noticed."""
     spent: ExpectedTime | None = None
     """Where the expected time goes; None where nothing is expected to fail."""
     interval_units: int | None = None
@@ -110,11 +114,18 @@ def software_rate(settings: RiskSettings = PUBLISHED) -> JobFailureRate:
     return LLAMA3_SOFTWARE
 
 
-def detection_delay(place: NodeOffer, settings: RiskSettings = PUBLISHED) -> Detection:
-    """Return the delay before a failure is noticed: own clusters are taken to run Slurm, rented ones to use NCCL."""
+def detection_delay(place: NodeOffer, settings: RiskSettings = PUBLISHED, *, agents: bool = False) -> Detection:
+    """Return the delay before a failed machine is noticed.
+
+    Own clusters are taken to run Slurm, rented ones to wait for NCCL. `agents`: the stage has Charter's agents on
+    several nodes, which notice each other's silence; rented machines may be started by a script of another launcher
+    (SkyPilot, a managed service), which has none.
+    """
     if settings.detection is not None:
         return detection(settings.detection)
-    return SLURM if place.infra == ON_PREM else NCCL
+    if place.infra != ON_PREM:
+        return NCCL
+    return AGENTS if agents else SLURM
 
 
 def overhead(
@@ -127,20 +138,23 @@ def overhead(
     settings: RiskSettings = PUBLISHED,
     units: float | None = None,
     is_first: bool = False,
+    agents: bool = False,
 ) -> Overhead:
     """Expected wall and billed time around `useful_seconds` of work; see `resilience.expected_time`.
 
     `units` is the number of steps or batches of the stage: checkpoints fall between them. A stage that writes records
     instead of checkpoints loses at most a batch, so its saves are taken as free. Own machines cost while they wait.
-    `is_first`: of the run, which on this machine makes its start longer.
+    `is_first`: of the run, which on this machine makes its start longer. `agents`: on more than one node, Charter's
+    agents watch each other (`detection_delay`).
     """
     if place.infra == LOCAL:
         start = FIRST_LOCAL_START_SECONDS if is_first else LOCAL_START_SECONDS
-        return _without_failures(useful_seconds, start * place.slowdown)
+        return _without_failures(useful_seconds, start * place.slowdown, UNDISTURBED)
+    unseen = detection_delay(place, settings, agents=agents and num_nodes > 1)
     if useful_seconds <= 0:
-        return _without_failures(useful_seconds, START_SECONDS)
+        return _without_failures(useful_seconds, START_SECONDS, unseen)
     save, persist = _save_seconds(checkpoint_bytes, num_nodes, settings)
-    job = interruptions(place, num_nodes, spot=spot, settings=settings, save_seconds=save)
+    job = interruptions(place, num_nodes, spot=spot, settings=settings, save_seconds=save, unseen=unseen)
     best = best_interval_seconds(useful_seconds, save_seconds=save, interruptions=job, persist_seconds=persist)
     interval, interval_units = _whole_units(best, useful_seconds, units)
     spent = expected_time(
@@ -164,12 +178,13 @@ def overhead(
         persist_seconds=persist,
         start_seconds=START_SECONDS,
         mean_between_failures_seconds=job.mean_between_failures_seconds,
+        detection=unseen,
         spent=spent,
         waits=spot_waits(spent.billed_seconds, **pool) if spot and math.isfinite(spent.billed_seconds) else None,
     )
 
 
-def _without_failures(useful_seconds: float, start_seconds: float) -> Overhead:
+def _without_failures(useful_seconds: float, start_seconds: float, unseen: Detection) -> Overhead:
     total = useful_seconds + start_seconds
     return Overhead(
         useful_seconds=useful_seconds,
@@ -179,6 +194,7 @@ def _without_failures(useful_seconds: float, start_seconds: float) -> Overhead:
         save_seconds=0.0,
         start_seconds=start_seconds,
         mean_between_failures_seconds=math.inf,
+        detection=unseen,
     )
 
 
@@ -212,7 +228,13 @@ def spot_pool(settings: RiskSettings) -> tuple[float, float]:
 
 
 def interruptions(
-    place: NodeOffer, num_nodes: int, *, spot: bool, settings: RiskSettings = PUBLISHED, save_seconds: float = 0.0
+    place: NodeOffer,
+    num_nodes: int,
+    *,
+    spot: bool,
+    unseen: Detection,
+    settings: RiskSettings = PUBLISHED,
+    save_seconds: float = 0.0,
 ) -> Interruptions:
     """Failures of machines and software, and preemptions: rates add, delays and waits are weighted by them.
 
@@ -220,7 +242,6 @@ def interruptions(
     """
     rate, software = failure_rate(place, settings).per_node_day, software_rate(settings).per_day
     restart = RESTART_SECONDS if settings.restart is None else settings.restart
-    unseen = detection_delay(place, settings).seconds
     up, available = spot_pool(settings)
     failing, crashing = num_nodes * rate / 86400, software / 86400
     preempted = 1 / up if spot else 0.0
@@ -236,7 +257,7 @@ def interruptions(
             job_failures_per_day=software,
         ),
         restart_seconds=restart,
-        detection_seconds=share * SPOT_NOTICE.seconds + of_machines * unseen + of_software * CRASH.seconds,
+        detection_seconds=share * SPOT_NOTICE.seconds + of_machines * unseen.seconds + of_software * CRASH.seconds,
         capacity_wait_seconds=share * outage + of_machines * repair,
         notice_success=share * notice_success(save_seconds=save_seconds, notice_seconds=settings.notice),
     )
@@ -261,9 +282,9 @@ def time_sigmas(efficiency: float, *, generates: bool, fixed_length: bool) -> tu
 
 
 def risk_assumptions(
-    place: NodeOffer, *, spot: bool, knowledge: Knowledge, settings: RiskSettings = PUBLISHED
+    place: NodeOffer, *, spot: bool, unseen: Detection, knowledge: Knowledge, settings: RiskSettings = PUBLISHED
 ) -> tuple[Assumption, ...]:
-    """Return the assumptions behind the range and the overhead."""
+    """Return the assumptions behind the range and the overhead; `unseen` is the overhead's."""
     if place.infra == LOCAL:
         return (
             Assumption(name="sigma of local time", value=LOCAL_SIGMA, source=LOCAL_SIGMA_SOURCE),
@@ -290,7 +311,11 @@ def risk_assumptions(
         Assumption(name="sigma of price", value=PRICE_SIGMA, source=SIGMA_SOURCE),
         Assumption(name="start of a stage, seconds", value=START_SECONDS, source="judgement: machines and images"),
     ]
-    return (*assumptions, *_failure_assumptions(place, settings), *(_spot_assumptions(settings) if spot else ()))
+    return (
+        *assumptions,
+        *_failure_assumptions(place, unseen, settings),
+        *(_spot_assumptions(settings) if spot else ()),
+    )
 
 
 def _shared_machine(place: NodeOffer) -> tuple[Assumption, ...]:
@@ -301,8 +326,8 @@ def _shared_machine(place: NodeOffer) -> tuple[Assumption, ...]:
     return (Assumption(name=name, value=value, source=source),)
 
 
-def _failure_assumptions(place: NodeOffer, settings: RiskSettings) -> list[Assumption]:
-    rate, unseen = failure_rate(place, settings), detection_delay(place, settings)
+def _failure_assumptions(place: NodeOffer, unseen: Detection, settings: RiskSettings) -> list[Assumption]:
+    rate = failure_rate(place, settings)
     software = software_rate(settings)
     own = settings.save_bandwidth is not None
     assumptions = [

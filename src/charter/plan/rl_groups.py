@@ -279,7 +279,9 @@ class Groups:
         """Plain rollouts with the constants that nobody fitted, as the step's own factors were fitted on them."""
         work, count = self.work, len(rows)
         devices = {
-            tensor: ServingDevice.of(self.accelerator, weights=weight_format("bf16"), tensor=tensor)
+            tensor: ServingDevice.of(
+                self.accelerator, weights=weight_format("bf16"), tensor=tensor, attention=VLLM.attention
+            )
             for tensor in {row[1] for row in rows}
         }
         plain = ServingConstants()

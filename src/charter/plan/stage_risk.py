@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from charter.plan.offers import LOCAL, ON_PREM
 from charter.plan.option import Option
-from charter.plan.risk import RESTART_SECONDS, START_SECONDS, detection_delay, failure_rate, software_rate, spot_pool
+from charter.plan.risk import RESTART_SECONDS, START_SECONDS, failure_rate, software_rate, spot_pool
 from charter.resilience.expected_time import ExpectedTime
 from charter.resilience.failures import (
     CRASH,
     SPOT_NOTICE,
+    UNDISTURBED,
     Detection,
     SpareWorth,
     best_spares,
@@ -120,9 +121,6 @@ class StageRisk:
         }
 
 
-UNDISTURBED = Detection(seconds=0.0, source="this machine is not expected to fail")
-
-
 def stage_risk(option: Option, settings: RiskSettings) -> StageRisk:
     """Return the expected failures of an option, with advice on spares."""
     around, place = option.overhead, option.place
@@ -144,7 +142,7 @@ def stage_risk(option: Option, settings: RiskSettings) -> StageRisk:
         mean_between_failures_seconds=around.mean_between_failures_seconds,
         software_share=0.0 if local else _software_share(around.mean_between_failures_seconds, settings),
         spent=spent,
-        detection=UNDISTURBED if local else detection_delay(place, settings),
+        detection=around.detection,
         failures_source=UNDISTURBED.source if local else failure_rate(place, settings).source,
         spares=None if local else _spares(option, settings),
     )
@@ -188,8 +186,8 @@ def stage_scenario(option: Option, settings: RiskSettings) -> "tuple[Scenario, t
             mean_between_failures_seconds=math.inf,
             save_seconds=0.0,
         )
-        return never, ("this machine is not expected to fail",)
-    rate, unseen = failure_rate(place, settings), detection_delay(place, settings)
+        return never, (UNDISTURBED.source,)
+    rate, unseen = failure_rate(place, settings), around.detection
     spares = settings.spares if isinstance(settings.spares, int) and place.infra == ON_PREM else None
     # A crash of software takes no node out, so that with a pool of spares machines alone are simulated.
     software = software_rate(settings)

@@ -75,7 +75,8 @@ def _other(
     elif phase.work == "generate":
         terms = _rollouts(role, phase, layout, together, accelerator, knowledge)
     else:
-        return _scoring(role, phase, phase.steps / layout.data, layout.tensor, accelerator, knowledge)
+        turns, native = phase.steps / layout.data, serving_devices.NATIVE
+        return _scoring(role, phase, turns, layout.tensor, accelerator, knowledge, native)
     return [*terms, tools_term(phase, layout.data)] if phase.call_seconds else terms
 
 
@@ -107,7 +108,8 @@ def answering_terms(
             if phase.call_seconds:
                 terms.append(tools_term(phase))
         else:
-            terms += _scoring(role, phase, turns, degree, accelerator, knowledge)
+            engine = serving_devices.NATIVE if is_own else serving_devices.SERVER
+            terms += _scoring(role, phase, turns, degree, accelerator, knowledge, engine)
     return tuple(terms)
 
 
@@ -237,13 +239,19 @@ def _decoding(
         replicas=replicas,
         engine=engine,
         read_share=1.0 if role.architecture.state_space else phase.read_share,
-        constants=knowledge.serving,
+        constants=knowledge.serving_constants(engine),
     )
     return over_steps(phase, turns, one.terms)
 
 
 def _scoring(
-    role: Role, phase: RolePhase, turns: float, tensor: int, accelerator: Accelerator, knowledge: Knowledge
+    role: Role,
+    phase: RolePhase,
+    turns: float,
+    tensor: int,
+    accelerator: Accelerator,
+    knowledge: Knowledge,
+    engine: serving_devices.GenerationEngine,
 ) -> list[Term]:
     width = phase.padded_tokens(phase.batch)
     tokens = phase.batch * width
@@ -255,7 +263,8 @@ def _scoring(
         seq_len=width,
         tensor=tensor,
         head_positions=share * tokens,
-        constants=knowledge.serving,
+        engine=engine,
+        constants=knowledge.serving_constants(engine),
     )
     term = Term(
         name="forward pass",

@@ -140,6 +140,15 @@ WATCHDOG = Detection(
     seconds=120.0,
     source="a supervisor that restarts a stage without progress after 2 min; judgement, ByteRobust reports 10 to 30 s",
 )
+SILENT_SECONDS = 20.0
+"""Five beats of a node's agent: one that has been silent for so long, while an agent beside it was not, is lost. A
+scheduler may need minutes to say so (Slurm's `SlurmdTimeout` is 300 s where nobody has set it)."""
+AGENTS = Detection(
+    seconds=28.0,
+    source=f"Charter's agents on several nodes: one that is silent for {SILENT_SECONDS:g} s while another is not is "
+    "lost, and the others end; seen after 27 to 28 s (benchmarks/node_loss.py, a frozen node of Ray)",
+)
+UNDISTURBED = Detection(seconds=0.0, source="this machine is not expected to fail")
 SPOT_NOTICE = Detection(
     seconds=30.0,
     source="spot: the provider announces it (AWS 2 min, GCP 30 s before); notices are polled, 30 s is judgement",
@@ -148,11 +157,11 @@ CRASH = Detection(
     seconds=30.0,
     source="whoever started a process sees at the next look that it has ended; 30 s is judgement",
 )
-BY_NAME = {"slurm": SLURM, "kubernetes": KUBERNETES, "nccl": NCCL, "watchdog": WATCHDOG}
+BY_NAME = {"slurm": SLURM, "kubernetes": KUBERNETES, "nccl": NCCL, "watchdog": WATCHDOG, "agents": AGENTS}
 
 
 def detection(wanted: str | float) -> Detection:
-    """The delay of a name (`slurm`, `kubernetes`, `nccl`, `watchdog`), or a delay of one's own in seconds.
+    """The delay of a name (`slurm`, `kubernetes`, `nccl`, `watchdog`, `agents`), or a delay of one's own in seconds.
 
     These are the times of a node that falls silent or a collective that hangs; a process that crashes is seen at once,
     so they are upper values for a mixture of both. Raises `UsageError` for an unknown name.

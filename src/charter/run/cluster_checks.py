@@ -13,15 +13,16 @@ from typing import Protocol
 from charter.engines import handover_engine
 from charter.engines.installed import ABSENT, engines_at, interpreter_of, versions_at
 from charter.errors import CharterError, MissingExtraError, how_to_install
-from charter.launch.machine import gpus_here, installed_version
+from charter.launch.machine import asked_memory, gpus_here, installed_version
 from charter.launch.node_checks.report import read_bad_nodes
+from charter.plan.machine import usable_memory_bytes
 from charter.run.graph import build_pipeline
 from charter.run.paths import run_dir
 from charter.run.planned import executions_for, plan_of_run
 from charter.spec.execution import Execution
 from charter.spec.project import Project
 from charter.spec.stage import is_hosted
-from charter.units import format_machines
+from charter.units import format_bytes, format_machines
 
 COMMAND_SECONDS = 20.0
 """Longest wait for a command of a launcher; a controller that is down may take this long to say so."""
@@ -178,29 +179,72 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
 GPU_OF_GRES = re.compile(r"\bgpu(?::[^:,()]+)?:(\d+)")
 GPUS_OF_RAY = re.compile(r"[\d.]+/([\d.]+) GPU")
 REPLAN = "plan on what is there (resources.accelerators, num_nodes, max_nodes), or add nodes"
+MORE_MEMORY = "use nodes with more memory, or ask for less: resources.memory of the stage or the project"
 
 
-def accelerators_of_nodes(project: Project, launcher: str) -> list[int] | None:
-    """Return the accelerators of every node of a launcher, or of all of Ray's together; None where it does not say."""
+@dataclass(frozen=True, kw_only=True)
+class NodeRoom:
+    """Accelerators and memory of one node, or of all nodes of Ray together."""
+
+    accelerators: int
+    memory_bytes: float | None = None
+    """System memory; None where the launcher does not say."""
+
+    def holds(self, accelerators: int, memory_bytes: float) -> bool:
+        """Return True if a job that asks for so much fits on it, as far as is known."""
+        return self.accelerators >= accelerators and (self.memory_bytes is None or self.memory_bytes >= memory_bytes)
+
+
+def room_of_nodes(project: Project, launcher: str) -> list[NodeRoom] | None:
+    """Return what every node of a launcher has, or all of Ray's have together; None where it does not say."""
     if launcher == "local":
-        return [gpus_here()]
+        return [NodeRoom(accelerators=gpus_here(), memory_bytes=usable_memory_bytes())]
     if launcher == "slurm":
         partition = project.launch.slurm.partition
-        ok, lines = _answer(["sinfo", "-h", "-N", *(["-p", partition] if partition else []), "-o", "%N %G"])
+        ok, lines = _answer(["sinfo", "-h", "-N", *(["-p", partition] if partition else []), "-o", "%N %m %G"])
         # A node stands there once for each partition that it is in.
-        return [sum(map(int, GPU_OF_GRES.findall(line))) for line in sorted(set(lines))] if ok else None
+        return [_of_slurm(line) for line in sorted(set(lines))] if ok else None
     if launcher == "kubernetes":
         settings = project.launch.kubernetes
         context = ["--context", settings.context] if settings.context else []
         resource = settings.accelerator_resource.replace(".", "\\.")
-        each = f'jsonpath={{range .items[*]}}{{.status.allocatable.{resource}}}{{"\\n"}}{{end}}'
+        fields = f"{{.status.allocatable.{resource}}} {{.status.allocatable.memory}}"
+        each = f'jsonpath={{range .items[*]}}{fields}{{"\\n"}}{{end}}'
         ok, lines = _answer(["kubectl", *context, "get", "nodes", "-o", each])
-        return [int(line) if line.isdecimal() else 0 for line in lines] if ok else None
+        return [_of_kubernetes(line) for line in lines] if ok else None
     if launcher == "ray":
         address = project.launch.ray.address
         ok, lines = _answer(["ray", "status", *(["--address", address] if address != "auto" else [])], 60.0)
-        return [int(float(count)) for line in lines for count in GPUS_OF_RAY.findall(line)] if ok else None
+        counts = [int(float(count)) for line in lines for count in GPUS_OF_RAY.findall(line)]
+        return [NodeRoom(accelerators=count) for count in counts] if ok else None
     return None
+
+
+def _of_slurm(line: str) -> NodeRoom:
+    """Read a node's name, memory and GRES; its memory is 1 (MiB) where slurm.conf does not name it."""
+    memory = re.match(r"\S+ (\d+)", line)
+    mebibytes = int(memory[1]) if memory else 0
+    return NodeRoom(
+        accelerators=sum(map(int, GPU_OF_GRES.findall(line))),
+        memory_bytes=mebibytes * 2**20 if mebibytes > 1 else None,
+    )
+
+
+def _of_kubernetes(line: str) -> NodeRoom:
+    """Read a node's allocatable accelerators (none where it has no such resource) and memory."""
+    count, _, memory = line.partition(" ")
+    return NodeRoom(accelerators=int(count) if count.isdecimal() else 0, memory_bytes=_quantity(memory.strip()))
+
+
+def _quantity(text: str) -> float | None:
+    """Return the bytes of a quantity as Kubernetes writes memory: 131072Ki, 512Gi, 540e9, 8589934592."""
+    number, unit = re.fullmatch(r"([\d.]+(?:e\d+)?)([KMGT]i?|k|m)?", text), {"k": 1e3, "m": 1e-3}
+    if number is None:
+        return None
+    suffix = number[2] or ""
+    power = "KMGT".find(suffix[:1]) + 1 if suffix else 0
+    factor = unit.get(suffix) or (1024.0 if suffix.endswith("i") else 1000.0) ** power
+    return float(number[1]) * factor
 
 
 def examine_plan(project: Project, root: Path, launcher: str) -> tuple[Check, ...]:
@@ -226,22 +270,31 @@ def _nodes(executions: Mapping[str, Execution], project: Project, launcher: str)
     for name, execution in executions.items():
         if execution.accelerators:
             shapes[execution.nodes, execution.accelerators_per_node, execution.accelerator].append(name)
-    counts = accelerators_of_nodes(project, launcher) if shapes else None
+    rooms = room_of_nodes(project, launcher) if shapes else None
     for (nodes, each, accelerator), names in sorted(shapes.items()):
         label = format_machines(accelerator, each, nodes)
-        if counts is None:
+        if rooms is None:
             said = f"for {', '.join(names)}; {launcher} does not say what its nodes have"
             yield Check(group="plan", name=label, ok=True, is_known=False, found=said)
             continue
-        together = launcher == "ray"
-        fitting = sum(counts) // each if together else sum(count >= each for count in counts)
-        are = (
-            f"{sum(counts)} accelerators in all"
-            if together
-            else f"{fitting} of {len(counts)} nodes have {each} or more"
-        )
-        said = f"for {', '.join(names)}; {are}"
-        yield Check(group="plan", name=label, ok=fitting >= nodes, found=said, advice=REPLAN)
+        if launcher == "ray":
+            total = sum(room.accelerators for room in rooms)
+            said = f"for {', '.join(names)}; {total} accelerators in all"
+            yield Check(group="plan", name=label, ok=total >= nodes * each, found=said, advice=REPLAN)
+            continue
+        memory = max(_asked_bytes(project, name, executions[name]) for name in names)
+        with_devices = sum(room.accelerators >= each for room in rooms)
+        fitting = sum(room.holds(each, memory) for room in rooms)
+        said = f"for {', '.join(names)}; {with_devices} of {len(rooms)} nodes have {each} or more"
+        if fitting < with_devices:
+            said += f", {fitting} of them the {format_bytes(memory)} of memory that the job asks for"
+        advice = REPLAN if with_devices < nodes else MORE_MEMORY
+        yield Check(group="plan", name=label, ok=fitting >= nodes, found=said, advice=advice)
+
+
+def _asked_bytes(project: Project, name: str, execution: Execution) -> float:
+    """Return the system memory that a stage's jobs ask of each node; 0 where they ask for none."""
+    return asked_memory(project, project.pipeline[name]) or execution.memory_bytes_per_node
 
 
 def _engines(project: Project, root: Path) -> Iterator[Check]:

@@ -183,3 +183,22 @@ def test_no_text_breaks_the_names_of_nodes(text):
     expand_nodes(text)
     assert expand_nodes("n[1-99999999999999]") == ("n[1-99999999999999]",)
     assert expand_nodes("gpu[01-03]") == ("gpu01", "gpu02", "gpu03")
+
+
+def test_a_bill_with_an_endless_cell_is_refused(tmp_path):
+    path = tmp_path / "bill.csv"
+    path.write_text("cost_usd,resource\n1,i-1\n2," + "x" * 200_000 + "\n")
+    with pytest.raises(DataError, match="no CSV that can be read"):
+        read_bill(path)
+
+
+def test_tags_and_cells_are_read_where_the_header_has_them(tmp_path):
+    path = tmp_path / "bill.csv"
+    path.write_text(
+        "resource,x_JobId,tag_team,run,cost_usd,start,note\n"
+        '"i-1",17,ann,demo,2.5,2026-07-01T00:00:00Z,"two\nlines"\n\ni-2,,,,-1,,\ni-3,,,,1\n'
+    )
+    first, second, third = read_bill(path).lines
+    assert first.tags == {"x_JobId": "17", "team": "ann", "run": "demo"}
+    assert (first.line, second.line, third.line) == (3, 5, 6)
+    assert (second.usd, second.tags, third.started_at) == (Decimal(-1), {}, None)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from charter.catalog import accelerators, models
 from charter.physics.columns import array, stacked
 from charter.physics.constants import ServingConstants, describe, moved
+from charter.physics.devices import DeviceColumns
 from charter.physics.generation import (
     Drain,
     ResponseLengths,
@@ -19,6 +20,7 @@ from charter.physics.generation import (
     generation,
     issue_of,
     rollout_terms,
+    served_terms,
 )
 from charter.physics.serving_devices import (
     LITGPT,
@@ -286,3 +288,65 @@ def test_constants_are_described_and_move():
 def test_unknown_engines_are_not_guessed():
     assert engine_named("") is None
     assert engine_named("brand new engine") is None
+
+
+def answered(engine, *, waiting, prompt=2000.0, constants=None):
+    return served_terms(
+        ServingModel.of(LLAMA),
+        ServingDevice.of(H100, attention=engine.attention),
+        issue_of(engine),
+        constants or ServingConstants(),
+        sequences=array(64.0),
+        prompt=array(prompt),
+        new_tokens=array(500.0),
+        waiting=array(waiting),
+    ).total
+
+
+def test_prompts_read_beside_decoding_share_the_weights():
+    idle, loaded = (float(answered(SERVER, waiting=waiting)) for waiting in (0.0, 1.0))
+    reading = 500 * 15e9 / 3.35e12  # decode passes read the weights once each, whatever else is in them
+    assert reading < loaded < idle
+    apart = replace(SERVER, mixed=False)
+    assert float(answered(apart, waiting=1.0)) == pytest.approx(idle)
+    assert float(answered(SERVER, waiting=1.0, prompt=1.0)) == pytest.approx(
+        float(answered(apart, waiting=1.0, prompt=1.0)), rel=0.01
+    )
+
+
+def test_an_engine_that_mixes_phases_gains_only_from_what_waits():
+    apart = replace(SERVER, mixed=False)
+    work = {"prompt_tokens": 2000, "new_tokens": 500, "concurrency": 64}
+    alone = [generation(LLAMA, H100, sequences=64, engine=engine, **work).total for engine in (SERVER, apart)]
+    queued = [generation(LLAMA, H100, sequences=640, engine=engine, **work).total for engine in (SERVER, apart)]
+    assert alone[0] == pytest.approx(alone[1])
+    assert 0.5 * queued[1] < queued[0] < 0.98 * queued[1]
+
+
+def test_expanding_kernels_keep_ampere_rates_on_hopper():
+    int4, bf16 = weight_format("AWQ-INT4"), weight_format("bf16")
+    prefill = {
+        (name, stored.name): forward_pass_seconds(
+            LLAMA, accelerators.get(name), tokens=16384, seq_len=2048, dtype=stored.name, engine=SERVER
+        )
+        for name in ("H100", "A100-80GB")
+        for stored in (int4, bf16)
+    }
+    assert prefill["H100", "int4"] > 1.3 * prefill["H100", "bf16"]
+    assert prefill["A100-80GB", "int4"] == pytest.approx(prefill["A100-80GB", "bf16"], rel=0.05)
+
+
+def test_one_token_pads_sixteen_rows_of_a_16_bit_expert():
+    h20, mixture = accelerators.get("H20"), models.get("Qwen3-30B-A3B").architecture
+    served, rate = ServingModel.of(mixture), float(ServingDevice.of(h20).half_flops) * 0.75
+    experts = float(served.one_expert) * 8
+    products = 2 * 16 * experts / (rate * 0.5)  # 8 experts, 16 rows each, at the rate of ragged products
+    others = 2 * 64 * float(served.passed_weights + served.head_weights) / rate
+    term = next(item for item in decode_step(mixture, h20, batch=1, context=1).terms if "weights" in item.name)
+    assert products + others < term.value < 1.2 * (products + others)
+
+
+def test_served_and_trained_attention_have_one_rate():
+    device = DeviceColumns.of(H100)
+    for kernel, rate in (("flash2", device.flash2), ("recent", device.recent), ("flash3", device.flash3)):
+        assert float(ServingDevice.of(H100, attention=kernel).attention_flops) == pytest.approx(float(rate))

@@ -28,7 +28,7 @@ from charter.run.doctor import (
 )
 from charter.spec.launching import KubernetesSettings, Launch, SlurmSettings
 from charter.spec.project import Project, Serving, Storage
-from charter.spec.rewards import Reward
+from charter.spec.rewards import Environment, Reward
 from charter.spec.sections import Alerts
 from charter.templates.shipped import find_template, write_template
 
@@ -157,6 +157,19 @@ def test_rewards_that_need_more_than_python_are_looked_at(project, root, monkeyp
     checks = {check.name: check for check in examine_extras(asking, root, "local")}
     assert (checks["sandbox"].ok, checks["sandbox"].found) == (False, "bwrap is not installed")
     assert "compares expressions" in checks["extra math"].found
+
+
+def test_server_of_an_environment_is_asked(project, root, monkeypatch):
+    monkeypatch.setattr(doctor, "server_problem", lambda url: None if url == "http://up" else f"{url} is silent")
+    ppo = project.pipeline["ppo"]
+    pipeline = {
+        name: dataclasses.replace(ppo, environment=Environment(call=f"openenv:http://{name}"))
+        for name in ("up", "down")
+    }
+    asking = dataclasses.replace(project, pipeline=pipeline)
+    checks = {check.name: check for check in examine_extras(asking, root, "local")}
+    assert (checks["openenv:http://up"].ok, checks["openenv:http://down"].ok) == (True, False)
+    assert checks["openenv:http://down"].found == "http://down is silent"
 
 
 def test_a_missing_sbatch_says_where_to_go(project, root, commands):
@@ -289,7 +302,7 @@ def plan_checks(where, launcher):
 
 @pytest.mark.parametrize(("gres", "ok"), [("gpu:h100:8(S:0-1)", True), ("gpu:4", False), ("(null)", False)])
 def test_planned_nodes_are_compared_with_those_of_slurm(planned, commands, gres, ok):
-    commands("sinfo", f"printf 'n1 {gres}\\nn1 {gres}\\nn2 {gres}\\n'")
+    commands("sinfo", f"printf 'n1 1 {gres}\\nn1 1 {gres}\\nn2 1 {gres}\\n'")
     checks = plan_checks(planned, "slurm")
     assert checks["2 nodes x 8 H100-SXM-80GB"].ok is ok
     said = checks["2 nodes x 8 H100-SXM-80GB"].found
@@ -297,22 +310,45 @@ def test_planned_nodes_are_compared_with_those_of_slurm(planned, commands, gres,
     assert checks["8 x H100-SXM-80GB"].found.startswith("for sft")
 
 
+def test_memory_that_jobs_ask_for_is_compared_with_the_nodes(planned, commands):
+    """A job whose `--mem` no node has waits for ever."""
+    commands("sinfo", "printf 'n1 64000 gpu:8\\nn2 2000000 gpu:8\\nn3 1 gpu:8\\n'")
+    both = "2 nodes x 8 H100-SXM-80GB"
+    assert plan_checks(planned, "slurm")[both].found == (
+        "for pm; 3 of 3 nodes have 8 or more, 2 of them the 161.0 GiB of memory that the job asks for"
+    )
+    commands("sinfo", "printf 'n1 64000 gpu:8\\nn2 64000 gpu:8\\n'")
+    short = plan_checks(planned, "slurm")[both]
+    assert (short.ok, "resources.memory" in short.advice) == (False, True)
+    text = (planned / "charter.yaml").read_text().replace("price: 2.0}", "price: 2.0, memory: 60GiB}")
+    (planned / "charter.yaml").write_text(text)
+    assert plan_checks(planned, "slurm")[both].ok
+
+
+def test_quantities_of_kubernetes_are_bytes(planned, commands):
+    lines = ("8 131072Ki", "8 512Gi", "8 540e9", "8 8589934592", "8 1500M", "8 128k", "8 what", "8 ")
+    commands("kubectl", "printf '" + "\\n".join(lines) + "\\n'")
+    rooms = cluster_checks.room_of_nodes(load_project(planned), "kubernetes")
+    assert [room.memory_bytes for room in rooms] == [2**27, 2**39, 540e9, 2**33, 1.5e9, 128e3, None, None]
+
+
 def test_planned_nodes_are_compared_on_ray_and_kubernetes(planned, commands):
     commands("ray", "printf 'Usage:\\n 0.0/32.0 CPU\\n 0.0/12.0 GPU\\n'")
     assert plan_checks(planned, "ray")["2 nodes x 8 H100-SXM-80GB"].found == "for pm; 12 accelerators in all"
     assert not plan_checks(planned, "ray")["2 nodes x 8 H100-SXM-80GB"].ok
     # It knows one resource; the path is asked as kubectl takes it, with the dots of a name escaped.
-    commands("kubectl", r"""[[ "$*" == *'{.status.allocatable.nvidia\.com/gpu}{"\n"}'* ]] && printf '8\n\n8\n'""")
+    path = r"""{.status.allocatable.nvidia\.com/gpu} {.status.allocatable.memory}{"\n"}"""
+    commands("kubectl", rf"""[[ "$*" == *'{path}'* ]] && printf '8 2Ti\n 8Gi\n8 2Ti\n'""")
     assert plan_checks(planned, "kubernetes")["2 nodes x 8 H100-SXM-80GB"].ok
     others = dataclasses.replace(
         load_project(planned), launch=Launch(kubernetes=KubernetesSettings(accelerator_resource="amd.com/gpu"))
     )
-    assert cluster_checks.accelerators_of_nodes(others, "kubernetes") is None
+    assert cluster_checks.room_of_nodes(others, "kubernetes") is None
     assert "does not say" in plan_checks(planned, "skypilot")["2 nodes x 8 H100-SXM-80GB"].found
 
 
 def test_engines_of_the_plan_are_looked_for_in_their_environment(planned, commands):
-    commands("sinfo", "printf 'n1 gpu:8\\nn2 gpu:8\\n'")
+    commands("sinfo", "printf 'n1 1 gpu:8\\nn2 1 gpu:8\\n'")
     where = planned / "trl-python"
     missing = plan_checks(planned, "slurm")["trl"]
     assert (missing.ok, "install trl==" in missing.advice) == (False, True)

@@ -7,7 +7,7 @@ from charter.plan.knowledge import shipped
 from charter.plan.offers import places
 from charter.plan.risk import detection_delay, overhead, risk_assumptions
 from charter.plan.stage_risk import stage_risk, stage_scenario
-from charter.resilience.failures import CRASH
+from charter.resilience.failures import AGENTS, CRASH, NCCL, SILENT_SECONDS, SLURM
 from charter.resilience.simulate import simulate
 from charter.spec.project import Resources
 from charter.spec.sections import RiskSettings
@@ -32,7 +32,7 @@ def _place(lab, resources):
     return places(made, SFT, lab.MACHINE, None)[0][0]
 
 
-def around(place, *, nodes=64, spot=False, days=10, checkpoint_bytes=1e12, **settings):
+def around(place, *, nodes=64, spot=False, days=10, checkpoint_bytes=1e12, agents=False, **settings):
     return overhead(
         days * DAY,
         place=place,
@@ -41,6 +41,7 @@ def around(place, *, nodes=64, spot=False, days=10, checkpoint_bytes=1e12, **set
         checkpoint_bytes=checkpoint_bytes,
         settings=RiskSettings(**settings),
         units=100_000,
+        agents=agents,
     )
 
 
@@ -74,7 +75,7 @@ def test_interval_is_whole_steps(aws):
 
 def test_detection_follows_the_place_and_the_settings(aws, own):
     assert detection_delay(own).seconds == 300
-    assert detection_delay(aws).seconds == 600
+    assert detection_delay(aws).seconds == detection_delay(aws, agents=True).seconds == 600
     assert detection_delay(aws, RiskSettings(detection="kubernetes")).seconds == 380
     walls = [around(aws, detection=delay).wall_seconds for delay in (0.0, "watchdog", "slurm", 1800.0)]
     assert walls == sorted(walls)
@@ -82,6 +83,17 @@ def test_detection_follows_the_place_and_the_settings(aws, own):
     machines = 64 * 3.79e-3
     mean = (machines * 1800 + CRASH.seconds) / (machines + 1)
     assert slow.spent.detection_seconds == pytest.approx(mean * slow.spent.interruptions)
+
+
+def test_agents_on_several_own_nodes_see_a_silent_one(own):
+    """One node has no agent beside it: the scheduler's time-out counts, as for a trainer on a Ray cluster."""
+    assert around(own, nodes=1, agents=True).detection == SLURM
+    assert around(own, nodes=4, agents=False).detection == SLURM
+    watched = around(own, nodes=4, agents=True)
+    assert watched.detection == AGENTS
+    assert SILENT_SECONDS < AGENTS.seconds < SLURM.seconds
+    assert watched.wall_seconds < around(own, nodes=4).wall_seconds
+    assert around(own, nodes=4, agents=True, detection="slurm").detection == SLURM
 
 
 @pytest.mark.parametrize(
@@ -99,7 +111,10 @@ def test_own_settings_are_used_and_named(aws, worse):
 
 def test_assumptions_name_the_project_where_it_gave_a_value(aws):
     settings = RiskSettings(failures_per_node_day=0.02, restart=900.0, save_bandwidth=10**9, spot_mean_up=9000.0)
-    found = {item.name: item for item in risk_assumptions(aws, spot=True, knowledge=shipped(), settings=settings)}
+    found = {
+        item.name: item
+        for item in risk_assumptions(aws, spot=True, unseen=NCCL, knowledge=shipped(), settings=settings)
+    }
     own = {name for name, item in found.items() if item.source.startswith("risk:")}
     assert own == {
         "failures per node and day",
@@ -138,7 +153,7 @@ def test_stage_says_what_it_expects_of_failures(lab):
     found = stage.to_json()["risk"]
     assert json.loads(json.dumps(found)) == found
     assert found["checkpoint_interval_steps"] >= 1
-    assert found["detection"]["seconds"] == 300
+    assert found["detection"]["seconds"] == AGENTS.seconds
     assert 0.5 < found["useful_share"] <= 1
     assert found["spares"]["nodes"] == found["spares"]["best"] == 0
     assert found["spares"]["pay"] is False

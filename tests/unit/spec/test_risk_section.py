@@ -25,7 +25,7 @@ def test_section_is_read_in_the_units_that_people_write(tmp_path):
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ("{detection: pager}", "neither slurm, kubernetes, nccl, watchdog nor a time"),
+        ("{detection: pager}", "neither slurm, kubernetes, nccl, watchdog, agents nor a time"),
         ("{spares: -1}", "must be auto or from 0"),
         ("{spot_availability: 1.5}", "above 0 and at most 1"),
         ("{failures_per_node_day: -1}", "must be 0 or more"),

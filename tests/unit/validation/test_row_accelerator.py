@@ -64,9 +64,14 @@ def test_half_a_package_keeps_its_own_memory():
 
 
 @pytest.mark.parametrize(("gpu", "memory"), [("M2 Ultra", 192), ("consumer GPU", 24)])
-def test_unknown_ones_are_refused_with_what_is_known(gpu, memory):
-    with pytest.raises(Refusal, match=r"known are .*H100-SXM-80GB"):
+def test_unknown_ones_are_refused_and_the_list_is_named(gpu, memory):
+    with pytest.raises(Refusal, match=r"is called .*`charter gpus` lists them"):
         found(gpu, memory)
+
+
+def test_the_nearest_name_of_the_catalog_is_suggested():
+    with pytest.raises(Refusal, match="did you mean H100-SXM-80GB"):
+        found("H10O-SXM-80GB", 80)
 
 
 def test_a_blank_cell_is_refused():

@@ -13,7 +13,7 @@ from charter.catalog.accelerators import Accelerator
 from charter.physics.columns import Array, array, stacked
 from charter.physics.constants import ServingConstants
 from charter.physics.flops import kv_cache_bytes
-from charter.physics.generation import decode_terms, issue_of, prefill_terms
+from charter.physics.generation import decode_terms, issue_of, prefill_terms, served_terms
 from charter.physics.serving_devices import (
     COMPILED,
     TRANSFORMERS,
@@ -42,6 +42,11 @@ SHORT_PROMPT, SHORT_ANSWER = 32.0, 256.0
 """Lengths of a single-stream test that prints none: a one-line prompt. Judgement."""
 CHAT_PROMPT, CHAT_ANSWER = 220.0, 200.0
 """Lengths of a server test that prints none: near the means of the ShareGPT set that serving benchmarks replay."""
+SERVED_KERNELS = {
+    "unfused": "flash1", "flash1": "flash1", "triton": "flash1", "flash2": "flash2", "flash3": "flash3",
+    "flash4": "flash3", "cudnn": "recent", "trtllm": "recent", "splash": "recent",
+}  # fmt: skip
+"""Generation of an attention kernel by its typed name; where it says less, the engine's habit stays."""
 _BY_LAYERS = re.compile(r"llama\.?cpp|gg(ml|uf)|ollama|exllama")
 """Engines that give every device some of the layers (`--split-mode layer`)."""
 
@@ -60,10 +65,14 @@ class GenerationCase:
     replicas: float
     data_attention: bool
     """Every rank of the group attends to sequences of its own."""
+    attention: str
+    """Generation of the attention kernels."""
     sequences: float
     """Decoded together on one replica."""
     prompt: float
     new_tokens: float
+    waiting: float
+    """Share of the prompts that wait until others are answered."""
     metric: str
     """`out`, `total`, `requests`, `prefill rate`, `step rate` (rates); `prefill`, `step` or `whole` (latencies)."""
     scale: float
@@ -96,7 +105,8 @@ def generation_case(row: Measurement) -> GenerationCase:
         )
     elif not row.mbs and replicas > 1:
         sequences = max(1.0, sequences / replicas)
-    sequences = _even_waves(sequences, _requests(row), replicas)
+    requests = _requests(row)
+    sequences = _even_waves(sequences, requests, replicas)
     return GenerationCase(
         architecture=architecture,
         accelerator=accelerator,
@@ -107,9 +117,11 @@ def generation_case(row: Measurement) -> GenerationCase:
         pipeline=pipeline,
         replicas=replicas,
         data_attention=apart,
+        attention=SERVED_KERNELS.get(row.attention_kernel, engine.attention),
         sequences=sequences,
         prompt=prompt,
         new_tokens=answer,
+        waiting=0.0 if row.mbs or served else _waiting(sequences, requests, replicas),
         metric=metric,
         scale=scale / _shares(row, tensor * pipeline * replicas, sequences * replicas),
     )
@@ -238,6 +250,11 @@ def _even_waves(sequences: float, requests: float | None, replicas: float) -> fl
     return each / math.ceil(each / sequences)
 
 
+def _waiting(sequences: float, requests: float | None, replicas: float) -> float:
+    """Share of the prompts that are read while others are answered: all but the first ones; all of an endless load."""
+    return 1.0 if requests is None else max(0.0, 1 - sequences * replicas / requests)
+
+
 def _full_load(
     architecture: Architecture,
     accelerator: Accelerator,
@@ -299,6 +316,7 @@ class PreparedGeneration:
     sequences: Array
     prompt: Array
     new_tokens: Array
+    waiting: Array
     replicas: Array
     scale: Array
     counted: Array
@@ -338,6 +356,7 @@ class Generation:
                 tensor=case.tensor,
                 pipeline=case.pipeline,
                 data_attention=case.data_attention,
+                attention=case.attention,
             )
             for case in cases
         ]
@@ -348,6 +367,7 @@ class Generation:
             sequences=array([case.sequences for case in cases]),
             prompt=array([case.prompt for case in cases]),
             new_tokens=array([case.new_tokens for case in cases]),
+            waiting=array([case.waiting for case in cases]),
             replicas=array([case.replicas for case in cases]),
             scale=array([case.scale for case in cases]),
             counted=array([_counted(case) for case in cases]),
@@ -362,7 +382,16 @@ class Generation:
         first = prefill_terms(p.model, p.group, p.issue, constants, sequences=p.sequences, prompt=p.prompt).total
         middle = p.prompt + p.new_tokens / 2
         step = decode_terms(p.model, p.group, p.issue, constants, sequences=p.sequences, context=middle).total
-        total = first + p.new_tokens * step
+        total = served_terms(
+            p.model,
+            p.group,
+            p.issue,
+            constants,
+            sequences=p.sequences,
+            prompt=p.prompt,
+            new_tokens=p.new_tokens,
+            waiting=p.waiting,
+        ).total
         counted = p.sequences * p.replicas * p.counted
         latency = np.where(p.is_prefill > 0, first, np.where(p.is_step > 0, step, total))
         return array(p.scale * np.where(p.is_rate > 0, counted / latency, latency))

@@ -98,7 +98,7 @@ def rl_case_of(row: Measurement, setting: RlSetting) -> RlCase:
         stack=s.stack,
         algorithm=s.algorithm,
         model=ServingModel.of(s.architecture),
-        group=ServingDevice.of(s.accelerator, weights=weights, tensor=tensor),
+        group=ServingDevice.of(s.accelerator, weights=weights, tensor=tensor, attention=engine.attention),
         engine=engine,
         sequences=max(1.0, s.samples / replicas) if s.algorithm.generates else 1.0,
         limit=min(limit, float(engine.most_sequences)),

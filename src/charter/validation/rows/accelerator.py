@@ -8,6 +8,7 @@ from charter.catalog import accelerators
 from charter.catalog.accelerators import DEVICES_PER_PACKAGE, Accelerator
 from charter.catalog.aliases import plain
 from charter.errors import UsageError
+from charter.spec.suggest import nearest as closest
 from charter.units import GB
 from charter.validation.rows.measurement import Measurement, Refusal
 
@@ -46,8 +47,9 @@ def accelerator_of(row: Measurement) -> Accelerator:
     near = _by_memory(row.gpu, memory)
     if near is not None:
         return near
-    names = ", ".join(item.name for item in accelerators.catalog())
-    raise Refusal(f"no accelerator of the catalog is called {row.gpu!r}; known are {names}")
+    like = closest(row.gpu, (item.name for item in accelerators.catalog()))
+    meant = f"; did you mean {like}?" if like else ""
+    raise Refusal(f"no accelerator of the catalog is called {row.gpu!r}{meant} (`charter gpus` lists them)")
 
 
 def _as_typed(row: Measurement) -> Accelerator:
@@ -90,6 +92,7 @@ def _spellings(name: str, memory: float | None) -> tuple[str, ...]:
     """Return the names to look up, the most exact first: with the memory, as printed, without memory or count."""
     stem = re.sub(r"[-_ ]*\d+(?:\.\d+)?\s*(?:GB|GiB|G)\b", "", name, flags=re.IGNORECASE).strip()
     stem = re.sub(r"^\d+\s*[x*]\s*", "", stem, flags=re.IGNORECASE)
+    stem = re.sub(r"[-_ ]+(?:OAM|UBB|tensor core|GPU|accelerator)\b", "", stem, flags=re.IGNORECASE)
     stem = re.sub(r"^(?:nvidia[- ])?(?:DGX|HGX|HPU|XPU|NPU)[- ]", "", stem, flags=re.IGNORECASE)
     stem = re.sub(
         r"^((?:TPU[- ]?)?v\d+(?:e|p|i|lite|litepod)?|trillium|ironwood)-\d+$", r"\1", stem, flags=re.IGNORECASE

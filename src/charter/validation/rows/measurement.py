@@ -145,6 +145,38 @@ _SHARDS = {"none": "none", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3",
 _STORED = {"int4": "gptq-int4", "int8": "gptq-int8", "nf4": "bnb.nf4"}
 
 
+_DTYPE = re.compile(r"unknown|none|tf32|bf16|(nv|mx)?fp\d+|int\d+|nf4|w\d+a\d+")
+_ODD_TIME = re.compile(r"(us|\u00b5s|\u03bcs|ns|micro\w+|nano\w+|m|min|minutes?|h|hr|hours?|d|days?)\b")
+_ODD_NAME = re.compile(r"(latency|ttft|tpot|itl|time|ppo)(_\w+)?_(us|ns|min|minutes?|h|hr|hours?)$")
+_ODD_RATE = re.compile(r"(k|m|thousand|million)[- ]?(tok|seq|sample|req)|/ ?(min|h|hr|hour|day)|per (min|hour|day)")
+_OF_MEMORY = re.compile(r"peak_mem\w*?_([kmgt])i?b")
+
+
+def misread(cells: Mapping[str, Any]) -> list[str]:
+    """Units and number formats in which nothing is predicted, so that a figure would be read in another.
+
+    >>> misread({"metric": "ttft", "unit": "us"}), misread({"metric": "ttft", "unit": "ms"})
+    (["column unit: 'us' of ttft; times are read in s or ms"], [])
+    """
+    metric, unit, problems = str(cells.get("metric", "")), str(cells.get("unit", "")).strip().casefold(), []
+    is_rate = "_per_s" in metric or "_per_gpu_per_s" in metric
+    is_whole = kind_of(str(cells.get("kind", ""))) == "run_total" or metric in TOTALS
+    memory = _OF_MEMORY.match(metric)
+    if is_rate and _ODD_RATE.search(unit):
+        problems.append(f"column unit: {unit!r} of {metric}; rates are read per second, without k or M")
+    elif memory and (printed := re.match(r"([kmgt])i?b\b", unit)) and printed[1] != memory[1]:
+        problems.append(f"column unit: {unit!r} of {metric}; the metric names another unit")
+    elif not is_rate and not is_whole and not metric.startswith(("peak_mem", "wall", "gpu_h")):
+        if _ODD_NAME.search(metric):
+            problems.append(f"column metric: {metric}; times are read in s or ms")
+        elif re.search(r"latency|ttft|tpot|itl|time", metric) and _ODD_TIME.match(unit):
+            problems.append(f"column unit: {unit!r} of {metric}; times are read in s or ms")
+    dtype = str(cells.get("compute_dtype", "")).strip().casefold()
+    if dtype and not _DTYPE.fullmatch(dtype):
+        problems.append(f"column compute_dtype: {dtype!r} is no number format that Charter knows")
+    return problems
+
+
 def probe_in(unit: str, notes: str) -> str:
     """The counter that a unit or a note names.
 
@@ -169,6 +201,8 @@ def settled(cells: Mapping[str, Any]) -> dict[str, Any]:
     if not values.get("stack"):
         return values
     for name, word in _texts({key: value for key, value in values.items() if value != "unknown"}).items():
+        if not any(values.get(typed) for typed in TEXTS[name]):
+            continue  # nobody typed it: what is printed stays, and `inferred` says so
         values.pop(name, None)
         if word is not None and word != "":
             values[name] = word
@@ -215,8 +249,10 @@ def unknowns(cells: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def inferred(cells: Mapping[str, Any]) -> tuple[str, ...]:
-    """Columns of free text from which an untyped row was read."""
-    return () if cells.get("stack") else tuple(name for name in (*TEXTS, "notes") if cells.get(name))
+    """Columns of free text from which a row was read: all of an untyped row, and those whose typed ones are blank."""
+    if not cells.get("stack"):
+        return tuple(name for name in (*TEXTS, "notes") if cells.get(name))
+    return tuple(name for name, typed in TEXTS.items() if cells.get(name) and not any(map(cells.get, typed)))
 
 
 class Refusal(Exception):
@@ -382,6 +418,7 @@ def parse(rows: Iterable[Mapping[str, Any]], file: str) -> tuple[Measurement, ..
                 continue
             if value is not None:
                 values[column] = value
+        problems += [f"line {number}, {problem}" for problem in misread(values)]
         missing = [column for column in _NEEDED if column not in values]
         if missing:
             errors += problems or [f"line {number}: {', '.join(missing)} missing"]
