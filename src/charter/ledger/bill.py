@@ -7,6 +7,7 @@ import csv
 import hashlib
 import io
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -211,10 +212,16 @@ def _compared(item: Accounted, lines: Sequence[BillLine]) -> BillFinding:
             "equal" if free else "missing", lines, item, what, None, duration * attempt.count, ours,
             "it took no time" if free else "no line of the bill names it, its job or its machines at its time",
         )  # fmt: skip
-    billed = sum((line.usd for line in lines), Decimal(0))
-    seconds = _sum_seconds(lines)
+    # A credit takes back money and no time, whatever its period.
+    charges = [line for line in lines if line.usd >= 0]
+    charged = sum((line.usd for line in charges), Decimal(0))
+    given_back = sum((line.usd for line in lines), Decimal(0)) - charged
+    seconds = _sum_seconds(charges)
     mine = _comparable(seconds, item)
-    kind, why = _verdict(lines, seconds, mine, billed, ours, item)
+    kind, why = _verdict(charges, seconds, mine, charged, ours, item)
+    if given_back and kind != "unpriced":
+        credits_ = f"credits and refunds of {-given_back:f} USD"
+        kind, why = "amount", f"{credits_}; without them: {why or MEANINGS[kind]}"
     return _finding(kind, lines, item, what, seconds, mine, ours, why)
 
 
@@ -350,6 +357,8 @@ SIMPLE = {
 TAG_PREFIXES = ("resourceTags/user:", "resource_tags_user_", "tag:", "tag_")
 
 
+THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?")
+MOST = Decimal(10**12)
 OWN_TAGS = ("run", "stage", "attempt", "job_id", "JobID")
 
 
@@ -446,6 +455,8 @@ def _lines(path: Path, rows: Iterable[tuple[int, list[str]]], columns: _Columns)
             raise DataError(f"{where}: is in {currency}; the ledger is in USD, and no rate is assumed")
         quantity = _decimal(where, names["quantity"], cells["quantity"]) if cells.get("quantity") else None
         start, end = (_moment(where, cells.get(part, "")) for part in ("start", "end"))
+        if start is not None and end is not None and end < start:
+            raise DataError(f"{where}: ends before it starts; look at its {names['start']} and {names['end']}")
         yield BillLine(
             line=number,
             started_at=start,
@@ -461,12 +472,22 @@ def _lines(path: Path, rows: Iterable[tuple[int, list[str]]], columns: _Columns)
 
 
 def _decimal(where: str, column: str, text: str) -> Decimal:
+    """Read an amount; a comma groups thousands, and one that may be a decimal comma is refused."""
+    plain = text.replace("$", "")
+    if "," in plain:
+        if not THOUSANDS.fullmatch(plain):
+            raise DataError(
+                f"{where}: {column} {text!r} has a comma that groups no thousands; write 1,020.00 or 1020.00"
+            )
+        plain = plain.replace(",", "")
     try:
-        value = Decimal(text.replace("$", "").replace(",", "") or "0")
+        value = Decimal(plain or "0")
     except InvalidOperation:
         raise DataError(f"{where}: {column} {text!r} is no number") from None
     if not value.is_finite():
         raise DataError(f"{where}: {column} {text!r} is no finite number")
+    if abs(value) >= MOST:
+        raise DataError(f"{where}: {column} {text[:40]!r} is more than any bill has")
     return value
 
 
