@@ -89,7 +89,7 @@ docs: $(DEV_READY)  ## write the generated pages: the map in CONTRIBUTING.md, th
 	$(BIN)/python tools/recipes.py
 
 FIGURES := README.md docs/tutorial.md $(wildcard docs/guides/*.md docs/concepts/*.md)
-figures: $(DEV_READY)  ## lines of the documentation that its plans and catalogue pages no longer print
+figures: $(DEV_READY)  ## lines of the documentation that its commands no longer print, as `make test` finds them
 	@$(BIN)/python tools/page_figures.py $(FIGURES)
 
 site: $(DEV_READY)  ## the documentation as a site with search, in site/; a dead link or a page without a place fails

@@ -22,7 +22,7 @@ show run -C "$directory" --yes || {
 show report -C "$directory"
 show report -C "$directory" --text
 printf '\nThe report is %s. Try next:\n' "file://$PWD/$directory/report.html"
-printf '  %-62s %s\n' \
+printf '  %-68s %s\n' \
     "$charter ui $directory" 'the run in a browser: curves, samples, costs' \
     "$charter samples -C $directory" 'what the models said' \
     "$charter plan sft Llama-3.1-8B --tokens 100M --on H100:8" 'what a real one takes'

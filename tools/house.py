@@ -26,7 +26,7 @@ BANNED = ("found", "known", "made", "kept", "whole", "asked", "told", "held")
 QUESTION = re.compile(r"(What|Whether|How|Where|Which|Why|When|Who)\b")
 ENGINES = {"verl": "verl", "openrlhf": "openrlhf", "nemo_rl": "nemo_rl", "trl": "huggingface"}
 """By the word that other files should not hold: the folder where it belongs."""
-TINY_LINES, LONG_FILE_LINES, LONG_NAME = 3, 600, 60
+TINY_LINES, LONG_LINES, LONG_FILE_LINES, LONG_NAME = 3, 60, 600, 60
 TWIN_LENGTH = 400
 """Of a parsed body as text, below which two functions may well say the same: about a line."""
 STAGE_CHECK = re.compile(r"isinstance\([^)]*Stage\b|\b(stage|spec)\.kind [=!]=|^\s*case [^:]*\w+Stage\(")
@@ -80,6 +80,25 @@ def lines_of(function: Function) -> int:
     first = function.body[0]
     docstring = 0 if ast.get_docstring(function, clean=False) is None else (first.end_lineno or 0) - first.lineno + 1
     return (function.end_lineno or 0) - function.lineno + 1 - docstring
+
+
+def body_lines(function: Function) -> int:
+    """Return the lines of a function's statements: neither its parameters, as a command's options are, nor the text."""
+    steps = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
+    return (steps[-1].end_lineno or 0) - steps[0].lineno + 1 if steps else 0
+
+
+def bare(modules: Sequence[Module], root: Path) -> tuple[str, ...]:
+    """Return the public functions, methods and classes without a docstring; functions inside functions are none."""
+    return tuple(
+        f"{module.path.relative_to(root)}:{node.lineno} {node.name}"
+        for module in modules
+        for owner in module.nodes
+        if isinstance(owner, (ast.Module, ast.ClassDef))
+        for node in owner.body
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+        if not node.name.startswith("_") and ast.get_docstring(node) is None
+    )
 
 
 def bound_names(function: Function) -> list[ast.Name]:
@@ -137,7 +156,7 @@ def figures(root: Path, public: Sequence[str] = (), waiting: Collection[str] = (
     def at(module: Module, line: int) -> str:
         return f"{module.path.relative_to(root)}:{line}"
 
-    functions, tiny, docstrings, questions, banned = [], [], 0, [], []
+    functions, tiny, long, docstrings, questions, banned = [], [], [], 0, [], []
     classes: dict[str, list[str]] = defaultdict(list)
     for module in (*read_modules(root / "tools"), *read_modules(root / "benchmarks")):
         for node in module.nodes:
@@ -149,6 +168,8 @@ def figures(root: Path, public: Sequence[str] = (), waiting: Collection[str] = (
                 functions.append(node)
                 if lines_of(node) <= TINY_LINES:
                     tiny.append(at(module, node.lineno))
+                if body_lines(node) > LONG_LINES:
+                    long.append(f"{at(module, node.lineno)} {node.name}")
                 banned += [f"{at(module, n.lineno)} {n.id}" for n in bound_names(node) if n.id in BANNED]
             if isinstance(node, ast.ClassDef):
                 classes[node.name].append(at(module, node.lineno))
@@ -175,6 +196,8 @@ def figures(root: Path, public: Sequence[str] = (), waiting: Collection[str] = (
         "one_importer": Figure("modules with one importer", tuple(m.name for m in single)),
         "sliced": Figure("of those, the importer lies in the same folder", tuple(m.name for m in sliced)),
         "tiny_functions": Figure(f"functions of at most {TINY_LINES} lines, of {len(functions):,}", tuple(tiny)),
+        "long_functions": Figure(f"functions of more than {LONG_LINES} lines, parameters aside", tuple(long)),
+        "bare": Figure("public definitions without a docstring", bare(modules, root)),
         "dead": Figure(
             "definitions that only tests refer to, or nothing",
             tuple(f"{unit.label} ({', '.join(by[unit.label]) or 'nothing'})" for unit in dead),

@@ -164,6 +164,23 @@ def is_plain_variable(name: str, value: str) -> bool:
     return _PLAIN_NAME.fullmatch(name) is not None and not is_secret_name(name) and not holds_secret(value)
 
 
+_VARIABLES = re.compile(r"(?s)([\w.-]*\benvironment(?:\.(\w+))?)=(.*)")
+
+
+def without_variable(setting: str) -> str:
+    """Hide the value of a job's variable in a setting like those of `--set`, where it may not be shown.
+
+    >>> [without_variable(f"launch.environment.{pair}") for pair in ("PIN=1234", "NCCL_DEBUG=WARN")]
+    ['launch.environment.PIN=(hidden)', 'launch.environment.NCCL_DEBUG=WARN']
+    >>> without_variable("launch.environment={PIN: 1234}"), without_variable("name=environment=x")
+    ('launch.environment=(hidden)', 'name=environment=x')
+    """
+    match = _VARIABLES.fullmatch(setting)
+    if match is None or (match[2] and is_plain_variable(match[2], match[3])):
+        return setting
+    return f"{match[1]}={HIDDEN}"
+
+
 def is_secret_name(name: str) -> bool:
     """Return True if a variable is called as those are that hold secrets.
 

@@ -74,6 +74,7 @@ class _Redirects(HTTPRedirectHandler):
     def redirect_request(
         self, req: Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
     ) -> Request | None:
+        """Return the request for the new place, if it may be followed."""
         new = super().redirect_request(req, fp, code, msg, headers, newurl)
         before, after = urlsplit(req.full_url), urlsplit(newurl)
         if new is not None and before.netloc != after.netloc:

@@ -95,7 +95,7 @@ def get(name: str) -> Accelerator:
     if plain(name) == CPU:
         raise UsageError("the processors of this machine have no catalog row; probe them and call processor()")
     spelled = [*(item.name for item in catalog()), *SPELLINGS, CPU]
-    raise UsageError(f"no accelerator is called {name!r}{closest(name, spelled)}; `charter catalog gpus` lists all")
+    raise UsageError(f"no accelerator is called {name!r}{closest(name, spelled)} (`charter catalog gpus` lists all)")
 
 
 def others_called(name: str) -> tuple[str, ...]:

@@ -189,8 +189,10 @@ def short_confidence(text: str) -> str:
 
 
 def words_of(context: typer.Context, names: Container[str]) -> list[str]:
-    """The words of the present command line that gave these parameters, quoted for a shell."""
+    """The words of the present command line that gave these parameters, quoted for a shell; no variable's value."""
     import shlex
+
+    from charter.redaction import without_variable
 
     words: list[str] = []
     for parameter in context.command.params:
@@ -200,7 +202,7 @@ def words_of(context: typer.Context, names: Container[str]) -> list[str]:
         value = context.params[parameter.name]
         option = [] if parameter.param_type_name == "argument" else [parameter.opts[0]]
         for item in value if isinstance(value, list | tuple) else [value]:
-            words += option if item is True else [*option, str(item)]
+            words += option if item is True else [*option, without_variable(str(item))]
     return [shlex.quote(word) for word in words]
 
 

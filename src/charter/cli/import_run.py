@@ -1,7 +1,4 @@
-"""`charter artifacts import`: a run that somebody else started, read into ledger, curves and measurements.
-
-Views of `charter artifacts import RUN`: the run that was found, its attempts, its row of measurements.
-"""
+"""`charter artifacts import`: a run that somebody else started, read into ledger, curves and measurements."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +9,6 @@ import typer
 from charter.cli.common import DirOption, JsonOption, SetOption, open_project, print_json
 from charter.run.imports.logs import formats
 
-if TYPE_CHECKING:
-    from charter.run.imports.importing import Imported
-    from charter.validation.rows.measurement import Measurement
 if TYPE_CHECKING:
     from charter.run.imports.charges import Machines
     from charter.run.imports.importing import Imported, PastImport, TakenBack

@@ -1,7 +1,4 @@
-"""`charter plan mem`: what a model needs on an accelerator, term by term, and what would make it fit.
-
-Tables of `charter plan mem`: every term of a model's memory with its share and source, and what would fit.
-"""
+"""`charter plan mem`: every term of a model's memory on an accelerator, and what would make it fit."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,12 +8,6 @@ import typer
 from charter.cli.common import JsonOption, print_json
 from charter.errors import ExitCode
 
-if TYPE_CHECKING:
-    from charter.catalog.accelerators import Accelerator
-    from charter.catalog.models import CatalogModel
-    from charter.physics.memory import Alternative
-    from charter.physics.terms import MemoryBreakdown
-    from charter.spec.layout import Layout
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -212,16 +203,12 @@ def mem(
 ) -> None:
     """Memory of a model on an accelerator, term by term; exit code 3 when it does not fit."""
     from charter.catalog import models
-    from charter.errors import UsageError
     from charter.physics.memory import training_alternatives
     from charter.plan.knowledge import shipped
     from charter.spec.layout import Layout, Recompute, ZeroStage
 
     mode = mode or ("train" if rank is None else "lora")
-    if rank is not None and mode not in ("lora", "qlora"):
-        raise UsageError(f"--rank {rank}: is of adapters, with --mode lora or qlora; found --mode {mode}")
-    if explain and mode != "train":
-        raise UsageError(f"--explain: papers print formulas for training a whole model; found --mode {mode}")
+    _check_mode(mode, rank, explain=explain)
     catalog_model = models.resolve(models.of_size(model))
     device, count = _device(accelerator)
     usable = shipped().usable_bytes(device)
@@ -239,9 +226,10 @@ def mem(
         recompute=Recompute(recompute),
         offload_optimizer=offload_optimizer,
     )
+    shape, kind = catalog_model.architecture, _precision(precision, optimizer)
     if mode == "infer":
         memory, changes = _answering(
-            catalog_model.architecture,
+            shape,
             device,
             layout,
             usable,
@@ -251,25 +239,14 @@ def mem(
             prefill_tokens=prefill_tokens,
         )
     else:
-        judge = _training(
-            catalog_model.architecture,
-            device,
-            seq_len=seq_len,
-            precision=_precision(precision, optimizer),
-            stack=stack,
-            mode=mode,
-            rank=rank or 16,
-        )
+        judge = _training(shape, device, seq_len=seq_len, precision=kind, stack=stack, mode=mode, rank=rank or 16)
         memory = judge(layout)
         changes = () if memory.fits(usable) else training_alternatives(layout, judge, usable)
     report = memory_json(catalog_model, device, count, mode, layout, memory, usable, changes)
     if explain:
-        from dataclasses import asdict
-
         from charter.physics.source_formulas import printed_formulas
 
-        kind = _precision(precision, optimizer)
-        rows = printed_formulas(catalog_model.architecture, layout, memory, seq_len=seq_len, precision=kind)
+        rows = printed_formulas(shape, layout, memory, seq_len=seq_len, precision=kind)
         report["printed"] = [asdict(row) for row in rows]
     if json_:
         print_json(report)
@@ -279,6 +256,15 @@ def mem(
             print_printed(report["printed"])
     if not report["fits"]:
         raise typer.Exit(ExitCode.INFEASIBLE)
+
+
+def _check_mode(mode: Mode, rank: int | None, *, explain: bool) -> None:
+    from charter.errors import UsageError
+
+    if rank is not None and mode not in ("lora", "qlora"):
+        raise UsageError(f"--rank {rank}: is of adapters, with --mode lora or qlora; found --mode {mode}")
+    if explain and mode != "train":
+        raise UsageError(f"--explain: papers print formulas for training a whole model; found --mode {mode}")
 
 
 def _device(text: str) -> "tuple[Accelerator, int]":

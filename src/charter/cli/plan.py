@@ -355,9 +355,7 @@ def plan(
     changes = [*(overrides or ()), *(ALL_HARDWARE if all_hardware else ())]
     changes += [f"objective={objective_of(objective)}"] if objective is not None else []
     check_limits_asked(fail_over_budget, allow_over_budget)
-    for option, file in (("--output", output), ("--html", html)):
-        if file is not None:
-            check_writable(option, file)
+    _check_files(output, html)
     path, begin = config or directory, start_of(start)
     inquiry = question_file(context, changes)
     UNTIL_THE_END.enter_context(said_in_options(inquiry))
@@ -411,6 +409,12 @@ def plan(
         _check_budget(result, at_p90=fail_over_budget)
     if fail_over_deadline:
         _check_deadline(result)
+
+
+def _check_files(output: Path | None, html: Path | None) -> None:
+    for option, file in (("--output", output), ("--html", html)):
+        if file is not None:
+            check_writable(option, file)
 
 
 def _plan_points(path: Path, project: "Project", root: Path, name: str, changes: list[str], *, as_json: bool) -> None:

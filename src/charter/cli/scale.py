@@ -1,7 +1,4 @@
-"""`charter plan scale`: fit a scaling law to small runs, predict loss, and plan a large run from a budget.
-
-Views of `charter plan scale`: the fitted law with its curve, and the plan of a large run.
-"""
+"""`charter plan scale`: fit a scaling law to small runs, predict loss, and plan a large run from a budget."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -12,16 +9,14 @@ import typer
 from charter.cli.common import JsonOption, console, plain_table, print_json, write_asked
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from charter.physics.scaling.study import Study
-    from charter.physics.terms import Interval
-    from charter.plan.scaling_plan import ScalePlan, ScaleQuestion
-if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from rich.console import Console
 
     from charter.catalog.accelerators import Accelerator
     from charter.physics.scaling.laws import FittedLaw, Prediction
+    from charter.physics.scaling.study import Study
+    from charter.physics.terms import Interval
     from charter.plan.scaling_plan import ScalePlan, ScaleQuestion
     from charter.plan.training_run import Schedule
 

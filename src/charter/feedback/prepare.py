@@ -191,6 +191,7 @@ class _Order:
         self._kept = 0
 
     def go(self, tell: Callable[[], None]) -> None:
+        """Decide every row that is still kept; `tell` is called now and then."""
         for row in np.flatnonzero(self._made.reasons == REASONS.index(KEPT)).tolist():
             if row % ROWS_BETWEEN_SIGNS == 0:
                 tell()
@@ -245,6 +246,7 @@ class _Near:
         self._kept: dict[tuple[int, int], list[int]] = {}
 
     def put(self, row: int, digest: Mapping[str, Any]) -> None:
+        """Take in the signature and the bands of a row."""
         self._signatures[row] = np.frombuffer(bytes.fromhex(digest["signature"]), np.uint8)
         self._bands[:, row] = np.frombuffer(bytes.fromhex(digest["bands"]), "<u8") >> np.uint64(32)
         self._present[row] = True
@@ -271,6 +273,7 @@ class _Near:
         return (candidates[best], float(shares[best])) if shares[best] >= self._threshold else None
 
     def keep(self, row: int) -> None:
+        """Compare later rows with this one too."""
         if self._shares[row]:
             for group in self._groups_of(row):
                 self._kept.setdefault(group, []).append(row)

@@ -256,6 +256,7 @@ class _BatchWork:
         return keys, totals
 
     def write(self, number: int, key: str, batch: BatchResult) -> None:
+        """Write a finished batch, and count it."""
         self.files.write(
             number,
             key,

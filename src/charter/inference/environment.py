@@ -16,7 +16,8 @@ from typing import Any
 
 from charter.data.sandbox import python
 from charter.inference.limited import Request, Service, load_attribute, serve
-from charter.spec.rewards import SHIPPED_REWARD, TOOL_CALL
+from charter.inference.openenv import OpenEnvSession
+from charter.spec.rewards import OPENENV, SHIPPED_REWARD, TOOL_CALL
 
 EXPRESSION = re.compile(r"[0-9+\-*/(). ]{1,64}")
 """Expressions that the calculator reads: at most 64 characters."""
@@ -158,6 +159,7 @@ class Toolbox:
             "steps": self.steps,
             "has_class": self.environment is not None,
             "rewards": hasattr(self.environment, "reward"),
+            "sessions": self.environment is OpenEnvSession,
         }
 
     def reset(self, request: Request) -> dict[str, Any]:
@@ -210,6 +212,7 @@ class Toolbox:
         return {
             "observation": None if seen is None else seen if isinstance(seen, str) else json.dumps(seen),
             "done": bool(fields["done"]),
+            **{name: True for name in ("is_error", "repeated") if fields.get(name)},
             "reward": _number(fields.get("reward")),
             "state": _packed(own),
         }
@@ -281,11 +284,14 @@ def open_toolbox(settings: Request) -> tuple[Service, dict[str, Any]]:
         place, _, attribute = call.rpartition(":")
         is_shipped = call.startswith(SHIPPED_REWARD)
         functions[name] = SHIPPED[attribute] if is_shipped else load_attribute(place, attribute)
-    environment = None
-    if settings["environment"] is not None:
-        place, _, attribute = settings["environment"].rpartition(":")
+    environment, arguments = None, settings["arguments"]
+    if (call := settings["environment"]) is not None and call.startswith(OPENENV):
+        environment, arguments = OpenEnvSession, {"url": call.removeprefix(OPENENV)}
+        OpenEnvSession(**arguments)  # a server that does not answer stops the stage here
+    elif call is not None:
+        place, _, attribute = call.rpartition(":")
         environment = load_attribute(place, attribute)
-    toolbox = Toolbox(functions, environment, settings["arguments"])
+    toolbox = Toolbox(functions, environment, arguments)
     operations: Mapping[str, Service] = {
         "reset": toolbox.reset,
         "call": toolbox.call,

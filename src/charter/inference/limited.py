@@ -69,6 +69,8 @@ class ProcessLimits:
     file_bytes: int
     open_files: int
     processes: int
+    network: bool
+    """True for code that asks a server."""
     sandboxes: bool
     """True for code that starts sandboxes for programs, which have limits of their own."""
 
@@ -88,14 +90,14 @@ class ProcessLimits:
         user, group = os.geteuid(), os.getegid()
         if user == 0:
             os.setresuid(NOBODY, -1, -1)
-        if not _unshared(NEW_USER | NEW_NETWORK):
+        if not _unshared(NEW_USER if self.network else NEW_USER | NEW_NETWORK):
             os.setresuid(user, -1, -1)
             if not self.sandboxes:
                 _start_no_process()
             return False
         _keep_names(user, group)
         resource.setrlimit(resource.RLIMIT_NPROC, (self.processes, self.processes))
-        return True
+        return not self.network
 
 
 def _unshared(flags: int) -> bool:
@@ -210,6 +212,7 @@ class LimitedProcess:
     """Of the code to load; the limits come on top."""
     timeout_seconds: float
     memory_bytes: int
+    has_network: bool = False
     starts_sandboxes: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict, init=False)
     """Facts about what was loaded; empty before the first start."""
@@ -253,6 +256,7 @@ class LimitedProcess:
             FILE_BYTES,
             OPEN_FILES,
             MOST_THREADS,
+            self.has_network,
             self.starts_sandboxes,
         )
         given = {**self.settings, "limits": vars(limits), "directory": self._directory.name}

@@ -72,9 +72,12 @@ class AnswerEncoding(Protocol):
     """Settings by which a preference model reads an answer."""
 
     @property
-    def tokenizer(self) -> Any: ...
+    def tokenizer(self) -> Any:
+        """The tokenizer of the model."""
+
     @property
-    def settings(self) -> dict[str, Any]: ...
+    def settings(self) -> dict[str, Any]:
+        """Settings that are stored beside its weights."""
 
 
 def encode_scored(

@@ -171,10 +171,17 @@ class Tools:
         module, name = "charter.inference.environment", f"environment ({', '.join(spec.calls)})"
         self.processes = [
             LimitedProcess(
-                module, name, settings, spec.tool_timeout, spec.memory, starts_sandboxes=PYTHON_TOOL in spec.calls
+                module,
+                name,
+                settings,
+                spec.tool_timeout,
+                spec.memory,
+                has_network=spec.server is not None,
+                starts_sandboxes=PYTHON_TOOL in spec.calls,
             )
             for _ in range(spec.concurrency)
         ]
+        self._holders = [threading.Lock() for _ in self.processes]
         self._free: SimpleQueue[LimitedProcess] = SimpleQueue()
         for process in self.processes:
             self._free.put(process)
@@ -196,8 +203,12 @@ class Tools:
         """Names of the tools, whether there is a class, whether it steps and rewards, and whether it is isolated."""
         return self.processes[0].facts
 
-    def ask(self, request: Mapping[str, Any]) -> dict[str, Any] | Failed:
-        """The reply to a request by the first process that is free."""
+    def ask(self, request: Mapping[str, Any], number: int) -> dict[str, Any] | Failed:
+        """The reply to a request by the first process that is free, or that holds the session of an answer."""
+        if self.facts["sessions"]:
+            index = number % len(self.processes)
+            with self._holders[index]:
+                return self.processes[index].ask(request)
         process = self._free.get()
         try:
             return process.ask(request)
@@ -393,7 +404,7 @@ class TurnTaking:
             for index, request in enumerate(own):
                 full = {**request, "state": item.state}
                 key = f"{numbers[id(item)]}.{item.turns}.{index}.{request['operation']}"
-                reply = store.reply(key, full, lambda full=full: self._asked(full))  # type: ignore[misc]
+                reply = store.reply(key, full, lambda full=full: self._asked(full, numbers[id(item)]))  # type: ignore[misc]
                 item.state = reply.get("state", item.state)
                 item.seconds += reply["seconds"]
                 item.repeats += bool(reply.get("repeated"))
@@ -407,10 +418,10 @@ class TurnTaking:
         store.sync()
         return replies
 
-    def _asked(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _asked(self, request: Mapping[str, Any], number: int) -> dict[str, Any]:
         """Make a call; a tool without a reply in time is an error for the policy to read, an environment has failed."""
         begin = time.monotonic()
-        reply = self.tools.ask(request)
+        reply = self.tools.ask(request, number)
         seconds = round(time.monotonic() - begin, 6)
         if isinstance(reply, Failed):
             words = {"observation": f"error: {reply.reason}", "is_error": True, "state": request["state"]}
@@ -421,7 +432,7 @@ class TurnTaking:
     def _ends(item: Trajectory, reply: Mapping[str, Any]) -> bool:
         """End an answer whose environment has failed; True if it has."""
         if "error" in reply:
-            item.why, item.reason = "failed", str(reply["error"])
+            item.why, item.reason, item.reward = "failed", str(reply["error"]), None
         return "error" in reply
 
 

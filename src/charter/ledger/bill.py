@@ -7,10 +7,12 @@ import csv
 import hashlib
 import io
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -210,10 +212,16 @@ def _compared(item: Accounted, lines: Sequence[BillLine]) -> BillFinding:
             "equal" if free else "missing", lines, item, what, None, duration * attempt.count, ours,
             "it took no time" if free else "no line of the bill names it, its job or its machines at its time",
         )  # fmt: skip
-    billed = sum((line.usd for line in lines), Decimal(0))
-    seconds = _sum_seconds(lines)
+    # A credit takes back money and no time, whatever its period.
+    charges = [line for line in lines if line.usd >= 0]
+    charged = sum((line.usd for line in charges), Decimal(0))
+    given_back = sum((line.usd for line in lines), Decimal(0)) - charged
+    seconds = _sum_seconds(charges)
     mine = _comparable(seconds, item)
-    kind, why = _verdict(lines, seconds, mine, billed, ours, item)
+    kind, why = _verdict(charges, seconds, mine, charged, ours, item)
+    if given_back and kind != "unpriced":
+        credits_ = f"credits and refunds of {-given_back:f} USD"
+        kind, why = "amount", f"{credits_}; without them: {why or MEANINGS[kind]}"
     return _finding(kind, lines, item, what, seconds, mine, ours, why)
 
 
@@ -349,6 +357,11 @@ SIMPLE = {
 TAG_PREFIXES = ("resourceTags/user:", "resource_tags_user_", "tag:", "tag_")
 
 
+THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?")
+MOST = Decimal(10**12)
+OWN_TAGS = ("run", "stage", "attempt", "job_id", "JobID")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Bill:
     """A bill that was read."""
@@ -370,17 +383,47 @@ def read_bill(path: Path) -> Bill:
     if not path.is_file():
         raise UsageError(f"there is no file {path}; give the provider's bill as CSV")
     content = path.read_bytes()
+    reader = csv.reader(io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", newline=""))
     try:
-        text = content.decode("utf-8-sig")
+        header = next(reader, [])
+        format_, columns = _format(path, [name for name in header if name])
+        lines = tuple(_lines(path, ((reader.line_num, row) for row in reader), _Columns.of(header, columns)))
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text ({error}); export the bill as CSV") from None
-    reader = csv.DictReader(io.StringIO(text, newline=""))
-    header = [name for name in reader.fieldnames or () if name]
-    format_, columns = _format(path, header)
-    lines = tuple(_lines(path, reader, columns))
+    except csv.Error as error:
+        raise DataError(f"{path} is no CSV that can be read ({error}); export the bill as CSV") from None
     if not lines:
         raise DataError(f"{path} has a header and no line under it")
     return Bill(name=path.name, format=format_, sha256=hashlib.sha256(content).hexdigest(), lines=lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Columns:
+    """Columns of a bill, found once for all its lines."""
+
+    names: Mapping[str, str]
+    """As the bill writes them, by part."""
+    parts: tuple[tuple[str, int], ...]
+    tags: tuple[tuple[str, int], ...]
+    """Columns that are tags, with the tag's name; the later counts."""
+    own_tags: tuple[tuple[str, int], ...]
+    """Columns that are tags where nothing else has that tag."""
+    count: int
+
+    @classmethod
+    def of(cls, header: Sequence[str], names: Mapping[str, str]) -> "_Columns":
+        """Find the columns of a header."""
+        places = {name: place for place, name in enumerate(header) if name}
+        tags = [(name, place) for name, place in places.items() if name.startswith("x_")]
+        for prefix in TAG_PREFIXES:
+            tags += [(it.removeprefix(prefix), place) for it, place in places.items() if it.startswith(prefix)]
+        return cls(
+            names=names,
+            parts=tuple((part, places[name]) for part, name in names.items()),
+            tags=tuple(tags),
+            own_tags=tuple((name, places[name]) for name in OWN_TAGS if name in places),
+            count=len(header),
+        )
 
 
 def _format(path: Path, header: Sequence[str]) -> tuple[Format, dict[str, str]]:
@@ -397,39 +440,54 @@ def _format(path: Path, header: Sequence[str]) -> tuple[Format, dict[str, str]]:
     )
 
 
-def _lines(path: Path, reader: "csv.DictReader[str]", columns: Mapping[str, str]) -> Iterator[BillLine]:
-    for row in reader:
-        where = f"{path}:{reader.line_num}"
-        if None in row:
+def _lines(path: Path, rows: Iterable[tuple[int, list[str]]], columns: _Columns) -> Iterator[BillLine]:
+    names = columns.names
+    for number, row in rows:
+        if not row:
+            continue
+        where = f"{path}:{number}"
+        if len(row) > columns.count:
             raise DataError(f"{where}: has more cells than the header")
-        cells = {part: (row.get(name) or "").strip() for part, name in columns.items()}
+        row += [""] * (columns.count - len(row))
+        cells = {part: row[place].strip() for part, place in columns.parts}
         currency = cells.get("currency") or "USD"
         if currency.upper() != "USD":
             raise DataError(f"{where}: is in {currency}; the ledger is in USD, and no rate is assumed")
-        cost = _decimal(where, columns["cost"], cells["cost"])
-        quantity = _decimal(where, columns["quantity"], cells["quantity"]) if cells.get("quantity") else None
+        quantity = _decimal(where, names["quantity"], cells["quantity"]) if cells.get("quantity") else None
         start, end = (_moment(where, cells.get(part, "")) for part in ("start", "end"))
+        if start is not None and end is not None and end < start:
+            raise DataError(f"{where}: ends before it starts; look at its {names['start']} and {names['end']}")
         yield BillLine(
-            line=reader.line_num,
+            line=number,
             started_at=start,
             ended_at=end,
-            seconds=_seconds(quantity, cells.get("unit", ""), columns.get("quantity", ""), start, end),
-            unit_price_usd=_decimal(where, columns["price"], cells["price"]) if cells.get("price") else None,
-            usd=cost,
+            seconds=_seconds(quantity, cells.get("unit", ""), names.get("quantity", ""), start, end),
+            unit_price_usd=_decimal(where, names["price"], cells["price"]) if cells.get("price") else None,
+            usd=_decimal(where, names["cost"], cells["cost"]),
             resource=_plain(cells.get("resource", "")),
             sku=cells.get("sku", ""),
             text=cells.get("text", ""),
-            tags=_tags(where, row, cells.get("tags", "")),
+            tags=_tags(where, row, columns, cells.get("tags", "")),
         )
 
 
 def _decimal(where: str, column: str, text: str) -> Decimal:
+    """Read an amount; a comma groups thousands, and one that may be a decimal comma is refused."""
+    plain = text.replace("$", "")
+    if "," in plain:
+        if not THOUSANDS.fullmatch(plain):
+            raise DataError(
+                f"{where}: {column} {text!r} has a comma that groups no thousands; write 1,020.00 or 1020.00"
+            )
+        plain = plain.replace(",", "")
     try:
-        value = Decimal(text.replace("$", "").replace(",", "") or "0")
+        value = Decimal(plain or "0")
     except InvalidOperation:
         raise DataError(f"{where}: {column} {text!r} is no number") from None
     if not value.is_finite():
         raise DataError(f"{where}: {column} {text!r} is no finite number")
+    if abs(value) >= MOST:
+        raise DataError(f"{where}: {column} {text[:40]!r} is more than any bill has")
     return value
 
 
@@ -437,9 +495,15 @@ def _moment(where: str, text: str) -> float | None:
     if not text:
         return None
     try:
-        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        return _unix_seconds(text)
     except ValueError:
         raise DataError(f"{where}: {text!r} is no moment; write 2026-07-01T00:00:00Z") from None
+
+
+@lru_cache(maxsize=4096)
+def _unix_seconds(text: str) -> float:
+    """Read a moment; a bill has the same hours again and again."""
+    moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
@@ -454,10 +518,8 @@ def _seconds(
     return None if factor is None else quantity * factor
 
 
-def _tags(where: str, row: Mapping[str, str], text: str) -> dict[str, str]:
-    tags = {name: value for name, value in row.items() if name and name.startswith("x_") and value}
-    for prefix in TAG_PREFIXES:
-        tags |= {name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix) and value}
+def _tags(where: str, row: Sequence[str], columns: _Columns, text: str) -> dict[str, str]:
+    tags = {name: value for name, place in columns.tags if (value := row[place])}
     if text:
         try:
             content = loads_json(text)
@@ -466,9 +528,9 @@ def _tags(where: str, row: Mapping[str, str], text: str) -> dict[str, str]:
         if not isinstance(content, dict):
             raise DataError(f"{where}: Tags is no JSON object")
         tags |= {str(name): str(value) for name, value in content.items()}
-    for name in ("run", "stage", "attempt", "job_id", "JobID"):
-        if row.get(name):
-            tags.setdefault(name, row[name])
+    for name, place in columns.own_tags:
+        if row[place]:
+            tags.setdefault(name, row[place])
     return tags
 
 

@@ -4,8 +4,9 @@ import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from charter.errors import DataError, UsageError, loads_json
 from charter.ledger.call import Call, Settlement
@@ -17,7 +18,8 @@ CACHED = ("cached_tokens", "cached_input_tokens", "cache_read_input_tokens")
 COMPLETION = ("completion_tokens", "output_tokens")
 """Names that columns go by, in the words of the OpenAI and Anthropic usage exports and our own; the first counts."""
 MICRO = Decimal(1_000_000)
-MOST = 10**12
+MOST_DIGITS = 12
+MOST = 10**MOST_DIGITS
 """No call has so many tokens, or costs so much in any unit here; a slip of the pen does."""
 Price = Callable[[str, int, int, int], Decimal | None]
 """Micro-USD of a call: its id here, prompt, cached and completion tokens; None where no price is known."""
@@ -40,18 +42,19 @@ def read_provider_log(path: Path) -> tuple[BilledRow, ...]:
     if not path.is_file():
         raise UsageError(f"there is no file {path}; give the provider's log as CSV or JSON lines")
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            is_json = next((line for line in file if line.strip()), "").lstrip().startswith("{")
+            file.seek(0)
+            rows = _json_rows(path, file) if is_json else _csv_rows(file)
+            return tuple(_billed(path, line, row) for line, row in rows)
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text ({error}); export the log as CSV or JSON lines") from None
-    rows = _json_rows(path, text) if text.lstrip().startswith("{") else _csv_rows(text)
-    try:
-        return tuple(_billed(path, line, row) for line, row in rows)
     except csv.Error as error:
         raise DataError(f"{path} is no CSV that can be read ({error}); export the log as CSV or JSON lines") from None
 
 
-def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for line, part in enumerate(text.split("\n"), 1):
+def _json_rows(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, "_LogRow"]]:
+    for line, part in enumerate(lines, 1):
         if not part.strip():
             continue
         try:
@@ -60,33 +63,67 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]
             raise DataError(f"{path}:{line}: is not JSON ({error}); every line is one object") from None
         if not isinstance(row, dict):
             raise DataError(f"{path}:{line}: is not a JSON object; every line is one")
-        yield line, row
+        yield line, _LogRow(_positions(tuple(row)), list(row.values()))
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no amount")
 
 
-def _csv_rows(text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    reader = csv.DictReader(text.splitlines())
-    for row in reader:
-        yield reader.line_num, {name: value for name, value in row.items() if name is not None}
+def _csv_rows(lines: Iterable[str]) -> Iterator[tuple[int, "_LogRow"]]:
+    reader = csv.reader(lines)
+    positions = _positions(tuple(next(reader, ())))
+    for cells in reader:
+        if cells:
+            yield reader.line_num, _LogRow(positions, cells)
 
 
-def _billed(path: Path, line: int, row: Mapping[str, Any]) -> BilledRow:
-    named = {str(name).strip().lower(): value for name, value in row.items() if value not in (None, "")}
-    request_id = _first(named, REQUEST_ID)
+@lru_cache(maxsize=64)
+def _positions(names: tuple[str, ...]) -> "_Positions":
+    """Return where a row has its fields: several places where it goes by several names, the first counts."""
+    lowered = [name.strip().lower() for name in names]
+    places = {name: place for place, name in enumerate(lowered)}
+    fields = (REQUEST_ID, MICRO_USD, USD, PROMPT, CACHED, COMPLETION)
+    return _Positions(lowered, tuple(tuple(places[name] for name in field if name in places) for field in fields))
+
+
+class _Positions(NamedTuple):
+    """Columns of a log, found once for all rows that have them."""
+
+    names: Sequence[str]
+    of_fields: tuple[tuple[int, ...], ...]
+
+
+class _LogRow(NamedTuple):
+    """One row of a log."""
+
+    positions: _Positions
+    cells: Sequence[Any]
+
+    def fields(self) -> Iterator[Any]:
+        """Yield the values of the fields; None where a row has none."""
+        cells, count = self.cells, len(self.cells)
+        for places in self.positions.of_fields:
+            yield next((cells[it] for it in places if it < count and cells[it] not in (None, "")), None)
+
+    def names(self) -> str:
+        """Return the columns that have a value, for a message."""
+        pairs = zip(self.positions.names, self.cells, strict=False)
+        return ", ".join(name for name, value in pairs if value not in (None, "")) or "nothing"
+
+
+def _billed(path: Path, line: int, row: _LogRow) -> BilledRow:
+    request_id, micro_usd, usd, *counts = row.fields()
     if request_id is None:
         raise DataError(
-            f"{path}:{line}: has no request id; found {', '.join(named) or 'nothing'}, wanted one of "
+            f"{path}:{line}: has no request id; found {row.names()}, wanted one of "
             f"{', '.join(REQUEST_ID)} (Charter sends it as X-Request-Id)"
         )
-    micro_usd, usd = _first(named, MICRO_USD), _first(named, USD)
     money = _amount(path, line, micro_usd) if micro_usd is not None else None
     if money is None and usd is not None:
         money = _amount(path, line, usd) * MICRO
-    tokens = [_tokens(path, line, _first(named, names)) for names in (PROMPT, CACHED, COMPLETION)]
-    if money is None and (tokens[0] is None or tokens[2] is None):
+    prompt, cached, completion = (_tokens(path, line, count) for count in counts)
+    if money is None and (prompt is None or completion is None):
         raise DataError(
             f"{path}:{line}: has neither a cost ({', '.join((*USD, *MICRO_USD))}) nor tokens in and out "
             f"({PROMPT[0]}, {COMPLETION[0]})"
@@ -94,14 +131,10 @@ def _billed(path: Path, line: int, row: Mapping[str, Any]) -> BilledRow:
     return BilledRow(
         request_id=str(request_id),
         micro_usd=money,
-        prompt_tokens=tokens[0],
-        cached_tokens=tokens[1],
-        completion_tokens=tokens[2],
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        completion_tokens=completion,
     )
-
-
-def _first(row: Mapping[str, Any], names: Iterable[str]) -> Any:
-    return next((row[name] for name in names if name in row), None)
 
 
 def _amount(path: Path, line: int, value: Any) -> Decimal:
@@ -117,6 +150,8 @@ def _amount(path: Path, line: int, value: Any) -> Decimal:
 def _tokens(path: Path, line: int, value: Any) -> int | None:
     if value is None:
         return None
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < MOST_DIGITS:
+        return int(value)
     amount = _amount(path, line, value)
     if amount != int(amount):
         raise DataError(f"{path}:{line}: {str(value)[:40]!r} is no number of tokens")

@@ -112,6 +112,7 @@ class _Device:
         self._gpm = _SmActivity(nvml, handle)
 
     def look(self, seconds: float, pids: Collection[int], xids: list[tuple[str, int]]) -> GpuSample:
+        """Return a sample of the device; new Xid errors come in `xids`."""
         nvml = self._nvml
         memory = self._ask(nvml.nvmlDeviceGetMemoryInfo)
         rates = self._ask(nvml.nvmlDeviceGetUtilizationRates)
@@ -168,6 +169,7 @@ class _SmActivity:
                 self._before = self._sample()
 
     def look(self) -> float | None:
+        """Return the share of busy SMs since the last look; None where the driver does not say."""
         if self._before is None:
             return None
         nvml = self._nvml
@@ -212,6 +214,7 @@ class _XidEvents:
         return events
 
     def close(self) -> None:
+        """Stop listening."""
         with contextlib.suppress(self._nvml.NVMLError):
             if self._set is not None:
                 self._nvml.nvmlEventSetFree(self._set)

@@ -222,6 +222,7 @@ class _SummedLoss(torch.autograd.Function):
         weight_N: Tensor | None,
         own: VocabularyPart | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the loss and the figures of every token."""
         rows = _PositionFigures(hidden_NH)
         hidden, weight = _matmul_inputs(hidden_NH, weight_VH)
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
@@ -251,6 +252,7 @@ class _SummedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients that `forward` made, times what comes from above."""
         gradient_NH, gradient_VH = ctx.saved_tensors
         # In place: gradients of all of V x H are not held twice. A second backward pass is refused by torch.
         by_hidden = None if gradient_NH is None else gradient_NH.mul_(upstream).to(ctx.dtypes[0])
@@ -270,6 +272,7 @@ class _TokenFigures(torch.autograd.Function):
         temperature: float,
         own: VocabularyPart | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log p, entropy and rank of every token."""
         rows = _PositionFigures(hidden_NH)
         hidden, weight = _matmul_inputs(hidden_NH, weight_VH)
         size = (hidden.shape[0], weight.shape[0])
@@ -287,6 +290,7 @@ class _TokenFigures(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return the gradients, from stored probabilities or from logits made again."""
         hidden, weight, target_N, entropy_N, probability_NV = ctx.saved_tensors
         by_log_probability_N, by_entropy_N = upstream[:2]
         gradient_NH = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None

@@ -171,6 +171,7 @@ class _Layers:
 
     @classmethod
     def of(cls, a: Architecture, extra: int) -> _Layers:
+        """Count the layers of an architecture."""
         moe, dense = a.moe_layers + (extra if a.mixture else 0), dense_mlp_layers(a) + (0 if a.mixture else extra)
         beside = bool(a.mixture and a.mixture.dense_residual)
         blocks = a.attention_layers + extra + a.state_space_layers + dense + (0 if beside else moe)

@@ -1,6 +1,6 @@
 """Work of every kind of stage, from its fields and the size of its data: building blocks, answering, training."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import ceil
 from typing import Any
@@ -512,13 +512,11 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
         name: models.answering(f"judge {number}" if number > 1 else stage.judge_role, name)
         for number, name in enumerate(stage.judges, start=1)
     }
-    learning = ("policy", "value") if stage.has_value_model else ("policy",)
     if stage.has_value_model:
         library.assume("ppo.value model", f"starts from the {origin}, same size", "charter.train.ppo")
     prompts = library.prompts(stage.prompts, policy.vocab_size)
     prompt, mean = float(stage.max_prompt_tokens), min(prompts.prompt_tokens, stage.max_prompt_tokens)
     read, longest = (prompt + stage.max_new_tokens + replies for replies in reply_tokens(stage.environment))
-    answered = stage.max_new_tokens / read
     library.assume(
         "ppo.prompt tokens",
         prompt,
@@ -527,47 +525,23 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     )
     rollouts = ceil(stage.episodes / stage.rollout_batch)
     assume_length(library, stage)
+    scored = (policy, *reference, *teacher, *reward)
     scoring = (
-        *(
-            forward(f"score {role.name}", role.name, rollouts, stage.rollout_batch, read, logit_share=answered)
-            for role in (policy, *reference, *teacher, *reward)
-        ),
+        *_scoring(stage, [role.name for role in scored], rollouts, read),
         *_ratings(stage, {name: role.name for name, role in judges.items()}, rollouts, read, library),
-        *(
-            forward(f"score {role}", role, rollouts, stage.rollout_batch, read, logit_share=answered)
-            for role in learning[1:]
-        ),
+        *_scoring(stage, [role.name for role in critic], rollouts, read),
     )
     assume_rollouts(stage, library)
-    updates = rollouts * ceil(stage.rollout_batch / stage.minibatch) * stage.ppo_epochs
-    batch = min(stage.minibatch, stage.rollout_batch)
-    training = tuple(
-        train(
-            role,
-            steps=updates,
-            batch=batch,
-            tokens=read,
-            longest=longest,
-            ragged=False,
-            unit=stage.unit,
-            logit_share=answered,
-        )
-        for role in learning
+    learning = (policy, *critic)
+    training = tuple(_updates(stage, role.name, rollouts, tokens=read, longest=longest) for role in learning)
+    generation = replace(
+        answers("generate", "policy", rollouts * stage.rollout_batch, stage, prompt, ragged=False),
+        unpadded_tokens=mean,
+        served=stage.generator == "vllm",
     )
     return Workload(
         **models.whereabouts(policy, *critic, *reference, *teacher, *reward, *judges.values(), may_choose=False),
-        phases=(
-            in_turns(
-                replace(
-                    answers("generate", "policy", rollouts * stage.rollout_batch, stage, prompt, ragged=False),
-                    unpadded_tokens=mean,
-                    served=stage.generator == "vllm",
-                ),
-                stage.environment,
-            ),
-            *scoring,
-            *training,
-        ),
+        phases=(in_turns(generation, stage.environment), *scoring, *training),
         counters=Counters(
             tokens=training[0].tokens,
             generated_tokens=float(rollouts * stage.rollout_batch * stage.expected_new_tokens),
@@ -576,6 +550,26 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
         together=True,
         ahead=stage.ahead > 0,
         records=rollout_records(stage, prompt_tokens=mean, vocab_size=policy.vocab_size),
+    )
+
+
+def _scoring(stage: PpoStage, roles: Iterable[str], rollouts: int, read: float) -> Iterator[RolePhase]:
+    """Yield the pass of each role over all rollouts; logits are made of answers alone."""
+    for role in roles:
+        share = stage.max_new_tokens / read
+        yield forward(f"score {role}", role, rollouts, stage.rollout_batch, read, logit_share=share)
+
+
+def _updates(stage: PpoStage, role: str, rollouts: int, *, tokens: float, longest: float) -> RolePhase:
+    return train(
+        role,
+        steps=rollouts * ceil(stage.rollout_batch / stage.minibatch) * stage.ppo_epochs,
+        batch=min(stage.minibatch, stage.rollout_batch),
+        tokens=tokens,
+        longest=longest,
+        ragged=False,
+        unit=stage.unit,
+        logit_share=stage.max_new_tokens / tokens,
     )
 
 

@@ -251,6 +251,7 @@ class _BadRows(SkippedRows):
     found: FaultCount = field(default_factory=FaultCount)
 
     def take(self, error: BadRowError, policy: Literal["fail", "skip"]) -> None:
+        """Skip the row, and count its fault."""
         super().take(error, "skip")
         self.found.add(str(error))
 

@@ -223,7 +223,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """A webhook that points elsewhere is not followed: its secret would go along."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
+        """Follow nothing."""
 
 
 def _webhook(settings: Alerts, secrets: Secrets) -> Callable[[Alert], None]:

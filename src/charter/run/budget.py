@@ -310,6 +310,7 @@ class _Lines:
     running: set[str]
 
     def of(self, scope: Scope, name: str, limit: float, part: Sums, stages: set[str]) -> BudgetLine:
+        """Return the line of one limit."""
         left = self.left.usd_of(sorted(stages))
         verdict = budget_verdict(
             limit_usd=limit,

@@ -20,6 +20,7 @@ from charter.artifacts.file_facts import free_bytes
 from charter.artifacts.record import read_record
 from charter.data.sandbox import INSTALL, sandbox_problem
 from charter.errors import EXTRAS, how_to_install
+from charter.inference.openenv import server_problem
 from charter.launch.machine import cpu_capability, gpus_here, installed_version
 from charter.launch.node_checks.local import accelerators, kernel_log, xid_errors
 from charter.launch.node_checks.report import Finding
@@ -28,7 +29,7 @@ from charter.run.cluster_checks import Check, examine_launcher, examine_plan
 from charter.run.paths import earlier_stage_dirs
 from charter.run.preflight import RUN_PACKAGES, called_functions
 from charter.spec.project import Project
-from charter.spec.rewards import EXPRESSION, IN_SANDBOX
+from charter.spec.rewards import EXPRESSION, IN_SANDBOX, OPENENV
 from charter.spec.stage import is_hosted
 from charter.units import GIB, format_bytes
 
@@ -151,7 +152,7 @@ def examine_extras(project: Project, root: Path, launcher: str) -> tuple[Check, 
                 advice=how_to_install(extra),
             )
         )
-    return (*checks, *_sandbox(project))
+    return (*checks, *_sandbox(project), *_environment_servers(project))
 
 
 def _sandbox(project: Project) -> Iterator[Check]:
@@ -162,6 +163,16 @@ def _sandbox(project: Project) -> Iterator[Check]:
     yield Check(
         group="packages", name="sandbox", ok=not problem, found=problem or "programs run in bubblewrap", advice=INSTALL
     )
+
+
+def _environment_servers(project: Project) -> Iterator[Check]:
+    """Yield a check of each OpenEnv server that a stage plays with, asked from here."""
+    for call in called_functions(project.pipeline):
+        if call.startswith(OPENENV) and find_spec("aiohttp") is not None:
+            problem = server_problem(call.removeprefix(OPENENV))
+            outcome = problem or "answers as an OpenEnv server"
+            advice = "start it, at an address that the machine of the stage reaches"
+            yield Check(group="network", name=call, ok=not problem, found=outcome, advice=advice)
 
 
 def needed_extras(project: Project, root: Path, launcher: str) -> Iterator[tuple[str, str]]:

@@ -70,6 +70,7 @@ class _ProjectDumper(yaml.SafeDumper):
     """Quotes what our reader would take for something else than text, and lists names in one line."""
 
     def ignore_aliases(self, data: Any) -> bool:
+        """Write equal values out, each in its place."""
         return True
 
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from charter.errors import Problem, SpecError, UsageError, loads_json
-from charter.redaction import holds_secret
+from charter.redaction import holds_secret, without_variable
 from charter.spec.bind import Bound, bind, known_keys, widen_shorthands
 from charter.spec.checks import check_data, check_model, check_project
 from charter.spec.graph import check_graph
@@ -40,7 +40,7 @@ def apply_overrides(document: Document, overrides: Sequence[str], env: Mapping[s
             problems += _put(document, keys, text, origin=f"environment {name}={text}")
     for override in overrides:
         path, equals, text = override.partition("=")
-        origin = f"--set {override}"
+        origin = f"--set {without_variable(override)}"
         if not equals or not path.strip():
             message = "write it like --set pipeline.ppo.learning_rate=1e-6"
             problems.append(Problem(message=message, file=origin))

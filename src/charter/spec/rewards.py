@@ -57,6 +57,8 @@ ENVIRONMENT_SOURCES = "environment_sources"
 """Role of the files of the user's tools and environments among a stage's inputs."""
 SHIPPED_TOOLS = ("calculator", "python")
 """Tools by the name after `charter:`."""
+OPENENV = "openenv:"
+"""Begins the address of a server of OpenEnv."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +144,8 @@ class Environment:
     call: str | None = None
     """A class of your own, `path/to/file.py:Class`: `reset(row)` says how the conversation begins; then `step(answer)`
     replies to every turn (`observation`, `reward`, `done`), or its other public methods are tools; `reward()` is the
-    reward of kind `env`, else the sum of what the steps gave. Its attributes are kept as JSON between calls."""
+    reward of kind `env`, else the sum of what the steps gave. Its attributes are kept as JSON between calls. Or
+    `openenv:http://host:port`, a server of OpenEnv, whose `reset` takes the row's column `reset`."""
     arguments: Mapping[str, Any] | None = None
     """Arguments of the class."""
     tools: Mapping[str, str] | None = None
@@ -176,9 +179,14 @@ class Environment:
         return (*(() if self.call is None else (self.call,)), *(self.tools or {}).values())
 
     @property
+    def server(self) -> str | None:
+        """Address of the OpenEnv server that replies, where one does."""
+        return self.call.removeprefix(OPENENV) if self.call is not None and self.call.startswith(OPENENV) else None
+
+    @property
     def sources(self) -> tuple[str, ...]:
         """Files of the user's own tools and class, each once."""
-        files = [call.rpartition(":")[0] for call in self.calls if not call.startswith(SHIPPED_REWARD)]
+        files = [call.rpartition(":")[0] for call in self.calls if not call.startswith((SHIPPED_REWARD, OPENENV))]
         return tuple(dict.fromkeys(files))
 
     @property
@@ -227,12 +235,14 @@ def check_environment(environment: Environment | None, path: str, *, suites: Seq
         yield Problem(message="nothing replies to the policy", path=path, hint=hint)
     if environment.arguments and environment.call is None:
         yield Problem(message="are for a class, and none is named", path=f"{path}.arguments", hint="give `call`")
+    yield from _check_server(environment, path)
     places = {f"{path}.tools.{name}": call for name, call in (environment.tools or {}).items()}
     for name in environment.tools or {}:
         if TOOL_NAME.fullmatch(name) is None or name == TOOL_CALL:
             message = f"{name!r} cannot be the name of a tool"
             yield Problem(message=message, path=f"{path}.tools", hint="letters, digits and _")
-    for place, call in {**({} if environment.call is None else {f"{path}.call": environment.call}), **places}.items():
+    own = {} if environment.call is None or environment.server is not None else {f"{path}.call": environment.call}
+    for place, call in {**own, **places}.items():
         file, _, name = call.rpartition(":")
         if call.startswith(SHIPPED_REWARD) and place in places:
             if name not in SHIPPED_TOOLS:
@@ -241,6 +251,25 @@ def check_environment(environment: Environment | None, path: str, *, suites: Seq
         elif not file.endswith(".py") or not name.isidentifier():
             hint = f"path/to/file.py:name{', or charter:calculator' if place in places else ''}"
             yield Problem(message="needs a name, and where it stands", path=place, hint=hint)
+
+
+def _check_server(environment: Environment, path: str) -> Iterator[Problem]:
+    """Problems of a reference to a server: no address, or tools and arguments that it does not take."""
+    if (url := environment.server) is None:
+        return
+    if not url.startswith(("http://", "https://")):
+        hint = "openenv:http://host:port, where the environment's server answers"
+        yield Problem(message=f"{url!r} is no address of a server", path=f"{path}.call", hint=hint)
+    elif "@" in url:
+        hint = "remove the user and the password; this file is no place for them"
+        yield Problem(message="the address holds a user or a password", path=f"{path}.call", hint=hint)
+    if environment.tools:
+        hint = "remove tools, or write a class of your own"
+        message = "a server replies to every turn; nothing would call a tool"
+        yield Problem(message=message, path=f"{path}.tools", hint=hint)
+    if environment.arguments:
+        hint = "give the row a column `reset`, whose object goes to the server's reset"
+        yield Problem(message="a server has been started with its own", path=f"{path}.arguments", hint=hint)
 
 
 def check_turns(environment: Environment | None, rewards: Sequence[Reward], path: str) -> Iterator[Problem]:

@@ -185,6 +185,7 @@ class _Loader(yaml.BaseLoader):
     """Composes nodes whose tag says only how a scalar was written; the meaning is read by `scalar`."""
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+        """Return how a node was written, as its tag."""
         if kind is yaml.ScalarNode:
             return "plain" if implicit[0] else "quoted"
         return "mapping" if kind is yaml.MappingNode else "sequence"
@@ -264,6 +265,7 @@ class _Reader:
         self._count = 0
 
     def value(self, node: yaml.Node, path: Path_) -> Any:
+        """Return the value of a node; problems are collected."""
         self.marks.setdefault(path, self._mark(node))
         self._count += 1
         if node in self._open or self._count > MAX_VALUES:

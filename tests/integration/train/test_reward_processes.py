@@ -55,7 +55,7 @@ HELD = """
 import os, threading
 from charter.inference import limited
 limited.NEW_USER = limited.NEW_NETWORK = 1  # no flag of a namespace: the kernel refuses
-print(limited.ProcessLimits(20.0, 2**40, 2**20, 64, 8, False).hold())
+print(limited.ProcessLimits(20.0, 2**40, 2**20, 64, 8, False, False).hold())
 try:
     if os.fork() == 0:
         os._exit(0)

@@ -38,7 +38,7 @@ def test_every_catalog_name_resolves_to_itself():
 
 
 def test_unknown_names_get_a_suggestion():
-    with pytest.raises(UsageError, match=r"did you mean .*H100"):
+    with pytest.raises(UsageError, match=r"did you mean .*H100.*\? \(`charter catalog gpus` lists all\)$"):
         get("H10O")
 
 

@@ -123,6 +123,27 @@ def test_every_text_of_a_file_that_is_a_secret_is_refused(tmp_path, capsys, monk
     assert written(tmp_path, but=("charter.yaml",)) == {}
 
 
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ("launch.environment.PGPIN=canary0001", 0),
+        ("launch.environment={PGPIN: canary0001, NCCL_DEBUG: WARN}", 0),
+        ("launch.environment.PGPIN=[canary0001]", 2),
+        ("launch.environment=[canary0001]", 2),
+    ],
+)
+def test_no_command_that_is_named_has_a_variable(tmp_path, capsys, monkeypatch, change, code):
+    (tmp_path / "charter.yaml").write_text(FILE.format(name="demo", owner="ada", tag="safe", gate="false"))
+    rows = {"text": "A word.", "prompt": "How long?", "chosen": "Ten minutes.", "rejected": "Never."}
+    for name in ("texts", "prompts", "pairs"):
+        (tmp_path / f"{name}.jsonl").write_text((json.dumps(rows) + "\n") * 8)
+    monkeypatch.chdir(tmp_path)
+    text, ended = said(capsys, monkeypatch, "plan", "--set", change, "--set", "launch.environment.NCCL_DEBUG=INFO")
+    assert ended == code, text
+    assert leaks(text) == []
+    assert code or "launch.environment.NCCL_DEBUG=INFO" in " ".join(text.split())
+
+
 ADDRESSES = (
     "https://canary0001@host/x", "postgresql://me:canary0001@host/db", "postgresql://me:can/canary0001@x@host/db",
     "https://s.example/x?sig=canary0001", "https://s.example/x?a=1&X-Amz-Signature=canary0001",

@@ -38,7 +38,7 @@ def test_each_figure_counts_by_its_definition(tree):
     assert {name: figure.value for name, figure in values.items()} == {
         "lines": 28, "modules": 8, "one_importer": 3, "sliced": 2, "tiny_functions": 3, "dead": 2, "waiting": 0,
         "class_names": 1, "banned_names": 2, "question_docstrings": 2, "stage_checks": 1, "twins": 0,
-        "long_files": 0,
+        "long_files": 0, "long_functions": 0, "bare": 3,
         "test_sleeps": 1, "long_test_names": 1, "names_verl": 1, "names_openrlhf": 0,
         "names_nemo_rl": 0, "names_trl": 0,
     }  # fmt: skip
@@ -58,6 +58,24 @@ def test_functions_that_differ_in_names_alone_are_twins(tree):
     )
     (tree / "src/charter/three.py").write_text("def other(lines, sign):\n" + line.format("lines", "'#'"))
     assert house.figures(tree)["twins"].places == ("src/charter/two.py:1 second = src/charter/one.py:1 first",)
+
+
+def test_parameters_and_text_make_no_function_long(tree):
+    options = "".join(f"    option_{number}: int = 0,\n" for number in range(80))
+    steps = "    print(1)\n"
+    text = f'def asked(\n{options}) -> None:\n    """Print."""\n{steps * 60}\n\ndef longer() -> None:\n{steps * 61}'
+    (tree / "src/charter/long.py").write_text(text)
+    assert house.figures(tree)["long_functions"].places == ("src/charter/long.py:146 longer",)
+
+
+def test_public_definitions_without_text_are_bare(tree):
+    text = (
+        'class Open:\n    """A door."""\n\n    def go(self):\n        pass\n\n    def _turn(self):\n        pass\n\n'
+        'def close():\n    """Close."""\n\n    def inner():\n        pass\n\n    return inner\n'
+    )
+    (tree / "src/charter/door.py").write_text(text)
+    places = house.figures(tree)["bare"].places
+    assert [place for place in places if "door" in place] == ["src/charter/door.py:4 go"]
 
 
 def test_risen_figure_fails_and_fallen_one_is_named(tree):

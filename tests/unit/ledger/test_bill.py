@@ -183,3 +183,60 @@ def test_no_text_breaks_the_names_of_nodes(text):
     expand_nodes(text)
     assert expand_nodes("n[1-99999999999999]") == ("n[1-99999999999999]",)
     assert expand_nodes("gpu[01-03]") == ("gpu01", "gpu02", "gpu03")
+
+
+def test_a_bill_with_an_endless_cell_is_refused(tmp_path):
+    path = tmp_path / "bill.csv"
+    path.write_text("cost_usd,resource\n1,i-1\n2," + "x" * 200_000 + "\n")
+    with pytest.raises(DataError, match="no CSV that can be read"):
+        read_bill(path)
+
+
+def test_tags_and_cells_are_read_where_the_header_has_them(tmp_path):
+    path = tmp_path / "bill.csv"
+    path.write_text(
+        "resource,x_JobId,tag_team,run,cost_usd,start,note\n"
+        '"i-1",17,ann,demo,2.5,2026-07-01T00:00:00Z,"two\nlines"\n\ni-2,,,,-1,,\ni-3,,,,1\n'
+    )
+    first, second, third = read_bill(path).lines
+    assert first.tags == {"x_JobId": "17", "team": "ann", "run": "demo"}
+    assert (first.line, second.line, third.line) == (3, 5, 6)
+    assert (second.usd, second.tags, third.started_at) == (Decimal(-1), {}, None)
+
+
+@pytest.mark.parametrize(
+    ("amount", "said"),
+    [
+        ('"20,00"', "a comma that groups no thousands"),
+        ('"1.020,00"', "a comma that groups no thousands"),
+        ("1e30", "more than any bill has"),
+        ("-1e99999", "more than any bill has"),
+        ("(20.00)", "is no number"),
+    ],
+)
+def test_an_amount_that_may_be_another_is_refused(tmp_path, amount, said):
+    path = tmp_path / "bill.csv"
+    path.write_text(f"job,cost\n17,{amount}\n")
+    with pytest.raises(DataError, match=said):
+        read_bill(path)
+
+
+def test_commas_between_thousands_are_read(tmp_path):
+    path = tmp_path / "bill.csv"
+    path.write_text('job,cost\n17,"$1,234,567.50"\n18,"-1,020"\n')
+    assert [it.usd for it in read_bill(path).lines] == [Decimal("1234567.5"), Decimal(-1020)]
+
+
+def test_a_line_that_ends_before_it_starts_is_refused(tmp_path):
+    path = tmp_path / "bill.csv"
+    path.write_text("job,cost,start,end\n17,1,2026-07-01T02:00:00Z,2026-07-01T01:00:00Z\n")
+    with pytest.raises(DataError, match="2: ends before it starts; look at its start and end"):
+        read_bill(path)
+
+
+@pytest.mark.parametrize("seconds", [None, Decimal(3600), Decimal(-8 * 3600)])
+def test_a_refund_takes_back_money_and_no_time(seconds):
+    lines = [line(), line(3, usd=Decimal(-15), seconds=seconds)]
+    (finding,) = compare_bill(lines, account([attempt()]))
+    assert (finding.kind, finding.billed_usd, finding.billed_seconds) == ("amount", Decimal(5), Decimal(8 * 3600))
+    assert finding.why == "credits and refunds of 15 USD; without them: equal to the second and the cent"

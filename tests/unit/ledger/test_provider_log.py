@@ -29,6 +29,8 @@ def row(request_id="a", micro_usd=None, prompt=None, cached=None, completion=Non
         ('{"x_request_id": "a", "micro_usd": 7, "cached_tokens": 3}\n\n', [row(micro_usd=7, cached=3)]),
         ('{"request_id": "a", "cost": 1e-7}\n', [row(micro_usd="0.1")]),
         ('{"request_id": "a", "cost": 1e-7, "note": "one\u2028line"}\n', [row(micro_usd="0.1")]),
+        ('request_id,note,usd\na,"one\u2028line\nand two",1e-6\n', [row(micro_usd=1)]),
+        ("call_id,request_id,usd\na,,1e-6\nb,a,1e-6\n", [row(micro_usd=1)] * 2),
         ("request_id,usd\n", []),
         ("", []),
     ],

@@ -28,7 +28,7 @@ from charter.run.doctor import (
 )
 from charter.spec.launching import KubernetesSettings, Launch, SlurmSettings
 from charter.spec.project import Project, Serving, Storage
-from charter.spec.rewards import Reward
+from charter.spec.rewards import Environment, Reward
 from charter.spec.sections import Alerts
 from charter.templates.shipped import find_template, write_template
 
@@ -157,6 +157,19 @@ def test_rewards_that_need_more_than_python_are_looked_at(project, root, monkeyp
     checks = {check.name: check for check in examine_extras(asking, root, "local")}
     assert (checks["sandbox"].ok, checks["sandbox"].found) == (False, "bwrap is not installed")
     assert "compares expressions" in checks["extra math"].found
+
+
+def test_server_of_an_environment_is_asked(project, root, monkeypatch):
+    monkeypatch.setattr(doctor, "server_problem", lambda url: None if url == "http://up" else f"{url} is silent")
+    ppo = project.pipeline["ppo"]
+    pipeline = {
+        name: dataclasses.replace(ppo, environment=Environment(call=f"openenv:http://{name}"))
+        for name in ("up", "down")
+    }
+    asking = dataclasses.replace(project, pipeline=pipeline)
+    checks = {check.name: check for check in examine_extras(asking, root, "local")}
+    assert (checks["openenv:http://up"].ok, checks["openenv:http://down"].ok) == (True, False)
+    assert checks["openenv:http://down"].found == "http://down is silent"
 
 
 def test_a_missing_sbatch_says_where_to_go(project, root, commands):

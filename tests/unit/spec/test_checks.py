@@ -581,6 +581,7 @@ def test_rubric_names_what_the_stage_reads():
 
 
 OF_ENVIRONMENT = Reward(name="solved", kind="env")
+SERVER = "openenv:http://host:8000"
 CALC = Environment(tools={"calc": "charter:calculator"})
 
 
@@ -594,6 +595,10 @@ CALC = Environment(tools={"calc": "charter:calculator"})
         ({"environment": Environment(tools={"a": "charter:calc"})}, "environment.tools.a", "did you mean 'calculator'"),
         ({"environment": Environment(tools={"tool_call": "charter:calculator"})}, "environment.tools", "the name of"),
         ({"environment": Environment(call="charter:calculator")}, "environment.call", "path/to/file.py:name"),
+        ({"environment": Environment(call="openenv:host:80")}, "environment.call", "'host:80' is no address"),
+        ({"environment": Environment(call="openenv:http://a:b@host")}, "environment.call", "holds a user"),
+        ({"environment": replace(CALC, call=SERVER)}, "environment.tools", "nothing would call a tool"),
+        ({"environment": Environment(call=SERVER, arguments={"a": 1})}, "environment.arguments", "with its own"),
         ({"environment": CALC, "rewards": (), "reward": "pm"}, "environment", "need a list"),
         ({"environment": CALC, "rewards": (OF_ENVIRONMENT,)}, "rewards", "there is none"),
         ({"rewards": (OF_ENVIRONMENT,)}, "rewards", "there is none"),
@@ -609,6 +614,9 @@ def test_environment_names_its_files_and_the_suite_that_plays_it():
     stage = replace(LISTED, environment=own, rewards=(RIGHT, OF_ENVIRONMENT))
     assert told(check_stage("s", stage)) == {}
     assert stage.sources == {"environment_sources": ("envs/maze.py", "envs/tools.py")}
+    served = replace(LISTED, environment=Environment(call=SERVER), rewards=(OF_ENVIRONMENT,))
+    assert told(check_stage("s", served)) == {}
+    assert served.sources == {}
     evaluation = EvalStage(policy="p", prompts=("q",), suites=("exact_match",), environment=CALC)
     assert told(check_stage("e", evaluation)) == {}
     both = replace(evaluation, suites=("exact_match", "win_rate"))

@@ -65,7 +65,7 @@ def test_half_a_package_keeps_its_own_memory():
 
 @pytest.mark.parametrize(("gpu", "memory"), [("M2 Ultra", 192), ("consumer GPU", 24)])
 def test_unknown_ones_are_refused_and_the_list_is_named(gpu, memory):
-    with pytest.raises(Refusal, match=r"is called .*`charter gpus` lists them"):
+    with pytest.raises(Refusal, match=r"is called .*`charter catalog gpus` lists all"):
         found(gpu, memory)
 
 

@@ -272,6 +272,7 @@ def _noting_response() -> "type[aiohttp.ClientResponse]":
         line: asyncio.BaseTransport | None = None
 
         async def start(self, connection: "Connection") -> aiohttp.ClientResponse:
+            """Remember the connection, then read the reply."""
             self.line = connection.transport
             return await super().start(connection)
 

@@ -331,6 +331,7 @@ class _Bad(SkippedRows):
     """Takes every bad row, whatever the data set's policy."""
 
     def take(self, error: BadRowError, policy: Literal["fail", "skip"]) -> None:
+        """Skip the row."""
         super().take(error, "skip")
 
 

@@ -41,87 +41,61 @@ class StageMetrics:
 
 def figures(run: str, standing: Standing, stages: tuple[StageMetrics, ...], *, cost_usd: float | None) -> list[Gauge]:
     """All gauges of a run; what is unknown has no value rather than zero. Pure."""
-    progress = [(stage.name, stage.progress) for stage in stages]
-    metrics = [
-        ((run, name, metric), float(value))
-        for name, state in progress
-        for metric, value in (state.get("metrics") or {}).items()
-        if isinstance(value, int | float)
-    ]
     machines = [(stage.name, row) for stage in stages for row in stage.machines if stage.standing.state == "running"]
-    gpus = [((run, name, row.node, str(gpu.index), gpu.name), gpu) for name, row in machines for gpu in row.gpus or ()]
-    by_stage, by_node = ("run", "stage"), ("run", "stage", "node")
-    by_gpu = (*by_node, "gpu", "name")
     return [
         _gauge("charter_run_running", "Whether the run goes on.", ("run",), [((run,), standing.state == "running")]),
         _gauge("charter_run_cost_usd", "Spent so far.", ("run",), [((run,), cost_usd)]),
-        _gauge(
-            "charter_stage_state",
-            "1 for the state that a stage is in.",
-            (*by_stage, "state"),
-            [((run, stage.name, stage.standing.state), 1.0) for stage in stages],
-        ),
-        _gauge(
-            "charter_stage_attempts",
-            "Starts of a stage.",
-            by_stage,
-            [((run, stage.name), stage.standing.attempts) for stage in stages],
-        ),
-        _gauge(
-            "charter_stage_step",
-            "Finished steps.",
-            by_stage,
-            [((run, name), state.get("step")) for name, state in progress],
-        ),
-        _gauge(
-            "charter_stage_target_step",
-            "Steps that make the stage done.",
-            by_stage,
-            [((run, name), state.get("target_step")) for name, state in progress],
-        ),
-        _gauge(
-            "charter_stage_metric",
-            "The last value of a metric: loss, reward_mean, kl, tokens_per_second.",
-            (*by_stage, "metric"),
-            metrics,
-        ),
-        _gauge(
-            "charter_node_processes",
-            "Processes of the stage on a node.",
-            by_node,
-            [((run, name, row.node), row.processes) for name, row in machines],
-        ),
-        _gauge(
-            "charter_node_cpu_ratio",
-            "Share of the node's processors that is busy.",
-            by_node,
-            [((run, name, row.node), row.node_cpu_share) for name, row in machines],
-        ),
-        _gauge(
-            "charter_job_resident_bytes",
-            "Memory of the stage's processes on a node.",
-            by_node,
-            [((run, name, row.node), row.resident_bytes) for name, row in machines],
-        ),
-        _gauge(
-            "charter_gpu_activity_ratio",
-            "SM activity, or the share of time with a kernel.",
-            by_gpu,
-            [(labels, gpu.activity) for labels, gpu in gpus],
-        ),
-        _gauge(
-            "charter_gpu_memory_used_bytes",
-            "Memory taken of an accelerator.",
-            by_gpu,
-            [(labels, gpu.memory_used_bytes) for labels, gpu in gpus],
-        ),
-        _gauge(
-            "charter_gpu_power_watts",
-            "Power of an accelerator.",
-            by_gpu,
-            [(labels, gpu.power_watts) for labels, gpu in gpus],
-        ),
+        *_stage_figures(run, stages),
+        *_node_figures(run, machines),
+        *_gpu_figures(run, machines),
     ]
+
+
+def _stage_figures(run: str, stages: tuple[StageMetrics, ...]) -> Iterator[Gauge]:
+    """Yield how far every stage is, and its last metrics."""
+    labels = ("run", "stage")
+    states = [((run, stage.name, stage.standing.state), 1.0) for stage in stages]
+    yield _gauge("charter_stage_state", "1 for the state that a stage is in.", (*labels, "state"), states)
+    attempts = [((run, stage.name), stage.standing.attempts) for stage in stages]
+    yield _gauge("charter_stage_attempts", "Starts of a stage.", labels, attempts)
+    for key, name, text in (
+        ("step", "charter_stage_step", "Finished steps."),
+        ("target_step", "charter_stage_target_step", "Steps that make the stage done."),
+    ):
+        yield _gauge(name, text, labels, [((run, stage.name), stage.progress.get(key)) for stage in stages])
+    metrics = [
+        ((run, stage.name, metric), float(value))
+        for stage in stages
+        for metric, value in (stage.progress.get("metrics") or {}).items()
+        if isinstance(value, int | float)
+    ]
+    text = "The last value of a metric: loss, reward_mean, kl, tokens_per_second."
+    yield _gauge("charter_stage_metric", text, (*labels, "metric"), metrics)
+
+
+def _node_figures(run: str, machines: Sequence[tuple[str, MeterRow]]) -> Iterator[Gauge]:
+    """Yield what running stages take of their nodes."""
+    for field_name, name, text in (
+        ("processes", "charter_node_processes", "Processes of the stage on a node."),
+        ("node_cpu_share", "charter_node_cpu_ratio", "Share of the node's processors that is busy."),
+        ("resident_bytes", "charter_job_resident_bytes", "Memory of the stage's processes on a node."),
+    ):
+        values = [((run, stage, row.node), getattr(row, field_name)) for stage, row in machines]
+        yield _gauge(name, text, ("run", "stage", "node"), values)
+
+
+def _gpu_figures(run: str, machines: Sequence[tuple[str, MeterRow]]) -> Iterator[Gauge]:
+    """Yield what running stages take of their accelerators."""
+    labels = ("run", "stage", "node", "gpu", "name")
+    gpus = [
+        ((run, stage, row.node, str(gpu.index), gpu.name), gpu) for stage, row in machines for gpu in row.gpus or ()
+    ]
+    for field_name, name, text in (
+        ("activity", "charter_gpu_activity_ratio", "SM activity, or the share of time with a kernel."),
+        ("memory_used_bytes", "charter_gpu_memory_used_bytes", "Memory taken of an accelerator."),
+        ("power_watts", "charter_gpu_power_watts", "Power of an accelerator."),
+    ):
+        yield _gauge(name, text, labels, [(values, getattr(gpu, field_name)) for values, gpu in gpus])
 
 
 class Endpoint:

@@ -49,7 +49,7 @@ def accelerator_of(row: Measurement) -> Accelerator:
         return near
     like = closest(row.gpu, (item.name for item in accelerators.catalog()))
     meant = f"; did you mean {like}?" if like else ""
-    raise Refusal(f"no accelerator of the catalog is called {row.gpu!r}{meant} (`charter gpus` lists them)")
+    raise Refusal(f"no accelerator of the catalog is called {row.gpu!r}{meant} (`charter catalog gpus` lists all)")
 
 
 def _as_typed(row: Measurement) -> Accelerator:
