@@ -1,12 +1,13 @@
 """Run the commands of the documentation that read nothing but the repository, and compare what they print.
 
-    .venv/bin/python tools/page_figures.py docs/guides/questions.md ...
+    .venv/bin/python tools/page_figures.py [--write] docs/guides/questions.md ...
 
 A command is a line of a console block that begins with `$ charter`, or with `charter` where no line of the block
 begins with `$`; a backslash at its end goes on in the next line. The lines below it are parts of what it prints: any
 `...` stands for what was left out, and blanks do not count. A page has a folder of its own, with the examples, the
 recipes and a project from a template under each of the names that pages give to the reader's. Commands that start work,
-reach a network or read other files of the reader are not run, nor what follows them in their block.
+reach a network or read other files of the reader are not run, nor what follows them in their block. With `--write` the
+figures of a line are taken from what is printed now, where the words around them are the same; the rest is left to you.
 """
 
 import io
@@ -105,6 +106,36 @@ def missing(lines: tuple[str, ...], text: str) -> list[str]:
     ]
 
 
+def shape(part: str) -> str:
+    """Pattern of a part of a line with any figures, units of time and runs of blanks."""
+    pieces = re.split(r"(\d[\d,_]*(?:\.\d+)?|(?<=\d )(?:days|h|min|s)\b|\s+)", part.strip())
+    kinds = ((r"\d.*", r"\d[\d,_]*(?:\.\d+)?"), (r"days|h|min|s", "(?:days|h|min|s)"), (r"\s+", r"\s+"))
+    return "".join(next((new for old, new in kinds if re.fullmatch(old, piece)), re.escape(piece)) for piece in pieces)
+
+
+def refreshed(lines: tuple[str, ...], text: str) -> list[str]:
+    """Lines of a page with the figures of the next like lines of a text; unchanged where none is like them.
+
+    >>> refreshed(("  ppo 8 x H100 ... 1.2-3 h   $5", "eval"), "sft 1\\nppo 16 x H100 spot 50-61 min $7.10")
+    ['  ppo 16 x H100 ... 50-61 min   $7.10', 'eval']
+    """
+    fresh, place = [], 0
+    for line in lines:
+        parts = line.split("...")
+        like = re.compile(".*?".join(f"({shape(part)})" for part in parts)).search(text, place)
+        if like is not None:
+            place = like.end()
+            line = "...".join(map(with_blanks_of, parts, like.groups()))
+        fresh.append(line)
+    return fresh
+
+
+def with_blanks_of(old: str, new: str) -> str:
+    """Words of a new part, with the blanks of an old one."""
+    words = iter(new.split())
+    return re.sub(r"\S+", lambda _: next(words), old)
+
+
 def printed(command: str, folder: Path) -> tuple[str, int]:
     """Everything that a command prints when it runs in a folder, and its exit code."""
     text, code = io.StringIO(), 0
@@ -125,7 +156,7 @@ def printed(command: str, folder: Path) -> tuple[str, int]:
     return text.getvalue(), code
 
 
-def stale(page: Path) -> tuple[int, list[str]]:
+def stale(page: Path, write: bool = False) -> tuple[int, list[str]]:
     """The number of commands of a page that were run; those that failed or no longer print the lines below them."""
     count, wrong = 0, []
     with tempfile.TemporaryDirectory() as home:
@@ -138,6 +169,10 @@ def stale(page: Path) -> tuple[int, list[str]]:
                 text, code = printed(command, folder)
                 count += 1
                 old = missing(lines, text)
+                if old and write:
+                    fresh = tuple(refreshed(lines, text))
+                    page.write_text(with_lines(page.read_text(encoding="utf-8"), lines, fresh), encoding="utf-8")
+                    old = missing(fresh, text)
                 if code not in ANSWERS and not any(line.startswith("error[") for line in lines):
                     old.append(f"exit code {code}: {text.strip()[-400:]}")
                 if old:
@@ -145,9 +180,18 @@ def stale(page: Path) -> tuple[int, list[str]]:
     return count, wrong
 
 
-def main(pages: list[str]) -> int:
-    """Print the stale lines of each page; 1 where there are any."""
-    wrong = [text for page in pages for text in stale(Path(page))[1]]
+def with_lines(page: str, lines: tuple[str, ...], fresh: tuple[str, ...]) -> str:
+    """A page with fresh lines in place of those that follow one another there, blank lines between them kept."""
+    start = re.search(r"\n\s*".join(map(re.escape, lines)), page)
+    if start is None:
+        raise ValueError(f"not in the page: {lines}")
+    return page[: start.start()] + "\n".join(fresh) + page[start.end() :]
+
+
+def main(words: list[str]) -> int:
+    """Print the stale lines of each page, those that `--write` could not mend; 1 where there are any."""
+    write = "--write" in words
+    wrong = [text for page in words if page != "--write" for text in stale(Path(page), write)[1]]
     print(*wrong, sep="\n")
     return int(bool(wrong))
 
