@@ -36,7 +36,7 @@ _TRAINED, _SECONDS, _RATE = "trainer/global_step", "timing/step", "policy/policy
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _RAY = re.compile(r"^\([^()]*pid=[^()]*\) ")
 _BEGINS = re.compile(r"\bStep (\d+): *$")
-_ENTRY = re.compile(r"'([^']+)': '?(-?[\d.]+(?:e[+-]?\d+)?|nan|-?inf)'?(?=[,}])")
+_ENTRY = re.compile(r"'([^']+)': (?:np\.\w+\()?'?(-?[\d.]+(?:e[+-]?\d+)?|nan|-?inf)['\)]?(?=[,}])")
 
 
 def console_steps(lines: Iterable[str]) -> Iterator[LoggedStep]:

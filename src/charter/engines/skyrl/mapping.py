@@ -185,7 +185,6 @@ def _attention(sheet: Sheet, stage: PpoStage) -> None:
 
 NO_DEGREE = {
     "tensor": "its FSDP trainer has no tensor parallelism (its Megatron trainer is not rendered)",
-    "sequence_parallel": "there is no tensor parallelism",
     "pipeline": "its FSDP trainer has no pipeline",
     "interleave": "there is no pipeline",
     "expert": "its FSDP trainer has no expert parallelism",
@@ -196,7 +195,8 @@ NO_DEGREE = {
 def _layout(sheet: Sheet) -> None:
     mapper, layout = sheet.mapper, sheet.mapper.handover.layout
     for name, why in NO_DEGREE.items():
-        mapper.same(f"layout.{name}", (1, False), why)
+        mapper.same(f"layout.{name}", 1, why)
+    mapper.same("layout.sequence_parallel", False, "there is no tensor parallelism")
     both = (POLICY, f"{TRAINER}.ref")
     if layout.zero is ZeroStage.PARAMETERS or (layout.zero is ZeroStage.NONE and layout.num_accelerators == 1):
         keys: dict[str, object] = {f"{section}.fsdp_config.reshard_after_forward": True for section in both}
@@ -296,7 +296,7 @@ def _schedule(sheet: Sheet, stage: PpoStage) -> None:
     if stage.schedule == "constant":
         sheet.idle("stage.min_learning_rate_ratio", "a constant rate has no floor")
     else:
-        mapper.same("stage.min_learning_rate_ratio", 0.0, "its schedules end at 0")
+        mapper.same("stage.min_learning_rate_ratio", 0.0, f"its {stage.schedule} schedule ends at 0")
 
 
 def _estimator(sheet: Sheet, stage: PpoStage) -> None:
@@ -335,8 +335,12 @@ def _kl(sheet: Sheet, stage: PpoStage) -> None:
         mapper.refuse("stage.kl_coefficient", reason, "loss_aggregation: sequence, or kl_coefficient: 0")
     else:
         sheet.as_is("stage.kl_coefficient", f"{ALGORITHM}.kl_loss_coef", note="of the reward too, where it is there")
-    kind: dict[str, object] = {f"{ALGORITHM}.kl_estimator_type": "k3" if in_loss else stage.kl_estimator}
-    sheet.computed("stage.kl_estimator", kind, "in the loss k3 whichever is named; k3 is held within 10 nats")
+    if penalised and not in_loss:
+        kind: dict[str, object] = {f"{ALGORITHM}.kl_estimator_type": stage.kl_estimator}
+        sheet.computed("stage.kl_estimator", kind, "k3 is held within 10 nats")
+    else:
+        sheet.put(f"{ALGORITHM}.kl_estimator_type", "k3")
+        sheet.idle("stage.kl_estimator", "there is no penalty, or it is k3 in the loss whichever is named")
     reason = "its adaptive controller aims at nats per token, not per answer, and no checkpoint holds its coefficient"
     mapper.same("stage.kl_target", None, reason)
     sheet.put(f"{ALGORITHM}.kl_ctrl.type", "fixed")
