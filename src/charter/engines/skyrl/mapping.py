@@ -216,13 +216,13 @@ def _layout(sheet: Sheet) -> None:
     else:
         on: dict[str, object] = {f"{TRAINER}.gradient_checkpointing": layout.recompute is Recompute.FULL}
         sheet.computed("layout.recompute", on, "full: on, none: off")
-    held = {f"{section}.fsdp_config.cpu_offload": layout.offload_parameters for section in both}
-    sheet.computed("layout.offload_parameters", dict(held), "FSDP2's CPUOffloadPolicy: parameters and optimizer")
+    on_host = {f"{section}.fsdp_config.cpu_offload": layout.offload_parameters for section in both}
+    sheet.computed("layout.offload_parameters", dict(on_host), "FSDP2's CPUOffloadPolicy: parameters and optimizer")
     if layout.offload_optimizer and not layout.offload_parameters:
         reason = "offload_after_step brings the optimizer back for every update; only both together stay on the host"
         mapper.refuse("layout.offload_optimizer", reason, "offload: all, or none")
     else:
-        sheet.computed("layout.offload_optimizer", dict(held), "on together with offload_parameters")
+        sheet.computed("layout.offload_optimizer", dict(on_host), "on together with offload_parameters")
 
 
 def _context(sheet: Sheet, sections: tuple[str, ...]) -> None:
@@ -402,15 +402,15 @@ def _sampling(sheet: Sheet, stage: PpoStage) -> None:
     mapper, place = sheet.mapper, f"{GENERATOR}.sampling_params"
     sheet.as_is("stage.temperature", f"{place}.temperature")
     sheet.as_is("stage.top_p", f"{place}.top_p")
-    whole: dict[str, object] = {
+    together: dict[str, object] = {
         f"{ENGINE}.engine_init_kwargs": {"max_model_len": stage.max_prompt_tokens + stage.max_new_tokens}
     }
-    new: dict[str, object] = {f"{place}.max_generate_length": stage.max_new_tokens, **whole}
+    new: dict[str, object] = {f"{place}.max_generate_length": stage.max_new_tokens, **together}
     sheet.computed("stage.max_new_tokens", new, "and prompt and answer together")
     prompt: dict[str, object] = {
         f"{TRAINER}.max_prompt_length": stage.max_prompt_tokens,
         f"{GENERATOR}.max_input_length": stage.max_prompt_tokens,
-        **whole,
+        **together,
     }
     sheet.computed("stage.max_prompt_tokens", prompt, "longer prompts are left out by it, so none is written")
     sheet.put(f"{GENERATOR}.max_turns", 1)
@@ -446,6 +446,8 @@ def _absent(sheet: Sheet, stage: PpoStage) -> None:
         sheet.idle(f"stage.{name}", "grpo and rloo have no value model")
 
 
+ITSELF = '"__main__"'
+"""In the script that is rendered; spelt out there, this module would be taken for a program."""
 ENTRY_TEXT = f'''"""SkyRL's trainer with Charter's rewards, prompts in the file's order, and a file of metrics."""
 
 import json
@@ -555,7 +557,7 @@ def main():
     ray.get(train.remote(cfg))
 
 
-if __name__ == "__main__":
+if __name__ == {ITSELF}:
     main()
 '''
 RESUME = Resume(

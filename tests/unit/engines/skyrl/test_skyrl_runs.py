@@ -40,7 +40,7 @@ def whole_ones(work: Path) -> list[int]:
     return [item.step for item in ADAPTER.checkpoints(work)]
 
 
-def test_a_checkpoint_counts_when_every_rank_has_written_its_files(tmp_path: Path) -> None:
+def test_a_checkpoint_counts_when_every_rank_has_written(tmp_path: Path) -> None:
     assert whole_ones(tmp_path) == []
     saved(tmp_path, 5)
     for count in range(1, len(FILES)):
