@@ -14,10 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from charter.artifacts import durable
-from charter.errors import DataError
 from charter.metering.sampler import LocalMeters
 from charter.tracking.destinations.prometheus import Endpoint
 from charter.tracking.journal import Collector, TrackingLock, health_of, health_path, log_path
