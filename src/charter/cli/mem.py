@@ -82,6 +82,8 @@ def _options(item: "Alternative", layout: "Layout", device: "Accelerator") -> st
             options.append(f"--{name.replace('_', '-')} {int(value) if name != 'recompute' else value.value}")
     if new.offload_optimizer != layout.offload_optimizer:
         options.append("--offload-optimizer")
+    if new.offload_activations != layout.offload_activations:
+        options.append("--offload-activations")
     if item.count != layout.num_accelerators:
         options.append(f"--on {device.name}:{item.count}")
     return " ".join(options)
@@ -175,6 +177,9 @@ def mem(
     ] = "none",
     sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="With --tensor.")] = False,
     offload_optimizer: Annotated[bool, typer.Option("--offload-optimizer", help="Into host memory.")] = False,
+    offload_activations: Annotated[
+        bool, typer.Option("--offload-activations", help="Inputs of layers into host memory, with --recompute full.")
+    ] = False,
     precision: Annotated[
         PrecisionName,
         typer.Option("--precision", help="Bytes per parameter: fsdp 4+4+8, zero 2+2+12, megatron 2+4+12, ..."),
@@ -203,12 +208,18 @@ def mem(
 ) -> None:
     """Memory of a model on an accelerator, term by term; exit code 3 when it does not fit."""
     from charter.catalog import models
+    from charter.engines.native.capabilities import CAPABILITIES
+    from charter.errors import UsageError
     from charter.physics.memory import training_alternatives
     from charter.plan.knowledge import shipped
     from charter.spec.layout import Layout, Recompute, ZeroStage
 
     mode = mode or ("train" if rank is None else "lora")
     _check_mode(mode, rank, explain=explain)
+    if offload_activations and (mode == "infer" or recompute != "full"):
+        raise UsageError(
+            "--offload-activations: moves the inputs of layers that are recomputed whole; add --recompute full"
+        )
     catalog_model = models.resolve(models.of_size(model))
     device, count = _device(accelerator)
     usable = shipped().usable_bytes(device)
@@ -225,6 +236,7 @@ def mem(
         sequence_parallel=sequence_parallel,
         recompute=Recompute(recompute),
         offload_optimizer=offload_optimizer,
+        offload_activations=offload_activations,
     )
     shape, kind = catalog_model.architecture, _precision(precision, optimizer)
     if mode == "infer":
@@ -241,7 +253,10 @@ def mem(
     else:
         judge = _training(shape, device, seq_len=seq_len, precision=kind, stack=stack, mode=mode, rank=rank or 16)
         memory = judge(layout)
-        changes = () if memory.fits(usable) else training_alternatives(layout, judge, usable)
+        on_host = stack == CAPABILITIES.memory and CAPABILITIES.offload_activations
+        changes = (
+            () if memory.fits(usable) else training_alternatives(layout, judge, usable, offloads_activations=on_host)
+        )
     report = memory_json(catalog_model, device, count, mode, layout, memory, usable, changes)
     if explain:
         from charter.physics.source_formulas import printed_formulas
