@@ -425,14 +425,15 @@ def training_alternatives(
 ) -> tuple[Alternative, ...]:
     """Changes that bring a training layout within the capacity, each layout once; the least invasive first.
 
-    Tried in turn: a smaller micro-batch, higher ZeRO stages, recomputation, both, optimizer offload, inputs of layers
-    on the host where the engine `offloads_activations`, and twice as many accelerators until it fits. Each is judged
-    by the same memory estimate.
+    Tried in turn: a smaller micro-batch, higher ZeRO stages, recomputation, both, optimizer offload; where none of them
+    fits and the engine `offloads_activations`, inputs of layers on the host; and twice as many accelerators until it
+    fits. Each is judged by the same memory estimate.
     """
     alternatives: list[Alternative] = []
     on_host = _inputs_on_host(layout) if offloads_activations else ()
     for change, candidate in (*_training_changes(layout), *on_host, *_more_accelerators(layout)):
-        if any(candidate == item.layout for item in alternatives):
+        is_last_resort = candidate.offload_activations and not layout.offload_activations
+        if any(is_last_resort or candidate == item.layout for item in alternatives):
             continue
         total = memory(candidate).total_bytes
         if total <= capacity_bytes:

@@ -349,9 +349,9 @@ def _optimizer(given: StepInputs) -> Array:
 
 def _inputs_to_host(given: StepInputs) -> Array:
     """Per micro-batch: the input of each layer to host memory and back. A bound: nothing is taken to hide it."""
-    at, job = given.job.layouts, given.job
+    at = given.job.layouts
     # One device and DDP keep hidden states in 32 bits (autocast); sharded and split weights make 16 bits of them.
-    is_wide = (at.zero < 2) & (at.tensor == 1) & (job.frozen == 0)
+    is_wide = (at.zero < 2) & (at.tensor == 1)
     hidden = np.where(is_wide, 2.0, 1.0) * given.work.stage_message * at.tensor
     layers = fullest_stage_layers(given.model.layers, at.pipeline)
     return array(at.offload_activations * 2 * layers * hidden / given.device.host_link)

@@ -110,7 +110,7 @@ class Searched:
         A bound counts state alone, so it is the same for every micro-batch, and 64 sequences would look as lean as one.
         """
         at = self.space.layouts
-        return np.lexsort((-at.recompute, at.micro_batch, self.peak))
+        return np.lexsort((-at.offload_activations, -at.recompute, at.micro_batch, self.peak))
 
     @property
     def evaluated(self) -> int:

@@ -332,11 +332,8 @@ def test_the_peak_of_a_policy_is_the_planned_one(kind, label, live, monkeypatch)
     assert ratio == pytest.approx(1, abs=OFF)
 
 
-@pytest.mark.parametrize(("name", "layers"), [("Llama-3.1-8B", 4), ("Llama-3.2-1B", 4)])
-@pytest.mark.usefixtures("as_on_a_gpu")
-def test_the_peak_of_a_step_of_adapters_is_the_planned_one(name, layers, live):
-    """Each adapted matrix keeps an input of its own; an embedding stays in fp32, a tied output projection with it."""
-    architecture, rank = replace(models.get(name).architecture, num_layers=layers), 16
+def measured_peak_of_adapters(live, architecture, layout, rank, monkeypatch):
+    """Bytes at the peak of a step of adapters on one device."""
     model = fake_model(architecture)
     add_adapter(model, Adapter(rank=rank), seed=1)
     parallel.cast_frozen(model, torch.bfloat16, everything=False)
@@ -346,6 +343,7 @@ def test_the_peak_of_a_step_of_adapters_is_the_planned_one(name, layers, live):
         tie(model, ties)
         for parameter, item in model.named_parameters():
             item.requires_grad_(parameter in trained)
+        spread(model, layout, live, monkeypatch)
         weights = [item for item in model.parameters() if item.requires_grad]
         optimizer = make_optimizer([(weights, 1e-5)], SPEC)
         live.peak = live.now
@@ -357,10 +355,41 @@ def test_the_peak_of_a_step_of_adapters_is_the_planned_one(name, layers, live):
             loss.backward()
             del loss
         optimizer.step()
-    plan = training_memory(architecture, Layout(accumulation=PASSES), seq_len=TOKENS, adapter=Adapter(rank=rank))
-    planned = max(sum(term.value for term in terms if term.name not in NOT_ALLOCATED) for terms in plan.phases.values())
-    print(f"RATIO {name} adapters: {planned / live.peak:.3f} of {live.peak / 2**30:.2f} GiB")
-    assert planned / live.peak == pytest.approx(1, abs=OFF)
+    return live.peak
+
+
+def planned_peak_of_adapters(architecture, layout, rank):
+    """Bytes of the plan of such a stage at its fullest moment, without what no operation allocates."""
+    planned = Layout(
+        accumulation=PASSES, recompute=Recompute(layout.recompute), offload_activations=layout.offload_activations
+    )
+    plan = training_memory(architecture, planned, seq_len=TOKENS, adapter=Adapter(rank=rank))
+    return max(sum(term.value for term in terms if term.name not in NOT_ALLOCATED) for terms in plan.phases.values())
+
+
+@pytest.mark.parametrize(("name", "layers"), [("Llama-3.1-8B", 4), ("Llama-3.2-1B", 4)])
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_the_peak_of_a_step_of_adapters_is_the_planned_one(name, layers, live, monkeypatch):
+    """Each adapted matrix keeps an input of its own; an embedding stays in fp32, a tied output projection with it."""
+    architecture, rank = replace(models.get(name).architecture, num_layers=layers), 16
+    measured = measured_peak_of_adapters(live, architecture, StageLayout(), rank, monkeypatch)
+    planned = planned_peak_of_adapters(architecture, StageLayout(), rank)
+    print(f"RATIO {name} adapters: {planned / measured:.3f} of {measured / 2**30:.2f} GiB")
+    assert planned / measured == pytest.approx(1, abs=OFF)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_inputs_beside_adapters_are_planned_in_32_bits(monkeypatch):
+    """What the host takes off the device: hidden states as wide as the frozen embedding that they come from."""
+    architecture, rank = replace(models.get("Llama-3.2-1B").architecture, num_layers=8), 16
+    taken = []
+    for peak in (
+        lambda layout: measured_peak_of_adapters(Peak(), architecture, layout, rank, monkeypatch),
+        lambda layout: planned_peak_of_adapters(architecture, layout, rank),
+    ):
+        here = peak(StageLayout(recompute="full"))
+        taken.append(here - peak(StageLayout(recompute="full", offload_activations=True)))
+    assert taken[1] / taken[0] == pytest.approx(1, abs=OFF)
 
 
 def cases():
