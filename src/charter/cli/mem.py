@@ -208,18 +208,11 @@ def mem(
 ) -> None:
     """Memory of a model on an accelerator, term by term; exit code 3 when it does not fit."""
     from charter.catalog import models
-    from charter.engines.native.capabilities import CAPABILITIES
-    from charter.errors import UsageError
-    from charter.physics.memory import training_alternatives
     from charter.plan.knowledge import shipped
     from charter.spec.layout import Layout, Recompute, ZeroStage
 
     mode = mode or ("train" if rank is None else "lora")
-    _check_mode(mode, rank, explain=explain)
-    if offload_activations and (mode == "infer" or recompute != "full"):
-        raise UsageError(
-            "--offload-activations: moves the inputs of layers that are recomputed whole; add --recompute full"
-        )
+    _check_mode(mode, rank, explain=explain, offloaded=recompute if offload_activations else "")
     catalog_model = models.resolve(models.of_size(model))
     device, count = _device(accelerator)
     usable = shipped().usable_bytes(device)
@@ -253,10 +246,7 @@ def mem(
     else:
         judge = _training(shape, device, seq_len=seq_len, precision=kind, stack=stack, mode=mode, rank=rank or 16)
         memory = judge(layout)
-        on_host = stack == CAPABILITIES.memory and CAPABILITIES.offload_activations
-        changes = (
-            () if memory.fits(usable) else training_alternatives(layout, judge, usable, offloads_activations=on_host)
-        )
+        changes = () if memory.fits(usable) else _changes(layout, judge, usable, stack)
     report = memory_json(catalog_model, device, count, mode, layout, memory, usable, changes)
     if explain:
         from charter.physics.source_formulas import printed_formulas
@@ -273,13 +263,28 @@ def mem(
         raise typer.Exit(ExitCode.INFEASIBLE)
 
 
-def _check_mode(mode: Mode, rank: int | None, *, explain: bool) -> None:
+def _check_mode(mode: Mode, rank: int | None, *, explain: bool, offloaded: str) -> None:
     from charter.errors import UsageError
 
     if rank is not None and mode not in ("lora", "qlora"):
         raise UsageError(f"--rank {rank}: is of adapters, with --mode lora or qlora; found --mode {mode}")
     if explain and mode != "train":
         raise UsageError(f"--explain: papers print formulas for training a whole model; found --mode {mode}")
+    if offloaded and (mode == "infer" or offloaded != "full"):
+        raise UsageError(
+            "--offload-activations: moves what recomputed layers keep, with --mode train and --recompute full"
+        )
+
+
+def _changes(
+    layout: "Layout", judge: "Callable[[Layout], MemoryBreakdown]", usable: float, stack: str
+) -> "tuple[Alternative, ...]":
+    """Return what would make a training layout fit, of what the engine of its stack can do."""
+    from charter.engines.native.capabilities import CAPABILITIES
+    from charter.physics.memory import training_alternatives
+
+    on_host = stack == CAPABILITIES.memory and CAPABILITIES.offload_activations
+    return training_alternatives(layout, judge, usable, offloads_activations=on_host)
 
 
 def _device(text: str) -> "tuple[Accelerator, int]":

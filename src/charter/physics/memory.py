@@ -569,8 +569,8 @@ def least_state_bytes(shape: MemoryShape, layouts: Layouts, constants: TrainingM
 def offloaded_input_bytes(shape: MemoryShape, layouts: Layouts, constants: TrainingMemoryConstants) -> Array:
     """Inputs of layers of a rank that wait in host memory for the backward pass."""
     stays = replace(layouts, offload_activations=array(0.0))
-    kept = activation_columns(_rank(shape, stays, constants, "first"))
-    return array((kept["kept"].values + kept["inputs"].values) * layouts.offload_activations)
+    columns = activation_columns(_rank(shape, stays, constants, "first"))
+    return array((columns["kept"].values + columns["inputs"].values) * layouts.offload_activations)
 
 
 def _even(shape: MemoryShape, layouts: Layouts) -> Array:

@@ -72,7 +72,7 @@ def test_offload_of_everything_needs_sharding(monkeypatch):
     assert "goes with zero: 2 or 3" in problems(asked, "H100:8", zero=0, offload="all")[0]
 
 
-def test_inputs_of_layers_wait_on_the_host_where_all_is_recomputed():
+def test_inputs_on_the_host_need_full_recomputation():
     asked = replace(SFT, global_batch=16)
     assert problems(asked, recompute="full", offload_activations=True) == []
     assert problems(asked, recompute="none", offload_activations=False) == []
