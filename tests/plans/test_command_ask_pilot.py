@@ -1,17 +1,21 @@
 """`charter plan ask -C DIR`: what finished sweeps say of labels, judge and method, and what they say nothing of."""
 
+import io
 import json
 import math
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from charter.api import next_purchases
 from charter.artifacts.job import write_job
 from charter.artifacts.stage_dir import StageDir
 from charter.cli.main import app
 from charter.engines.project import load_project
 from charter.evaluate.figures import figure_of
 from charter.evaluate.statistics import ConfidenceInterval
+from charter.report.pilot import print_pilot
 from charter.run.graph import build_pipeline, job_of
 from charter.run.sweep import sweep_points
 from charter.templates.shipped import find_template, write_template
@@ -29,25 +33,30 @@ models:
 """
 METRIC = "metric: {stage: eval, figure: win_rate.policy}"
 SWEEPS = f"""
-resources: {{infra: on_prem, accelerators: [RTX4090:1], num_nodes: 1, price: $1000/h}}
+resources: {{infra: on_prem, accelerators: [RTX4090:2], num_nodes: 1, price: $1000/h}}
 sweeps:
-  labels: {{over: {{pipeline.label.pairs: [8, 16, 32]}}, seeds: 2, {METRIC}}}
+  labels: {{over: {{pipeline.label.pairs: [800, 1600, 3200]}}, seeds: 2, {METRIC}}}
   judges: {{over: {{pipeline.label.judge: [small, middle, large, huge]}}, {METRIC}}}
   methods: {{over: {{pipeline.eval.policy: [ppo, ppo_control, sl_cai]}}, seeds: 2, seeded: [eval], {METRIC}}}
   rates: {{over: {{pipeline.ppo.learning_rate: [1.0e-4, 2.0e-4, 4.0e-4]}}, {METRIC}}}
 """
 SHARES = {
-    "labels": {8: 0.50, 16: 0.60, 32: 0.69},
+    "labels": {800: 0.50, 1600: 0.60, 3200: 0.69},
     "judges": {"small": 0.69, "middle": 0.71, "large": 0.73},
     "methods": {"ppo": 0.69, "ppo_control": 0.59},
 }
-"""The file as it stands is a point of all three: 32 pairs, the small judge, ppo."""
+"""The file as it stands is a point of all three: 3,200 pairs, the small judge, ppo."""
 
 
 def write_project(tmp_path):
     write_template(find_template("cai-smoke"), tmp_path)
     path = tmp_path / "charter.yaml"
-    text = path.read_text().replace("models:\n", JUDGES).replace("against: sl_cai", "against: sft")
+    text = (
+        path.read_text()
+        .replace("models:\n", JUDGES)
+        .replace("against: sl_cai", "against: sft")
+        .replace("pairs: 32", "pairs: 3200")
+    )
     text = text.replace("resources: {infra: local, cpus: 1, max_parallel_stages: 2}\n", SWEEPS)
     path.write_text(
         text.replace("  judge:    {kind: judge", "  taught:   {kind: judge").replace("judge: judge", "judge: small")
@@ -104,33 +113,31 @@ def choices_of(said):
     return {(item["what"], item["new"]): item for item in ranking["choices"]}
 
 
-def test_choices_are_ranked_by_the_gain_that_runs_show(pilot):
-    said = told(pilot)
-    choices = choices_of(said)
-    assert list(choices)[:2] == [("labels", "128"), ("judge", "large")]
-    labels = choices["labels", "128"]
+def test_choices_are_ranked_by_the_gain_that_runs_show(free):
+    choices = choices_of(free)
+    assert list(choices)[:2] == [("labels", "12,800"), ("judge", "large")]
+    labels = choices["labels", "12,800"]
     slope = math.log(0.69 / 0.31) / math.log(4)
     level = math.log(0.69 / 0.31) + slope * math.log(4)
     assert labels["gain"] == pytest.approx(1 / (1 + math.exp(-level)) - 0.69, abs=0.02)
     assert labels["low"] < labels["gain"] < labels["high"]
-    assert (labels["old"], labels["shown"], labels["verdict"]) == ("32", True, "fits")
-    assert labels["basis"] == "curve through 6 runs of 3 sizes, 4 times the largest"
+    assert (labels["old"], labels["shown"], labels["verdict"]) == ("3,200", True, "fits")
+    assert labels["basis"] == "curve, 6 runs of 3 sizes, 4 times the largest"
     method = choices["method", "ppo_control"]
     assert method["gain"] == pytest.approx(-0.1)
     assert not method["shown"]
 
 
-def test_three_sizes_of_one_seed_leave_a_wide_interval(pilot):
-    judge = choices_of(told(pilot))["judge", "large"]
-    assert judge["basis"] == "curve through 3 runs of 3 sizes"
+def test_three_sizes_of_one_seed_leave_a_wide_interval(free):
+    judge = choices_of(free)["judge", "large"]
+    assert judge["basis"] == "curve, 3 runs of 3 sizes"
     assert judge["gain"] == pytest.approx(0.04, abs=0.01)
     assert (judge["low"] < 0, judge["shown"]) == (True, False), "each share is known to two points only"
 
 
-def test_what_has_no_pilot_gets_no_figure(pilot):
-    said = told(pilot)
-    assert ("judge", "huge") not in choices_of(said)
-    silent = "\n".join(said["no_pilot"])
+def test_what_has_no_pilot_gets_no_figure(free):
+    assert ("judge", "huge") not in choices_of(free)
+    silent = "\n".join(free["no_pilot"])
     for text in (
         "no pilot of judge huge: the sizes that were run reach to",
         "no pilot of method sl_cai: it has no figure",
@@ -139,8 +146,9 @@ def test_what_has_no_pilot_gets_no_figure(pilot):
         assert text in silent
 
 
-def test_two_sizes_are_no_curve(project):
-    publish(project, "labels", {8: 0.5, 16: 0.6})
+def test_two_sizes_are_no_curve(tmp_path):
+    project = write_project(tmp_path)
+    publish(project, "labels", {800: 0.5, 1600: 0.6})
     done = ask(project)
     assert done.exit_code != 0
     text = " ".join(done.stdout.split())
@@ -148,13 +156,14 @@ def test_two_sizes_are_no_curve(project):
     assert "No pilot of judge in sweep judges: 0 of 3 sizes" in text
 
 
-def test_a_budget_buys_what_it_can_pay(pilot):
-    free = choices_of(told(pilot))
-    (dear,) = (item["usd"] for (what, _), item in free.items() if what == "labels")
-    said = choices_of(told(pilot, "--budget", f"{0.9 * dear}"))
-    labels = [item for (what, _), item in said.items() if what == "labels"]
-    assert [(item["new"], item["verdict"]) for item in labels] == [("64", "fits")]
-    assert all(item["usd"] <= 0.9 * dear for item in said.values() if item["verdict"] == "fits")
+def test_a_budget_buys_what_it_can_pay(pilot, free):
+    (dear,) = (item["usd"] for (what, _), item in choices_of(free).items() if what == "labels")
+    screen = Console(file=io.StringIO(), width=200)
+    print_pilot(next_purchases(pilot, budget_usd=dear - 2), screen)
+    text = " ".join(screen.file.getvalue().split())
+    assert "Expected gain in win_rate.policy of eval, to maximise" in text
+    assert "First: pipeline.label.pairs=6400, +" in text
+    assert "hold together with 95 %" in text
 
 
 def test_a_project_without_a_sweep_is_told_how_to_make_one(tmp_path):
@@ -166,12 +175,3 @@ def test_a_project_without_a_sweep_is_told_how_to_make_one(tmp_path):
 def test_options_of_the_question_do_not_go_with_a_project(pilot):
     done = ask(pilot, "--hardware", "H100:8", "--kind", "dpo", "--pairs", "5k")
     assert "--kind, --hardware, --pairs: the project of -C says it" in str(done.exception)
-
-
-def test_the_table_says_what_is_first_and_how_sure(pilot):
-    done = ask(pilot)
-    assert done.exit_code == 0, (done.output, done.exception)
-    text = " ".join(done.stdout.split())
-    assert "Expected gain in win_rate.policy of eval, to maximise" in text
-    assert "First: pipeline.label.pairs=128, +" in text
-    assert "hold together with 95 %" in text

@@ -126,6 +126,8 @@ def ask(
 
 def _ask_pilot(context: typer.Context, directory: Path, overrides: list[str], *, as_json: bool) -> None:
     """Rank what a project's pilot says of the next purchase, within budget and deadline of the command or the file."""
+    import os
+
     from charter.cli.common import open_project
     from charter.errors import InfeasibleError, UsageError
     from charter.plan.ask import Inquiry
@@ -148,6 +150,7 @@ def _ask_pilot(context: typer.Context, directory: Path, overrides: list[str], *,
             project=project,
             root=root,
             overrides=overrides,
+            env=os.environ,
             budget_usd=limit if given.budget_usd is None else given.budget_usd,
             deadline_seconds=project.deadline if given.deadline is None else parse_seconds(given.deadline),
         )

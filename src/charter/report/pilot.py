@@ -5,7 +5,6 @@ through the runs; of a method its runs are compared directly. What no run says a
 """
 
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
@@ -34,12 +33,16 @@ INSTEAD: Mapping[What, str] = {
     "labels": "three numbers of pairs, like {pipeline.label.pairs: [500, 1000, 2000]}",
     "judge": "three judges, like {pipeline.label.judge: [small, middle, large]}",
     "method": "stages that make the policy, like {pipeline.eval.policy: [dpo, ppo]}, with two seeds",
-    "model": "three models, like {models.base.model: [1B, 3B, 8B]}",
-    "training": "three amounts, like {pipeline.ppo.episodes: [1000, 2000, 4000]}",
 }
-"""The sweep that would be a pilot of a choice; of the last two, where the file has one already."""
-NAMED: tuple[What, ...] = ("labels", "judge", "method")
-"""Choices of which is said that there is no pilot; the others are ranked where there is one."""
+"""The sweep that would be a pilot of a choice, where the file has none; other choices are ranked where it has one."""
+AMOUNTS: Mapping[str, What] = {
+    "pairs": "labels",
+    "num_prompts": "training",
+    "episodes": "training",
+    "steps": "training",
+    "epochs": "training",
+}
+"""Fields of stages that say how much; of `pairs` a judge labels each."""
 METHOD_FIELDS = frozenset({"adapter", "estimator"})
 
 
@@ -70,7 +73,7 @@ class PilotChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranking:
-    """What may be bought, by one figure: what fits first, then by expected gain."""
+    """Choices by one figure: those that fit first, then by expected gain."""
 
     metric: SweepMetric
     unit: str
@@ -121,12 +124,15 @@ class _Series:
 
     @property
     def measured(self) -> tuple[PointFigure, ...]:
+        """Return the runs that have a figure."""
         return tuple(run for run in self.runs if run.value is not None)
 
     def value_of(self, run: PointFigure) -> Value:
+        """Return a run's value of the field."""
         return run.point.values[self.field]
 
     def by_seed(self, value: Value) -> dict[int, PointFigure]:
+        """Return the runs of a value by their repetition."""
         return {run.point.repetition: run for run in self.measured if self.value_of(run) == value}
 
 
@@ -140,15 +146,17 @@ class PilotQuestion:
     overrides: Sequence[str] = ()
     budget_usd: float | None = None
     deadline_seconds: float | None = None
+    env: Mapping[str, str]
+    """What `${NAME}` in the file stands for."""
 
     def cost(self, field: str, value: Value) -> tuple[float | None, float | None, str]:
         """Return p50 of what is left to pay and to wait for with a value, and whether that is allowed."""
         overrides = [*self.overrides, f"{field}={value}"]
-        project = load_project(self.path, overrides=overrides, env=dict(os.environ))
+        project = load_project(self.path, overrides=overrides, env=self.env)
         point = Point(values={field: value}, repetition=0, overrides=tuple(overrides))
         bill = plan_sweep([SweepPoint(sweep="", point=point, project=project)], self.root)
         if bill.refused:
-            return None, None, f"cannot be planned: {next(iter(bill.refused.values()))}"
+            return None, None, next(iter(bill.refused.values()))
         usd, seconds = (bill.total(what, left=True).get("p50") for what in ("usd", "seconds"))
         if self.budget_usd is not None and (usd is None or usd > self.budget_usd):
             return usd, seconds, "no price" if usd is None else "over budget"
@@ -168,16 +176,17 @@ def read_pilot(question: PilotQuestion) -> Pilot:
             "{pipeline.label.pairs: [500, 1000, 2000]}, metric: {stage: eval, figure: judge_win_rate.policy}}}"
         )
     series, silent = [], list[str]()
+    varied = set[What | None]()
     for name, sweep in sweeps.items():
+        varied |= {_what(question.project, field, sweep.metric.stage) for field in sweep.over if sweep.metric}
         for item in _series(question, name, sweep):
             if isinstance(item, str):
                 silent.append(item)
             else:
                 series.append(item)
-    asked_of = {item.what for item in series}
-    for what in NAMED:
-        if what not in asked_of and _is_chosen(question.project, what):
-            silent.append(f"no pilot of {what}: no sweep with a metric varies it; it needs {INSTEAD[what]}")
+    for what, instead in INSTEAD.items():
+        if what not in varied and _is_chosen(question.project, what):
+            silent.append(f"no pilot of {what}: no sweep with a metric varies it; it needs {instead}")
     by_metric: dict[tuple[str, str], list[_Series]] = {}
     for item in series:
         by_metric.setdefault((item.metric.stage, item.metric.figure), []).append(item)
@@ -187,11 +196,8 @@ def read_pilot(question: PilotQuestion) -> Pilot:
 
 def _is_chosen(project: Project, what: What) -> bool:
     """Return True if a project has something of this sort to choose at all."""
-    if what == "labels":
-        return any(stage.kind == "label" for stage in project.pipeline.values())
-    if what == "judge":
-        return any("judge" in stage.REFERENCES for stage in project.pipeline.values() if stage.kind != "eval")
-    return True
+    role = {"labels": "candidates", "judge": "judge"}.get(what)
+    return role is None or any(role in stage.REFERENCES for stage in project.pipeline.values())
 
 
 # -------- Series: the runs of a sweep that differ in one field.
@@ -201,11 +207,11 @@ def _series(question: PilotQuestion, name: str, sweep: Sweep) -> Iterator[_Serie
     """Yield the series of a sweep; in words what cannot be bought, or has too few runs."""
     assert sweep.metric is not None
     project = question.project
-    points = sweep_points(question.path, project, name, question.overrides)
+    points = sweep_points(question.path, project, name, question.overrides, question.env)
     projects = {item.point.overrides: item.project for item in points}
     figures = measured_points(tuple(pipelines(points, question.root)), sweep.metric)
     for field, values in sweep.over.items():
-        what = _what(project, field)
+        what = _what(project, field, sweep.metric.stage)
         if what is None:
             yield f"sweep {name}: {field} is a setting, not bought; `charter report --sweep {name}` compares its values"
             continue
@@ -242,31 +248,31 @@ def _too_few(series: _Series) -> str | None:
     return f"{start}: {len(sizes)} of {FEWEST_SIZES} sizes of {series.field} have a figure{unfinished}"
 
 
-def _what(project: Project, field: str) -> What | None:
-    """Return what is bought with more of a field; None of a setting that costs nothing by itself."""
+def _what(project: Project, field: str, measured: str) -> What | None:
+    """Return what is bought with more of a field; None of a setting that costs nothing by itself.
+
+    `measured` is the evaluation by which is compared: its policy is the method, and its judge is no choice.
+    """
     section, name, own, *_ = (*field.split("."), "", "")
     if section == "models" and own in ("model", "architecture"):
-        return "judge" if name in _judges(project) else "model"
+        return "judge" if name in _judges(project, measured) else "model"
     if section == "data" and own == "limit":
-        readers = [stage for stage in project.pipeline.values() if name in _names(stage)]
-        return "labels" if any(stage.kind in ("label", "preference_model", "dpo") for stage in readers) else "training"
+        readers = {stage.kind for stage in project.pipeline.values() if name in _names(stage)}
+        return "labels" if readers & {"label", "preference_model", "dpo"} else "training"
     stage = project.pipeline.get(name) if section == "pipeline" else None
     if stage is None:
         return None
-    if own in METHOD_FIELDS or (stage.kind, own) == ("eval", "policy"):
+    if own in METHOD_FIELDS or (name, own) == (measured, "policy"):
         return "method"
     if stage.REFERENCES.get(own) == MODEL:
-        return "judge" if own == "judge" and stage.kind != "eval" else "model" if stage.kind != "eval" else None
-    if own in ("pairs", "num_prompts", "episodes", "steps", "epochs"):
-        return "labels" if stage.kind == "label" else "training"
-    return None
+        return None if name == measured else "judge" if own == "judge" else "model"
+    return AMOUNTS.get(own)
 
 
-def _judges(project: Project) -> set[str]:
+def _judges(project: Project, measured: str) -> set[str]:
     """Return the models that judge: named by a stage as its judge, or what a judge is trained from."""
-    names = {
-        str(stage.judge) for stage in project.pipeline.values() if hasattr(stage, "judge") and stage.kind != "eval"
-    }
+    judges = (getattr(stage, "judge", None) for name, stage in project.pipeline.items() if name != measured)
+    names = {str(judge) for judge in judges if judge is not None}
     return names | {str(getattr(project.pipeline[name], "init", "")) for name in names & project.pipeline.keys()}
 
 
@@ -347,6 +353,7 @@ class _Pending:
     """Standard error of the mean difference by the figures' own intervals."""
 
     def at(self, level: float) -> PilotChoice:
+        """Return the choice with its gain, and the interval of a level."""
         if self.curve is not None:
             gain, low, high = self.curve.gain(*self.sizes, level=level)
             return replace(self.choice, gain=gain, low=low, high=high)
@@ -478,7 +485,7 @@ def _choice(series: _Series, old: str, new: str, basis: str) -> PilotChoice:
 def _basis(series: _Series, curve: LearningCurve, size: float) -> str:
     beyond = size / curve.sizes[-1]
     far = f", {beyond:.3g} times the largest" if beyond > 1 else ""
-    return f"curve through {len(curve.runs)} runs of {len(curve.sizes)} sizes{far}"
+    return f"curve, {len(curve.runs)} runs of {len(curve.sizes)} sizes{far}"
 
 
 def _number(value: float) -> str:
@@ -495,8 +502,9 @@ def print_pilot(pilot: Pilot, console: "Console") -> None:
             title=f"Expected gain in {metric.figure} of {metric.stage}, to {metric.goal}",
             title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0),
         )  # fmt: skip
-        for heading in ("What", "Choice", "Gain", "Interval", "Left to pay", "Time", "Verdict", "By"):
-            table.add_column(heading, justify="right" if heading in ("Gain", "Left to pay", "Time") else "left")
+        unit = f" ({ranking.unit})" if ranking.unit else ""
+        for heading in ("What", "Choice", f"Gain{unit}", "Interval", "Left to pay", "Time", "Verdict", "By"):
+            table.add_column(heading, justify="right" if heading[:4] in ("Gain", "Left", "Time") else "left")
         for item in ranking.choices:
             ends = (
                 "none" if item.low is None or item.high is None
