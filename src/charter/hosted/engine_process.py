@@ -319,7 +319,7 @@ def run_beside(stage: StageDir) -> None:
     try:
         while (code := process.poll()) is None:
             pump.pump()
-            if (first := nodes.end_of(0)) is not None:
+            if (first := _first_end(stage, nodes)) is not None:
                 over = min(over, time.monotonic() + END_SECONDS)
                 if first.code or first.ended_by or time.monotonic() > over:
                     ended_by = first.ended_by or PEER
@@ -332,15 +332,19 @@ def run_beside(stage: StageDir) -> None:
     _leave(stage, nodes, code)
 
 
+def _first_end(stage: StageDir, nodes: EngineNodes) -> EngineEnd | None:
+    """Return how the engine has ended on the first node; of a stage that is done its word is gone."""
+    return nodes.end_of(0) or (EngineEnd(code=0) if stage.is_done else None)
+
+
 def _leave(stage: StageDir, nodes: EngineNodes, code: int) -> None:
     """End this process as the engine has ended: with success where the first node's has succeeded or was stopped."""
     deadline = time.monotonic() + TOLD_SECONDS
-    while code and not stage.should_stop() and not stage.is_done and (first := nodes.end_of(0)) is None:
+    while (first := _first_end(stage, nodes)) is None and code and not stage.should_stop():
         if time.monotonic() > deadline:
             break
         time.sleep(NODE_LOOK_SECONDS)
-    first = nodes.end_of(0)
-    if not code or stage.is_done or (first is not None and not first.code and not first.ended_by):
+    if not code or (first is not None and not first.code and not first.ended_by):
         return
     if stage.should_stop() or (first is not None and first.ended_by == STOP):
         raise InterruptedRunError(f"the engine of node {nodes.node} has ended with the first node's")

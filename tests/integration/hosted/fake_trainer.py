@@ -30,6 +30,10 @@ asked_to_save = []
 signal.signal(signal.SIGTERM, lambda number, frame: asked_to_save.append(number))
 
 
+def pause():
+    time.sleep(0.01)
+
+
 def tensors(path):
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
@@ -74,7 +78,7 @@ while node and not (output / "config.json").exists():
         if kind == "beside-kill":
             os.kill(os.getpid(), signal.SIGKILL)
         raise RuntimeError("this node has no rabbit")
-    time.sleep(0.02)
+    pause()
 if node:
     sys.exit(0)
 first = json.loads((resume / "trainer_state.json").read_text())["global_step"] if resume else 0
@@ -83,13 +87,13 @@ if kind == "nothing":
     sys.exit(0)
 last = steps // 2 if kind == "short" else steps
 for step in range(first + 1, last + 1):
-    time.sleep(0.02)
+    pause()
     while where == str(step) and (
         (kind == "told" and not asked_to_save) or (kind == "gate" and not os.path.exists(os.environ["GATE"]))
     ):
-        time.sleep(0.01)
+        pause()
     while kind.startswith("beside-") and step > every:
-        time.sleep(0.02)
+        pause()
     if where == str(step) and kind == "crash":
         raise RuntimeError("the loss is a rabbit")
     if where == str(step) and kind == "memory":
@@ -105,6 +109,6 @@ for step in range(first + 1, last + 1):
     if asked_to_save:
         break
     while where == str(step) and kind == "gate":
-        time.sleep(0.01)
+        pause()
 save_weights(output, 0 if kind == "other" else (step if first < last else last), wrong=kind)
 shutil.copy(model / "config.json", output / "config.json")

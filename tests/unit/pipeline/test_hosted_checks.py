@@ -87,7 +87,7 @@ def test_several_nodes_are_started(tmp_path, engine):
     assert problems(tmp_path, engine, **{"accelerators: cpu": "accelerators: cpu:2, num_nodes: 2"}) == []
 
 
-def test_several_nodes_of_an_engine_that_starts_itself_are_for_export(tmp_path):
+def test_nodes_that_an_engine_shares_out_itself_are_for_export(tmp_path):
     found = problems(tmp_path, "verl", **{"accelerators: cpu": "accelerators: cpu, num_nodes: 2"})
     assert found[0].startswith(
         "pipeline.sft.resources.num_nodes: this version of Charter starts verl on one node; found 2"
