@@ -400,14 +400,12 @@ def _one_step_off(sheet: Sheet, stage: PpoStage) -> None:
     for name in ("mismatch", "mismatch_clip"):
         mapper.same(f"stage.{name}", None, f"{OF_ITS_RATIO}, so nothing is left to correct")
     if stage.has_value_model:
-        reason = "its one-step-off trainer takes the values of the present value model, not of the one when it drew"
+        reason = "with asynchrony: one_step_off it has values of the present value model, not of the one when it drew"
         mapper.refuse("stage.estimator", reason, "estimator: grpo, or rloo")
     if stage.adapter is not None:
         mapper.refuse("stage.adapter", "its one-step-off trainer is rendered without LoRA", "no adapter")
     if not stage.rewards:
-        reason = (
-            "beside its one-step-off trainer a reward model needs accelerators of its own, which no plan sets apart"
-        )
+        reason = "with asynchrony: one_step_off a reward model needs accelerators of its own, which no plan sets apart"
         mapper.refuse("stage.reward", reason, "rewards that are functions")
 
 
