@@ -45,6 +45,7 @@ INSTEAD = {
     "sequence_parallel": "remove it; `tensor` works without",
     "zero": "zero: 2 shards the optimizer and the gradients",
     "offload": "offload: all with zero: 3, optimizer with any, or none",
+    "offload_activations": "recompute: full beside it, or remove it",
 }
 """What the native engine has instead of what it cannot do (its `Capabilities`)."""
 
@@ -93,7 +94,11 @@ def _attention(project: Project, stage: Stage, where: str, gpus: int) -> Iterato
     resources = stage.resources or StageResources()
     kernel = resources.attention
     for field, reason in refused_kernels(
-        stage, attention=kernel, compiled=bool(resources.compile), recompute=resources.recompute
+        stage,
+        attention=kernel,
+        compiled=bool(resources.compile),
+        recompute=resources.recompute,
+        offloads_activations=bool(resources.offload_activations),
     ):
         yield Problem(path=f"{where}.{field}", message=reason, hint="see docs/concepts/training.md")
     if kernel == "flash_attention_2" and stage_device(project, stage, gpus=gpus) == "cpu":
@@ -183,10 +188,12 @@ def check_hosted(pipeline: Pipeline, stage: PlannedStage, *, facts: NodeFacts | 
 
 
 def check_one_node(project: Project, name: str, stage: Stage) -> Iterator[Problem]:
-    """Problem of a stage that another engine is to compute on several nodes, which needs nothing of them to be seen."""
-    if is_hosted(stage) and (nodes := stage_nodes(project, stage)) > 1:
-        title = next(engine.title for engine in handover_engines() if engine.name == stage.engine)
-        message = f"this version of Charter starts {title} on one node; found {nodes}"
+    """Problem of a stage on several nodes, where Charter starts its engine on one; needs nothing of them to be seen."""
+    if not is_hosted(stage) or (nodes := stage_nodes(project, stage)) == 1:
+        return
+    engine = handover_engine(stage.engine)
+    if not engine.capabilities.several_nodes:
+        message = f"this version of Charter starts {engine.title} on one node; found {nodes}"
         hint = "`charter artifacts export` renders the command that each of several nodes runs"
         yield Problem(path=f"pipeline.{name}.resources.num_nodes", message=message, hint=hint)
 
@@ -240,6 +247,7 @@ def _refused(pipeline: Pipeline, stage: PlannedStage, facts: NodeFacts | None) -
                 ),
                 architectures=_architectures(pipeline, stage),
                 target_steps=getattr(stage.spec, "steps", None) or 1,
+                num_nodes=1 if facts is None else stage_nodes(pipeline.project, stage.spec),
             )
         )
     except SpecError as error:
