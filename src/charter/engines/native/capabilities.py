@@ -25,6 +25,7 @@ CAPABILITIES = Capabilities(
     offload_optimizer=(NONE, GRADIENTS, PARAMETERS),
     offload_parameters=(GRADIENTS, PARAMETERS),
     several_nodes=True,
+    offload_activations=True,
     vllm_share=0.4,
     answers=("pretrain", "sft", "dpo", "ppo"),
     makers=(NVIDIA, AMD),
