@@ -358,7 +358,7 @@ def loss_kernel(row: Measurement, profile: MemoryProfile, architecture: Architec
 
     `full` says that the logits of a micro-batch are there at once, as they are where a stack's loss overwrites them
     (Composer: all but the largest of MPT's published batches would not fit beside a 32-bit copy). litgpt's `chunked` is
-    a list of chunks that are all there until the backward pass (`lm_head_chunk_size`, litgpt/model.py).
+    a list of chunks that are all there until the backward pass (its `lm_head_chunk_size`).
     """
     own: dict[str, tuple[CrossEntropy, ...]] = {
         "full": ("eager", "released", "native", "inplace"),
