@@ -23,6 +23,8 @@ CAPABILITIES = Capabilities(
     rewards=RewardCalls(
         no_values="NeMo RL tells an environment the text of an answer and its row",
         penalty=True,
+        no_groups="its dynamic sampling leaves no place empty: it takes prompts of later rollouts, ends the run at its "
+        "bound, and compares rewards before its penalty of long answers",
         no_tools="its tools are environments of its own, whose replies it tokenises by the chat template",
     ),
     without_fp8="fp8_cfg belongs to its Megatron backend; the DTensor backend, which is rendered, has none",

@@ -24,6 +24,7 @@ CAPABILITIES = Capabilities(
         no_values="verl tells a reward function the text of an answer and its row",
         penalty=True,
         no_tools="its tools are classes of its own in the chat template's form, and the calls of this stage are tags",
+        no_groups="its filter_groups leaves no place empty: it samples on without a bound, with later prompts",
     ),
     without_fp8="its FSDP gathers parameters in bfloat16",
 )
