@@ -98,7 +98,7 @@ def rounds(prompts: Sequence[str], ask: Callable[[list[tuple[Any, ...]], int], l
 
 def ours(language_model: Any, prompts: Sequence[str]) -> tuple[int, float]:
     """Tokens generated, and CPU seconds."""
-    from charter.feedback.asks import Sample, Text
+    from charter.feedback.asking import Sample, Text
     from charter.feedback.local_models import LocalModels
 
     models, tokens = LocalModels({"critic": language_model}), 0

@@ -23,7 +23,7 @@ from charter.feedback import (
     label,
 )
 from charter.feedback.answering import CALLS_FILE, open_answerer
-from charter.feedback.asks import Choose
+from charter.feedback.asking import Choose
 from charter.feedback.wording import (
     Part,
     Question,

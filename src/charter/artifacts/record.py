@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts import durable
-from charter.artifacts.file_facts import sha256_file
+from charter.artifacts.fingerprint import sha256_file
 from charter.artifacts.job import Job
 from charter.artifacts.safe_path import wrong_name
 from charter.artifacts.whole_dir import broken_seal, write_sealed

@@ -15,7 +15,7 @@ from typing import Any
 
 from charter.artifacts import durable, faults
 from charter.artifacts.durable import TEMPORARY, make_dir, move, sync_dir, write_synced
-from charter.artifacts.file_facts import FileFact, disk_full_is_said, facts_of, files_under, require_free
+from charter.artifacts.fingerprint import FileFact, disk_full_is_said, facts_of, files_under, require_free
 from charter.errors import DataError, loads_json
 
 MANIFEST = "manifest.json"

@@ -9,8 +9,8 @@ import torch
 from charter.data.dataset import Prompt
 from charter.errors import StageError
 from charter.evaluate.likelihood import rows_per_forward
+from charter.feedback.local_models import SampledAnswers, check_context, sample, sampling_settings
 from charter.feedback.records import in_batches
-from charter.feedback.sampling import SampledAnswers, check_context, sample, sampling_settings
 from charter.inference.generate import Answers, generate
 from charter.inference.turns import ReplyStore, Start, Tools, TurnTaking
 from charter.models.language_model import LanguageModel

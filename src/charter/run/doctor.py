@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from charter.artifacts import durable
-from charter.artifacts.file_facts import free_bytes
+from charter.artifacts.fingerprint import free_bytes
 from charter.artifacts.record import read_record
 from charter.data.sandbox import INSTALL, sandbox_problem
 from charter.errors import EXTRAS, how_to_install

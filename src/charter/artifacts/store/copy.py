@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 from charter.artifacts import durable
 from charter.artifacts.batch_files import BATCHES, batch_paths
 from charter.artifacts.checkpoints import PINNED, STATE, Position, files_of
-from charter.artifacts.file_facts import FileFact, check_chunks, fact_of_chunks, facts_of
+from charter.artifacts.fingerprint import FileFact, check_chunks, fact_of_chunks, facts_of
 from charter.artifacts.job import JOB_FILE
 from charter.artifacts.record import OUTPUTS, RECORD_FILE, read_record
 from charter.artifacts.safe_path import wrong_name

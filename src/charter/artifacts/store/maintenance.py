@@ -25,7 +25,7 @@ from charter.artifacts.checkpoints import (
     position_of,
     positions_in,
 )
-from charter.artifacts.file_facts import FileFact, facts_of, files_under
+from charter.artifacts.fingerprint import FileFact, facts_of, files_under
 from charter.artifacts.record import OUTPUTS, RECORD_FILE, damaged_output, read_record
 from charter.artifacts.safe_path import below
 from charter.artifacts.store.copy import (

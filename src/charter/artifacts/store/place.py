@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from charter.artifacts import durable
-from charter.artifacts.file_facts import FileFact
+from charter.artifacts.fingerprint import FileFact
 from charter.artifacts.safe_path import below, open_below
 from charter.errors import DataError
 

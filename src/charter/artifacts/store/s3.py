@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from charter.artifacts import faults
-from charter.artifacts.file_facts import FileFact, check_chunks
+from charter.artifacts.fingerprint import FileFact, check_chunks
 from charter.artifacts.safe_path import wrong_name
 from charter.artifacts.store.place import BUCKET, NO_TAGS, READ_BYTES, PlaceError, StoredObject, Tags
 from charter.errors import DataError, MissingExtraError, UsageError, how_to_install

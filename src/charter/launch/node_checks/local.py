@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts import durable
-from charter.artifacts.file_facts import free_bytes
+from charter.artifacts.fingerprint import free_bytes
 from charter.errors import how_to_install
 from charter.launch.node_checks.report import Finding
 from charter.units import format_bytes

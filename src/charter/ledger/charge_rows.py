@@ -1,21 +1,36 @@
-"""Reading and writing calls inside a transaction. Imports SQLAlchemy: import it lazily.
+"""Rows of calls and of charges besides attempts (for calls, for what is stored, others), inside a transaction.
 
-Statements are text, because a call passes here at least three times and composing a statement costs more than
-carrying it out. Both databases take the same text but for the mark of a value.
+Imports SQLAlchemy: import it lazily. Statements on calls are text, because a call passes here at least three times and
+composing a statement costs more than carrying it out. Both databases take the same text but for the mark of a value.
 """
 
 import hashlib
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, fields
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Table, select
+from sqlalchemy import Connection, RowMapping, Table, delete, func, insert, select
 
+from charter.ledger.account import MILLISECONDS_PER_SECOND, day_of
+from charter.ledger.attempt import NO_TAGS
 from charter.ledger.call import Call, CallSums, CallTotals, NewCall, RouteTotals, Settlement, row_check
 from charter.ledger.database import Database, damaged
-from charter.ledger.schema import call_answers, call_intents, call_scopes, call_settlements
+from charter.ledger.focus import ApiUsage, refuse_fewer, usage_charge
+from charter.ledger.schema import (
+    call_answers,
+    call_intents,
+    call_scopes,
+    call_settlements,
+    other_charges,
+    stored_samples,
+    usage_charges,
+)
+from charter.ledger.stored import DAY, OtherCharge, StoredSample, by_place, days_of
+from charter.ledger.sum_rows import Spend, add_spend, added, negative, spend_of_calls
+from charter.ledger.sums import APPLICATION_ID
 
 KEYS_AT_ONCE = 500
 """SQLite before 3.32 takes at most 999 values in a statement (sqlite.org/limits.html, 9)."""
@@ -250,3 +265,187 @@ def _insertion(table: Table, mark: str, leave_out: str = "") -> str:
     names = [column.name for column in table.columns if column.name != leave_out]
     marks = ", ".join([mark] * len(names))
     return f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({marks}) ON CONFLICT DO NOTHING"
+
+
+SUM_COLUMNS = {
+    field.name: "x_" + "".join(part.capitalize() for part in field.name.split("_")) for field in fields(CallSums)
+}
+
+
+def write_usage(connection: Connection, usage: Sequence[ApiUsage]) -> None:
+    """Put newer totals in the place of older ones; a store that has fewer calls than it had is damaged.
+
+    What has come to them since counts on the day of the last call.
+    """
+    for item in usage:
+        key = dict(
+            x_Run=item.run,
+            x_StageId=item.stage,
+            x_Fingerprint=item.fingerprint,
+            x_StoreId=item.store_id,
+            x_Endpoint=item.route.endpoint,
+            x_Model=item.route.model,
+        )
+        same = [usage_charges.c[name] == value for name, value in key.items()]
+        row = connection.execute(select(usage_charges).where(*same).with_for_update()).mappings().one_or_none()
+        stored_usage = None if row is None else _usage(connection, row)
+        if stored_usage == item:
+            continue
+        refuse_fewer(None if stored_usage is None else stored_usage.route.sums.requests, item)
+        day = day_of(item.route.last_at)
+        off = spend_of_calls(stored_usage, day=day, sign=-1) if stored_usage is not None else {}
+        add_spend(connection, added(off, spend_of_calls(item, day=day)))
+        connection.execute(delete(usage_charges).where(*same))
+        connection.execute(insert(usage_charges).values({**usage_charge(item), "row_check": _check_of(item)}))
+
+
+def read_usage(connection: Connection, *, run: str | None) -> tuple[ApiUsage, ...]:
+    """Read the cost of calls, stages and servers in the order of their first call."""
+    wanted = select(usage_charges).order_by(
+        usage_charges.c.x_FirstAt, usage_charges.c.x_StageId, usage_charges.c.x_Endpoint, usage_charges.c.x_Model
+    )
+    if run is not None:
+        wanted = wanted.where(usage_charges.c.x_Run == run)
+    return tuple(_usage(connection, row) for row in connection.execute(wanted).mappings())
+
+
+def _usage(connection: Connection, row: RowMapping) -> ApiUsage:
+    usage = ApiUsage(
+        run=row["x_Run"],
+        stage=row["x_StageId"],
+        fingerprint=row["x_Fingerprint"],
+        store_id=row["x_StoreId"],
+        route=RouteTotals(
+            endpoint=row["x_Endpoint"],
+            model=row["x_Model"],
+            first_at=row["x_FirstAt"],
+            last_at=row["x_LastAt"],
+            sums=CallSums(**{name: row[column] for name, column in SUM_COLUMNS.items()}),
+        ),
+        owner=row["x_Owner"],
+        tags=row["x_OwnTags"] or NO_TAGS,
+    )
+    if _check_of(usage) != row["row_check"]:
+        name = connection.engine.url.render_as_string()
+        raise damaged(name, f"the cost of calls of stage {usage.stage!a} does not match its check")
+    return usage
+
+
+def _check_of(item: ApiUsage) -> int:
+    billed_to = (item.owner, item.tags) if item.owner is not None or item.tags != NO_TAGS else ()
+    return row_check((item.run, item.stage, item.fingerprint, item.store_id, *astuple(item.route), *billed_to))
+
+
+SAMPLE_FIELDS = tuple(field.name for field in fields(StoredSample))
+
+
+def write_stored(connection: Connection, samples: Sequence[StoredSample]) -> None:
+    """Add the samples that are not there yet; the sums follow. Doing it twice changes nothing.
+
+    Only what is near in time is read, so the time this takes does not grow with the number of samples.
+    """
+    for (run, place), new in by_place(samples).items():
+        _lock(connection, run, place)
+        neighbours = _near(connection, run, place, at=new[0].at_milliseconds)
+        missing = {*new} - {*neighbours}
+        if missing:
+            rows = [{"sample_id": sample.sample_id, **asdict(sample)} for sample in missing]
+            connection.execute(insert(stored_samples), rows)
+            off = negative(spend_of_stored(neighbours))
+            add_spend(connection, added(off, spend_of_stored([*neighbours, *missing])))
+
+
+def _near(connection: Connection, run: str, place: str, *, at: int) -> tuple[StoredSample, ...]:
+    """The samples of a place whose days a sample at `at`, or a later one, can change.
+
+    That is from the day of the sample before it on, and the one before that day, which says what was held then.
+    """
+    since = _last_before(connection, run, place, at)
+    if since is not None:
+        day = since // DAY * DAY
+        before = _last_before(connection, run, place, day)
+        since = day if before is None else before
+    return read_stored(connection, run=run, place=place, since=since)
+
+
+def _last_before(connection: Connection, run: str, place: str, at: int) -> int | None:
+    of_place = (stored_samples.c.run == run, stored_samples.c.place == place, stored_samples.c.at_milliseconds < at)
+    at_milliseconds = connection.execute(
+        select(func.max(stored_samples.c.at_milliseconds)).where(*of_place)
+    ).scalar_one()
+    return None if at_milliseconds is None else int(at_milliseconds)
+
+
+def read_stored(
+    connection: Connection, *, run: str | None = None, place: str | None = None, since: int | None = None
+) -> tuple[StoredSample, ...]:
+    """Samples, in no order."""
+    wanted = select(stored_samples)
+    for column, value in ((stored_samples.c.run, run), (stored_samples.c.place, place)):
+        if value is not None:
+            wanted = wanted.where(column == value)
+    if since is not None:
+        wanted = wanted.where(stored_samples.c.at_milliseconds >= since)
+    samples = []
+    for row in connection.execute(wanted).mappings():
+        sample = StoredSample(**{name: row[name] for name in SAMPLE_FIELDS})
+        if sample.sample_id != row["sample_id"]:
+            name = connection.engine.url.render_as_string()
+            raise damaged(name, f"a sample of what {sample.place!a} holds does not match its check")
+        samples.append(sample)
+    return tuple(samples)
+
+
+def spend_of_stored(samples: Iterable[StoredSample]) -> Spend:
+    """Return the spend of stored bytes by day, from the first sample of a place to its last."""
+    parts: list[Spend] = []
+    for series in by_place(samples).values():
+        for item in days_of(series):
+            it, day = item.terms, day_of(item.start_milliseconds // MILLISECONDS_PER_SECOND)
+            key = (it.run, "", "", it.owner, it.tags, "", it.provider, "storage", "", day)
+            parts.append({key: {"other_micro_usd": item.micro_usd}})
+    return added(*parts)
+
+
+def _lock(connection: Connection, run: str, place: str) -> None:
+    """Two writers of one place go one after the other: both would see the sums without what the other adds.
+
+    A file has one writer at a time anyway.
+    """
+    if connection.dialect.name != "sqlite":
+        number = zlib.crc32(f"{run}\0{place}".encode("utf-8", "backslashreplace"))
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({APPLICATION_ID}, {number - 2**31})")
+
+
+OTHER_FIELDS = tuple(field.name for field in fields(OtherCharge))
+
+
+def write_other(connection: Connection, charges: Sequence[OtherCharge]) -> None:
+    """Add charges."""
+    if charges:
+        connection.execute(
+            insert(other_charges), [{**asdict(item), "row_check": row_check(astuple(item))} for item in charges]
+        )
+        add_spend(connection, added(*(spend_of_other(item) for item in charges)))
+
+
+def read_other(connection: Connection, *, run: str | None = None) -> tuple[OtherCharge, ...]:
+    """The charges in the order they were added."""
+    wanted = select(other_charges).order_by(other_charges.c.charge_id)
+    if run is not None:
+        wanted = wanted.where(other_charges.c.run == run)
+    charges = []
+    for row in connection.execute(wanted).mappings():
+        item = OtherCharge(**{name: row[name] for name in OTHER_FIELDS})
+        if row_check(astuple(item)) != row["row_check"]:
+            name = connection.engine.url.render_as_string()
+            raise damaged(name, f"the charge for {item.resource!a} does not match its check")
+        charges.append(item)
+    return tuple(charges)
+
+
+def spend_of_other(item: OtherCharge) -> Spend:
+    """Return the spend of a charge, on the day of its end."""
+    day = day_of(item.ended_at)
+    key = (item.run, item.stage, "", item.owner or "", item.tags, "", item.provider, item.category.lower(), "", day)
+    return {key: {"other_micro_usd": item.micro_usd or 0}}
