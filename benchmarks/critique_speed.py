@@ -52,8 +52,8 @@ def make_model(name: str) -> Any:
     """Random weights; the end token has the same probability everywhere."""
     import torch
 
+    from charter.models.chat import train_tokenizer
     from charter.models.language_model import new_language_model
-    from charter.models.tokenizer import train_tokenizer
     from charter.spec.architecture import Architecture
 
     tokenizer = train_tokenizer(texts(), vocab_size=VOCABULARY)

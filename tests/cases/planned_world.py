@@ -26,12 +26,11 @@ from charter.engines.project import load_project
 from charter.launch.job import module_of
 from charter.launch.submission import preview_job
 from charter.models import parallel
-from charter.models.decoder import tie, tied_weights
 from charter.models.engine_layout import StageLayout, engine_layout
 from charter.models.parallel import own_part
 from charter.models.preference import ScalarModel
 from charter.models.ranks import Ranks
-from charter.models.sharded_load import empty_parameters
+from charter.models.sharded_load import empty_parameters, tie, tied_weights
 from charter.plan.plan import Plan
 from charter.plan.project_plan import read_inputs
 from charter.run.graph import build_pipeline, with_project
@@ -39,7 +38,7 @@ from charter.run.planned import plan_of_run, resolved_project
 from charter.spec.architecture import Architecture
 from charter.spec.project import Project
 from charter.spec.stage_base import NATIVE
-from charter.templates.shipped import find_template, write_template
+from charter.templates import find_template, write_template
 from charter.train.optimizers import make_optimizer
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -29,8 +29,8 @@ from charter.feedback.wording import (
     Question,
 )
 from charter.ledger.calls import CallStore
+from charter.models.chat import train_tokenizer
 from charter.models.language_model import new_language_model
-from charter.models.tokenizer import train_tokenizer
 from charter.spec.architecture import Architecture
 from charter.spec.project import DataSpec, Serving
 from charter.spec.stage import CritiqueStage, LabelStage

@@ -9,7 +9,7 @@ from typing import Any
 
 from charter.artifacts import durable
 from charter.artifacts.fingerprint import FileFact, facts_of
-from charter.artifacts.safe_path import wrong_name
+from charter.artifacts.whole_dir import wrong_name
 from charter.errors import DataError, UsageError
 
 

@@ -18,7 +18,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from charter.artifacts import durable
 from charter.artifacts.fingerprint import FileFact, require_free, sha256_file
-from charter.artifacts.safe_path import below, wrong_name
+from charter.artifacts.whole_dir import below, wrong_name
 from charter.errors import DataError, UsageError, loads_json
 
 HUB = "https://huggingface.co"

@@ -20,16 +20,24 @@ from starlette.routing import BaseRoute, Route
 
 from charter.artifacts import durable
 from charter.dashboard.guard import RequestGuard, csrf_of
-from charter.dashboard.page import Context, NoSuchPageError, Page
 from charter.dashboard.pages import home, run
 from charter.dashboard.pages.api import ROUTES as API_ROUTES
-from charter.dashboard.pages.cost import COST
 from charter.dashboard.pages.data import DATA, DATA_ROUTES, RECORDS, SAMPLES
 from charter.dashboard.pages.home import HOME
 from charter.dashboard.pages.plan import ACCURACY, ACCURACY_ROUTES, PLAN, PLAN_ROUTES
-from charter.dashboard.pages.run import APPROVE, STAGE
+from charter.dashboard.pages.run import APPROVE, COST, STAGE
 from charter.dashboard.reading import ProjectReader
-from charter.dashboard.render import ASSETS, LiveLinks, StaticLinks, error_page, json_text, render_page
+from charter.dashboard.render import (
+    ASSETS,
+    Context,
+    LiveLinks,
+    NoSuchPageError,
+    Page,
+    StaticLinks,
+    error_page,
+    json_text,
+    render_page,
+)
 from charter.dashboard.site import OPERATOR, ProjectSite, Settings
 from charter.errors import CharterError, UsageError
 

@@ -263,7 +263,7 @@ def node_name() -> str:
 
 def place_after_checks(task: AgentTask, record: NodeRecord) -> Chosen:
     """Check this node, and read the part that it has."""
-    from charter.launch.node_checks.meeting import meet
+    from charter.launch.node_checks import meet
     from charter.spec.launching import NodeChecks
 
     assignment = meet(

@@ -12,7 +12,7 @@ from charter.ledger.stored import OtherCharge, StoredSample
 from charter.ledger.sums import Sums, asked_dimensions, grouped, total_of
 
 if TYPE_CHECKING:
-    from charter.ledger.bill_rows import StoredBill
+    from charter.ledger.charge_rows import StoredBill
     from charter.ledger.database import Database
 
 
@@ -123,17 +123,17 @@ class LedgerReading:
 
     def bills(self) -> "tuple[StoredBill, ...]":
         """The bills of providers that were read, in that order."""
-        from charter.ledger import bill_rows
+        from charter.ledger import charge_rows
         from charter.ledger.database import repeated
 
-        return repeated(self._database, bill_rows.read_bills, reading=True)
+        return repeated(self._database, charge_rows.read_bills, reading=True)
 
     def billed(self, *, run: str) -> "dict[int, tuple[str, Decimal]]":
         """By attempt: the bill that has it last, and what it costs there."""
-        from charter.ledger import bill_rows
+        from charter.ledger import charge_rows
         from charter.ledger.database import repeated
 
-        return repeated(self._database, lambda it: bill_rows.billed_of_attempts(it, run=run), reading=True)
+        return repeated(self._database, lambda it: charge_rows.billed_of_attempts(it, run=run), reading=True)
 
     def check_sums(self) -> None:
         """DataError when the kept sums are not those of the rows that they follow from, all of which are read."""

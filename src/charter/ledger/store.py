@@ -280,11 +280,11 @@ class Ledger(LedgerReading):
 
     def record_bill(self, bill: "Bill", findings: "Sequence[BillFinding]", *, run: str, at: float) -> bool:
         """Keep a provider's bill and how it stood against the ledger; False when the same file is there already."""
-        from charter.ledger import bill_rows
+        from charter.ledger import charge_rows
         from charter.ledger.database import transaction
 
         with transaction(self._database) as connection:
-            return bill_rows.add_bill(connection, bill, findings, run=run, at=at)
+            return charge_rows.add_bill(connection, bill, findings, run=run, at=at)
 
     def rebuild_sums(self) -> None:
         """Make the kept sums anew from the rows that they follow from."""

@@ -31,8 +31,8 @@ from charter.run.graph import Pipeline, PlannedStage, build_pipeline
 from charter.run.paths import run_dir
 from charter.run.staleness import assess
 from charter.spec.project import Project
+from charter.spec.sections import trackers_of
 from charter.spec.stage_base import MODEL
-from charter.spec.tracking import trackers_of
 from charter.tracking.journal import card_path
 
 UNKNOWN_LICENCE = "unknown"

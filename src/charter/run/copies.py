@@ -41,7 +41,7 @@ from charter.launch.tags import ObjectTags, object_tags, tags_of
 from charter.run.events import Events
 from charter.run.graph import Pipeline, build_pipeline
 from charter.run.paths import run_dir
-from charter.run.storage_meter import sample_now
+from charter.run.watches import sample_now
 from charter.spec.project import Project
 
 GarbageKind = Literal["half-written", "half-removed", "damaged", "undone", "other results"]

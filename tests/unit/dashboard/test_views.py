@@ -9,13 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.artifacts.stage_state import Phase
-from charter.dashboard.pages.cost import burn_chart, cost_view
 from charter.dashboard.pages.home import ROWS_PER_PAGE, TableQuery, home_view
-from charter.dashboard.pages.run import CurvesBeside, RunBeside
+from charter.dashboard.pages.run import CurvesBeside, RunBeside, burn_chart, cost_view
 from charter.dashboard.reading import ProjectDirectory, ProjectReader, key_of
 from charter.dashboard.snapshot import log_lines_with
-from charter.dashboard.view.curves import MOST_POINTS, curves_of, phases_of
-from charter.dashboard.view.run_parts import eta_of, event_lines, meter_view
+from charter.dashboard.view.run_parts import MOST_POINTS, curves_of, eta_of, event_lines, meter_view, phases_of
 from charter.dashboard.view.run_view import (
     NARROW,
     WIDE,

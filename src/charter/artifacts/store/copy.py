@@ -21,11 +21,9 @@ from charter.artifacts.checkpoints import PINNED, STATE, Position, files_of
 from charter.artifacts.fingerprint import FileFact, check_chunks, fact_of_chunks, facts_of
 from charter.artifacts.job import JOB_FILE
 from charter.artifacts.record import OUTPUTS, RECORD_FILE, read_record
-from charter.artifacts.safe_path import wrong_name
-from charter.artifacts.store.opening import open_place
-from charter.artifacts.store.place import NO_TAGS, Place, PlaceError, StoredObject, Tags
-from charter.artifacts.whole_dir import MANIFEST, checked_text, sealed_text
-from charter.errors import DataError
+from charter.artifacts.store.place import BUCKET, NO_TAGS, LocalPlace, Place, PlaceError, StoredObject, Tags
+from charter.artifacts.whole_dir import MANIFEST, checked_text, sealed_text, wrong_name
+from charter.errors import DataError, UsageError
 
 OBJECTS = "objects"
 
@@ -381,3 +379,17 @@ def damage_of(path: Path) -> str | None:
     except sqlite3.Error as error:
         return str(error)
     return None if verdict == "ok" else str(verdict)
+
+
+def open_place(where: str, *, root: Path, tell: Callable[[str], None] = lambda _: None) -> Place:
+    """The place that `storage.artifacts` names: `s3://bucket/path`, or a directory, relative to the project's.
+
+    `tell` hears of what a place does not do, and copies can do without.
+    """
+    if where.startswith(BUCKET):
+        from charter.artifacts.store.s3 import S3Place
+
+        return S3Place(where, tell=tell)
+    if "://" in where:
+        raise UsageError(f"{where} is not a place Charter can keep copies in; give a directory or s3://bucket/path")
+    return LocalPlace((root / Path(where).expanduser()).resolve())

@@ -27,7 +27,6 @@ from charter.artifacts.checkpoints import (
 )
 from charter.artifacts.fingerprint import FileFact, facts_of, files_under
 from charter.artifacts.record import OUTPUTS, RECORD_FILE, damaged_output, read_record
-from charter.artifacts.safe_path import below
 from charter.artifacts.store.copy import (
     COPIES,
     OBJECTS,
@@ -43,7 +42,7 @@ from charter.artifacts.store.copy import (
     outputs_source,
 )
 from charter.artifacts.store.place import BUCKET, Place, PlaceError, StoredObject
-from charter.artifacts.whole_dir import MANIFEST, checked_text, publish_dir, sealed_text
+from charter.artifacts.whole_dir import MANIFEST, below, checked_text, publish_dir, sealed_text
 from charter.errors import DataError
 
 DOOMED = "doomed.json"

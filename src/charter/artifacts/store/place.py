@@ -10,7 +10,7 @@ from typing import Protocol
 
 from charter.artifacts import durable
 from charter.artifacts.fingerprint import FileFact
-from charter.artifacts.safe_path import below, open_below
+from charter.artifacts.whole_dir import below, open_below
 from charter.errors import DataError
 
 BUCKET = "s3://"

@@ -13,8 +13,8 @@ from urllib.parse import quote, urlencode
 
 from charter.artifacts import faults
 from charter.artifacts.fingerprint import FileFact, check_chunks
-from charter.artifacts.safe_path import wrong_name
 from charter.artifacts.store.place import BUCKET, NO_TAGS, READ_BYTES, PlaceError, StoredObject, Tags
+from charter.artifacts.whole_dir import wrong_name
 from charter.errors import DataError, MissingExtraError, UsageError, how_to_install
 
 CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 10, 60, 3

@@ -11,9 +11,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from charter.artifacts.sample_prompts import SAMPLE_PROMPTS
-from charter.dashboard.page import Context, NoSuchPageError, Page, PageValues, Params
 from charter.dashboard.pages.pieces import Piece, PieceJob, answer_piece, piece
 from charter.dashboard.reading import ProjectReader
+from charter.dashboard.render import Context, NoSuchPageError, Page, PageValues, Params
 from charter.dashboard.site import ProjectSite
 from charter.dashboard.snapshot import Snapshot, stamp_of
 from charter.data.formats import find_files

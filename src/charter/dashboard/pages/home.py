@@ -9,9 +9,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from charter.artifacts.stage_state import Phase
-from charter.dashboard.page import Context, Page, PageValues, Params
 from charter.dashboard.pages.pieces import Piece, PieceJob, answer_piece, piece
 from charter.dashboard.reading import ProjectReader
+from charter.dashboard.render import Context, Page, PageValues, Params
 from charter.dashboard.site import ProjectSite
 from charter.dashboard.snapshot import Snapshot, State, stamp_of, tone_of
 from charter.dashboard.view.run_parts import eta_of

@@ -12,14 +12,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from charter.catalog.price_book import PriceBook
-from charter.dashboard.page import Context, Page, PageValues
 from charter.dashboard.pages.pieces import Piece, PieceJob, answer_piece, hear, piece
-from charter.dashboard.render import environment
+from charter.dashboard.render import Context, Page, PageValues, environment
 from charter.dashboard.site import ProjectSite
 from charter.dashboard.snapshot import Snapshot, stamp_of
 from charter.engines.project import load_project
 from charter.errors import CharterError, UsageError
-from charter.report.amounts import planned
+from charter.report.plan_cells import planned
 from charter.report.what_if import WhatIfQuestion
 from charter.spec.project import Project
 from charter.units import format_bytes, format_seconds, format_usd

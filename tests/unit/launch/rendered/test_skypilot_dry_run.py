@@ -15,20 +15,22 @@ from charter.catalog.price_book import PriceBook
 from charter.cli.main import app
 from charter.engines.project import load_project
 from charter.errors import InfeasibleError, StageError, UsageError
-from charter.launch.rendered.skypilot import CLOUDS, PIPELINE, sky_accelerator
-from charter.launch.rendered.skypilot_dry_run import (
+from charter.launch.rendered.skypilot import (
+    CLOUDS,
     COLUMNS,
     HOME,
+    PIPELINE,
     SCRIPT,
     TIMES,
     catalog_files,
     run_optimizer,
+    sky_accelerator,
     time_table,
     write_dry_run,
 )
 from charter.launch.rendered.skypilot_script import secret_names
 from charter.plan.project_plan import plan_project
-from charter.templates.shipped import find_template, write_template
+from charter.templates import find_template, write_template
 
 
 @pytest.fixture(scope="module")
