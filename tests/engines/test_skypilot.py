@@ -15,7 +15,8 @@ import yaml
 from charter.catalog.price_book import PriceBook
 from charter.engines.project import load_project
 from charter.errors import StageError
-from charter.launch.rendered.skypilot import HOME, PIPELINE, TIMES, run_optimizer, write_dry_run
+from charter.launch.rendered.skypilot import PIPELINE
+from charter.launch.rendered.skypilot_dry_run import HOME, TIMES, run_optimizer, write_dry_run
 from charter.plan.project_plan import plan_project
 from charter.templates import find_template, write_template
 

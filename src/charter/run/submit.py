@@ -11,7 +11,7 @@ from charter.launch.job import StageJob, module_of
 from charter.launch.launcher import RUNS, launcher_name, open_scheduler
 from charter.launch.machine import asked_layout
 from charter.launch.rendered import TARGETS, printed, texts_for
-from charter.launch.rendered.skypilot import run_optimizer, write_dry_run
+from charter.launch.rendered.skypilot_dry_run import run_optimizer, write_dry_run
 from charter.launch.sent_supervisor import send_supervisor
 from charter.launch.submission import SUPERVISOR, TOKEN, preview_job, run_words, supervisor_job
 from charter.plan.project_plan import plan_project, price_book

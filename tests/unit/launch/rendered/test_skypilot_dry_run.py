@@ -15,16 +15,14 @@ from charter.catalog.price_book import PriceBook
 from charter.cli.main import app
 from charter.engines.project import load_project
 from charter.errors import InfeasibleError, StageError, UsageError
-from charter.launch.rendered.skypilot import (
-    CLOUDS,
+from charter.launch.rendered.skypilot import CLOUDS, PIPELINE, sky_accelerator
+from charter.launch.rendered.skypilot_dry_run import (
     COLUMNS,
     HOME,
-    PIPELINE,
     SCRIPT,
     TIMES,
     catalog_files,
     run_optimizer,
-    sky_accelerator,
     time_table,
     write_dry_run,
 )
