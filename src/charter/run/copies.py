@@ -1,6 +1,7 @@
-"""Commands `charter artifacts checkpoints backup | restore | scrub`, and damage and remains in a run's directory.
+"""Commands `charter artifacts checkpoints backup | restore | scrub`; damage and remains of crashes in a run's directory.
 
-Remains are what no name of a finished thing has: nothing that a run would use is offered for removal.
+What a stage has written is checked against its records. Remains are listed with their size, so that they can be
+removed: nothing is among them that a run would use, only what no name of a finished thing has.
 """
 
 import queue
