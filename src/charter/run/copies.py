@@ -1,4 +1,4 @@
-"""Commands `charter artifacts checkpoints backup | restore | scrub`; damage and remains of crashes in a run's directory.
+"""Commands `charter artifacts checkpoints backup | restore | scrub`; damage in a run, and remains of crashes.
 
 What a stage has written is checked against its records. Remains are listed with their size, so that they can be
 removed: nothing is among them that a run would use, only what no name of a finished thing has.
