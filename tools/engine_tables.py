@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from charter.engines import handover_engines, render
+from charter.engines.common.engine import NOTHING as NO_ROWS
 from charter.engines.common.engine import TrainingEngine
 from charter.engines.common.mapping import CHARTERS_OWN, STAGE, MappedField
 from charter.engines.common.rendered import RenderedRun
@@ -42,12 +43,19 @@ def reference() -> str:
 
 
 def _support() -> Iterator[str]:
-    yield "| engine | version | kinds | the configuration is checked by | a killed run, resumed |"
-    yield "| --- | --- | --- | --- | --- |"
+    yield "| engine | version | kinds | `charter run` on | the configuration is checked by | a killed run, resumed |"
+    yield "| --- | --- | --- | --- | --- | --- |"
     for engine in handover_engines():
         kinds = ", ".join(f"`{kind}`" for kind in engine.kinds)
-        facts = f"{engine.title} (`{engine.name}`) | {engine.version} | {kinds} | {engine.checked_by}"
+        nodes = _nodes(engine)
+        facts = f"{engine.title} (`{engine.name}`) | {engine.version} | {kinds} | {nodes} | {engine.checked_by}"
         yield f"| {facts} | {_resume(engine)} |"
+
+
+def _nodes(engine: TrainingEngine) -> str:
+    if engine.adapter is None or engine.reads == NO_ROWS:
+        return "none: exported"
+    return "one node or several" if engine.capabilities.several_nodes else "one node"
 
 
 def _resume(engine: TrainingEngine) -> str:
