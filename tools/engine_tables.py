@@ -15,7 +15,7 @@ from charter.errors import SpecError
 from charter.report.handover_pages import GUARANTEES
 from charter.spec.load import load_project
 from charter.spec.stage import AnyStage
-from charter.templates import find_template, write_template
+from charter.templates.shipped import find_template, write_template
 from generated import write_part
 from plain_stages import STAGES, accepted_stage, handover
 

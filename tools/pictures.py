@@ -16,7 +16,7 @@ from charter.engines.project import load_project
 from charter.plan.project_plan import plan_project
 from charter.report.plan_table import plan_table
 from charter.report.results import print_summary
-from charter.templates import find_template, write_template
+from charter.templates.shipped import find_template, write_template
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 

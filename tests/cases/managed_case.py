@@ -6,7 +6,7 @@ from pathlib import Path
 from charter.engines.project import load_project
 from charter.spec.launching import KubernetesSettings, ManagedSettings
 from charter.spec.project import Project
-from charter.templates import find_template, write_template
+from charter.templates.shipped import find_template, write_template
 
 FILE = """\
 name: harmless-8b

@@ -38,7 +38,7 @@ from charter.run.planned import plan_of_run, resolved_project
 from charter.spec.architecture import Architecture
 from charter.spec.project import Project
 from charter.spec.stage_base import NATIVE
-from charter.templates import find_template, write_template
+from charter.templates.shipped import find_template, write_template
 from charter.train.optimizers import make_optimizer
 
 ROOT = Path(__file__).resolve().parents[2]

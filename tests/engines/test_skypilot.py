@@ -18,7 +18,7 @@ from charter.errors import StageError
 from charter.launch.rendered.skypilot import PIPELINE
 from charter.launch.rendered.skypilot_dry_run import HOME, TIMES, run_optimizer, write_dry_run
 from charter.plan.project_plan import plan_project
-from charter.templates import find_template, write_template
+from charter.templates.shipped import find_template, write_template
 
 VERSION = "0.14.1"
 ENVIRONMENT = Path.home() / ".cache" / "charter-benchmarks" / f"skypilot-{VERSION}"

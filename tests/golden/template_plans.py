@@ -14,7 +14,7 @@ from typing import Any
 from charter.engines.project import load_project
 from charter.plan.machine import Machine
 from charter.plan.project_plan import plan_project
-from charter.templates import TEMPLATES, find_template, write_template
+from charter.templates.shipped import TEMPLATES, find_template, write_template
 
 PLANS = Path(__file__).parent / "plans"
 NAMES = tuple(template.name for template in TEMPLATES)

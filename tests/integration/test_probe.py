@@ -9,7 +9,7 @@ import forks
 import pytest
 import yaml
 
-from charter.templates import find_template, write_template
+from charter.templates.shipped import find_template, write_template
 
 KEPT = ("pretrain", "pm", "ppo")
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from charter.cli.main import entry
-from charter.templates import find_template, write_template
+from charter.templates.shipped import find_template, write_template
 
 FILE = """
 name: demo

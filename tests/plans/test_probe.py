@@ -28,7 +28,7 @@ from charter.run.graph import build_pipeline
 from charter.run.planned import measured_paces
 from charter.run.probe import probe_project
 from charter.spec.project import Serving
-from charter.templates import find_template, write_template
+from charter.templates.shipped import find_template, write_template
 
 MACHINE = Machine(name="test", cores=2, memory_bytes=16e9, flops_per_second=1e11, memory_bytes_per_second=2e10)
 

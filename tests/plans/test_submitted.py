@@ -26,7 +26,7 @@ from charter.launch.submission import preview_job
 from charter.run.graph import build_pipeline, with_project
 from charter.run.planned import plan_of_run, resolved_project
 from charter.run.served import stage_pools
-from charter.templates import find_template, write_template
+from charter.templates.shipped import find_template, write_template
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = ("cai-8b", "cai-70b", "rlaif-8b", "constitution-rl-8b", "grpo-7b")

@@ -37,7 +37,7 @@ from charter.report.overview import overview
 from charter.report.read import read_run
 from charter.resilience.spot import read_trace
 from charter.run.imports.logs import read_engine_log
-from charter.templates import shipped_bytes
+from charter.templates.shipped import shipped_bytes
 from charter.tracking.base import read_metrics
 from charter.validation.rows.measurement import read_measurements
 

@@ -67,7 +67,7 @@ def planned_project(path: Path, template: str | None, overrides: list[str] | Non
     """The project of a path, or a shipped template written to a directory that lasts as long as the command."""
     if template is None:
         return open_project(path, overrides)
-    from charter.templates import find_template, write_template
+    from charter.templates.shipped import find_template, write_template
 
     directory = _lasting_directory() / template
     write_template(find_template(template), directory, force=False)

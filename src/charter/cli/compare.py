@@ -114,7 +114,7 @@ def _plan(text: str, overrides: list[str] | None) -> "Mapping[str, Any]":
     if path.is_file() and path.suffix == ".json":
         return _saved(path)
     from charter.errors import UsageError
-    from charter.templates import TEMPLATES
+    from charter.templates.shipped import TEMPLATES
 
     template = None if path.exists() else text
     names = [shipped.name for shipped in TEMPLATES]

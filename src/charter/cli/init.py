@@ -23,7 +23,7 @@ def init_command(
     ] = False,
 ) -> None:
     """Create a project: charter.yaml, constitution, data."""
-    from charter.templates import TEMPLATES, find_template, write_template
+    from charter.templates.shipped import TEMPLATES, find_template, write_template
 
     if list_templates:
         for item in TEMPLATES:

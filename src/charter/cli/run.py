@@ -389,7 +389,7 @@ def _confirm(project: "Project", *, yes: bool) -> None:
 
 
 def _write_template(name: str, directory: Path) -> None:
-    from charter.templates import find_template, write_template
+    from charter.templates.shipped import find_template, write_template
 
     write_template(find_template(name), directory)
 

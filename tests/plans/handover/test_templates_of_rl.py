@@ -9,7 +9,7 @@ from charter.plan.project_plan import plan_project
 from charter.report.handover import export_handover, with_engine
 from charter.report.handover import exported as handed_over
 from charter.spec.load import load_project
-from charter.templates import find_template, write_template
+from charter.templates.shipped import find_template, write_template
 
 ENGINES = ("trl", "verl", "openrlhf", "nemo_rl", "prime_rl")
 ACCEPTED = None

@@ -28,7 +28,7 @@ from charter.run.runner import RunOptions, run_project
 from charter.run.status import status_of
 from charter.spec.launching import RaySettings
 from charter.spec.project import Project
-from charter.templates import find_template, write_template
+from charter.templates.shipped import find_template, write_template
 
 PATIENCE_SECONDS = 900.0
 """Only there to end a hang."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from charter.cli.main import COMMANDS
 from charter.errors import EXTRAS
-from charter.templates import find_template, write_template
+from charter.templates.shipped import find_template, write_template
 
 ROOT = Path(__file__).parents[3]
 DISTRIBUTIONS = {"pynvml": "nvidia-ml-py"}

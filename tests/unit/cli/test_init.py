@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from charter.cli.main import app
 from charter.engines.project import load_project
 from charter.errors import UsageError
-from charter.templates import TEMPLATES
+from charter.templates.shipped import TEMPLATES
 
 
 def invoke(*arguments):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from charter.cli.main import app
 from charter.engines.project import project_json_schema
 from charter.errors import SpecError
-from charter.templates import find_template, write_template
+from charter.templates.shipped import find_template, write_template
 
 
 def invoke(*arguments, env=None):

@@ -9,7 +9,7 @@ from charter.artifacts.job import JOB_FILE
 from charter.engines.project import load_project
 from charter.ledger import Ledger
 from charter.run.status import status_of
-from charter.templates import find_template, write_template
+from charter.templates.shipped import find_template, write_template
 
 HEAVY_FOR_HELP = {"torch", "numpy", "pydantic", "transformers", "tokenizers", "sqlalchemy", "psutil"}
 TORCH = {"torch", "transformers", "tokenizers", "safetensors"}

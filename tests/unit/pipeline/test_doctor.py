@@ -30,7 +30,7 @@ from charter.spec.launching import KubernetesSettings, Launch, SlurmSettings
 from charter.spec.project import Project, Serving, Storage
 from charter.spec.rewards import Environment, Reward
 from charter.spec.sections import Alerts
-from charter.templates import find_template, write_template
+from charter.templates.shipped import find_template, write_template
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import yaml
 
 from charter.engines.project import load_project
 from charter.spec.bind import project_yaml
-from charter.templates import TEMPLATES, write_template
+from charter.templates.shipped import TEMPLATES, write_template
 
 ODD = """
 name: "007"

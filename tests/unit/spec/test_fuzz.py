@@ -11,7 +11,7 @@ from charter.errors import SpecError
 from charter.spec.bind import project_yaml
 from charter.spec.project import Project
 from charter.spec.yaml_source import Document, parse_document
-from charter.templates import shipped_bytes
+from charter.templates.shipped import shipped_bytes
 
 TEXTS = {name: shipped_bytes(f"{name}/charter.yaml").decode() for name in ("cai-tiny", "cai-8b")}
 VALUES = {name: parse_document(text, origin="charter.yaml").value for name, text in TEXTS.items()}

@@ -16,7 +16,7 @@ from charter.spec import bind
 from charter.spec.project import Project
 from charter.spec.stage import STAGE_KINDS
 from charter.spec.yaml_source import Document, parse_document
-from charter.templates import shipped_bytes
+from charter.templates.shipped import shipped_bytes
 
 TEMPLATES = ("cai-smoke", "cai-8b", "rlaif-8b")
 ODD = (None, True, -1, 2.5, 1e400, "x", "auto", "14d", "H100:8", [], ["x"], [3], {}, {"x": 1}, {"kind": "sft"})

@@ -7,7 +7,7 @@ import pytest
 from charter.engines.project import load_project
 from charter.errors import SpecError
 from charter.spec.sweep import Sweep, points_of
-from charter.templates import find_template, write_template
+from charter.templates.shipped import find_template, write_template
 
 READS = {"sft": (), "pm": ("sft",), "ppo": ("sft", "pm"), "eval": ("ppo", "sft")}
 

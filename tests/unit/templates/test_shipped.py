@@ -13,7 +13,7 @@ from charter.errors import UsageError
 from charter.spec.graph import check_graph, execution_order
 from charter.spec.stage import references
 from charter.spec.yaml_source import read_document
-from charter.templates import TEMPLATES, find_template, shipped_bytes, write_template
+from charter.templates.shipped import TEMPLATES, find_template, shipped_bytes, write_template
 
 PACKAGE = resources.files("charter.templates")
 NAMES = [template.name for template in TEMPLATES]

@@ -28,7 +28,7 @@ from charter.launch.rendered.skypilot_dry_run import (
 )
 from charter.launch.rendered.skypilot_script import secret_names
 from charter.plan.project_plan import plan_project
-from charter.templates import find_template, write_template
+from charter.templates.shipped import find_template, write_template
 
 
 @pytest.fixture(scope="module")
