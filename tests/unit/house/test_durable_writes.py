@@ -61,7 +61,7 @@ ALLOWED = {
     "models/ranks.py": "where the processes of one start meet; the next start writes another",
     "data/convert.py": "a temporary file that cli/data.py moves durably; it lies below the durable modules",
     "cli/common.py": "the file of a question without a file, in a directory that ends with the command",
-    "templates/__init__.py": "a new project's files, copied from the package before anything has run",
+    "templates/shipped.py": "a new project's files, copied from the package before anything has run",
 }
 
 
