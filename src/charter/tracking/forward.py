@@ -3,7 +3,6 @@
 It reads what stages and supervisor write anyway, collects it into journals, meters the stages of this machine, serves
 the last figures to Prometheus, and keeps one sender per tracker. Stages know nothing of it, and the supervisor never
 waits for it while the run lasts. Standard input says when the run ends: `end`, or its end when the supervisor died.
-How far delivery to each tracker has come is read from the files of the run (`status_of_trackers`).
 """
 
 import argparse
@@ -14,16 +13,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from charter.artifacts import durable
-from charter.errors import DataError
 from charter.metering.sampler import LocalMeters
-from charter.tracking.delivery import PIPELINE, read_told, waiting_rows
 from charter.tracking.destinations.prometheus import Endpoint
-from charter.tracking.journal import Collector, TrackingLock, health_path, log_path
+from charter.tracking.journal import Collector, TrackingLock, health_of, health_path, log_path
 from charter.tracking.progress import RunProgress
 from charter.tracking.run_facts import Followed, read_followed
 from charter.tracking.send import DRAIN, Orders, said
@@ -88,15 +82,6 @@ class Senders:
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             )
         self._started[tracker] = time.monotonic()
-
-
-def health_of(run_dir: Path, tracker: str) -> dict[str, Any]:
-    """Read the health of the latest delivery to a tracker; empty where nobody has tried."""
-    try:
-        health: dict[str, Any] = durable.read_json(health_path(run_dir, tracker))
-    except DataError:
-        return {}
-    return health
 
 
 def is_failing(run_dir: Path, tracker: str) -> bool:
@@ -171,56 +156,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     with TrackingLock(options.run_dir, wait_seconds=LOCK_SECONDS):
         RunFollower(options.run_dir, followed).run(Orders(sys.stdin.fileno(), end=b"end"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrackerStatus:
-    """One tracker of a run."""
-
-    tracker: str
-    told_rows: int
-    waiting_rows: int
-    is_closed: bool
-    """Whether the tracker knows how every stage and the run are."""
-    failures: int
-    """Tries in a row that went wrong, up to now."""
-    message: str | None
-    """What went wrong last."""
-    run: str | None
-    """The tracker's number of the pipeline."""
-
-    @property
-    def is_up_to_date(self) -> bool:
-        """Return True if the tracker has received everything that is there."""
-        return self.waiting_rows == 0 and self.is_closed
-
-
-def status_of_trackers(run_dir: Path) -> tuple[TrackerStatus, ...]:
-    """All trackers that the last run named; empty where none was."""
-    followed = read_followed(run_dir)
-    if followed is None:
-        return ()
-    progress = RunProgress(run_dir=run_dir)
-    progress.look()
-    stages = {path.name: standing for path, standing in progress.stages.items()}
-    wanted = {PIPELINE: progress.run, **progress.swept(), **stages}
-    statuses = []
-    for tracker in followed.trackers:
-        deliveries, health = read_told(run_dir, tracker), health_of(run_dir, tracker)
-        statuses.append(
-            TrackerStatus(
-                tracker=tracker,
-                told_rows=sum(item.rows for item in deliveries.values()),
-                waiting_rows=waiting_rows(run_dir, deliveries),
-                is_closed=all(
-                    key in deliveries and deliveries[key].state == standing.state for key, standing in wanted.items()
-                ),
-                failures=int(health.get("failures", 0)),
-                message=health.get("message"),
-                run=deliveries[PIPELINE].id if PIPELINE in deliveries else None,
-            )
-        )
-    return tuple(statuses)
 
 
 if __name__ == "__main__":

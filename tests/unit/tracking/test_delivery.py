@@ -8,9 +8,9 @@ import pytest
 
 from charter.artifacts import durable
 from charter.tracking.delivery import Delivery, backoff_seconds, read_told
-from charter.tracking.forward import status_of_trackers
 from charter.tracking.journal import Collector
 from charter.tracking.run_facts import Followed, write_followed
+from charter.tracking.status import status_of_trackers
 
 FOLLOWED = Followed(
     key="k1",
