@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from charter.artifacts import durable
 from charter.errors import DataError, StageError
+from charter.units import seconds_between
 
 JOBS = "jobs"
 StoppedBy = Literal["", "signal", "time_limit", "supervisor", "peer", "parent", "checks", "killed"]
@@ -67,7 +68,7 @@ class NodeRecord:
     @property
     def seconds(self) -> float | None:
         """Return its duration; None while it lasts."""
-        return None if self.ended_at is None else max(0.0, self.ended_at - self.started_at)
+        return seconds_between(self.started_at, self.ended_at)
 
 
 @dataclass(frozen=True, kw_only=True)

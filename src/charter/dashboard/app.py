@@ -32,8 +32,8 @@ from charter.dashboard.render import (
     Context,
     LiveLinks,
     NoSuchPageError,
-    Page,
     StaticLinks,
+    WebPage,
     error_page,
     json_text,
     render_page,
@@ -221,7 +221,7 @@ class Streams:
         return "gone" if key and reader is None else self._site.version(reader)
 
 
-PAGES: tuple[Page, ...] = (
+PAGES: tuple[WebPage, ...] = (
     HOME,
     run.PAGE,
     run.ACTIONS,
@@ -301,7 +301,7 @@ class Shown:
             for page in [item for item in self._kept if isinstance(item, tuple) and item[2] in (key, "")]:
                 del self._kept[page]
 
-    def endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+    def endpoint(self, page: WebPage) -> Callable[[Request], Awaitable[Response]]:
         """Return the handler that answers requests for one page."""
 
         async def answer(request: Request) -> Response:
@@ -309,7 +309,7 @@ class Shown:
 
         return answer
 
-    def _answer(self, page: Page, request: Request) -> Response:
+    def _answer(self, page: WebPage, request: Request) -> Response:
         params = {key: str(value) for key, value in request.path_params.items()}
         query = tuple(request.query_params.multi_items())
         reader = None
@@ -337,7 +337,7 @@ class Shown:
         """Return the key of a page's content; another key needs another page."""
         return self._site.version(reader), int(time.time() / SAME_SECONDS)
 
-    def _renew(self, key: object, turn: threading.Lock, page: Page, context: Context) -> Response:
+    def _renew(self, key: object, turn: threading.Lock, page: WebPage, context: Context) -> Response:
         """The page, written by one thread at a time."""
         with turn:
             state = self._state(context.reader)
@@ -354,7 +354,7 @@ class Shown:
                     self._writing.pop(old, None)
             return response
 
-    def _write(self, page: Page, context: Context) -> Response:
+    def _write(self, page: WebPage, context: Context) -> Response:
         version = self._site.version(context.reader)  # before what it shows is read: never newer than that
         try:
             view = page.build(context)

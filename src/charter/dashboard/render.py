@@ -100,7 +100,7 @@ def _once(_: Snapshot) -> Iterable[Params]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Page:
+class WebPage:
     """One kind of page."""
 
     name: str
@@ -255,7 +255,9 @@ def environment() -> Environment:
     return jinja
 
 
-def render_page(page: Page, context: Context, view: PageValues, *, pages: Sequence[Page], version: str = "") -> str:
+def render_page(
+    page: WebPage, context: Context, view: PageValues, *, pages: Sequence[WebPage], version: str = ""
+) -> str:
     """A whole page among `pages`; `version` is of what was read."""
     project = context.project if page.of_project else None
     return (

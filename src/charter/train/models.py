@@ -27,9 +27,12 @@ class ModelSettings(Protocol):
     """The fields of a stage that decide what of a model is trained, and in which precision."""
 
     @property
-    def dtype(self) -> str: ...
+    def dtype(self) -> str:
+        """Return the number format that it is trained in."""
+
     @property
-    def adapter(self) -> Adapter | None: ...
+    def adapter(self) -> Adapter | None:
+        """Return the low-rank adapter to train in place of the weights, if any."""
 
 
 @dataclass(frozen=True)

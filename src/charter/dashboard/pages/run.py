@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from charter.dashboard.render import Context, NoSuchPageError, Page, PageValues, Params
+from charter.dashboard.render import Context, NoSuchPageError, PageValues, Params, WebPage
 from charter.dashboard.snapshot import CostGroup, LogTail, Snapshot, StageNow, log_lines_with, log_tail
 from charter.dashboard.view.run_parts import (
     Curve,
@@ -108,9 +108,9 @@ def build_files(context: Context) -> PageValues:
     return PageValues(title=f"Files, {project.name}", model=model)
 
 
-FILES = Page(name="files", path="/p/{project}/files", template="files.html", build=build_files)
-ACTIONS = Page(name="actions", path="/p/{project}/actions", template="actions.html", build=build_actions)
-PAGE = Page(name="run", path="/p/{project}", template="run.html", build=build, label="Run")
+FILES = WebPage(name="files", path="/p/{project}/files", template="files.html", build=build_files)
+ACTIONS = WebPage(name="actions", path="/p/{project}/actions", template="actions.html", build=build_actions)
+PAGE = WebPage(name="run", path="/p/{project}", template="run.html", build=build, label="Run")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +305,7 @@ def each(project: Snapshot) -> Iterable[Params]:
     return [{"stage": stage.name} for stage in project.stages]
 
 
-STAGE = Page(name="stage", path="/p/{project}/stage/{stage}", template="stage.html", build=build_stage, each=each)
+STAGE = WebPage(name="stage", path="/p/{project}/stage/{stage}", template="stage.html", build=build_stage, each=each)
 
 
 SHOWN_RECORDS = 5
@@ -346,7 +346,7 @@ def build_approval(context: Context) -> PageValues:
     return PageValues(title=f"Approve {name}, {project.name}", model=model)
 
 
-APPROVE = Page(
+APPROVE = WebPage(
     name="approve",
     path="/p/{project}/approve/{stage}",
     template="approve.html",
@@ -531,4 +531,4 @@ def build_cost(context: Context) -> PageValues:
     return PageValues(title=f"Cost, {project.name}", model=view, charts={"burn": burn_chart(project, view)})
 
 
-COST = Page(name="cost", path="/p/{project}/cost", template="cost.html", build=build_cost, label="Cost")
+COST = WebPage(name="cost", path="/p/{project}/cost", template="cost.html", build=build_cost, label="Cost")
