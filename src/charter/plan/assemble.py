@@ -485,7 +485,7 @@ def _of_waits(stages: Sequence[StagePlan]) -> list[Assumption]:
                 Assumption(name=f"lead time of {place.infra}, seconds", value=place.lead_seconds, source=source)
             )
         if stage.transfer_bytes:
-            source = "10 Gbit/s between providers; egress by charter.cost.job, tiers per provider and month"
+            source = "10 Gbit/s between providers; egress by charter.cost.storage, tiers per provider and month"
             assumptions.append(
                 Assumption(name=f"{stage.name}: bytes moved", value=round(stage.transfer_bytes), source=source)
             )

@@ -7,15 +7,12 @@ from math import log
 from charter.catalog.price_book import Market, PriceBook
 from charter.cost.job import (
     BUCKETS,
-    EGRESS_SOURCES,
     SERVICES,
     ComputeBuckets,
     compute_buckets,
-    internet_egress,
     managed_multiplier,
     micro_usd,
     split_micro_usd,
-    transfer_usd,
     usd,
 )
 from charter.cost.monte_carlo import (
@@ -28,6 +25,7 @@ from charter.cost.monte_carlo import (
     lognormal,
     simulate,
 )
+from charter.cost.storage import EGRESS_SOURCES, internet_egress, transfer_usd
 from charter.errors import UsageError
 from charter.physics.terms import Z90, Interval
 from charter.plan.offers import LOCAL, ON_PREM

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from charter.catalog.price_book import PriceBook
 from charter.catalog.rows import StoragePrice
-from charter.cost.job import (
+from charter.cost.monte_carlo import exactly
+from charter.cost.storage import (
     StageBytes,
     StorageTier,
     TransferTier,
@@ -13,7 +14,6 @@ from charter.cost.job import (
     transfer_usd,
     weights_only_count,
 )
-from charter.cost.monte_carlo import exactly
 from charter.physics.node import weights_bytes
 from charter.physics.terms import Breakdown, Interval, Term
 from charter.plan.node_needs import storage_terms

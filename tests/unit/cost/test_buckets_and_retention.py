@@ -2,15 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.cost.job import (
-    BUCKETS,
+from charter.cost.job import BUCKETS, compute_buckets, managed_multiplier
+from charter.cost.storage import (
     GCP_EGRESS,
     S3_STANDARD,
     StageBytes,
     StorageTier,
-    compute_buckets,
     internet_egress,
-    managed_multiplier,
     transfer_usd,
     weights_only_count,
 )

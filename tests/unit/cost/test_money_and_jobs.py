@@ -2,20 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.cost.job import (
-    AWS_EGRESS,
-    S3_STANDARD,
-    StorageTier,
-    StoredBytes,
-    commitment_break_even_utilisation,
-    job_usd,
-    micro_usd,
-    split_micro_usd,
-    storage_usd,
-    transfer_usd,
-    usd,
-)
+from charter.cost.job import commitment_break_even_utilisation, job_usd, micro_usd, split_micro_usd, usd
 from charter.cost.monte_carlo import add, exactly, lognormal
+from charter.cost.storage import AWS_EGRESS, S3_STANDARD, StorageTier, StoredBytes, storage_usd, transfer_usd
 from charter.errors import UsageError
 from charter.physics.terms import Interval
 
