@@ -29,15 +29,16 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from charter.physics.fitted import Fitted  # noqa: E402
+from charter.physics.fitted import WIDEST, Fitted  # noqa: E402
 from charter.validation.alarms import alarms_of  # noqa: E402
-from charter.validation.intervals import group_of, spreads  # noqa: E402
+from charter.validation.intervals import beside_device, group_of, spreads  # noqa: E402
 from charter.validation.quantities.memory import MEMORY_NAMES, out_of_memory  # noqa: E402
 from charter.validation.quantity import (  # noqa: E402
     QUANTITIES,
     Quantity,
     quantity_of,
 )
+from charter.validation.rows.accelerator import device_family  # noqa: E402
 from charter.validation.rows.measurement import Measurement, Refusal, read_measurements  # noqa: E402
 from charter.validation.score import Case, ScoredRow, calibrated, fitted_to, predict, prepared_once  # noqa: E402
 from charter.validation.validate import safe_cases  # noqa: E402
@@ -143,16 +144,23 @@ class Stacks:
             for index, (case, value) in enumerate(zip(own, values, strict=True))
         ]
 
-    def widths(self, stack: str) -> Callable[[str], float]:
-        """Half-width by group for a stack that nobody measured, from the errors of the others."""
+    def widths(self, stack: str) -> Callable[[Measurement], float]:
+        """Half-width of a row of a stack that nobody measured, from the errors of the others."""
         inner = [
             replace(item, stack=other)
             for other in self.names
             if other != stack
             for item in self.scored(self.own(other), self.without(stack, other))
         ]
-        spread = spreads({"unseen": inner})
-        return lambda group: spread.half_width(group, "unseen")
+        spread, devices = spreads({"unseen": inner}), {device_family(item.row) for item in inner}
+
+        def width(row: Measurement) -> float:
+            plain = spread.half_width(group_of(row), "unseen")
+            hardly = self.quantity.name in MEMORY_NAMES
+            wider = beside_device(plain, plain, measured=hardly or device_family(row) in devices)
+            return min(wider, WIDEST)
+
+        return width
 
 
 def draws_of(stacks: Stacks, name: str, own: Sequence[Case], fitted: Fitted, draws: int) -> list[list[ScoredRow]]:
@@ -326,7 +334,7 @@ def scores_of(name: str, rows: Sequence[Measurement], draws: int) -> Scores:
         own, fitted = stacks.own(stack), stacks.without(stack)
         items = stacks.scored(own, fitted)
         width = stacks.widths(stack)
-        scores.zero += [(stack, item, width(group_of(item.row))) for item in items]
+        scores.zero += [(stack, item, width(item.row)) for item in items]
         trials = draws_of(stacks, stack, own, fitted, draws)
         for trial, drawn, undrawn in zip(trials, scores.drawn, scores.undrawn, strict=False):
             drawn += [(stack, item) for item in trial]

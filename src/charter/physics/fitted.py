@@ -29,6 +29,10 @@ NARROWEST, WIDEST = 0.02, 1.2
 docs/concepts/accuracy.md) no interval is honest; above a factor of 3.3 it says nothing."""
 
 
+UNKNOWN = "unknown"
+"""How a group of rows ends that do not say what decides their figure: other groups know nothing of its width."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Spread:
     """Half-widths of the 80 % interval in logarithms: by group and knowledge, `*` for all groups together."""
@@ -42,6 +46,8 @@ class Spread:
         0.4
         """
         levels = SITUATIONS[SITUATIONS.index(knowledge) :: -1]
+        if group.endswith(UNKNOWN) and group not in self.half_widths:
+            return WIDEST
         for name in (group, "*"):
             widths = self.half_widths.get(name, {})
             for situation in levels:

@@ -146,8 +146,9 @@ def half_width(effect: Effect, residual: Residual | None, *, coverage: float = C
 def spreads(situations: Mapping[Knowledge, "Iterable[ScoredRow]"]) -> Spread:
     """Half-widths from scored rows of each situation.
 
-    A group of rows that only one cluster has takes the effect between clusters of all groups, and keeps its residual.
-    Where a single stack is all there is, its own distance from the priors stands for the effect.
+    A group of rows that only one cluster has keeps its residual, and takes the effect between clusters of all groups
+    or, of stacks that nobody measured, its own distance from the priors: the one that makes the width larger. Where a
+    single stack is all there is, that distance alone stands for the effect.
     """
     widths: dict[str, dict[str, float]] = {}
     for knowledge, rows in situations.items():
@@ -164,9 +165,20 @@ def spreads(situations: Mapping[Knowledge, "Iterable[ScoredRow]"]) -> Spread:
         widths.setdefault("*", {})[knowledge] = round(half_width(common, shared), 4)
         for name, members in groups.items():
             own = _clusters(members, knowledge)
-            width = half_width(Effect.of(own) or common, Residual.of(own) or shared)
+            effects = [Effect.of(own) or common, Effect.alone(own) if knowledge == "unseen" else None]
+            residual = Residual.of(own) or shared
+            width = max(half_width(effect, residual) for effect in effects if effect is not None)
             widths.setdefault(name, {})[knowledge] = round(width, 4)
     return Spread(half_widths={name: _ordered(width) for name, width in sorted(widths.items())})
+
+
+def beside_device(width: float, unseen: float, *, measured: bool) -> float:
+    """A half-width on a kind of device that no row measured: a new device's effect, taken as large as a new stack's.
+
+    >>> beside_device(0.3, 0.4, measured=True), round(beside_device(0.3, 0.4, measured=False), 6)
+    (0.3, 0.5)
+    """
+    return width if measured else float(np.hypot(width, unseen))
 
 
 def typical_errors(situations: Mapping[Knowledge, "Iterable[ScoredRow]"]) -> dict[str, dict[str, float]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from statistics import median
 
 import numpy as np
@@ -12,9 +13,10 @@ from charter.physics.fitted import Bundle, Fitted, Knowledge, QuantityFit, bundl
 from charter.spec.suggest import nearest
 from charter.validation.alarms import alarms_of
 from charter.validation.bundled import bundled_measurements, taught_measurements
-from charter.validation.intervals import group_of, scatter_factor
+from charter.validation.intervals import beside_device, group_of, scatter_factor
 from charter.validation.quantities.memory import MEMORY_NAMES, out_of_memory
 from charter.validation.quantity import QUANTITIES, Quantity, quantity_of
+from charter.validation.rows.accelerator import device_family
 from charter.validation.rows.measurement import Measurement, Refusal, inferred, unknowns
 from charter.validation.rows.metrics import WRITTEN_METRICS
 from charter.validation.score import Case, ScoredRow, calibrated, cases_of, fitted_to, predict, spread_over
@@ -100,7 +102,8 @@ def validate(
             fit = fits[quantity.name]
             start = without(quantity, fit, tuple(sorted({*leave_out, *itself})))
             source = prefix in fit.sources and prefix not in (*leave_out, *itself)
-            for verdict in _verdicts(quantity, fit, own, start, calibrate_rows, flagged, known_source=source):
+            seen = _Measured.of(quantity, absent={*leave_out, *itself}, own=bundle is not None)
+            for verdict in _verdicts(quantity, fit, own, start, calibrate_rows, flagged, seen, known_source=source):
                 verdicts[numbers[id(verdict.row)]] = verdict
     constants = _MemoryConstants(fits, leave_out, fitted_rows)
     for number, row in enumerate(rows):
@@ -202,6 +205,7 @@ def _verdicts(
     start: Fitted,
     few: int,
     flagged: Collection[int],
+    seen: "_Measured",
     *,
     known_source: bool,
 ) -> list[RowVerdict]:
@@ -216,10 +220,13 @@ def _verdicts(
     verdicts = []
     for item in scored:
         moved = bool(used) or item.stack in fit.calibrated_stacks
-        knowledge = _knowledge(item, start, calibrated=moved, source=known_source)
+        knowledge = _knowledge(item, start, calibrated=moved, source=known_source, named=seen.stack(item.row))
         group = group_of(item.row)
         width = fit.spread.half_width(group, knowledge)
         factor = scatter_factor(scored, width) if used else 1.0
+        if not moved:
+            unseen = fit.spread.half_width(group, "unseen")
+            factor *= beside_device(width, unseen, measured=seen.device(item.row)) / width
         interval = fit.spread.interval(item.predicted, group, knowledge, factor=factor)
         verdicts.append(
             RowVerdict(
@@ -236,12 +243,48 @@ def _verdicts(
     return verdicts
 
 
-def _knowledge(item: ScoredRow, start: Fitted, *, calibrated: bool, source: bool) -> Knowledge:
+def _knowledge(item: ScoredRow, start: Fitted, *, calibrated: bool, source: bool, named: bool) -> Knowledge:
     if source and item.stack in start.stacks:
         return "source"
     if calibrated:
         return "calibrated"
-    return "seen" if item.stack in start.stacks else "unseen"
+    return "seen" if named and item.stack in start.stacks else "unseen"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measured:
+    """Stacks by their typed names, and kinds of devices, that the fitted rows of a quantity have."""
+
+    stacks: Collection[str]
+    devices: Collection[str]
+    of_memory: bool
+
+    @classmethod
+    def of(cls, quantity: Quantity, *, absent: Collection[str], own: bool) -> "_Measured":
+        """Of the shipped rows but for some sources; with a calibration of one's own no device is taken to be new."""
+        rows = [row for row in _rows_of(quantity.name) if row.prefix not in absent]
+        return cls(
+            stacks={row.stack for row in rows} - {"", "unknown"},
+            devices={_family(row) for row in rows},
+            of_memory=own or quantity.name in MEMORY_NAMES,
+        )
+
+    def stack(self, row: Measurement) -> bool:
+        """Return True if rows of the stack were measured; a row without typed columns says no more than its profile."""
+        return not row.stack or row.stack in self.stacks
+
+    def device(self, row: Measurement) -> bool:
+        """Return True if rows of such a device were measured, or if it hardly matters, as for memory."""
+        return self.of_memory or _family(row) in self.devices
+
+
+@cache
+def _rows_of(name: str) -> tuple[Measurement, ...]:
+    quantity = next(each for each in QUANTITIES if each.name == name)
+    return tuple(row for row in taught_measurements() if quantity_of(row) is quantity)
+
+
+_family = cache(device_family)
 
 
 def _verdict_on_memory(row: Measurement, constants: _MemoryConstants) -> RowVerdict:

@@ -124,6 +124,25 @@ def test_a_group_of_one_stack_takes_the_effect_of_all_groups() -> None:
     assert found.half_width("training memory", "unseen") > found.half_width("training dense", "unseen")
 
 
+def test_a_group_of_one_stack_far_from_the_priors_is_wider() -> None:
+    dense = [
+        scored(f"S{name}", n, error, stack=f"{name}") for name, error in enumerate((0.05, -0.05)) for n in range(9)
+    ]
+
+    def width(shift: float) -> float:
+        rows = [Measurement(id=f"M-{n}", metric="peak_mem_gb", value=1.0, kind="sft") for n in range(9)]
+        memory = [ScoredRow(row=row, stack="0", predicted=float(np.exp(shift))) for row in rows]
+        return spreads({"unseen": [*dense, *memory]}).half_width("training memory", "unseen")
+
+    assert width(0.2) > 1.5 * width(0.01)
+
+
+def test_a_group_that_says_too_little_learns_from_no_other() -> None:
+    spread = spreads({"unseen": [scored(f"S{name}", n, 0.1, stack=f"{name}") for name in range(3) for n in range(9)]})
+    assert spread.half_width("rl time, lengths unknown", "unseen") == WIDEST
+    assert spread.half_width("rl time", "unseen") < WIDEST
+
+
 def test_more_knowledge_never_widens() -> None:
     off, near = ([scored(name, n, sign * e) for name, sign in (("A", 1), ("B", -1)) for n in range(9)]
                  for e in (0.3, 0.05))  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 from charter.physics.flops import training_flops_per_token
 from charter.validation.rows.accelerator import accelerator_of
 from charter.validation.rows.architecture import architecture_of
-from charter.validation.rows.measurement import Measurement
+from charter.validation.rows.measurement import Measurement, settled
 from charter.validation.validate import RowVerdict, validate
 
 MODELS = ("Llama-2-7B", "Qwen3-30B-A3B", "DeepSeek-V3")
@@ -211,3 +211,42 @@ def test_weights_of_few_bits_are_read_faster(dtype: str) -> None:
 def test_llama_cpp_splits_layers_over_devices() -> None:
     served = SERVED | {"framework": "llama.cpp", "metric": "out_tokens_per_s", "mbs": 1, "dtype": "Q4_K_M"}
     assert one(**served | {"gpus": 4}) <= one(**served)
+
+
+TYPED: dict[str, Any] = {
+    "id": "NEW-1", "metric": "tokens_per_s_per_gpu", "value": 5000.0, "kind": "pretrain", "model": "Llama-2-7B",
+    "gpus": 64, "seq": 4096, "mbs": 1, "gbs": 512, "stack": "megatron-lm", "accelerator": "A100-SXM-80GB",
+    "compute_dtype": "bf16", "recompute_kind": "full", "shard_kind": "zero1", "attention_kernel": "flash2",
+}  # fmt: skip
+
+
+def width_and_knowledge(**changes: Any) -> tuple[float, str]:
+    (verdict,) = validate([Measurement(**settled(TYPED | changes))])
+    return verdict.p90 / verdict.p10, verdict.knowledge
+
+
+def test_a_family_that_no_row_has_is_new_whatever_profile_is_nearest() -> None:
+    assert width_and_knowledge()[1] == "seen"
+    for stack in ("axolotl", "something-new", "unknown"):
+        assert width_and_knowledge(stack=stack)[1] == "unseen"
+    assert width_and_knowledge(stack="axolotl")[0] > width_and_knowledge()[0]
+
+
+def test_a_kind_of_device_that_no_row_has_widens_a_time():
+    known, new = width_and_knowledge()[0], width_and_knowledge(accelerator="MI300X-192GB")[0]
+    assert width_and_knowledge(accelerator="H800-SXM-80GB")[0] == pytest.approx(known)
+    assert new > 1.1 * known
+    assert width_and_knowledge(accelerator="MI300X-192GB", stack="axolotl")[0] > new
+
+
+def test_a_device_hardly_changes_how_well_memory_is_known():
+    memory = {"metric": "peak_mem_gib", "value": 60.0, "parameter_dtype": "bf16"}
+    new = width_and_knowledge(**memory, accelerator="MI300X-192GB")
+    assert new[0] == pytest.approx(width_and_knowledge(**memory)[0])
+
+
+def test_a_base_in_eight_bits_is_as_large_as_typed():
+    lora = {"kind": "lora", "adapter": "lora", "metric": "peak_mem_gib", "value": 20.0, "gpus": 1, "shard_kind": "none"}
+    half, eight = (validate([Measurement(**settled(TYPED | lora | {"parameter_dtype": each}))])[0].predicted
+                   for each in ("bf16", "fp8"))  # fmt: skip
+    assert half - eight == pytest.approx(6.5e9 / 2**30, rel=0.05)

@@ -229,6 +229,8 @@ BASE_BYTES: tuple[tuple[str, float], ...] = (
     (r"int8|8-?bit", 1.02),
 )
 """Bytes per frozen weight by how the base is stored, with scales."""
+EIGHT_BIT_OR_LESS = ("nf4", "fp8", "mxfp8", "mxfp4", "nvfp4", "fp4")
+"""Typed formats of a frozen base whose bytes are known; integers have scales as their tool has them (`BASE_BYTES`)."""
 SHORT_SEQUENCE, LONG_SEQUENCE = 512, 2048
 """Tokens where a source does not say: instruction data under adapters, packed text otherwise."""
 SMALL_MODEL = 2e9
@@ -400,8 +402,8 @@ def base_bytes(row: Measurement, profile: MemoryProfile) -> float:
 
     So is the typed `nf4`, as in QLoRA's paper and in torchao's NF4 tensors, but for litgpt, whose `bnb.nf4` is plain.
     """
-    if row.parameter_dtype == "nf4" and profile is not LITGPT:
-        return BYTES_PER_VALUE["nf4"]
+    if row.parameter_dtype in EIGHT_BIT_OR_LESS and not (row.parameter_dtype == "nf4" and profile is LITGPT):
+        return BYTES_PER_VALUE[row.parameter_dtype]
     dtype = row.dtype.lower()
     for words, size in BASE_BYTES:
         if re.search(words, dtype):

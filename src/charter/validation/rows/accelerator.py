@@ -7,6 +7,7 @@ from dataclasses import replace
 from charter.catalog import accelerators
 from charter.catalog.accelerators import DEVICES_PER_PACKAGE, Accelerator, plain
 from charter.errors import UsageError
+from charter.physics.devices import generation_of
 from charter.spec.suggest import nearest as closest
 from charter.units import GB
 from charter.validation.rows.measurement import Measurement, Refusal
@@ -49,6 +50,21 @@ def accelerator_of(row: Measurement) -> Accelerator:
     like = closest(row.gpu, (item.name for item in accelerators.catalog()))
     meant = f"; did you mean {like}?" if like else ""
     raise Refusal(f"no accelerator of the catalog is called {row.gpu!r}{meant} (`charter catalog gpus` lists all)")
+
+
+def device_family(row: Measurement) -> str:
+    """The generation of a row's accelerator, or the first word of its name; blank where nobody knows it.
+
+    >>> row = Measurement(id="X-1", metric="step_time_s", value=1.0, gpu="H20")
+    >>> device_family(row), device_family(replace(row, gpu="Gaudi2")), device_family(replace(row, gpu=""))
+    ('hopper', 'Gaudi', '')
+    """
+    try:
+        name = accelerator_of(row).name
+    except Refusal:
+        return ""
+    family = generation_of(name)
+    return family if family != "other" else re.split(r"[^A-Za-z]", name)[0]
 
 
 def _as_typed(row: Measurement) -> Accelerator:
