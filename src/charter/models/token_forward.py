@@ -383,7 +383,7 @@ def asked_positions(body: nn.Module, at_N: Tensor) -> Iterator[None]:
     layer = decoder_layers(body)[-1]
     mlp = getattr(layer, "mlp", None)
     is_changed = "forward" in vars(layer) or layer._compiled_call_impl is not None
-    if not isinstance(mlp, AskedPositions) or is_changed or torch.compiler.is_compiling():
+    if not isinstance(mlp, AskedPositions) or not mlp.takes_asked or is_changed or torch.compiler.is_compiling():
         yield
         return
     mlp.asked_N = at_N
@@ -397,6 +397,8 @@ class AskedPositions:
     """Mixed into the class of a layer's feed-forward part, before it."""
 
     asked_N: Tensor | None = None
+    takes_asked: bool = True
+    """False where each rank has its own positions, which are no longer counted through all of a row."""
 
     def forward(self, hidden_BTH: Tensor) -> Tensor:
         """The part's own output; where only some positions are asked for, 0 at the others."""
