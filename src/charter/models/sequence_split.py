@@ -18,6 +18,13 @@ ATTENDS = ".self_attn.o_proj"
 POSITIONS = 1
 """The dimension of positions: batch, token, width."""
 
+SPLIT = "_has_own_positions"
+
+
+def is_split(layer: nn.Module) -> bool:
+    """Return True if each rank has its own positions of what this layer is given."""
+    return hasattr(layer, SPLIT)
+
 
 def sequence_styles(model: Any, plan: dict[str, str]) -> dict[str, ParallelStyle]:
     """Return torch's styles of what sequence parallelism treats otherwise than tensor parallelism alone."""
@@ -65,9 +72,8 @@ def _join_inside(layer: nn.Module, mesh: DeviceMesh) -> None:
         return (_joined(args[0], mesh, length),)
 
     layer.get_submodule("self_attn").register_forward_pre_hook(attends, with_kwargs=True)
-    mlp: Any = layer.get_submodule("mlp")
-    mlp.register_forward_pre_hook(feeds)
-    mlp.takes_asked = False
+    layer.get_submodule("mlp").register_forward_pre_hook(feeds)
+    setattr(layer, SPLIT, True)
 
 
 def _length(kwargs: dict[str, Any]) -> int:

@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache
 
 from charter.models.decoder import decoder_layers, hugging_face_models
 from charter.models.runtime import is_queued, on_device
+from charter.models.sequence_split import is_split
 from charter.physics.memory_profiles import (
     CPU_KEPT_LOGITS,
     CPU_LOSS_TILE,
@@ -378,12 +379,12 @@ def give_asked_positions(model: Any) -> None:
 def asked_positions(body: nn.Module, at_N: Tensor) -> Iterator[None]:
     """While open, the last layer of `body` computes the positions `at_N` of all B x T, each named once, whole.
 
-    Layers that are computed again in the backward pass, or compiled, are left as they are.
+    Layers that are computed again in the backward pass, compiled, or split over positions are left as they are.
     """
     layer = decoder_layers(body)[-1]
     mlp = getattr(layer, "mlp", None)
     is_changed = "forward" in vars(layer) or layer._compiled_call_impl is not None
-    if not isinstance(mlp, AskedPositions) or not mlp.takes_asked or is_changed or torch.compiler.is_compiling():
+    if not isinstance(mlp, AskedPositions) or is_split(layer) or is_changed or torch.compiler.is_compiling():
         yield
         return
     mlp.asked_N = at_N
@@ -397,8 +398,6 @@ class AskedPositions:
     """Mixed into the class of a layer's feed-forward part, before it."""
 
     asked_N: Tensor | None = None
-    takes_asked: bool = True
-    """False where each rank has its own positions, which are no longer counted through all of a row."""
 
     def forward(self, hidden_BTH: Tensor) -> Tensor:
         """The part's own output; where only some positions are asked for, 0 at the others."""
