@@ -73,7 +73,7 @@ def layout_of(job: Job) -> Layout:
         context=degrees["context"],
         expert=degrees["expert"],
         interleave=degrees["interleave"],
-        sequence_parallel=bool(degrees["sequence_parallel"]),
+        sequence_parallel=frozen.sequence_parallel,
         zero=ZeroStage(frozen.zero),
         micro_batch=micro * job.spec.SEQUENCES_PER_ROW,
         accumulation=-(-share // micro),

@@ -16,6 +16,8 @@ class StageLayout:
     replicas: int = 1
     """Hybrid sharding: whole copies of what `zero` shards."""
     tensor: int = 1
+    sequence_parallel: bool = False
+    """Between split matrices each process of `tensor` has its own positions of a row."""
     micro_batch: int = 0
     """Rows of one forward and backward pass in one process; 0: its whole share of the batch."""
     recompute: str = "none"
@@ -52,6 +54,7 @@ def engine_layout(frozen: Mapping[str, str | int]) -> StageLayout:
         zero=int(frozen.get("zero", 0)),
         replicas=int(frozen.get("replicas", 1)),
         tensor=int(frozen.get("tensor", 1)),
+        sequence_parallel=bool(int(frozen.get("sequence_parallel", 0))),
         micro_batch=int(frozen.get("micro_batch", 0)),
         recompute=str(frozen.get("recompute", "none")),
         offload=str(frozen.get("offload", "none")),

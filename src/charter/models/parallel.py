@@ -35,6 +35,7 @@ from charter.errors import StageError
 from charter.models.adapters import check_layout, has_adapter
 from charter.models.engine_layout import StageLayout
 from charter.models.ranks import Ranks
+from charter.models.sequence_split import sequence_styles, split_sequence
 from charter.models.sharded_load import decoder_layers, fill_weights, hugging_face_models, is_empty, tie, tied_weights
 from charter.models.token_forward import AskedHead, give_asked_head
 from charter.spec.layout import Recompute
@@ -219,13 +220,18 @@ def split_tensors(module: nn.Module, layout: StageLayout, ranks: Ranks) -> Devic
         return data_axes
     ties = tied_weights(module)
     for prefix, model in hugging_face_models(module).items():
-        parallelize_module(model, tensor, _styles(model, layout.tensor, is_tied=bool(ties)))
+        styles = _styles(model, layout.tensor)
+        if layout.sequence_parallel:
+            styles |= sequence_styles(model, dict(model.tp_plan))
+        parallelize_module(model, tensor, styles)
         _check_ties(module, ties, prefix)
     tie(module, ties)
+    if layout.sequence_parallel:
+        split_sequence(decoder_layers(module), tensor)
     return data_axes
 
 
-def _styles(model: Any, size: int, *, is_tied: bool) -> dict[str, ParallelStyle]:
+def _styles(model: Any, size: int) -> dict[str, ParallelStyle]:
     """torch's style for every entry of a model's plan."""
     config = model.config
     heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers.cache_utils import Cache
 
 from charter.models.runtime import is_queued, on_device
+from charter.models.sequence_split import is_split
 from charter.models.sharded_load import decoder_layers, hugging_face_models
 from charter.physics.memory_profiles import (
     CPU_KEPT_LOGITS,
@@ -378,12 +379,12 @@ def give_asked_positions(model: Any) -> None:
 def asked_positions(body: nn.Module, at_N: Tensor) -> Iterator[None]:
     """While open, the last layer of `body` computes the positions `at_N` of all B x T, each named once, whole.
 
-    Layers that are computed again in the backward pass, or compiled, are left as they are.
+    Layers that are computed again in the backward pass, compiled, or split over positions are left as they are.
     """
     layer = decoder_layers(body)[-1]
     mlp = getattr(layer, "mlp", None)
     is_changed = "forward" in vars(layer) or layer._compiled_call_impl is not None
-    if not isinstance(mlp, AskedPositions) or is_changed or torch.compiler.is_compiling():
+    if not isinstance(mlp, AskedPositions) or is_split(layer) or is_changed or torch.compiler.is_compiling():
         yield
         return
     mlp.asked_N = at_N

@@ -34,7 +34,9 @@ from charter.physics.memory_terms import (
     activation_columns,
     buffer_columns,
     column,
+    joined_share,
     logit_columns,
+    sequence_group,
     state_columns,
     trained_parameters,
 )
@@ -180,6 +182,7 @@ def _stage_table(shape: MemoryShape, layouts: Layouts, constants: TrainingMemory
     columns = {
         **state_columns(rank),
         **activation_columns(rank),
+        "around": _around_column(rank),
         **logit_columns(rank),
         **buffer_columns(rank),
     }
@@ -224,6 +227,25 @@ def _visiting_column(rank: Rank) -> ExplainedColumn:
         least=array(VISITING_BYTES),
         size=s.optimizer_bytes,
         largest=largest,
+    )
+
+
+def _around_column(rank: Rank) -> ExplainedColumn:
+    """Return what the last norm keeps, and around the loss its output, the positions asked for and their gradient."""
+    s = rank.shape
+    wide = np.where(rank.is_autocast > 0, s.parameter_bytes, s.compute_bytes)
+    handed = np.where(
+        s.scalar > 0, s.compute_bytes, 2 * wide + np.where(rank.is_autocast > 0, 2.0, 1.0) * s.compute_bytes
+    )
+    each = s.hidden * (4 + wide + handed) * (1 / sequence_group(rank) + joined_share(rank))
+    return column(
+        "last norm",
+        "activations",
+        (s.ends_apart > 0) * each * rank.tokens * rank.constants.activations,
+        "{each:,.0f} B per token x {tokens:,.0f} tokens",
+        "its input in fp32, the normalised value, what it hands to the head",
+        each=array(each),
+        tokens=rank.tokens,
     )
 
 

@@ -195,7 +195,7 @@ def _frozen_base(rank: Rank) -> Array:
 
 def activation_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     """Return the activations that the forward pass keeps on a pipeline stage, and one layer's in its backward pass."""
-    return {**_kept_columns(rank), **_live_columns(rank), "around": _around_column(rank)}
+    return {**_kept_columns(rank), **_live_columns(rank)}
 
 
 def _again(rank: Rank) -> Array:
@@ -208,13 +208,18 @@ def _products(rank: Rank) -> Array:
     """Bytes of a layer's products per token that selective recomputation keeps beside the layer's input."""
     s, is_selective = rank.shape, rank.layouts.recomputes(Recompute.SELECTIVE)
     return array(
-        is_selective * (s.products_replicated / _sequence_group(rank) + s.products_sharded / rank.layouts.tensor)
+        is_selective * (s.products_replicated / sequence_group(rank) + s.products_sharded / rank.layouts.tensor)
     )
 
 
-def _sequence_group(rank: Rank) -> Array:
+def sequence_group(rank: Rank) -> Array:
     """Ranks that share what tensor parallelism replicates."""
     return array(np.where(rank.layouts.sequence_parallel > 0, rank.layouts.tensor, 1.0))
+
+
+def joined_share(rank: Rank) -> Array:
+    """Positions of other ranks, of all, that Charter's engine joins: two inputs of a layer, and the last norm's."""
+    return array((rank.shape.ends_apart > 0) * (1 - 1 / sequence_group(rank)))
 
 
 def _cast_bytes(rank: Rank) -> Array:
@@ -226,10 +231,11 @@ def _cast_bytes(rank: Rank) -> Array:
 
 def _kept_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     s, lay, layers = rank.shape, rank.layouts, rank.parameters.layers
-    again, sequence = _again(rank), _sequence_group(rank)
+    again, sequence = _again(rank), sequence_group(rank)
     eager = s.keeps_scores * (lay.recompute == 0)
     sharded = np.where(lay.context > 1, s.sharded_ring, s.sharded)
     saved_bytes = (s.replicated + _cast_bytes(rank)) / sequence + (sharded + eager * s.scores) / lay.tensor
+    joined = 2 * s.compute_bytes * s.hidden * joined_share(rank)
     # Beside adapters hidden states are as wide as the frozen embedding that they come from.
     stream = np.where(
         (s.adapter > 0) & (lay.zero == 0), np.maximum(s.embedding_bytes, s.compute_bytes), s.compute_bytes
@@ -243,10 +249,10 @@ def _kept_columns(rank: Rank) -> dict[str, ExplainedColumn]:
         "kept": column(
             "kept activations",
             "activations",
-            saved_bytes * on_device * (1 - again),
+            (saved_bytes + joined) * on_device * (1 - again),
             "{kept:,.0f} B per token and layer x " + shape,
             ACTIVATION_SOURCE,
-            kept=array(saved_bytes),
+            kept=array(saved_bytes + joined),
             **numbers,
         ),
         "inputs": column(
@@ -269,31 +275,16 @@ def _kept_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     }
 
 
-def _around_column(rank: Rank) -> ExplainedColumn:
-    """Return what the last norm keeps, and around the loss its output, the positions asked for and their gradient."""
-    s = rank.shape
-    wide = np.where(rank.is_autocast > 0, s.parameter_bytes, s.compute_bytes)
-    handed = np.where(
-        s.scalar > 0, s.compute_bytes, 2 * wide + np.where(rank.is_autocast > 0, 2.0, 1.0) * s.compute_bytes
-    )
-    each = s.hidden * (4 + wide + handed) / _sequence_group(rank)
-    return column(
-        "last norm",
-        "activations",
-        (s.ends_apart > 0) * each * rank.tokens * rank.constants.activations,
-        "{each:,.0f} B per token x {tokens:,.0f} tokens",
-        "its input in fp32, the normalised value, what it hands to the head",
-        each=array(each),
-        tokens=rank.tokens,
-    )
-
-
 def _live_columns(rank: Rank) -> dict[str, ExplainedColumn]:
-    s, lay, sequence = rank.shape, rank.layouts, _sequence_group(rank)
+    s, lay, sequence = rank.shape, rank.layouts, sequence_group(rank)
     one = (s.live_replicated + _cast_bytes(rank)) / sequence + (
         s.live_sharded + s.keeps_scores * s.live_scores
     ) / lay.tensor
-    gradients = s.backward_replicated / sequence + (s.backward_sharded + s.keeps_scores * s.live_scores) / lay.tensor
+    one = one + 2 * s.compute_bytes * s.hidden * joined_share(rank)
+    gradients = (
+        s.backward_replicated * (1 / sequence + joined_share(rank))
+        + (s.backward_sharded + s.keeps_scores * s.live_scores) / lay.tensor
+    )
     live = np.where((_again(rank) > 0) | (lay.offload_activations > 0), 1.0, 0.0)
     return {
         "live": column(

@@ -83,7 +83,9 @@ def tensor_parallel(given: StepInputs) -> Array:
     """Per micro-batch: two all-reduces per block pair forward, two backward (Shoeybi et al. 2019, section 3)."""
     at = given.job.layouts
     one = _group(given, at.tensor, array(1.0), "tensor").reduce_seconds(given.work.tensor_message)
-    more = np.where(at.sequence_parallel > 0, SEQUENCE_PARALLEL_TRAFFIC, 1.0)
+    # Charter's engine, of which moments visit, keeps what it has gathered: as much traffic as all-reduces.
+    again = (at.sequence_parallel > 0) & (given.stack.moments_visit == 0)
+    more = np.where(again, SEQUENCE_PARALLEL_TRAFFIC, 1.0)
     exposed = given.constants.tensor_exposed * given.stack.tensor_exposed
     return array(2 * given.model.reduced_blocks * _repeated(given) * more * one * exposed)
 

@@ -7,7 +7,7 @@ from math import exp
 import numpy as np
 
 from charter.engines import capabilities
-from charter.engines.common.capabilities import unsupported
+from charter.engines.common.capabilities import of_kind, unsupported
 from charter.physics.columns import Array, Layouts, array
 from charter.physics.constants import context_factor
 from charter.physics.node import host_terms
@@ -136,7 +136,7 @@ def search_sites(question: StageQuestion, sites: Sequence[NodeGroup]) -> Iterato
 
 def asked(question: StageQuestion, site: NodeGroup) -> SpaceRequest:
     """The space of a stage on a site."""
-    phase, able = question.training, engine_knowledge(question.engine, question.knowledge).does
+    phase, able = question.training, of_kind(engine_knowledge(question.engine, question.knowledge).does, question.stage)
     return SpaceRequest(
         engine=able,
         architecture=question.work.trained[0].architecture,
@@ -344,7 +344,7 @@ def _missed(question: StageQuestion, searched: Searched, counted: Missed) -> Mis
 
 def nothing_to_try(question: StageQuestion) -> str:
     """Return the reason why the space of a stage is empty."""
-    engine = capabilities(question.engine)
+    engine = of_kind(capabilities(question.engine), question.stage)
     if question.stage.kind not in engine.kinds:
         return (
             f"the engine {engine.name!r} trains stages of kind {', '.join(engine.kinds)}; this is {question.stage.kind}"

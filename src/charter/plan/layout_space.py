@@ -269,7 +269,9 @@ def _sequence_parallel(request: SpaceRequest, tensor: int) -> tuple[bool, ...]:
     if tensor == 1:
         return (False,)
     fixed = request.fixes("sequence_parallel")
-    both = (True, False) if request.engine.sequence_parallel else (False,)
+    engine = request.engine
+    tried = engine.sequence_parallel and (engine.sequence_parallel_searched or fixed is not None)
+    both = (True, False) if tried else (False,)
     return tuple(choice for choice in both if fixed is None or choice == fixed)
 
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from charter.artifacts.job import JobInput
 from charter.data.sandbox import sandbox_problem
 from charter.engines import capabilities, handover_engine, handover_engines, render
-from charter.engines.common.capabilities import one_of, refused_kernels, unsupported
+from charter.engines.common.capabilities import of_kind, one_of, refused_kernels, unsupported
 from charter.engines.common.engine import TrainingEngine
 from charter.engines.common.request import HandoverPaths
 from charter.engines.installed import ABSENT, PEFT, interpreter_of, stage_versions
@@ -42,7 +42,7 @@ INSTEAD = {
     "interleave": "remove it; it cuts the stages of a pipeline",
     "context": "remove it; tensor spreads a long sequence's layers; recompute: full needs less memory for it",
     "expert": "remove it; zero: 3 spreads the experts with everything else",
-    "sequence_parallel": "remove it; `tensor` works without",
+    "sequence_parallel": "remove it; `tensor` works without, and kinds without answers with it",
     "zero": "zero: 2 shards the optimizer and the gradients",
     "offload": "offload: all with zero: 3, optimizer with any, or none",
     "offload_activations": "recompute: full beside it, or remove it",
@@ -61,7 +61,8 @@ def check_layout(project: Project, name: str, stage: Stage, *, facts: NodeFacts 
     gpus = gpus_here() if facts is None else facts.gpus
     if stage.resources is not None:
         on_accelerator = stage_device(project, stage, gpus=gpus) != CPU
-        for field, reason in unsupported(stage.resources, capabilities(NATIVE), on_accelerator=on_accelerator):
+        able = of_kind(capabilities(NATIVE), stage)
+        for field, reason in unsupported(stage.resources, able, on_accelerator=on_accelerator):
             yield Problem(path=f"{where}.{field}", message=reason, hint=INSTEAD[field])
     yield from _attention(project, stage, where, gpus)
     yield from check_accelerators(project, stage, where) if facts is None else ()
@@ -99,6 +100,7 @@ def _attention(project: Project, stage: Stage, where: str, gpus: int) -> Iterato
         compiled=bool(resources.compile),
         recompute=resources.recompute,
         offloads_activations=bool(resources.offload_activations),
+        splits_sequence=bool(resources.sequence_parallel),
     ):
         yield Problem(path=f"{where}.{field}", message=reason, hint="see docs/concepts/training.md")
     if kernel == "flash_attention_2" and stage_device(project, stage, gpus=gpus) == "cpu":

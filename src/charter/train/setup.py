@@ -10,7 +10,8 @@ from charter.artifacts.draws import draw_seed
 from charter.artifacts.job import Job, Reader, stage_rows
 from charter.artifacts.stage_dir import StageDir
 from charter.data.rows import SkippedRows
-from charter.engines.common.capabilities import refused_kernels
+from charter.engines.common.capabilities import of_kind, refused_kernels
+from charter.engines.native.capabilities import CAPABILITIES
 from charter.errors import StageError
 from charter.models.engine_layout import StageLayout, engine_layout
 from charter.models.parallel import moments_on_host
@@ -77,8 +78,11 @@ def check_engine(layout: StageLayout, spec: Stage) -> None:
         compiled=layout.compile,
         recompute=layout.recompute,
         offloads_activations=layout.offload_activations,
+        splits_sequence=layout.sequence_parallel,
     ):
         raise StageError(reason)
+    if layout.sequence_parallel and not of_kind(CAPABILITIES, spec).sequence_parallel:
+        raise StageError(f"stages of kind {spec.kind} run without sequence_parallel, whose sums have other bits")
 
 
 def set_up(stage: StageDir) -> Setup:

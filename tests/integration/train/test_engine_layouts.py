@@ -26,6 +26,7 @@ MODULES = {"sft": sft, "preference_model": preference_model, "dpo": dpo, "judge"
 DDP, SHARDED = {"world_size": 2}, {"world_size": 2, "zero": 3}
 HYBRID = {"world_size": 4, "zero": 3, "replicas": 2}
 TENSOR = {"world_size": 2, "tensor": 2}
+SEQUENCE = {**TENSOR, "sequence_parallel": 1}
 THOROUGH = pytest.mark.thorough
 CASES = [
     ("sft", HYBRID),
@@ -37,6 +38,10 @@ CASES = [
     pytest.param("preference_model", DDP, marks=THOROUGH),
     pytest.param("preference_model", SHARDED, marks=THOROUGH),
     ("preference_model", TENSOR),
+    ("sft", SEQUENCE),
+    pytest.param("dpo", SEQUENCE, marks=THOROUGH),
+    pytest.param("judge", SEQUENCE, marks=THOROUGH),
+    pytest.param("preference_model", SEQUENCE, marks=THOROUGH),
     pytest.param("ppo", DDP, marks=THOROUGH),
     ("ppo", SHARDED),
     pytest.param("ppo", TENSOR, marks=THOROUGH),
@@ -91,7 +96,7 @@ def test_several_processes_do_what_one_does(engine_inputs, tmp_path, alone, kind
     [
         ("sft", SHARDED),
         pytest.param("sft", {"world_size": 2, "zero": 2}, marks=THOROUGH),
-        pytest.param("sft", TENSOR, marks=THOROUGH),
+        pytest.param("sft", SEQUENCE, marks=THOROUGH),
         pytest.param("preference_model", DDP, marks=THOROUGH),
         pytest.param("dpo", {}, marks=THOROUGH),
         pytest.param("ppo", {}, marks=THOROUGH),
@@ -109,6 +114,11 @@ def test_inputs_on_the_host_change_no_bit_of_a_stage(engine_inputs, tmp_path, ki
         for away in (0, 1)
     )
     assert farthest(weights(here), weights(there)) == 0
+
+
+def test_ppo_is_refused_with_sequence_parallelism(engine_inputs, tmp_path):
+    with pytest.raises(AssertionError, match="stages of kind ppo run without sequence_parallel"):
+        run(short(engine_inputs, tmp_path / "stage", "ppo", frozen=SEQUENCE), ppo)
 
 
 def test_processes_sample_one_rollout_by_its_numbers(engine_inputs, tmp_path):

@@ -51,6 +51,10 @@ LAYOUTS = {
     "zero 3": StageLayout(world_size=8, zero=3),
     "zero 3, recompute": StageLayout(world_size=8, zero=3, recompute="full"),
     "tensor 2": StageLayout(world_size=8, zero=3, tensor=2),
+    "tensor 4, sequence": StageLayout(world_size=8, zero=3, tensor=4, sequence_parallel=True),
+    "tensor 4, sequence, recompute": StageLayout(
+        world_size=8, zero=3, tensor=4, sequence_parallel=True, recompute="full"
+    ),
     "zero 3, moments away": StageLayout(world_size=8, zero=3, recompute="full", offload="optimizer"),
     "one, inputs away": StageLayout(recompute="full", offload_activations=True),
     "zero 3, inputs away": StageLayout(world_size=8, zero=3, recompute="full", offload_activations=True),
@@ -67,10 +71,12 @@ SAMPLE = {
     ("Llama-3.1-8B", "sft", "one, selective"),
     ("Qwen3-0.6B", "sft", "zero 3, selective"),
     ("Llama-3.1-70B", "sft", "zero 3, moments away"),
-    ("Llama-3.1-8B", "sft", "zero 3, inputs away"),
+    ("Qwen3-0.6B", "sft", "tensor 4, sequence"),
     ("Qwen3-0.6B", "preference_model", "one, inputs away"),
 }
 """Run by `make test`, with few layers; the others have all."""
+NO_PEAK_OF_LAYERS = {"tensor 4, sequence, recompute"}
+"""Layouts under which a scalar head's peak is the embedding's gradient, which DTensor makes whole: no plan has it."""
 OFF = 0.05
 """How far the plan may be from what a step takes."""
 
@@ -231,6 +237,7 @@ def planned_peak(kind, architecture, layout):
         Layout(
             data=layout.data,
             tensor=layout.tensor,
+            sequence_parallel=layout.sequence_parallel,
             zero=ZeroStage(layout.zero),
             recompute=Recompute(layout.recompute),
             accumulation=PASSES,
@@ -300,6 +307,7 @@ def planned_policy_peak(architecture, layout, rows):
         Layout(
             data=layout.data,
             tensor=layout.tensor,
+            sequence_parallel=layout.sequence_parallel,
             zero=ZeroStage(layout.zero),
             recompute=Recompute(layout.recompute),
             accumulation=PASSES,
@@ -381,7 +389,7 @@ def test_the_peak_of_a_step_of_adapters_is_the_planned_one(name, layers, live, m
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_inputs_beside_adapters_are_planned_in_32_bits(monkeypatch):
     """What the host takes off the device: hidden states as wide as the frozen embedding that they come from."""
-    architecture, rank = replace(models.get("Llama-3.2-1B").architecture, num_layers=8), 16
+    architecture, rank = replace(models.get("Llama-3.2-1B").architecture, num_layers=2), 16
     taken = []
     for peak in (
         lambda layout: measured_peak_of_adapters(Peak(), architecture, layout, rank, monkeypatch),
@@ -396,6 +404,8 @@ def cases():
     for name, (few, every) in DEPTHS.items():
         for kind in ("sft", "preference_model"):
             for label in LAYOUTS:
+                if kind == "preference_model" and label in NO_PEAK_OF_LAYERS:
+                    continue
                 sample = (name, kind, label) in SAMPLE
                 marks = [] if sample else [pytest.mark.thorough]
                 yield pytest.param(name, few if sample else every, kind, label, marks=marks)

@@ -41,6 +41,8 @@ LAYOUTS = {
     "tensor": StageLayout(world_size=2, tensor=2),
     "tensor-data": StageLayout(world_size=4, tensor=2),
     "tensor-fsdp": StageLayout(world_size=4, tensor=2, zero=3),
+    "sequence": StageLayout(world_size=2, tensor=2, sequence_parallel=True),
+    "sequence-fsdp": StageLayout(world_size=4, tensor=2, zero=3, sequence_parallel=True, recompute="full"),
 }
 
 

@@ -30,6 +30,8 @@ LAYOUTS = [
     StageLayout(world_size=2),
     StageLayout(world_size=2, zero=3, recompute="full"),
     StageLayout(world_size=2, tensor=2),
+    StageLayout(world_size=2, tensor=2, sequence_parallel=True),
+    StageLayout(world_size=2, tensor=2, sequence_parallel=True, recompute="full"),
 ]
 
 
@@ -80,7 +82,7 @@ def alone():
     return gradients(Ranks(), StageLayout())
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=["ddp", "fsdp", "tensor"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["ddp", "fsdp", "tensor", "sequence", "sequence, again"])
 def test_token_losses_and_values_are_those_of_one_process(layout, alone):
     for found in in_group(gradients, 2, layout, tensor=layout.tensor):
         for kind, (expected, total) in alone.items():

@@ -89,9 +89,14 @@ def test_kernels_that_compute_wrongly_are_refused():
     assert any("16 bits only" in found for found in problems(replace(SFT, dtype="fp32"), attention="flash_attention_2"))
 
 
-def test_zero_1_and_sequence_parallelism_are_refused():
+def test_zero_1_is_refused():
     assert "runs zero: 0, 2 or 3; found 1" in problems(SFT, zero=1)[0]
-    assert "without sequence parallelism" in problems(SFT, sequence_parallel=True)[0]
+
+
+def test_sequence_parallelism_goes_without_answers_and_compile():
+    assert problems(SFT, tensor=2, sequence_parallel=True) == []
+    assert "without sequence parallelism" in problems(PPO, tensor=2, sequence_parallel=True)[0]
+    assert "beside compile has never run" in problems(SFT, tensor=2, sequence_parallel=True, compile=True)[0]
 
 
 def test_batches_must_be_shared_evenly_and_numbers_that_work_are_named():

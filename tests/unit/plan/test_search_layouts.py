@@ -258,6 +258,15 @@ def test_what_the_engine_cannot_do_is_said():
     assert "trains stages of kind pretrain, sft; this is preference_model" in search(wrong, places).rejected[0].reason
 
 
+def test_native_sequence_parallelism_waits_to_be_asked():
+    free, split = (
+        space(asked(asking(**more), site("H100"))) for more in ({}, {"sequence_parallel": True, "tensor": 2})
+    )
+    assert not np.any(free.layouts.sequence_parallel)
+    assert split.size
+    assert np.all(split.layouts.sequence_parallel)
+
+
 def test_offload_needs_the_system_memory_that_a_node_has():
     large = models.get("Llama-3.1-70B").architecture
     question = asking(architecture=large, offload="all", zero=3)

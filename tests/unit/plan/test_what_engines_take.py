@@ -84,7 +84,7 @@ def test_every_layout_that_is_tried_is_supported(engine):
         ("native", "interleave", 2),
         ("native", "context", 2),
         ("native", "expert", 2),
-        ("native", "sequence_parallel", True),
+        ("deepspeed", "sequence_parallel", True),
         ("native", "zero", 1),
         ("accelerate", "offload", "optimizer"),
         ("deepspeed", "tensor", 2),

@@ -13,7 +13,7 @@ keep clear of. What an engine can do only with extra packages or forks is left o
 import ast
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
@@ -85,6 +85,10 @@ class Capabilities:
     """ZeRO stages that a search tries; empty: all that it has."""
     tensor: bool = False
     sequence_parallel: bool = False
+    sequence_parallel_searched: bool = True
+    """A search tries it unasked."""
+    sequence_parallel_samples: bool = True
+    """Kinds of stage that draw answers while they train run with it too."""
     pipeline: bool = False
     interleave: bool = False
     even_pipeline: bool = False
@@ -252,6 +256,17 @@ def _offloaded_inputs(layout: ExecutableLayout | StageResources, engine: Capabil
         yield "offload_activations", reason
 
 
+def of_kind(engine: Capabilities, stage: Stage) -> Capabilities:
+    """Return what an engine can do for a kind of stage.
+
+    >>> from charter.engines.native.capabilities import CAPABILITIES
+    >>> of_kind(CAPABILITIES, PpoStage(policy="a", reward_from="b", prompts=("p",))).sequence_parallel
+    False
+    """
+    samples = engine.sequence_parallel_samples or not stage.ROLLS_OUT
+    return engine if samples else replace(engine, sequence_parallel=False)
+
+
 def refused_kernels(
     stage: Stage,
     *,
@@ -259,6 +274,7 @@ def refused_kernels(
     compiled: bool,
     recompute: str | None = None,
     offloads_activations: bool = False,
+    splits_sequence: bool = False,
 ) -> Iterator[tuple[str, str]]:
     """Yield each field of kernels with which the native engine would compute a stage wrongly, with the reason.
 
@@ -277,6 +293,8 @@ def refused_kernels(
         yield "recompute", f"selective recomputation beside {beside} has never run; use recompute full, or none"
     if compiled and offloads_activations:
         yield "offload_activations", "inputs of compiled layers in host memory have never run; remove compile, or this"
+    if compiled and splits_sequence:
+        yield "sequence_parallel", "sequence parallelism beside compile has never run; remove compile, or this"
     if compiled and stage.ROLLS_OUT:
         yield (
             "compile",

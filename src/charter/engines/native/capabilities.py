@@ -10,7 +10,7 @@ FUSED_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 rotated attention, a gated feed-forward part."""
 CAPABILITIES = Capabilities(
     name=NATIVE,
-    does="FSDP2 (ZeRO-3), HSDP, DDP, tensor parallelism inside a node, offload to the host",
+    does="FSDP2 (ZeRO-3), HSDP, DDP, tensor and sequence parallelism inside a node, offload to the host",
     stack="",
     memory="native",
     precision=FSDP_MIXED,
@@ -21,6 +21,10 @@ CAPABILITIES = Capabilities(
     zero_searched=(NONE, PARAMETERS),
     exact_batch=False,
     tensor=True,
+    sequence_parallel=True,
+    # It has run on processors alone, and answers are drawn with scores of other bits than it trains with.
+    sequence_parallel_searched=False,
+    sequence_parallel_samples=False,
     hybrid=True,
     offload_optimizer=(NONE, GRADIENTS, PARAMETERS),
     offload_parameters=(GRADIENTS, PARAMETERS),
