@@ -17,6 +17,7 @@ from charter.artifacts.stage_state import checkpoint_position
 from charter.engines.installed import ENGINE
 from charter.errors import DataError
 from charter.launch.machine import LAYOUT_DEFAULTS, asked_layout, processes_of
+from charter.models.engine_layout import CPU_ATTENTION
 from charter.run.graph import PlannedStage, job_of
 from charter.spec.project import BITS, EXACT, Project
 from charter.spec.stage import MAKES_RECORDS
@@ -109,7 +110,8 @@ def _frozen(stage: PlannedStage, project: Project, here: Frozen, *, started: boo
     changed = drift(stage, project, here)
     frozen = read_job(stage.directory).frozen
     if not changed and not reshard:
-        same = {**{name: value for name, value in here.items() if name not in LAYOUT_DEFAULTS}, **frozen}
+        taken = {name: value for name, value in here.items() if name not in {*LAYOUT_DEFAULTS, CPU_ATTENTION}}
+        same = {**taken, **frozen}
         return {**same, **_shards(here)} if stage.spec.kind in MAKES_RECORDS else same
     if not reshard:
         raise drift_error(stage, changed)
