@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 UNTIL_THE_END = ExitStack()
 """What lasts as long as the command: the verb's group leaves it when the command has ended."""
 
+WORDS = "charter.words"
+"""Key of the words of the command line among what its contexts share."""
 DirOption = Annotated[
     Path, typer.Option("-C", "--directory", help="Project directory (the one with charter.yaml).", show_default=False)
 ]
