@@ -299,6 +299,13 @@ def test_a_path_wins_over_a_kind(tmp_path, monkeypatch):
     assert "there is no charter.yaml in" in str(done.exception)
 
 
+def test_a_project_below_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "charter.yaml").write_text("name: demo\n")
+    assert "one is in demo: give -C demo" in str(run("plan").exception)
+
+
 QUESTIONS = {
     "what does supervised fine-tuning of 8B cost?": "plan sft Llama-3.1-8B --tokens 100M --on A100:8",
     "and on my own two cards, as adapters?": "plan sft 8B --lora 16 --tokens 10M --on 2x4090 --price 0.4",
