@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -32,10 +33,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from charter.errors import StageError
 from charter.models.adapters import check_layout, has_adapter
-from charter.models.decoder import decoder_layers, hugging_face_models, tie, tied_weights
 from charter.models.engine_layout import StageLayout
 from charter.models.ranks import Ranks
-from charter.models.sharded_load import fill_weights, is_empty
+from charter.models.sharded_load import decoder_layers, fill_weights, hugging_face_models, is_empty, tie, tied_weights
 from charter.models.token_forward import AskedHead, give_asked_head
 from charter.spec.layout import Recompute
 
@@ -287,13 +287,19 @@ KEPT_OPERATIONS = frozenset(
 and much memory: norms, rotations, activation functions, casts, and the scores of attention that is not fused."""
 
 
-def recompute_layers(module: nn.Module, how: str) -> None:
-    """Recompute in every pass with gradients, in evaluation mode too; dropout draws the same numbers again."""
+def recompute_layers(module: nn.Module, how: str, *, inputs_on_host: bool = False) -> None:
+    """Recompute in every pass with gradients, in evaluation mode too; dropout draws the same numbers again.
+
+    The inputs of the layers, all that `full` keeps of them, wait for the backward pass where they are, or on the host.
+    """
     if how not in tuple(Recompute):
         raise StageError(f"recompute {how!r} is unknown; use none, selective or full")
+    if inputs_on_host and how != Recompute.FULL:
+        raise StageError(f"offload_activations moves what recompute full keeps; found recompute {how}")
     if how != Recompute.NONE:
         for layer in decoder_layers(module):
-            layer.forward = _again(layer.forward, keeps_products=how == Recompute.SELECTIVE)
+            again = _again(layer.forward, keeps_products=how == Recompute.SELECTIVE)
+            layer.forward = _with_input_on_host(layer.forward) if inputs_on_host else again
 
 
 def _again(forward: Callable[..., Any], *, keeps_products: bool) -> Callable[..., Any]:
@@ -303,6 +309,23 @@ def _again(forward: Callable[..., Any], *, keeps_products: bool) -> Callable[...
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=True, **contexts, **kwargs)
+
+    return run
+
+
+def _with_input_on_host(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Recompute all of a layer from hidden states that wait in host memory, page-locked for a GPU.
+
+    Inside the checkpoint its own hooks stand above these. A layer's other arguments (masks, rotary positions) are the
+    same tensors for every layer, and stay where they are.
+    """
+
+    def run(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+        def layer(value: Tensor) -> Any:
+            return forward(value, *args, **kwargs)
+
+        with save_on_cpu(pin_memory=True):
+            return _again(layer, keeps_products=False)(hidden)
 
     return run
 
@@ -478,8 +501,8 @@ def parallelize(
         module.requires_grad_(False)
     if not trained or (on_accelerator and has_adapter(module)):
         cast_frozen(module, COMPUTE[dtype], everything=on_accelerator and layout.zero > 0)
-    if trained and layout.recompute != "none":
-        recompute_layers(module, layout.recompute)
+    if trained:
+        recompute_layers(module, layout.recompute, inputs_on_host=layout.offload_activations)
     if not is_empty(module):
         module.to(ranks.device)
     is_alone = ranks.world_size == 1 or (not trained and layout.zero < 3 and layout.tensor == 1)

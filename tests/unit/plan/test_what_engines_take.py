@@ -91,6 +91,7 @@ def test_every_layout_that_is_tried_is_supported(engine):
         ("megatron", "zero", 3),
         ("megatron", "replicas", 2),
         ("verl", "offload", "optimizer"),
+        ("fsdp", "offload_activations", True),
     ],
 )
 def test_a_layout_that_an_engine_lacks_is_refused_by_field(engine, field, value):
@@ -253,6 +254,22 @@ def test_estimators_that_compare_answers_are_planned_without_a_value_model(estim
     work = planned.searched.question.work
     assert len(work.roles) == roles
     assert {phase.role for phase in work.phases} == {role.name for role in work.roles}
+
+
+@pytest.mark.parametrize(("reward", "nodes"), [(True, 1), (False, 1), (False, 2)])
+def test_verl_draws_ahead_beside_policy_and_reference_alone(reward, nodes):
+    whole = replace(ppo_case.without_value(ppo_case.workload()), ahead=True)
+    work = whole if reward else ppo_case.scored_by_functions(whole, reference=True)
+    place = ppo_case.place("H100", 8, nodes=(nodes,))
+    options, missed = rl_options(ppo_case.question(work, "verl"), place, nodes)
+    if reward:
+        assert options == ()
+        assert "scores by no reward model" in missed.rejected[0].reason
+        return
+    (option,) = options
+    trainers, generators = option.groups
+    assert (set(trainers.roles), generators.name) == ({"policy", "reference"}, "generators")
+    assert sum(group.num_accelerators for group in option.groups) == 8 * nodes
 
 
 def test_only_beside_an_asynchronous_generator_may_all_roles_of_openrlhf_share():
