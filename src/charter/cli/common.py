@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 UNTIL_THE_END = ExitStack()
 """What lasts as long as the command: the verb's group leaves it when the command has ended."""
 
+WORDS = "charter.words"
+"""Key of the words of the command line among what its contexts share."""
 DirOption = Annotated[
     Path, typer.Option("-C", "--directory", help="Project directory (the one with charter.yaml).", show_default=False)
 ]
@@ -56,9 +58,10 @@ def open_project(directory: Path, overrides: list[str] | None = None) -> "tuple[
             "  give the directory of a project; `charter init --template cai-tiny DIR` writes one"
         )
     if not path.is_file():
+        below = sorted(item.parent.name for item in root.glob("*/charter.yaml"))
+        near = f"one is in {below[0]}: give -C {below[0]}" if below else "go to a project or give it with -C DIR"
         raise UsageError(
-            f"there is no charter.yaml in {root}\n"
-            "  go to a project or give it with -C DIR; `charter init --template cai-tiny DIR` writes one"
+            f"there is no charter.yaml in {root}\n  {near}; `charter init --template cai-tiny DIR` writes one"
         )
     return load_project(path, overrides=overrides or (), env=dict(os.environ)), root
 

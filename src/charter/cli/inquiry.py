@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -66,7 +67,7 @@ def said_in(context: typer.Context) -> dict[str, str | None]:
 
 def question_file(context: typer.Context, changes: Sequence[str]) -> "KindFile | None":
     """The charter.yaml that a question stands for; None where a project is named, since paths win over kinds."""
-    from charter.cli.common import words_of
+    from charter.cli.common import WORDS, words_of
     from charter.errors import UsageError
     from charter.plan.ask import kind_file, kind_of, unknown_word
 
@@ -83,7 +84,10 @@ def question_file(context: typer.Context, changes: Sequence[str]) -> "KindFile |
         return replace(file, text=text, assumed=(*file.assumed, *over), amount=None if changes else file.amount)
     if word is not None and not word.exists() and word.suffix == "" and len(word.parts) == 1:
         raise unknown_word(str(word), " ".join([model or "8B", *words_of(context, OPTIONS)]))
-    given = [*([str(model)] if model else []), *(f"--{name}" for name, text in said.items() if text is not None)]
+    typed = context.find_root().meta.get(WORDS, ())
+    names = {"on": "gpus"} if any(word.partition("=")[0] == "--gpus" for word in typed) else {}
+    given = [str(model)] if model else []
+    given += [f"--{names.get(name, name)}" for name, text in said.items() if text is not None]
     given += [f"--{name}" for name, is_given in (("save", save is not None), ("force", force)) if is_given]
     if given:
         raise UsageError(
@@ -288,6 +292,56 @@ FIELDS = {
     "deadline": "--deadline",
 }
 """The option that stands behind a field of the file."""
+
+
+LIKE = {
+    "global_batch": ("minibatch", "rollout_batch"),
+    "epochs": ("ppo_epochs",),
+    "steps": ("episodes",),
+}
+"""Keys of other kinds of stage for what is called so in training."""
+
+
+def instead_of_option(option: str, key: str, words: Sequence[str]) -> str | None:
+    """Return what a question says in place of an option of another tool, whose key in charter.yaml is `key`.
+
+    None where the words ask about a file.
+
+    >>> instead_of_option("--lr", "learning_rate", ["plan", "grpo", "7B", "--lr", "1e-6"])
+    'say --set pipeline.rl.learning_rate=1e-6'
+    >>> instead_of_option("--max-length", "seq_len", ["plan", "sft", "8B", "--max-length=4096"])
+    'it is --seq 4096 here'
+    """
+    from charter.plan.ask import AMOUNT, OPTION_OF, SPOKEN, kind_of, stage_of_kind, takes
+    from charter.spec.suggest import key_of_stage
+
+    kind = next((kind_of(word) for word in words[1:2]), None)
+    if kind is None:
+        return None
+    after = dict(pairwise(words)) | dict(word.split("=", 1) for word in words if "=" in word)
+    value = after.get(option, "VALUE")
+    value = "VALUE" if value.startswith("-") else value
+    if key == "model":
+        return f"the model stands after the kind: charter plan {SPOKEN[kind]} {value.replace('VALUE', 'MODEL')}"
+    if key == "data":
+        amount = f"say how much there is with {OPTION_OF[AMOUNT[kind]]}; " if kind in AMOUNT else ""
+        return f"{amount}the file that --save writes names the data"
+    if key == "accelerators":
+        return f"it is --on here, with type and number, like --on H100:{value if value.isdigit() else 8}"
+    if key == "adapter" and "lora" in takes(kind):
+        return "it is --lora here, with a rank, like --lora 16"
+    if FIELDS.get(key) in [OPTION_OF[name] for name in takes(kind)]:
+        return f"it is {FIELDS[key]} {value} here"
+    stage = stage_of_kind(kind)
+    if stage is None:
+        return None
+    name, names = stage
+    place = key_of_stage(key)
+    if key in names or place != key:
+        return f"say --set pipeline.{name}.{place}={value}"
+    # What is only like it counts in other units: the value is left to the reader.
+    near = [f"--set pipeline.{name}.{other}=VALUE" for other in LIKE.get(key, ()) if other in names]
+    return f"{SPOKEN[kind]} has nothing called so; like it are {' and '.join(near)}" if near else None
 
 
 def in_options(text: str, file: "KindFile") -> str:

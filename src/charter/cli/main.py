@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from charter.cli.common import UNTIL_THE_END
+from charter.cli.common import UNTIL_THE_END, WORDS
 from charter.errors import CharterError, UsageError, missing_extra, refused
 from charter.redaction import hide_output, without_secrets
 
@@ -178,6 +178,7 @@ class Verbs(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read what stands before the verb."""
+        ctx.meta[WORDS] = tuple(args)
         with _slips_told():
             return super().parse_args(ctx, args)
 
@@ -274,9 +275,18 @@ def _key_of_option(option: str, ctx: Any) -> str | None:
     key = HABITS.get(word, word if word in HABITS.values() else None)
     if key is None:
         return None
+    start = f"{ctx.command_path} has no option {option}"
+    if ctx.command_path == "charter plan":
+        from charter.cli.inquiry import instead_of_option
+
+        if (instead := instead_of_option(option, key, ctx.meta.get(WORDS, ()))) is not None:
+            return f"{start}: {instead}"
+    from charter.spec.suggest import key_of_stage
+
+    place = key_of_stage(key)
     settable = any("--set" in parameter.opts for parameter in ctx.command.params)
-    says = f"; say it with --set pipeline.STAGE.{key}=VALUE" if settable else ""
-    return f"{ctx.command_path} has no option {option}: it is `{key}` of a stage in charter.yaml{says}"
+    says = f"; say it with --set pipeline.STAGE.{place}=VALUE" if settable else ""
+    return f"{start}: it is `{place}` of a stage in charter.yaml{says}"
 
 
 def load(verb: str) -> Any:

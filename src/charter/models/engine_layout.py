@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 DEFAULT_ATTENTION = "sdpa"
+CPU_ATTENTION = "cpu_attention"
+"""Name of the precision of attention on processors among a stage's frozen values: `fp32`, also in a stage in 16 bits. A
+stage that was started before there was a choice has none, and goes on as it began."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from charter.plan.plan import Plan
 from charter.plan.what_if import MARKETS
 from charter.spec.layout import Adapter
 from charter.spec.project import Resources
+from charter.spec.stage import STAGE_KINDS
 from charter.spec.suggest import nearest
 
 # -------- Projects for a question without a file: `charter plan sft Llama-3.1-8B --tokens 100M` stands for the text
@@ -39,6 +40,7 @@ WORDS = {
     "label": "label",
     "judge": "label",
     "cai": "cai",
+    "rlaif": "cai",
 }
 """The kind that a word on the command line means."""
 SPOKEN = {kind: word for word, kind in reversed(WORDS.items())}
@@ -163,6 +165,31 @@ def kind_of(word: str) -> str | None:
     ('grpo', None)
     """
     return WORDS.get(word.lower())
+
+
+def takes(kind: str) -> tuple[str, ...]:
+    """Return what a kind can be asked about, by the names of an inquiry.
+
+    >>> takes("generate")
+    ('model', 'prompts', 'answers')
+    """
+    return _WRITERS[kind][1]
+
+
+RL = "rl"
+"""Name of the stage of `ppo` and `grpo` in the file that a question stands for; of other kinds it is the kind."""
+
+
+def stage_of_kind(kind: str) -> tuple[str, frozenset[str]] | None:
+    """Return the name of the stage that a question plans, and its fields; None where there are several.
+
+    >>> stage_of_kind("grpo")[0], "global_batch" in stage_of_kind("sft")[1], stage_of_kind("cai")
+    ('rl', True, None)
+    """
+    cls = STAGE_KINDS.get("ppo" if kind == "grpo" else kind)
+    if cls is None:
+        return None
+    return RL if kind in ("ppo", "grpo") else kind, frozenset(field.name for field in fields(cls))
 
 
 def kind_file(inquiry: Inquiry) -> KindFile:
@@ -364,7 +391,7 @@ def _rl(inquiry: Inquiry, given: _Answers) -> str:
         _head(inquiry, model)
         + models
         + f"data:\n  prompts: {{path: prompts.jsonl, rows: {prompts}, mean_tokens: 256}}\n"
-        + "pipeline:\n  rl:\n    kind: ppo\n    policy: policy\n    prompts: prompts\n"
+        + f"pipeline:\n  {RL}:\n    kind: ppo\n    policy: policy\n    prompts: prompts\n"
         + method
         + f"    episodes: {episodes}\n    rollout_batch: {rollout}\n    minibatch: {minibatch}\n"
         + f"    max_prompt_tokens: 512\n    max_new_tokens: {2 * mean}\n    mean_new_tokens: {mean}\n"

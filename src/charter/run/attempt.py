@@ -27,6 +27,7 @@ from charter.launch.launcher import Launcher, StageHandle
 from charter.launch.machine import CPU, LAYOUT_DEFAULTS, asked_layout, processes_of
 from charter.ledger import Ledger, Outcome
 from charter.ledger.attempt import Reached
+from charter.models.engine_layout import CPU_ATTENTION
 from charter.run.call_costs import CallCosts
 from charter.run.graph import PlannedStage, job_of
 from charter.run.restart import Ending, FailureClass
@@ -123,7 +124,8 @@ def _frozen(stage: PlannedStage, project: Project, here: Frozen, *, started: boo
     changed = drift(stage, project, here)
     frozen = read_job(stage.directory).frozen
     if not changed and not reshard:
-        same = {**{name: value for name, value in here.items() if name not in LAYOUT_DEFAULTS}, **frozen}
+        taken = {name: value for name, value in here.items() if name not in {*LAYOUT_DEFAULTS, CPU_ATTENTION}}
+        same = {**taken, **frozen}
         return {**same, **_shards(here)} if stage.spec.kind in MAKES_RECORDS else same
     if not reshard:
         raise drift_error(stage, changed)

@@ -42,6 +42,19 @@ HABITS = {
 """What users of other tools write (trainers, SkyPilot), and the key here."""
 
 
+OF_RESOURCES = frozenset({"accelerators", "micro_batch", "tensor", "pipeline"})
+"""Keys that stand below `resources` of a stage."""
+
+
+def key_of_stage(key: str) -> str:
+    """Return a key as it is written below a stage.
+
+    >>> key_of_stage("tensor"), key_of_stage("epochs")
+    ('resources.tensor', 'epochs')
+    """
+    return f"resources.{key}" if key in OF_RESOURCES else key
+
+
 def did_you_mean(word: str, names: Iterable[str]) -> str:
     """A hint with the nearest known word, or with all of them when none is near.
 

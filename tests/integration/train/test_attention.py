@@ -20,7 +20,7 @@ from charter.engines.common.capabilities import refused_kernels
 from charter.errors import StageError
 from charter.inference.generate import SamplingSettings, generate, new_cache
 from charter.models.chat import Encoded
-from charter.models.engine_layout import StageLayout
+from charter.models.engine_layout import CPU_ATTENTION, StageLayout
 from charter.models.language_model import new_language_model
 from charter.models.parallel import Parallel
 from charter.models.runtime import ATTENTION, FLASH, configure, precision
@@ -135,6 +135,45 @@ def varlen(monkeypatch, flash):
     take_bounds()
     yield flash
     AttentionInterface.register("sdpa", sdpa_attention_forward)
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Types of what torch's fused attention is called with."""
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    plain, types = torch.nn.functional.scaled_dot_product_attention, []
+
+    def attend(query, key, value, **more):
+        with_mask = [mask] if (mask := more.get("attn_mask")) is not None and mask.is_floating_point() else []
+        types.append({item.dtype for item in (query, key, value, *with_mask)})
+        return plain(query, key, value, **more)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+    yield types
+    AttentionInterface.register("sdpa", sdpa_attention_forward)
+
+
+def loss_in_bf16(model):
+    inputs, _ = inputs_of("right padded", "sdpa")
+    with precision("bf16", CPU):
+        return model.model(**inputs).logits.float().square().mean()
+
+
+def test_processors_attend_in_fp32_where_the_stage_says_so(seen):
+    threads = torch.get_num_threads()
+    model = model_with("sdpa")
+    as_before = loss_in_bf16(model)
+    assert seen
+    seen.clear()
+    configure({"device": "cpu", "threads": threads, "exact": "record", CPU_ATTENTION: "fp32"})
+    loss = loss_in_bf16(model)
+    assert seen
+    assert all(types == {torch.float32} for types in seen)
+    assert loss.item() == pytest.approx(as_before.item(), rel=0.02)
+    loss.backward()
+    assert all(item.grad.isfinite().all() for item in model.model.parameters() if item.grad is not None)
 
 
 def model_with(attention):

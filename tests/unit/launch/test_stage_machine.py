@@ -52,7 +52,7 @@ def test_the_instruction_set_is_read_from_the_flags(tmp_path, monkeypatch):
 
 def test_what_bits_depend_on_is_frozen_without_importing_torch():
     frozen = frozen_values(project(), STAGE)
-    assert set(frozen) == {"threads", "device", "cpu_capability", "torch", "transformers"}
+    assert set(frozen) == {"threads", "device", "cpu_capability", "cpu_attention", "torch", "transformers"}
     assert installed_version("no-such-package") == "absent"
 
 
@@ -93,7 +93,7 @@ def test_the_gpu_is_frozen_where_it_computes_and_nowhere_else():
     frozen = frozen_values(project(), STAGE, node("NVIDIA H200"))
     assert (frozen["device"], frozen["gpu"], frozen["driver"]) == ("cuda", "NVIDIA H200", "580.95.05")
     on_processors = frozen_values(project(accelerators=("cpu",)), STAGE, node("NVIDIA H200"))
-    assert set(on_processors) == {"threads", "device", "cpu_capability", "torch", "transformers"}
+    assert set(on_processors) == {"threads", "device", "cpu_capability", "cpu_attention", "torch", "transformers"}
 
 
 def test_a_micro_batch_that_the_file_asks_for_reaches_the_stage():

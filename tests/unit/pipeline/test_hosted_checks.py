@@ -284,6 +284,15 @@ def test_a_stage_that_began_exactly_does_not_go_on_without(tmp_path):
     assert drift(stage, pipeline.project, loose) == ["exact bits -> record"]
 
 
+def test_a_stage_begun_before_attention_had_a_choice_goes_on(tmp_path):
+    pipeline = pipeline_of(tmp_path, "native")
+    here = frozen_values(pipeline.project, pipeline.stages["sft"].spec)
+    assert here["cpu_attention"] == "fp32"
+    before = {name: value for name, value in here.items() if name != "cpu_attention"}
+    stage = started(pipeline, before)
+    assert prepare(stage, pipeline.project, here, reshard=False).frozen == before
+
+
 def test_one_module_runs_every_stage_of_another_engine(tmp_path):
     spec = pipeline_of(tmp_path).stages["sft"].spec
     assert module_of(spec) == HOSTED_MODULE

@@ -130,8 +130,19 @@ def test_plan_without_a_file_prints_the_file_it_stands_for(tmp_path):
         (("plan", "sft", "8B", "--what-if", "pairs=5"), "--pairs means nothing to sft"),
         (("plan", "sft", "8B", "--gpus", "8"), "write both, like H100:8"),
         (("plan", "sft", "8B", "--set", "resources.accelerators=8xH100"), "write H100:8"),
-        (("plan", "sft", "8B", "--lr", "1e-5"), "say it with --set pipeline.STAGE.learning_rate=VALUE"),
-        (("plan", "sft", "8B", "--epochs", "3"), "it is `epochs` of a stage"),
+        (("plan", "sft", "8B", "--lr", "1e-5"), "--lr: say --set pipeline.sft.learning_rate=1e-5"),
+        (("plan", "grpo", "7B", "--lr=1e-6"), "--lr: say --set pipeline.rl.learning_rate=1e-6"),
+        (("plan", "cai", "8B", "--lr", "1e-5"), "say it with --set pipeline.STAGE.learning_rate=VALUE"),
+        (("plan", "--lr", "1e-5"), "say it with --set pipeline.STAGE.learning_rate=VALUE"),
+        (("plan", "sft", "8B", "--epochs", "3"), "say --set pipeline.sft.epochs=3"),
+        (("plan", "dpo", "8B", "--tp", "4"), "say --set pipeline.dpo.resources.tensor=4"),
+        (("plan", "grpo", "7B", "--batch-size", "64"), "like it are --set pipeline.rl.minibatch=VALUE and"),
+        (("plan", "sft", "8B", "--max-length", "4096"), "it is --seq 4096 here"),
+        (("plan", "sft", "8B", "--model", "70B"), "stands after the kind: charter plan sft 70B"),
+        (("plan", "sft", "8B", "--num-gpus", "4"), "like --on H100:4"),
+        (("plan", "dpo", "8B", "--dataset", "x"), "say how much there is with --pairs"),
+        (("plan", "dpo", "8B", "--peft"), "it is --lora here"),
+        (("plan", "--gpus", GPUS), "--gpus: is for questions without a file"),
         (("plan", "ppo", "8B", "--turns", "3"), "--turns means nothing to ppo"),
         (("plan", "mem", "8B", "-a", "H100:1", "--mode", "infer", "--rank", "8"), "--rank 8: is of adapters"),
         (("sft", "8B"), "did you mean plan sft 8B?"),
@@ -286,6 +297,13 @@ def test_a_path_wins_over_a_kind(tmp_path, monkeypatch):
     (tmp_path / "sft").mkdir()
     done = run("plan", "sft")
     assert "there is no charter.yaml in" in str(done.exception)
+
+
+def test_a_project_below_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "charter.yaml").write_text("name: demo\n")
+    assert "one is in demo: give -C demo" in str(run("plan").exception)
 
 
 QUESTIONS = {
