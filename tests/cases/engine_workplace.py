@@ -6,7 +6,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import forks
 import yaml
+from waiting import eventually
 
 from charter.artifacts.job_files import JobFiles, NodeRecord, numbers
 from charter.engines.project import load_project
@@ -192,12 +192,9 @@ class EngineWorkplace:
 
     def wait_for(self, found: Callable[[], Any], what: str) -> Any:
         """Ask again and again until it says something."""
-        deadline = time.monotonic() + self.patience_seconds
-        while True:
-            if value := found():
-                return value
-            assert time.monotonic() < deadline, f"waited for {what}\n{self.story()}"
-            time.sleep(0.05)
+        return eventually(
+            found, lambda: f"waited for {what}\n{self.story()}", seconds=self.patience_seconds, every=0.05
+        )
 
     def ledger(self, stage: str) -> list[dict[str, Any]]:
         """The attempts at a stage, in the order in which they were begun."""

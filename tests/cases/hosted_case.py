@@ -14,6 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from waiting import eventually
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 CHARTER = (sys.executable, "-m", "charter.cli.main")
 KILLED = -signal.SIGKILL
@@ -120,11 +122,12 @@ class Run:
 
     def wait_for(self, what: Callable[[], bool], *, seconds: float = HANG_SECONDS) -> None:
         """Wait until something is so; the run may not end before."""
-        deadline = time.monotonic() + seconds
-        while not what():
+
+        def is_so() -> bool:
             assert self.process.poll() is None, (self.root / "run.log").read_text()
-            assert time.monotonic() < deadline, (self.root / "run.log").read_text()
-            time.sleep(0.02)
+            return what()
+
+        eventually(is_so, lambda: (self.root / "run.log").read_text(), seconds=seconds, every=0.02)
 
     def kill_supervisor(self) -> None:
         """SIGKILL to `charter run` alone: the rest has to notice."""

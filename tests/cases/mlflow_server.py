@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from held_port import held_port
+from waiting import eventually
 
 SECONDS_TO_START = 600
 """The first import of the server's packages is slow on a cold disk, and its database is made step by step."""
@@ -90,10 +91,8 @@ class MlflowServer:
                 self.signal(signal.SIGKILL)
         self.process.wait()
         self.process = None
-        end = time.monotonic() + SECONDS_TO_START
-        while self._listens():
-            assert time.monotonic() < end, f"something of the server still listens at {self.uri}"
-            time.sleep(0.02)
+        still = f"something of the server still listens at {self.uri}"
+        eventually(lambda: not self._listens(), still, seconds=SECONDS_TO_START, every=0.02)
 
     def _listens(self) -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):

@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 import pytest
 from engine_workplace import PROMPTS, RECORDS, EngineWorkplace
+from waiting import eventually
 
 from charter.artifacts.batch_files import finished_batches
 from charter.artifacts.job_files import NodeRecord
@@ -469,13 +470,12 @@ def ended(engine: EngineUnderTest, scheduler: Scheduler, job_id: str) -> JobStat
 
 def soon(engine: EngineUnderTest, found: Callable[[], Any], what: str) -> Any:
     """Ask again and again until it says something."""
-    deadline = time.monotonic() + engine.patience_seconds
-    while True:
+
+    def look() -> Any:
         with contextlib.suppress(FileNotFoundError):
-            if value := found():
-                return value
-        assert time.monotonic() < deadline, f"waited for {what}"
-        time.sleep(0.1)
+            return found()
+
+    return eventually(look, f"waited for {what}", seconds=engine.patience_seconds, every=0.1)
 
 
 def needs(engine: EngineUnderTest, what: str) -> None:

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from held_port import held_port
 from slurm_configuration import DBD_CONF, GRES_CONF, PASSWORD, SLURM_CONF, dbd_lines
+from waiting import eventually
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "sacct", "scontrol")
 ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db")
@@ -223,14 +224,14 @@ class SlurmCluster:
 
     def wait_until(self, found: Callable[[], T], what: str, *, seconds: float = PATIENCE_SECONDS) -> T:
         """Ask again and again until it says something; fails with the daemons' last lines."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if value := found():
-                return value
-            dead = [name for name, daemon in self.daemons.items() if daemon.poll() is not None]
-            assert not dead, f"while waiting for {what}: {dead} ended\n{self.tails()}"
-            time.sleep(0.05)
-        raise AssertionError(f"waited {seconds:g} s for {what}\n{self.tails()}")
+
+        def look() -> T | None:
+            if not (value := found()):
+                dead = [name for name, daemon in self.daemons.items() if daemon.poll() is not None]
+                assert not dead, f"while waiting for {what}: {dead} ended\n{self.tails()}"
+            return value
+
+        return eventually(look, lambda: f"waited {seconds:g} s for {what}\n{self.tails()}", seconds=seconds, every=0.05)
 
     def tails(self, lines: int = 8) -> str:
         """The last lines of every log, and the queue."""

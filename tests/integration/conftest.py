@@ -3,7 +3,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import forks
 import pytest
 from power_cut import is_power_cut, wait_until_all_ended
+from waiting import eventually
 
 from charter.engines.project import load_project
 from charter.run.status import status_of
@@ -116,10 +116,7 @@ class Workplace:
         (self.stage_dir(name) / "go").touch()
 
     def wait_for(self, condition: Callable[[], object], *, seconds: float = 120.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, "it did not happen in time"
-            time.sleep(0.01)
+        eventually(condition, seconds=seconds)
 
 
 def is_running(pid: int) -> bool:

@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psycopg
@@ -15,6 +14,7 @@ import pytest
 from dashboard_server import Server, next_version
 from sqlalchemy import insert, select
 from starlette.testclient import TestClient
+from waiting import eventually
 
 from charter.dashboard.app import PAGES, build_app
 from charter.dashboard.reading import key_of
@@ -295,7 +295,4 @@ def money(text):
 
 
 def wait_for(condition, seconds=600):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.2)
+    eventually(condition, seconds=seconds, every=0.2)

@@ -1,12 +1,12 @@
 """Taking imports back from a ledger on a PostgreSQL server, also by two at once."""
 
 import threading
-import time
 
 import psycopg
 import pytest
 from take_back_contract import *  # noqa: F403
 from take_back_contract import FOREIGN, SECOND, own_attempt
+from waiting import eventually
 
 from charter.ledger import Ledger
 from charter.ledger.database import transaction
@@ -37,8 +37,5 @@ def test_two_that_take_the_same_import_back_remove_it_once(where):
 
 
 def wait_until_one_waits(where):
-    deadline = time.monotonic() + 600
     with psycopg.connect(where, autocommit=True) as connection:
-        while not connection.execute(WAITING).fetchone()[0]:
-            assert time.monotonic() < deadline, "nobody waits for the row"
-            time.sleep(0.01)
+        eventually(lambda: connection.execute(WAITING).fetchone()[0], "nobody waits for the row", seconds=600)

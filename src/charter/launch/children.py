@@ -204,7 +204,26 @@ class DeviceShares:
         return replace(request, environment={**request.environment, VISIBLE: visible}), give_back
 
 
-class ProcessLauncher:
+class OnThisMachine:
+    """Answers that all launchers of this machine share: a stage is a process of it, and ends with its supervisor."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Stages are processes of this machine."""
+        return False
+
+    def facts_of(self, stage: str) -> None:
+        """This machine computes."""
+
+    def under_way(self, request: StageStart) -> bool:
+        """Nothing is: what a dead supervisor has started died with it."""
+        return False
+
+    def end_left(self, stage_dir: Path) -> None:
+        """Nothing runs by itself."""
+
+
+class ProcessLauncher(OnThisMachine):
     """Every stage process is started anew: `python -m charter.train.sft --stage-dir D`."""
 
     def __init__(self, *, environment: Mapping[str, str]) -> None:
@@ -223,21 +242,6 @@ class ProcessLauncher:
         self._started += members
         self._keepers += [] if keeper is None else [keeper]
         return GroupHandle(members, at_end=at_end(keeper, give_back))
-
-    @property
-    def elsewhere(self) -> bool:
-        """Stages are processes of this machine."""
-        return False
-
-    def facts_of(self, stage: str) -> None:
-        """This machine computes."""
-
-    def under_way(self, request: StageStart) -> bool:
-        """Nothing is: what a dead supervisor has started died with it."""
-        return False
-
-    def end_left(self, stage_dir: Path) -> None:
-        """Nothing runs by itself."""
 
     def renew(self) -> None:
         """Nothing stands between the supervisor and its children."""

@@ -17,6 +17,7 @@ from charter.errors import StageError
 from charter.launch.children import (
     DeviceShares,
     GroupHandle,
+    OnThisMachine,
     ProcessLauncher,
     at_end,
     inherited_environment,
@@ -51,7 +52,7 @@ def stage_environment(*, threads: int) -> dict[str, str]:
     }
 
 
-class ForkServerLauncher:
+class ForkServerLauncher(OnThisMachine):
     """Stages are forks of one server, which imports at once and is started again when it dies."""
 
     def __init__(self, *, preload: Sequence[str], server_log: Path, environment: Mapping[str, str]) -> None:
@@ -74,21 +75,6 @@ class ForkServerLauncher:
         self._keepers += [] if keeper is None else [keeper]
         members = [self._fork(request, environment) for environment in rank_environments(request)]
         return GroupHandle(members, at_end=at_end(keeper, give_back))
-
-    @property
-    def elsewhere(self) -> bool:
-        """Stages are processes of this machine."""
-        return False
-
-    def facts_of(self, stage: str) -> None:
-        """This machine computes."""
-
-    def under_way(self, request: StageStart) -> bool:
-        """Nothing is: what a dead supervisor has started died with it."""
-        return False
-
-    def end_left(self, stage_dir: Path) -> None:
-        """Nothing runs by itself."""
 
     def renew(self) -> None:
         """End the server and with it every stage; the next start makes another one."""

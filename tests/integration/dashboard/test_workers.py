@@ -3,10 +3,10 @@
 import os
 import signal
 import threading
-import time
 
 import pytest
 from dashboard_case import lively
+from waiting import eventually
 
 from charter.dashboard.work import pool
 from charter.dashboard.work.child import JOBS, answer
@@ -46,13 +46,6 @@ def slow(tmp_path):
     """What takes long enough to be stopped: a pipe that nobody writes to."""
     os.mkfifo(tmp_path / "never.jsonl")
     return {"path": str(tmp_path / "never.jsonl"), "id": "x"}
-
-
-def eventually(found, seconds=300):
-    until = time.monotonic() + seconds
-    while not (value := found()) and time.monotonic() < until:
-        time.sleep(0.01)
-    return value
 
 
 def test_an_answer_is_kept_until_its_files_change(workers, root):

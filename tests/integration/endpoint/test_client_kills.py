@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import forks
 import pytest
 from call_checks import checked_totals, unsettled
 from fault_server import set_gate
+from waiting import eventually
 
 from charter.ledger.calls import CallStore
 
@@ -72,8 +72,7 @@ def test_after_three_kills_the_answers_are_the_same_and_the_bill_is_within_its_i
         for kill_at in KILLS:
             set_gate(gate, kill_at + FURTHER)
             process = client(url, path)
-            while process.poll() is None and count_of(log) < kill_at:
-                time.sleep(0.005)
+            eventually(lambda: process.poll() is not None or count_of(log) >= kill_at)  # noqa: B023
             process.kill()
             _, errors = process.communicate()
             assert process.returncode == -signal.SIGKILL, errors

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from call_checks import unsettled
 from fault_server import DRAWN, FAULTS, Behaviour, fault_server
+from waiting import eventually
 
 from charter.data.dataset import Turn
 from charter.errors import DataError, StageError, UsageError
@@ -341,10 +342,7 @@ def test_the_slower_of_two_requests_is_given_up_at_once(calls, monkeypatch):
         serving = Serving(endpoint=url, concurrency=4, billed=False, request_timeout=10 * HANG)
         with EndpointPool.open("judge", serving, calls) as pool:
             pool.submit([question(number) for number in range(45)]).result(HANG)
-            until = time.monotonic() + HANG
-            while unsettled(calls) and time.monotonic() < until:
-                time.sleep(0.005)
-            assert unsettled(calls) == (), "while the pool is open"
+            eventually(lambda: unsettled(calls) == (), "while the pool is open", seconds=HANG)
             assert pool.stats().hedges >= 1
 
 
@@ -384,8 +382,7 @@ def test_closing_gives_up_what_is_under_way_and_records_it_as_unknown(calls):
         pool = EndpointPool.open("judge", Serving(endpoint=url, **PRICES), calls)
         assert pool.submit([question(0)]).result(HANG)
         future = pool.submit([question(number) for number in range(3)])
-        while len(server.requests) < 3:
-            time.sleep(0.005)
+        eventually(lambda: len(server.requests) >= 3)
         pool.close()
         pool.close()
         with pytest.raises(CancelledError):

@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import forks
 import pytest
+from waiting import eventually
 
 torch = pytest.importorskip("torch")
 
@@ -150,8 +150,7 @@ def test_a_sigkill_loses_no_answer_and_asks_only_what_was_under_way(workshop, tm
             process = forks.Process(
                 command, preload=forks.STAGES, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ
             )
-            while len(server.requests) < wanted and process.poll() is None:
-                time.sleep(0.01)
+            eventually(lambda: len(server.requests) >= wanted or process.poll() is not None)  # noqa: B023
             process.send_signal(signal.SIGKILL)
             kills += process.wait() == -signal.SIGKILL
         assert kills == 3

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from bench import defects_in, result_of, wait
 from layouts import LAYOUTS, THOROUGH, in_turn
+from waiting import eventually
 
 from charter.artifacts.stage_process import INTERRUPTED_EXIT
 
@@ -42,9 +43,12 @@ def test_a_stage_that_is_stopped_again_and_again_ends_with_the_same_bits(bench, 
 def stop_at_a_boundary(bench, directory, kind) -> int:
     """One stop that cannot come too late: the stage has frozen itself when it is asked, and is woken then."""
     handle = bench.start(directory, CHARTER_SAVE="sync", CHARTER_KILL=f"{kind}:checkpoint:1:after:stop")
-    while handle.pid is None or state_of(handle.pid) != "T":
+
+    def is_frozen() -> bool:
         assert handle.poll() is None, (directory / "log.txt").read_text()
-        time.sleep(0.005)
+        return handle.pid is not None and state_of(handle.pid) == "T"
+
+    eventually(is_frozen)
     handle.stop()
     os.kill(handle.pid, signal.SIGCONT)
     return wait(handle)
@@ -63,5 +67,4 @@ def checkpoints(directory) -> int:
 
 def wait_for_a_checkpoint(directory, handle, before: int) -> None:
     """Until this start has made one more checkpoint than there were: then its signal handler is in place."""
-    while checkpoints(directory) <= before and handle.poll() is None:
-        time.sleep(0.005)
+    eventually(lambda: checkpoints(directory) > before or handle.poll() is not None)

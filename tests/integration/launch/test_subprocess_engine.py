@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from scheduler_contract import (
     SchedulerContract,
     tiny,
 )
+from waiting import eventually
 
 from charter.artifacts.lease import ends_within, read_holder
 from charter.errors import UsageError
@@ -59,10 +59,7 @@ def test_a_keeper_that_comes_too_late_runs_no_job(tmp_path, monkeypatch):
     job = tiny(tmp_path / "job", "import time; time.sleep(600)", arguments=(str(tmp_path),))
     with pytest.raises(UsageError, match="did not start"):
         SubprocessScheduler(tmp_path / "state").submit(job)
-    until = time.monotonic() + 60
-    while (left := working_for(tmp_path)) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert left == []
+    eventually(lambda: working_for(tmp_path) == [], lambda: working_for(tmp_path))
 
 
 def working_for(directory: Path) -> list[list[str]]:

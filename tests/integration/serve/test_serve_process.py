@@ -5,13 +5,13 @@ import os
 import signal
 import socket
 import sys
-import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import forks
 import psutil
 import pytest
+from waiting import eventually
 
 torch = pytest.importorskip("torch")
 
@@ -222,9 +222,7 @@ def test_too_many_requests_are_told_to_come_back_and_alone_each_has_its_bits(jud
         client.process.send_signal(signal.SIGSTOP)
         with ThreadPoolExecutor(16) as threads:
             asked = [threads.submit(client.ask, "/v1/completions", body) for _ in range(16)]
-            until = time.monotonic() + 300
-            while connections_to(client.port) < 16 and time.monotonic() < until:
-                time.sleep(0.01)
+            eventually(lambda: connections_to(client.port) >= 16)
             client.process.send_signal(signal.SIGCONT)
             found = [item.result() for item in asked]
     assert alone[0] == 200

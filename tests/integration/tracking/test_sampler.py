@@ -3,9 +3,9 @@
 import os
 import subprocess
 import sys
-import time
 
 from scheduler_contract import alive
+from waiting import eventually
 
 from charter.metering.sampler import HostMeter, MeterSampler, RaplMeter, with_descendants
 from charter.tracking import meter_rows, summarise
@@ -37,8 +37,7 @@ def cpu_seconds(pid):
 def test_processor_time_is_that_of_the_processes_alone():
     meter = HostMeter()
     process = start(BUSY.format(cpu=0.5))
-    while cpu_seconds(process.pid) < 0.5:
-        time.sleep(0.05)
+    eventually(lambda: cpu_seconds(process.pid) >= 0.5)
     sample = meter.look([process.pid])
     used = cpu_seconds(process.pid)
     end(process)
@@ -49,8 +48,7 @@ def test_processor_time_is_that_of_the_processes_alone():
 
 def test_what_was_used_before_the_first_look_does_not_count():
     process = start(BUSY.format(cpu=0.3))
-    while cpu_seconds(process.pid) < 0.3:
-        time.sleep(0.05)
+    eventually(lambda: cpu_seconds(process.pid) >= 0.3)
     meter = HostMeter()
     assert meter.look([process.pid]).cpu_seconds == 0.0
     end(process)
@@ -60,8 +58,7 @@ def test_writes_are_counted(tmp_path):
     meter = HostMeter()
     code = f"import os; f = open({str(tmp_path / 'x')!r}, 'wb'); f.write(b'x' * 2**20); f.flush(); os.fsync(f.fileno())"
     process = start(f"{code}\ninput()")
-    while not (tmp_path / "x").exists() or (tmp_path / "x").stat().st_size < 2**20:
-        time.sleep(0.02)
+    eventually(lambda: (tmp_path / "x").exists() and (tmp_path / "x").stat().st_size >= 2**20)
     sample = meter.look([process.pid])
     end(process)
     assert sample.written_bytes >= 0
@@ -70,9 +67,8 @@ def test_writes_are_counted(tmp_path):
 
 def test_descendants_come_with_their_parents():
     process = start("import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])")
-    while len(found := with_descendants([process.pid])) < 2:
-        time.sleep(0.02)
-    assert process.pid in found
+    eventually(lambda: len(with_descendants([process.pid])) >= 2)
+    assert process.pid in with_descendants([process.pid])
     assert with_descendants([os.getpid()], without=process.pid).count(process.pid) == 0
     end(process)
 
@@ -93,12 +89,10 @@ def test_energy_of_processors_where_the_kernel_tells_it(tmp_path):
 def test_a_sampler_in_a_process_of_its_own(tmp_path):
     holder = start(HOLDER)  # whose only child is metered: this process may have children of other tests
     with MeterSampler(tmp_path, every_seconds=0.2, below=holder.pid, node="n1", gpus=""):
-        while not any(row.processes for row in meter_rows(tmp_path)):
-            time.sleep(0.05)
+        eventually(lambda: any(row.processes for row in meter_rows(tmp_path)))
         holder.stdin.write(b"\n")
         holder.stdin.flush()
-        while sum(row.processes == 0 for row in meter_rows(tmp_path)) < 2:
-            time.sleep(0.05)
+        eventually(lambda: sum(row.processes == 0 for row in meter_rows(tmp_path)) >= 2)
     end(holder)
     found = summarise(meter_rows(tmp_path))
     assert (found.nodes, found.gpu_note) == (("n1",), "no GPU metering: the stage computes on processors")
@@ -114,8 +108,7 @@ def test_a_sampler_leaves_with_its_starter(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     pid = int(process.stdout.readline())
     process.communicate(b"\n")
-    while alive(pid):
-        time.sleep(0.02)
+    eventually(lambda: not alive(pid))
 
 
 def test_an_interval_of_nothing_samples_nothing(tmp_path):

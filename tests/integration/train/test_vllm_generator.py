@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from waiting import eventually
 
 torch = pytest.importorskip("torch")
 
@@ -182,14 +182,10 @@ def test_the_program_dies_with_its_parent(tmp_path):
     )
     with parent:
         child = int(parent.stdout.readline())
-        deadline = time.monotonic() + 60
-        while b"fake_vllm" not in Path(f"/proc/{child}/cmdline").read_bytes() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        eventually(lambda: b"fake_vllm" in Path(f"/proc/{child}/cmdline").read_bytes())
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-    while not is_gone(child) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert is_gone(child)
+    eventually(lambda: is_gone(child))
 
 
 def test_a_python_without_vllm_says_so(tmp_path):

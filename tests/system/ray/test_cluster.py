@@ -7,7 +7,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ import psutil
 import pytest
 from ray_cluster import CPUS_PER_NODE, GPUS_PER_NODE, NODES, RayCluster
 from scheduler_contract import alive, tiny
+from waiting import eventually
 
 from charter.engines.project import load_project
 from charter.errors import CharterError
@@ -72,11 +72,7 @@ def wait(scheduler: RayScheduler, job_id: str, until: Callable[[JobState], Any] 
 
 def soon(found: Callable[[], Any], what: Any) -> Any:
     """Ask again and again until it says something; `what` is waited for, or says how it stands."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (value := found()):
-        assert time.monotonic() < deadline, what() if callable(what) else what
-        time.sleep(0.1)
-    return value
+    return eventually(found, what, seconds=PATIENCE_SECONDS, every=0.1)
 
 
 def is_running(state: JobState) -> bool:

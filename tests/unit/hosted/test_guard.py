@@ -6,10 +6,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from waiting import eventually
 
 from charter.hosted.engine_process import MARK, EngineProcess, end_left, engine_environment
 
@@ -57,13 +57,6 @@ def with_this_path():
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
-def wait_for(what, seconds=120.0):
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def engine(place, then=SLEEP, apart=True):
     (place / "engine.py").write_text(ENGINE.format(then=then, apart=apart))
     command = [sys.executable, str(place / "engine.py")]
@@ -72,7 +65,7 @@ def engine(place, then=SLEEP, apart=True):
 
 
 def pids(place):
-    wait_for((place / "started").exists)
+    eventually((place / "started").exists)
     return [int(word) for word in (place / "started").read_text().split()]
 
 
@@ -89,14 +82,14 @@ def test_ending_it_ends_all_of_it(tmp_path, apart):
 def test_what_the_first_process_leaves_behind_is_ended_with_it(tmp_path):
     running = engine(tmp_path, then="sys.exit(3)")
     found = pids(tmp_path)
-    wait_for(lambda: running.poll() is not None)
+    eventually(lambda: running.poll() is not None)
     assert running.poll() == 3
     assert not any(map(lives, found))
 
 
 def test_a_signal_is_told_as_a_shell_tells_it(tmp_path):
     running = engine(tmp_path, then="os.kill(os.getpid(), 11)")
-    wait_for(lambda: running.poll() is not None)
+    eventually(lambda: running.poll() is not None)
     assert running.poll() == 128 + signal.SIGSEGV
 
 
@@ -104,9 +97,9 @@ def test_sigterm_reaches_the_engine_and_its_group_and_all_is_waited_for(tmp_path
     heeds = "signal.signal(15, lambda *_: (open('told', 'w').close(), sys.exit(0)))"
     running = engine(tmp_path, then=f"import signal\n{heeds}\nopen('heeds', 'w').close()\n{SLEEP}", apart=False)
     found = pids(tmp_path)
-    wait_for((tmp_path / "heeds").exists)
+    eventually((tmp_path / "heeds").exists)
     running.ask_to_stop()
-    wait_for(lambda: running.poll() is not None)
+    eventually(lambda: running.poll() is not None)
     assert (tmp_path / "told").exists()
     assert not any(map(lives, found))
 
@@ -127,9 +120,9 @@ def test_after_sigterm_a_process_that_still_saves_is_waited_for(tmp_path):
     """`accelerate launch` ends at once on SIGTERM, while the trainer below it writes a checkpoint."""
     then = f'child.kill()\nchild.wait()\nsubprocess.Popen([sys.executable, "-c", {SAVES!r}])\n{SLEEP}'
     running = engine(tmp_path, then=then)
-    wait_for((tmp_path / "both").exists)
+    eventually((tmp_path / "both").exists)
     running.ask_to_stop()
-    wait_for(lambda: running.poll() is not None)
+    eventually(lambda: running.poll() is not None)
     assert (tmp_path / "saved").exists()
 
 
@@ -195,7 +188,7 @@ def test_killing_the_owner_ends_all_of_it(tmp_path):
     found = pids(tmp_path)
     held.kill()
     held.wait()
-    wait_for(lambda: not any(map(lives, found)))
+    eventually(lambda: not any(map(lives, found)))
 
 
 def test_what_is_left_when_the_guard_was_killed_too_is_found_and_ended(tmp_path):
@@ -206,7 +199,7 @@ def test_what_is_left_when_the_guard_was_killed_too_is_found_and_ended(tmp_path)
     for pid in (*guards, held.pid):  # the guard first: it sees nothing of its owner's end
         os.kill(pid, signal.SIGKILL)
     held.wait()
-    wait_for(lambda: not any(map(lives, (found[0], *guards))))
+    eventually(lambda: not any(map(lives, (found[0], *guards))))
     assert lives(found[1]), "the process below was in a session of its own, so it is left"
     assert end_left(tmp_path) == 1
     assert not lives(found[1])

@@ -7,9 +7,10 @@ Keys go by reference: a project names where a key is, and only the requests that
 import asyncio
 import json
 import os
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import aiohttp
     from aiohttp.connector import Connection
 
+T = TypeVar("T")
 SHORTEST = 8
 """Characters; a shorter value could not be blotted out of texts without blotting out words."""
 
@@ -253,23 +255,23 @@ class Transport:
 
     async def is_alive(self, url: str) -> bool:
         """Return True if a server answers a request that costs nothing: anything but an error of its own will do."""
-        import aiohttp
 
-        try:
-            async with self._session.get(
-                url,
-                allow_redirects=False,
-                proxy=self._proxy(url),
-                timeout=aiohttp.ClientTimeout(total=HEALTH_SECONDS),
-            ) as response:
-                status = response.status
-                response.close()
-                return status < 500
-        except (aiohttp.ClientError, OSError, ValueError):
-            return False
+        async def status_of(response: "aiohttp.ClientResponse") -> int:
+            return response.status
+
+        status = await self._free_request(url, status_of)
+        return status is not None and status < 500
 
     async def get(self, url: str) -> bytes | None:
         """The body of a request that costs nothing; None where there is none to be had."""
+
+        async def body_of(response: "aiohttp.ClientResponse") -> bytes | None:
+            return await _read(response) if response.status == 200 else None
+
+        return await self._free_request(url, body_of)
+
+    async def _free_request(self, url: str, read: "Callable[[aiohttp.ClientResponse], Awaitable[T]]") -> T | None:
+        """Return what is read of the reply to a request that costs nothing; None where there is no reply."""
         import aiohttp
 
         try:
@@ -279,7 +281,7 @@ class Transport:
                 proxy=self._proxy(url),
                 timeout=aiohttp.ClientTimeout(total=HEALTH_SECONDS),
             ) as response:
-                content = await _read(response) if response.status == 200 else None
+                content = await read(response)
                 response.close()
                 return content
         except (aiohttp.ClientError, OSError, ValueError):
