@@ -39,7 +39,7 @@ def test_engines_are_named_that_call_the_rewards_of_a_list():
     given = {"policy": "base", "prompts": ("prompts",), "episodes": 1024, "rollout_batch": 256, "minibatch": 256}
     stage = PpoStage(rewards=rewards, estimator="grpo", samples_per_prompt=8, kl_coefficient=0.0, **given)
     (found,) = with_other_engines(one(stage, H100)).stages
-    assert {other.engine for other in found.other_engines} == {"verl", "openrlhf", "nemo_rl"}
+    assert {other.engine for other in found.other_engines} == {"verl", "openrlhf", "nemo_rl", "skyrl"}
     judged = replace(stage, rewards=(*rewards, Reward(name="kind", kind="judge", model="base")))
     for refused in (judged, replace(stage, equal_groups="refill")):
         (found,) = with_other_engines(one(refused, H100)).stages

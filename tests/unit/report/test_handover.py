@@ -339,7 +339,7 @@ def test_seed_and_kept_checkpoints_are_those_of_the_project(root):
 
 
 def test_only_what_became_of_a_field_is_counted(root):
-    assert set(made_of(root).counts) == {"as_is", "charter"}
+    assert set(made_of(root).counts) == {"as_is", "charter", "same"}
 
 
 def test_groups_and_waiting_roles_are_placed_as_planned():
