@@ -225,7 +225,7 @@ def width_and_knowledge(**changes: Any) -> tuple[float, str]:
     return verdict.p90 / verdict.p10, verdict.knowledge
 
 
-def test_a_family_that_no_row_has_is_new_whatever_profile_is_nearest() -> None:
+def test_a_family_that_no_row_has_is_new_however_near() -> None:
     assert width_and_knowledge()[1] == "seen"
     for stack in ("axolotl", "something-new", "unknown"):
         assert width_and_knowledge(stack=stack)[1] == "unseen"
