@@ -10,6 +10,7 @@ import numpy as np
 from charter.physics.columns import Array, array
 from charter.physics.constants import constant
 from charter.physics.terms import TermColumn, TermTable
+from charter.physics.weight_handover import HostPasses, TurnTaking
 from charter.units import SECONDS_PER_HOUR
 
 # -------- Reinforcement learning from feedback: which models an algorithm needs at every step, and how its stack runs
@@ -61,6 +62,37 @@ def algorithm_named(*texts: str) -> Algorithm | None:
     return None
 
 
+USUAL_TURNS = TurnTaking(
+    switches=7.0,
+    generator_passes=2.0,
+    policy=HostPasses(weights=2.0, optimizer=2.0),
+    source="as NeMo RL, the fullest of those that were read; judgement for a stack whose code was not",
+)
+NEMO_RL_TURNS = TurnTaking(
+    switches=7.0,
+    generator_passes=2.0,
+    policy=HostPasses(weights=2.0, optimizer=2.0),
+    source="NeMo RL 7ea279ab: refit_policy_generation, offload_before_refit and _after_refit, prepare_for_training, "
+    "vLLM sleeps at level 1, DTensors are whole before they are cast",
+)
+VERL_TURNS = TurnTaking(
+    switches=7.0,
+    pins_optimizer=True,
+    policy=HostPasses(weights=2.0),
+    offloaded_policy=HostPasses(weights=7.0, optimizer=2.0),
+    offloaded_value=HostPasses(weights=4.0, optimizer=2.0),
+    source="verl b178a3cd: engine_workers.update_weights moves the policy to the host whatever param_offload says, "
+    "get_per_tensor_param gathers 32-bit DTensors, EngineTrainModeCtx and EngineEvalModeCtx load and offload around "
+    "each phase, vLLM sleeps at level 2",
+)
+OPENRLHF_TURNS = TurnTaking(
+    calls_per_tensor=4.0,
+    generator_passes=2.0,
+    source="OpenRLHF 3c3be623: broadcast_to_vllm gathers a parameter, gathers its handle, awaits the engines and "
+    "passes a barrier before the next; vLLM sleeps at level 1; ds.enable_sleep is not planned",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RlStack:
     """Way in which a framework runs a step."""
@@ -74,14 +106,16 @@ class RlStack:
     """Weights are gathered, converted and handed to a separate engine every step."""
     overhead: float = 1.0
     """Seconds per step outside of all phases, over the usual of a system with separate engines."""
+    turns: TurnTaking = USUAL_TURNS
+    """How its generator and training take turns."""
 
 
 _STACKS: tuple[tuple[str, RlStack], ...] = (
     (r"\bcharter\b", RlStack(label="native", engine="charter", packs=False, resharding=False, overhead=0.05)),
-    (r"nemo[- ]?rl", RlStack(label="nemo-rl", engine="vllm")),
+    (r"nemo[- ]?rl", RlStack(label="nemo-rl", engine="vllm", turns=NEMO_RL_TURNS)),
     (r"nemo[- ]?aligner", RlStack(label="nemo-aligner", engine="tensorrt-llm", packs=False)),
-    (r"verl|hybridflow", RlStack(label="verl", engine="vllm", overhead=0.7)),
-    (r"openrlhf", RlStack(label="openrlhf", engine="vllm", overhead=0.7)),
+    (r"verl|hybridflow", RlStack(label="verl", engine="vllm", overhead=0.7, turns=VERL_TURNS)),
+    (r"openrlhf", RlStack(label="openrlhf", engine="vllm", overhead=0.7, turns=OPENRLHF_TURNS)),
     (r"areal|real-?(hf|rl)?\b", RlStack(label="areal", engine="sglang", overhead=0.7)),
     (r"slime|miles", RlStack(label="slime", engine="sglang", overhead=0.7)),
     (r"open-?instruct|prime-rl|skyrl|\broll\b", RlStack(label="openrlhf", engine="vllm")),
@@ -121,9 +155,6 @@ def rl_stack_named(framework: str) -> RlStack:
 # few) older than the one that learns, which costs no time and is not judged here. Sources: HybridFlow
 # (arXiv:2409.19256), ReaL (arXiv:2406.14088), AReaL (arXiv:2505.24298).
 
-DIRECT_REFIT = 0.5
-"""Time of a broadcast to other accelerators over that of buckets staged on one's own (judgement)."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class RlConstants:
@@ -139,18 +170,25 @@ class RlConstants:
     resampling: Array = constant(
         1.5, sigma=0.3, unit="batches generated per step of DAPO", source="judgement from arXiv:2503.14476, figure 3"
     )
-    refit_bytes_per_second: Array = constant(
-        25e9,
+    gather_factor: Array = constant(
+        2.0,
         sigma=0.5,
-        unit="B/s per accelerator",
-        source="every engine receives the whole model in buckets, gathered over the network; judgement",
+        unit="factor on links",
+        source="tensors go one by one, in messages of MB that reach about half the rate of large ones; judgement",
+    )
+    call_seconds: Array = constant(
+        5e-4,
+        sigma=0.7,
+        unit="s per tensor",
+        source="one collective and the Python around it, that all ranks wait for; judgement",
     )
     overhead_seconds: Array = constant(5.0, sigma=0.6, unit="s", source="rewards, data, logging of one step; judgement")
-    colocation_seconds: Array = constant(
-        12.0,
-        sigma=0.6,
-        unit="s",
-        source="engine sleeps and wakes, optimizer states leave and return, caches are made again; judgement",
+    switch_seconds: Array = constant(
+        1.0,
+        sigma=0.3,
+        unit="s per switch",
+        source="garbage collected, memory unmapped or mapped, a call of the controller to all ranks: of the order of a "
+        "second; judgement, kept narrow since one measured stack takes turns and would charge all others with its rest",
     )
     unmodelled: Array = constant(1.0, sigma=0.15, unit="factor", source="everything else; 1 until measured")
 
@@ -164,19 +202,19 @@ class RlPhases:
     """Log-probabilities, rewards and values: forward passes over prompts and answers."""
     update: Array
     """Policy and critic, all epochs."""
-    refit_bytes: Array
-    """16-bit weights of the whole model where a separate engine takes them, else 0."""
+    gather: Array
+    """Seconds on the links in which whole weights come to whoever generates (`physics/weight_handover.py`)."""
+    calls: Array
+    """Calls, one after the other, by which a separate engine takes all tensors, else 0."""
     resamples: Array
     side_by_side: Array
     """1 where generation has accelerators of its own and runs beside training."""
-    colocated: Array
-    """1 where a separate engine takes turns with training on the same accelerators."""
+    switches: Array
+    """Times that a separate engine and training on the same accelerators make room for each other, else 0."""
     overhead: Array
     """Factor on the seconds outside of phases."""
-    separate: Array = field(default_factory=lambda: array(0.0))
-    """1 where generation has accelerators of its own and takes turns with training: weights go straight to them."""
     move: Array = field(default_factory=lambda: array(0.0))
-    """Seconds in which roles go to host memory and come back, where only the one at work is on the device."""
+    """Seconds on the host link in which what is at work takes the place of what is not."""
 
 
 def generate_seconds(phases: RlPhases, constants: RlConstants) -> Array:
@@ -190,12 +228,16 @@ def rl_step_terms(phases: RlPhases, constants: RlConstants) -> TermTable:
     generate = generate_seconds(phases, constants)
     score = phases.score * constants.score_factor * constants.unmodelled
     update = phases.update * constants.update_factor * constants.unmodelled
-    direct = (phases.side_by_side > 0) | (phases.separate > 0)
-    refit = phases.refit_bytes / constants.refit_bytes_per_second * np.where(direct, DIRECT_REFIT, 1.0)
+    refit = phases.gather * constants.gather_factor + phases.calls * constants.call_seconds
     hidden = np.where(phases.side_by_side > 0, np.minimum(generate, score + update), 0.0)
-    rest = constants.overhead_seconds * phases.overhead + constants.colocation_seconds * phases.colocated
-    moved = (
-        _column("offload", array(phases.move), "bytes out and back / host link", "judgement (physics/devices.py)"),
+    shared = (
+        _column("offload", array(phases.move), "bytes out and back / host link", "physics/weight_handover.py"),
+        _column(
+            "switch",
+            array(constants.switch_seconds * phases.switches),
+            "switches x seconds of one",
+            "judgement, moved by measured steps (physics/runs.py)",
+        ),
     )
     return TermTable(
         columns=(
@@ -207,9 +249,19 @@ def rl_step_terms(phases: RlPhases, constants: RlConstants) -> TermTable:
                 "physics/serving_passes.py",
             ),
             _column("update", array(update), "optimizer steps of policy and critic", "physics/step_time.py"),
-            _column("weight sync", array(refit), "2 B x parameters / refit rate", "judgement (rl_step.py)"),
-            *(moved if np.any(phases.move > 0) else ()),
-            _column("other", array(rest), "rewards, data, logging; engine wakes and sleeps", "judgement (rl_step.py)"),
+            _column(
+                "weight sync",
+                array(refit),
+                "gathers over links + tensors x seconds of a call",
+                "physics/weight_handover.py",
+            ),
+            *(shared if np.any(phases.switches > 0) or np.any(phases.move > 0) else ()),
+            _column(
+                "other",
+                array(constants.overhead_seconds * phases.overhead),
+                "rewards, data, logging",
+                "judgement, moved by measured steps (physics/runs.py)",
+            ),
         )
     )
 
@@ -232,9 +284,10 @@ class RunConstants(RlConstants):
     score_factor: Array = constant(1.0, sigma=0.0, unit="factor", source="rl_step.py")
     update_factor: Array = constant(1.1, sigma=0.0, unit="factor", source="rl_step.py")
     resampling: Array = constant(1.5, sigma=0.0, unit="batches generated per step of DAPO", source="rl_step.py")
-    refit_bytes_per_second: Array = constant(25e9, sigma=0.3, unit="B/s per accelerator", source="rl_step.py")
+    gather_factor: Array = constant(2.0, sigma=0.5, unit="factor on links", source="rl_step.py")
+    call_seconds: Array = constant(5e-4, sigma=0.0, unit="s per tensor", source="rl_step.py")
     overhead_seconds: Array = constant(5.0, sigma=0.0, unit="s", source="rl_step.py")
-    colocation_seconds: Array = constant(12.0, sigma=0.0, unit="s", source="rl_step.py")
+    switch_seconds: Array = constant(1.0, sigma=0.0, unit="s per switch", source="rl_step.py")
     unmodelled: Array = constant(1.0, sigma=0.15, unit="factor", source="everything else; 1 until measured")
 
     goodput: Array = constant(

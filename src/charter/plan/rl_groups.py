@@ -13,16 +13,17 @@ from charter.catalog.accelerators import Accelerator
 from charter.engines.common.capabilities import Arrangement, RlEngine
 from charter.physics.columns import Array, array, stacked
 from charter.physics.constants import ServingConstants
-from charter.physics.devices import DeviceColumns
 from charter.physics.generation import Drain, issue_of, rollout_terms
 from charter.physics.memory_profiles import PROFILES as MEMORY_PROFILES
 from charter.physics.placement_memory import PpoJob, PpoTable, generation_bytes, ppo_table
 from charter.physics.runs import RlConstants, RlPhases, rl_step_terms
 from charter.physics.serving_devices import VLLM, ServingDevice, weight_format
 from charter.physics.serving_passes import ServingModel
+from charter.physics.shapes import count_parameters
 from charter.physics.stacks import PROFILES
 from charter.physics.step_time import UpdateJob, update_seconds
 from charter.physics.terms import Term, TermTable
+from charter.physics.weight_handover import handover_seconds, host_link, sleep_seconds, weight_tensors
 from charter.plan.offers import NODES_OF_A_REPLICA
 from charter.plan.rl_work import RlWork, generator_replicas, trainer_layouts
 from charter.spec.layout import Layout, Recompute, ZeroStage
@@ -45,7 +46,7 @@ class TrainerChoice:
     host_bytes: float
     """Per device, that wait in host memory."""
     move_seconds: float = 0.0
-    """Per rollout, to take them there and back."""
+    """Per rollout, to take them there and back; of a policy beside its generator, what makes room for it."""
 
     @property
     def size(self) -> int:
@@ -118,10 +119,6 @@ class Groups:
         return ppo_table(self.job, self.layouts)
 
     @cached_property
-    def _host_link(self) -> float:
-        return float(DeviceColumns.of(self.accelerator).host_link)
-
-    @cached_property
     def _steps(self) -> dict[str, tuple[Array, Array]]:
         """Seconds of updates and of scoring per rollout, of every role."""
         by_model: dict[tuple[object, ...], tuple[Array, Array]] = {}
@@ -189,12 +186,12 @@ class Groups:
             return None
         return int(np.argmin(np.where(mine, self.memory.peak(names, offloaded=offloaded), inf)))
 
-    def at(self, index: int, names: tuple[str, ...], *, offloaded: bool = False) -> TrainerChoice:
+    def at(
+        self, index: int, names: tuple[str, ...], *, offloaded: bool = False, beside_generator: bool = False
+    ) -> TrainerChoice:
         """The group under one layout."""
         update, score = self.seconds(names)
         resident = float(self.memory.resident(names)[index]) if offloaded else 0.0
-        frozen = [name for name in names if name not in self.work.updates]
-        once = float(self.memory.resident(frozen)[index]) if offloaded and frozen else 0.0
         layout = self.layouts[index]
         return TrainerChoice(
             layout=layout,
@@ -203,8 +200,28 @@ class Groups:
             score=float(score[index]),
             peak_bytes=float(self.memory.peak(names, offloaded=offloaded)[index]),
             host_bytes=resident + self._adam_bytes(layout, names),
-            move_seconds=(2 * resident - once) / self._host_link,
+            move_seconds=self._move_seconds(index, names, offloaded=offloaded) if beside_generator else 0.0,
         )
+
+    def _move_seconds(self, index: int, names: Sequence[str], *, offloaded: bool) -> float:
+        """Seconds per rollout in which roles leave for the host and come back; frozen ones are copied in alone."""
+        turns, seconds = self.engine.stack.turns, 0.0
+        for role in self.work.roles:
+            if role.name not in names:
+                continue
+            passes = turns.passes(policy=role.name == self.work.policy.name, offloaded=offloaded)
+            if role.trained:
+                seconds += passes.seconds(
+                    self.accelerator,
+                    parameters=float(count_parameters(role.architecture).total),
+                    trained=self.work.trained_parameters((role.name,)),
+                    ranks=self.layouts[index].num_accelerators,
+                    precision=self.engine.does.precision,
+                    pins_optimizer=turns.pins_optimizer,
+                )
+            elif offloaded:
+                seconds += float(self.memory.resident((role.name,))[index]) / host_link(self.accelerator)
+        return seconds
 
     def _adam_bytes(self, layout: Layout, names: Collection[str]) -> float:
         """Of an optimizer that lives in host memory, per device."""
@@ -237,9 +254,13 @@ class Groups:
         if not fits.any():
             return None
         factor = self.constants.generation_factor
-        seconds = self.weighed(names)[rows, None] + factor * array([row.seconds for row in generators])[None, :]
+        turns, size_bytes = self.engine.stack.turns, self.work.weight_bytes
+        rollouts = factor * array([row.seconds for row in generators])
+        rollouts += array([sleep_seconds(turns, size_bytes, self.accelerator, tensor=row.tensor) for row in generators])
+        seconds = self.weighed(names)[rows, None] + rollouts[None, :]
         first, second = np.unravel_index(int(np.argmin(np.where(fits, seconds, inf))), fits.shape)
-        return self.at(int(rows[first]), names, offloaded=offloaded), generators[int(second)]
+        pair = self.at(int(rows[first]), names, offloaded=offloaded, beside_generator=True)
+        return pair, generators[int(second)]
 
     def generator(self, size: int, capacity: float) -> GeneratorChoice | None:
         """The fastest replicas on `size` accelerators of their own."""
@@ -429,8 +450,10 @@ def _shares(size: int, count: int, parts: Sequence[int]) -> Iterator[tuple[int, 
     yield from ((first, size - first) for first in parts if size - first in parts)
 
 
-def step_table(placements: Sequence[Placed], work: RlWork, engine: RlEngine, constants: RlConstants) -> TermTable:
-    """Seconds of one step of every placement: generate, score, update, weight sync, offload, other."""
+def step_table(
+    placements: Sequence[Placed], work: RlWork, engine: RlEngine, accelerator: Accelerator, constants: RlConstants
+) -> TermTable:
+    """Seconds of one step of every placement: generate, score, update, weight sync, offload, switch, other."""
 
     def flag(*arrangements: Arrangement) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
         return array([item.arrangement in arrangements for item in placements])
@@ -439,29 +462,54 @@ def step_table(placements: Sequence[Placed], work: RlWork, engine: RlEngine, con
         generate=array([item.generator.seconds for item in placements]),
         score=array([item.score for item in placements]),
         update=array([item.update for item in placements]),
-        refit_bytes=np.full(len(placements), work.weight_bytes),
+        gather=array([_gather_seconds(item, work, engine, accelerator) for item in placements]),
+        calls=np.full(len(placements), engine.stack.turns.calls_per_tensor * weight_tensors(work.policy.architecture)),
         resamples=np.zeros(len(placements)),
         side_by_side=flag("async"),
-        colocated=flag("colocated", "offloaded"),
+        switches=engine.stack.turns.switches * flag("colocated", "offloaded"),
         overhead=np.full(len(placements), engine.stack.overhead),
-        separate=flag("split"),
-        move=array([sum(group.move_seconds for group in item.trainers) for item in placements]),
+        move=array([_move_seconds(item, work, engine, accelerator) for item in placements]),
     )
     return rl_step_terms(phases, constants)
 
 
+def _gather_seconds(item: Placed, work: RlWork, engine: RlEngine, accelerator: Accelerator) -> float:
+    """Seconds on the links until the generator has the policy's weights."""
+    trainer = next(group for group in item.trainers if work.policy.name in group.names)
+    return handover_seconds(
+        work.policy.architecture,
+        accelerator,
+        ranks=trainer.size,
+        sharded=trainer.layout.zero >= ZeroStage.PARAMETERS and trainer.layout.data > 1,
+        precision=engine.does.precision,
+        receivers=0 if item.together else item.generator.replicas * item.generator.tensor,
+    )
+
+
+def _move_seconds(item: Placed, work: RlWork, engine: RlEngine, accelerator: Accelerator) -> float:
+    """Seconds on host links in which roles and generator make room for one another."""
+    if not item.together:
+        return 0.0
+    moves = sum(group.move_seconds for group in item.trainers)
+    return moves + sleep_seconds(engine.stack.turns, work.weight_bytes, accelerator, tensor=item.generator.tensor)
+
+
 def fastest(
-    placements: Sequence[Placed], work: RlWork, engine: RlEngine, constants: RlConstants
+    placements: Sequence[Placed], work: RlWork, engine: RlEngine, accelerator: Accelerator, constants: RlConstants
 ) -> tuple[Placed, tuple[Term, ...]] | None:
     """The placement with the shortest step, with its terms over all rollouts."""
     if not placements:
         return None
-    table = step_table(placements, work, engine, constants)
+    table = step_table(placements, work, engine, accelerator, constants)
     index = int(np.argmin(np.broadcast_to(table.total, (len(placements),))))
-    return placements[index], over_rollouts(placements[index], table.at(index), work)
+    return placements[index], over_rollouts(placements[index], table.at(index), work, engine)
 
 
-def over_rollouts(item: Placed, terms: tuple[Term, ...], work: RlWork) -> tuple[Term, ...]:
+BY_TURNS = ("weight sync", "offload")
+"""Terms that follow from what the engine's own code moves."""
+
+
+def over_rollouts(item: Placed, terms: tuple[Term, ...], work: RlWork, engine: RlEngine) -> tuple[Term, ...]:
     """Terms of one step as terms of the stage.
 
     Of an asynchronous step `generate` is only what the trainers wait for, 0 where they never do.
@@ -474,8 +522,9 @@ def over_rollouts(item: Placed, terms: tuple[Term, ...], work: RlWork) -> tuple[
         formula = term.formula
         if term.name == "generate" and item.arrangement == "async":
             formula = "max(0, rollout - score - update), as both sides run together"
-        detail = _detail(item, term.name)
-        scaled.append(replace(term, value=term.value * work.rollouts, formula=f"{each} ({formula}{detail})"))
+        formula = f"{each} ({formula}{_detail(item, term.name)})"
+        source = f"{term.source}; {engine.stack.turns.source}" if term.name in BY_TURNS else term.source
+        scaled.append(replace(term, value=term.value * work.rollouts, formula=formula, source=source))
     return tuple(scaled)
 
 

@@ -181,7 +181,7 @@ def _best(setting: Setting, num_nodes: int) -> Iterator[Option]:
     for arrangement in arrangements_of(setting.work, setting.engine):
         placements = placed(setting.work, setting.engine, arrangement, groups, size=size, capacity=setting.capacity)
         fitting = [item for item in placements if host_shortage(setting, item) is None]
-        chosen = fastest(fitting, setting.work, setting.engine, groups.constants)
+        chosen = fastest(fitting, setting.work, setting.engine, groups.accelerator, groups.constants)
         if chosen is not None:
             yield option_of(setting, *chosen, num_nodes=num_nodes)
 
@@ -407,14 +407,17 @@ def _best_of_two(main: Setting, other: Setting) -> Iterator[Option]:
     mixes = [mixed for mixed in mixes if host_shortage(main, mixed.item) is None]
     if not mixes:
         return
-    table = step_table([mixed.item for mixed in mixes], main.work, main.engine, main.groups.constants)
+    accelerator, constants = main.place.accelerator, main.groups.constants
+    table = step_table([mixed.item for mixed in mixes], main.work, main.engine, accelerator, constants)
     seconds = [float(value) for value in table.total]
     usd = [mixed.usd_per_hour * value for mixed, value in zip(mixes, seconds, strict=True)]
     numbers = range(len(mixes))
     cheapest = min(numbers, key=lambda index: (usd[index], seconds[index], index))
     fastest = min(numbers, key=lambda index: (seconds[index], usd[index], index))
     for index in dict.fromkeys((cheapest, fastest)):
-        yield _option(main, other, mixes[index], over_rollouts(mixes[index].item, table.at(index), main.work))
+        yield _option(
+            main, other, mixes[index], over_rollouts(mixes[index].item, table.at(index), main.work, main.engine)
+        )
 
 
 def _generators_apart(main: Setting, other: Setting) -> Iterator[Mixed]:

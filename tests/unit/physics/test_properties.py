@@ -95,10 +95,11 @@ def test_the_parts_of_a_reinforcement_learning_step_sum_to_it(generate, score, u
         generate=array(generate),
         score=array(score),
         update=array(update),
-        refit_bytes=array(refit),
+        gather=array(refit),
+        calls=array(100.0),
         resamples=array(resamples),
         side_by_side=array(beside),
-        colocated=array(1 - beside),
+        switches=array(1 - beside),
         overhead=array(1.0),
     )
     table = rl_step_terms(phases, RlConstants())

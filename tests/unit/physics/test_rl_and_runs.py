@@ -32,13 +32,14 @@ SYNC = RlPhases(
     generate=array(40.0),
     score=array(10.0),
     update=array(30.0),
-    refit_bytes=array(16e9),
+    gather=array(1.0),
+    calls=array(300.0),
     resamples=array(0.0),
     side_by_side=array(0.0),
-    colocated=array(1.0),
+    switches=array(1.0),
     overhead=array(1.0),
 )
-ASYNC = replace(SYNC, side_by_side=array(1.0), colocated=array(0.0))
+ASYNC = replace(SYNC, side_by_side=array(1.0), switches=array(0.0))
 RUN = Run(
     step_seconds=array(10.0),
     steps=array(1000.0),
@@ -53,7 +54,8 @@ positive = st.floats(0.1, 1000)
 def test_phases_of_a_synchronous_step_follow_each_other():
     table = rl_step_terms(SYNC, RunConstants())
     assert float(table.total) > 80
-    assert [column.name for column in table.columns] == ["generate", "score", "update", "weight sync", "other"]
+    names = ["generate", "score", "update", "weight sync", "offload", "switch", "other"]
+    assert [column.name for column in table.columns] == names
 
 
 @given(positive, positive, positive)

@@ -2,24 +2,28 @@
 
 from types import SimpleNamespace
 
-import numpy as np
+import ppo_case as case
 import pytest
 
+from charter.engines import rl_engines
 from charter.physics.columns import array
 from charter.physics.runs import RlConstants
 from charter.plan.rl_groups import Placed, step_table
+from charter.plan.rl_work import rl_work
+from charter.spec.layout import Layout
 
 IDEAL = RlConstants(
     generation_factor=array(1.0),
     update_factor=array(1.0),
-    refit_bytes_per_second=array(np.inf),
+    gather_factor=array(0.0),
+    call_seconds=array(0.0),
     overhead_seconds=array(0.0),
-    colocation_seconds=array(0.0),
+    switch_seconds=array(0.0),
 )
 
 
 def group(score, update):
-    return SimpleNamespace(score=score, update=update, move_seconds=0.0)
+    return SimpleNamespace(score=score, update=update, move_seconds=0.0, names=("policy",), size=1, layout=Layout())
 
 
 @pytest.mark.parametrize(
@@ -30,9 +34,10 @@ def test_groups_work_side_by_side_and_the_slowest_decides(groups, score, update)
     placed = Placed(
         arrangement="split",
         trainers=tuple(group(*times) for times in groups),
-        generator=SimpleNamespace(seconds=11.0),
+        generator=SimpleNamespace(seconds=11.0, replicas=1, tensor=1),
     )
     assert (placed.score, placed.update) == (score, update)
-    work, engine = SimpleNamespace(weight_bytes=0.0), SimpleNamespace(stack=SimpleNamespace(overhead=0.0))
-    terms = {term.name: term.value for term in step_table([placed], work, engine, IDEAL).at(0)}
+    accelerator = case.place("H100").accelerator
+    table = step_table([placed], rl_work(case.workload()), rl_engines()["openrlhf"], accelerator, IDEAL)
+    terms = {term.name: term.value for term in table.at(0)}
     assert (terms["generate"], terms["score"], terms["update"]) == pytest.approx((11.0, score, update))

@@ -33,9 +33,10 @@ from charter.spec.stage_base import StageResources
 IDEAL = RlConstants(
     generation_factor=array(1.0),
     update_factor=array(1.0),
-    refit_bytes_per_second=array(np.inf),
+    gather_factor=array(0.0),
+    call_seconds=array(0.0),
     overhead_seconds=array(0.0),
-    colocation_seconds=array(0.0),
+    switch_seconds=array(0.0),
 )
 """Links without end and nothing beside the phases."""
 SECONDS = st.floats(0.01, 1e4)
@@ -54,10 +55,11 @@ def phases(generate, score, update, *, side_by_side=0.0):
         generate=array(generate),
         score=array(score),
         update=array(update),
-        refit_bytes=array(1e10),
+        gather=array(1.0),
+        calls=array(100.0),
         resamples=array(0.0),
         side_by_side=array(side_by_side),
-        colocated=array(1 - side_by_side),
+        switches=array(1 - side_by_side),
         overhead=array(1.0),
     )
 
@@ -99,7 +101,8 @@ def test_of_phases_that_scale_no_split_needs_fewer_accelerator_seconds(generate,
 
     parts = (generating, size - generating)
     found = [item("colocated", size, size), item("split", *parts), item("async", *parts)]
-    shared, split, beside = step_table(found, rl_work(WORK), rl_engines()["openrlhf"], IDEAL).total
+    accelerator = case.place("H100").accelerator
+    shared, split, beside = step_table(found, rl_work(WORK), rl_engines()["verl"], accelerator, IDEAL).total
     assert shared * size == pytest.approx(generate + score + update)
     assert split >= shared * (1 - 1e-9)
     assert beside >= shared * (1 - 1e-9)
@@ -124,7 +127,7 @@ def test_twice_the_accelerators_in_the_same_ratio_are_never_slower():
             even = [
                 item for item in found if item.together or item.generator.replicas * item.generator.tensor == size // 2
             ]
-            steps.append(float(np.min(step_table(even, work, engine, groups.constants).total)))
+            steps.append(float(np.min(step_table(even, work, engine, accelerator, groups.constants).total)))
         assert steps == sorted(steps, reverse=True), arrangement
 
 

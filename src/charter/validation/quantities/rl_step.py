@@ -14,11 +14,19 @@ from charter.physics.columns import Array, array, stacked
 from charter.physics.constants import ServingConstants
 from charter.physics.generation import Drain, ResponseLengths, issue_of, rollout_terms
 from charter.physics.kept_activations import layer_activations
+from charter.physics.precision import FSDP_MIXED, MEGATRON, TrainingPrecision
 from charter.physics.runs import Algorithm, RlConstants, RlPhases, RlStack, generate_seconds, rl_step_terms
 from charter.physics.serving_devices import VLLM, GenerationEngine, ServingDevice, engine_named, weight_format
 from charter.physics.serving_passes import ServingModel
 from charter.physics.shapes import count_parameters
 from charter.physics.step_time import UpdateJob, update_seconds
+from charter.physics.weight_handover import (
+    GENERATOR_BYTES,
+    gather_seconds,
+    handover_seconds,
+    shared_seconds,
+    weight_tensors,
+)
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.validation.quantities.generation import resident_sequences
@@ -39,8 +47,8 @@ WEIGHTS_ROOM = 0.3
 """Share of a device that the weights of a rollout engine take at most where no degree is printed. Judgement."""
 FEWEST_TOGETHER, MOST_TOGETHER = 2.0, 16.0
 """Sequences per device and micro-batch that the scripts of trainers without a separate engine set. Judgement."""
-SHARD_GATHERS, NETWORK_OVER_LINK = 3.0, 0.1
-"""Gathers of sharded weights per step outside of training, and time over NVLink against the network (data sheets)."""
+SHARD_GATHERS = 3.0
+"""Gathers of sharded weights per step outside of training: for the rollout and for two scoring passes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +68,12 @@ class RlCase:
     lengths: ResponseLengths
     score_seconds: float
     update_seconds: float
-    refit_bytes: float
+    gather_seconds: float
+    calls: float
+    move_seconds: float
     side_by_side: bool
-    colocated: bool
-    """A separate engine shares the accelerators with training, and sleeps while it runs."""
+    switches: float
+    """Of a separate engine that shares the accelerators with training, and sleeps while it runs."""
     metric: str
     tokens_counted: float
     """Tokens (answers' tokens, samples) of a step that a rate counts: all, or those of one accelerator."""
@@ -106,9 +116,11 @@ def rl_case_of(row: Measurement, setting: RlSetting) -> RlCase:
         lengths=s.lengths,
         score_seconds=score,
         update_seconds=update,
-        refit_bytes=_refit_bytes(row, s),
+        gather_seconds=_gather_seconds(row, s, training),
+        calls=_calls(row, s),
+        move_seconds=_move_seconds(row, s, tensor) if s.stack.resharding and not side else 0.0,
         side_by_side=side,
-        colocated=s.stack.resharding and not side,
+        switches=s.stack.turns.switches if s.stack.resharding and not side else 0.0,
         metric=rl_metric(row) or "step",
         tokens_counted=_counted(row, s),
         scale=1e3 if in_milliseconds(row) else 1.0,
@@ -120,19 +132,48 @@ def _counted(row: Measurement, s: RlSetting) -> float:
     return s.samples * each / (s.devices if "per_gpu" in row.metric else 1)
 
 
-def _refit_bytes(row: Measurement, s: RlSetting) -> float:
-    """Bytes every accelerator receives per step so that a rollout (and scoring) has whole weights.
+def _gather_seconds(row: Measurement, s: RlSetting, training: int) -> float:
+    """Seconds on the links per step until a rollout (and scoring) has whole weights.
 
-    A separate engine takes the whole model once. A hybrid engine gathers shards of ZeRO-3 for the rollout and for two
-    scoring passes, over the network or, inside a node, over a link that much faster.
+    A separate engine takes the whole model once. A hybrid engine gathers shards of ZeRO-3 for each use,
+    module by module.
     """
-    model_bytes = 2.0 * count_parameters(s.architecture).total
     if s.stack.resharding:
-        return model_bytes
+        return handover_seconds(
+            s.architecture,
+            s.accelerator,
+            ranks=training,
+            sharded=training > 1,
+            precision=_precision(row),
+            receivers=s.devices - training,
+        )
     if s.devices == 1 or re.search(r"zero-?[012]|ddp|none", row.shard):
         return 0.0
-    inside = s.devices <= max(s.accelerator.scaleup_domain, 1)
-    return SHARD_GATHERS * model_bytes * (NETWORK_OVER_LINK if inside else 1.0)
+    whole = GENERATOR_BYTES * count_parameters(s.architecture).total
+    return SHARD_GATHERS * gather_seconds(s.accelerator, s.devices, whole, small=True)
+
+
+def _calls(row: Measurement, s: RlSetting) -> float:
+    """Calls by which a separate engine takes all tensors."""
+    if not s.stack.resharding:
+        return 0.0
+    return s.stack.turns.calls_per_tensor * weight_tensors(s.architecture, expert=row.ep or 1)
+
+
+def _move_seconds(row: Measurement, s: RlSetting, tensor: int) -> float:
+    return shared_seconds(
+        s.stack.turns,
+        s.architecture,
+        s.accelerator,
+        ranks=s.devices,
+        generator_tensor=tensor,
+        precision=_precision(row),
+    )
+
+
+def _precision(row: Measurement) -> TrainingPrecision:
+    """Megatron's where a row prints its degrees, else FSDP's."""
+    return MEGATRON if (row.tp or 1) * (row.pp or 1) > 1 else FSDP_MIXED
 
 
 def _split(row: Measurement, s: RlSetting, *, side: bool) -> tuple[int, float, int]:
@@ -292,7 +333,7 @@ class RlStep:
         busy = steps.part("score") + steps.part("update")
         generate = generate_seconds(prepared.phases, constants)
         generate = np.where(prepared.phases.side_by_side > 0, waited_seconds(generate, busy), generate)
-        other = steps.part("score", "weight sync", "other")
+        other = steps.part("score", "weight sync", "offload", "switch", "other")
         parts = (
             steps.total,
             generate,
@@ -336,10 +377,12 @@ def phases_of(cases: Sequence[RlCase]) -> RlPhases:
         generate=array(rollout * generates),
         score=array([case.score_seconds for case in cases]),
         update=array([case.update_seconds for case in cases]),
-        refit_bytes=array([case.refit_bytes for case in cases]),
+        gather=array([case.gather_seconds for case in cases]),
+        calls=array([case.calls for case in cases]),
+        move=array([case.move_seconds for case in cases]),
         resamples=array([case.algorithm.resamples for case in cases]),
         side_by_side=array([case.side_by_side for case in cases]),
-        colocated=array([case.colocated for case in cases]),
+        switches=array([case.switches for case in cases]),
         overhead=array([case.stack.overhead for case in cases]),
     )
 
