@@ -42,7 +42,8 @@ test-engines: $(DEV_READY)  ## what needs other engines: vLLM, lm-evaluation-har
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt "lm-eval==0.4.13"
 	@$(BIN)/python tools/suites.py engines
 
-test-handover: $(DEV_READY)  ## stages in other engines: their configurations read by their own code, their runs taken over
+test-handover: $(SYSTEM_READY)  ## stages in other engines: their configurations read by their own code, their runs taken over
+	@bash tools/system_packages.sh
 	@bash tools/engine_environment.sh $(patsubst tools/engines/%.txt,%,$(wildcard tools/engines/*.txt))
 	@$(BIN)/python tools/suites.py handover
 

@@ -1,14 +1,21 @@
 """Write the generated part of docs/reference/engine-mapping.md: engines, and where each field goes in them."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from charter.engines import handover_engines, render
+from charter.engines.common.engine import NOTHING as NO_ROWS
 from charter.engines.common.engine import TrainingEngine
 from charter.engines.common.mapping import CHARTERS_OWN, STAGE, MappedField
 from charter.engines.common.rendered import RenderedRun
+from charter.errors import SpecError
 from charter.report.handover_pages import GUARANTEES
+from charter.spec.load import load_project
+from charter.spec.stage import AnyStage
+from charter.templates.shipped import find_template, write_template
 from generated import write_part
 from plain_stages import STAGES, accepted_stage, handover
 
@@ -29,18 +36,26 @@ def reference() -> str:
     parts = ["", *_support(), ""]
     for kind in STAGES:
         parts += [f"## `kind: {kind}`", "", *_kind(kind), ""]
+    parts += ["## The templates of reinforcement learning", "", *_templates(), ""]
     parts += ["## What Charter does itself", "", "Of every stage, whatever its engine:", ""]
     parts += [f"- `{name}`: {why}" for name, why in CHARTERS_OWN.items()]
     return "\n".join([*parts, ""])
 
 
 def _support() -> Iterator[str]:
-    yield "| engine | version | kinds | the configuration is checked by | a killed run, resumed |"
-    yield "| --- | --- | --- | --- | --- |"
+    yield "| engine | version | kinds | `charter run` on | the configuration is checked by | a killed run, resumed |"
+    yield "| --- | --- | --- | --- | --- | --- |"
     for engine in handover_engines():
         kinds = ", ".join(f"`{kind}`" for kind in engine.kinds)
-        facts = f"{engine.title} (`{engine.name}`) | {engine.version} | {kinds} | {engine.checked_by}"
+        nodes = _nodes(engine)
+        facts = f"{engine.title} (`{engine.name}`) | {engine.version} | {kinds} | {nodes} | {engine.checked_by}"
         yield f"| {facts} | {_resume(engine)} |"
+
+
+def _nodes(engine: TrainingEngine) -> str:
+    if engine.adapter is None or engine.reads == NO_ROWS:
+        return "none: exported"
+    return "one node or several" if engine.capabilities.several_nodes else "one node"
 
 
 def _resume(engine: TrainingEngine) -> str:
@@ -50,6 +65,36 @@ def _resume(engine: TrainingEngine) -> str:
     if len(by_guarantee) == 1:
         return GUARANTEES[next(iter(by_guarantee))]
     return "; ".join(f"{GUARANTEES[name]} ({', '.join(kinds)})" for name, kinds in by_guarantee.items())
+
+
+RL_TEMPLATES = ("rlvr-tiny", "constitution-rl-8b", "grpo-7b", "tools-tiny")
+
+
+def _templates() -> Iterator[str]:
+    """What each engine says to the stage `rl` of each template, on the plain machine of the other tables."""
+    engines = [engine for engine in handover_engines() if "ppo" in engine.kinds]
+    notes: list[str] = []
+    yield "Their stage `rl` on the same node of 8 accelerators: **yes**, or the fields that are refused, and why."
+    yield ""
+    yield "| template | " + " | ".join(engine.title for engine in engines) + " |"
+    yield "| --- " * (len(engines) + 1) + "|"
+    for name in RL_TEMPLATES:
+        with TemporaryDirectory() as directory:
+            write_template(find_template(name), Path(directory), force=True)
+            stage = load_project(Path(directory)).pipeline["rl"]
+        cells = [_answer(replace(stage, engine=engine.name), notes) for engine in engines]
+        yield f"| `{name}` | " + " | ".join(cells) + " |"
+    yield ""
+    yield from (f"{number}. {note}" for number, note in enumerate(notes, start=1))
+
+
+def _answer(stage: AnyStage, notes: list[str]) -> str:
+    try:
+        render(handover(stage))
+    except SpecError as refusal:
+        refused = [(item.path.rpartition(".")[2], item.message.partition(": ")[2]) for item in refusal.problems]
+        return ", ".join(f"`{field}`{_mark(reason, notes)}" for field, reason in refused)
+    return "**yes**"
 
 
 def _kind(kind: str) -> Iterator[str]:

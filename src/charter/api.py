@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 from charter.catalog import accelerators, models
 from charter.catalog.accelerators import CPU, Accelerator
@@ -37,7 +38,10 @@ from charter.spec.project import Project
 from charter.spec.stage import SftStage
 from charter.spec.yaml_source import Document
 
-__all__ = ["Estimate", "Page", "estimate", "page", "plan", "project"]
+if TYPE_CHECKING:
+    from charter.report.pilot import Pilot
+
+__all__ = ["Estimate", "Page", "estimate", "next_purchases", "page", "plan", "project"]
 
 
 def project(
@@ -211,3 +215,30 @@ def page(plan: Plan, *, now: datetime) -> Page:
 
     start = None if plan.start is None else plan.start.timestamp()
     return Page(html=plan_html(plan, now=now.timestamp(), start=start))
+
+
+def next_purchases(
+    directory: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    budget_usd: float | None = None,
+    deadline_seconds: float | None = None,
+    env: Mapping[str, str] = MappingProxyType({}),
+) -> "Pilot":
+    """Return what `charter plan ask -C` prints: labels, judge and method by the gain that finished sweeps let expect.
+
+    `env` is what `${NAME}` in the file stands for.
+    """
+    from charter.report.pilot import PilotQuestion, read_pilot
+
+    path = Path(directory)
+    question = PilotQuestion(
+        path=path,
+        project=load_project(path, overrides=overrides, env=env),
+        root=_root(path),
+        overrides=overrides,
+        budget_usd=budget_usd,
+        deadline_seconds=deadline_seconds,
+        env=env,
+    )
+    return read_pilot(question)

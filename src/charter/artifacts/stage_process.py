@@ -40,6 +40,8 @@ OUT_OF_MEMORY, DISK_FULL, PEER_LOST = "out_of_memory", "disk_full", "peer"
 """Labels in `failure.json` beside those of `charter.errors`."""
 _LOST_CONNECTION = ("DistBackendError", "DistNetworkError", "DistStoreError")
 _GLOO = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "gloo/transport")
+LOST_PEER_WORDS = (*_LOST_CONNECTION, *_GLOO)
+"""In an error of a process that lost another one, which says nothing about why that one ended."""
 RUN_EXTRA = frozenset({"torch", "transformers", "tokenizers", "safetensors"})
 _PR_SET_PDEATHSIG = 1
 _OOM_ADJUSTMENT = Path("/proc/self/oom_score_adj")

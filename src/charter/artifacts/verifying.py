@@ -1,8 +1,7 @@
-"""Reads everything that a stage has written, and says what is not as it was recorded.
+"""Check of all that a stage has written against its records, and remains of crashes that may be removed.
 
-Remains of crashes and damage in a run's directory: listed with their size, so that they can be offered for removal.
-
-Nothing is found here that a run would use: only what no name of a finished thing has.
+Remains are listed with their size. Nothing is among them that a run would use: only what no name of a finished thing
+has.
 """
 
 from collections.abc import Collection, Iterator

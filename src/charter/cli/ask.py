@@ -3,11 +3,12 @@
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from charter.cli.common import JsonOption, console, plain_table, print_json
+from charter.cli.common import JsonOption, SetOption, console, plain_table, print_json
 from charter.cli.inquiry import (
     AnswerTokens,
     Budget,
@@ -37,6 +38,12 @@ if TYPE_CHECKING:
 Hardware = Annotated[
     str | None, typer.Option("--hardware", metavar="GPU:N", help="The same as --on.", show_default=False)
 ]
+Pilot = Annotated[
+    Path | None,
+    typer.Option(
+        "-C", "--directory", metavar="DIR", help="A project: what its finished sweeps say.", show_default=False
+    ),
+]
 DEFAULTS = {"tokens": 10**8, "pairs": 60_000, "prompts": 20_000}
 """Amounts of data that a kind begins with."""
 
@@ -64,16 +71,24 @@ def ask(
     judge: Judge = None,
     price: Price = None,
     market: Market = None,
+    directory: Pilot = None,
+    overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show which models and methods fit hardware, budget and deadline: the inverse of charter plan.
 
     Example: charter plan ask --budget 5k --deadline 3d --hardware H100:8. That is one machine unless --nodes says more;
-    without hardware all of the price book is looked at. Exit codes: 0 something fits, 2 invalid, 3 nothing.
+    without hardware all of the price book is looked at. With -C the finished sweeps of a project rank more labels, a
+    larger judge or another method by expected gain. Exit codes: 0 something fits, 2 invalid, 3 nothing.
     """
     from charter.errors import InfeasibleError, UsageError
     from charter.plan.ask import AMOUNT, kind_file, kind_of, most_data, rungs, with_amount
 
+    if directory is not None:
+        _ask_pilot(context, directory, overrides or [], as_json=as_json)
+        return
+    if overrides:
+        raise UsageError("--set: is of a project; give it with -C, or ask in the options of the question")
     meant = kind_of(kind)
     if meant is None:
         from charter.plan.ask import unknown_word
@@ -107,6 +122,50 @@ def ask(
         console().print(f"Assumed of {shown.size}, {shown.method}: {'; '.join(assumed)}.")
     if best is None:
         raise InfeasibleError(f"nothing fits; {_instead(rows[-1], amount, is_one=model is not None)}")
+
+
+def _ask_pilot(context: typer.Context, directory: Path, overrides: list[str], *, as_json: bool) -> None:
+    """Rank what a project's pilot says of the next purchase, within budget and deadline of the command or the file."""
+    import os
+
+    from charter.cli.common import open_project
+    from charter.errors import InfeasibleError, UsageError
+    from charter.plan.ask import Inquiry
+    from charter.report.pilot import PilotQuestion, print_pilot, read_pilot
+    from charter.units import parse_seconds
+
+    said = {name: text for name, text in said_in(context).items() if text is not None}
+    others = [f"--{name}" for name in ("kind", "model", "hardware") if _is_given(context, name)]
+    others += [f"--{name}" for name in said if name not in ("budget", "deadline")]
+    if others:
+        raise UsageError(
+            f"{', '.join(others)}: the project of -C says it; only --budget, --deadline and --set go with -C"
+        )
+    given: Inquiry = inquiry_of("sft", None, said_in(context))
+    project, root = open_project(directory, overrides)
+    limit = None if project.budget is None else project.budget.limit
+    pilot = read_pilot(
+        PilotQuestion(
+            path=directory,
+            project=project,
+            root=root,
+            overrides=overrides,
+            env=os.environ,
+            budget_usd=limit if given.budget_usd is None else given.budget_usd,
+            deadline_seconds=project.deadline if given.deadline is None else parse_seconds(given.deadline),
+        )
+    )
+    if as_json:
+        print_json(pilot.to_json())
+    else:
+        print_pilot(pilot, console())
+    if not any(ranking.fitting for ranking in pilot.rankings):
+        raise InfeasibleError("nothing that fits has a gain with an interval; run more sizes of a sweep, or give more")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _instead(least: "Rung", amount: str | None, *, is_one: bool) -> str:

@@ -1,7 +1,4 @@
-"""`charter cost`: what was spent, where it went, what is still to come.
-
-`charter run again` and `charter cost raise`: what the buttons of the dashboard do, in a terminal.
-"""
+"""`charter cost`: what was spent, where it went, what is still to come; a limit is raised, a stage is run again."""
 
 import math
 from datetime import datetime

@@ -1,7 +1,4 @@
-"""`charter catalog prices`: rental and storage prices with date and confidence; import and checks of price lists.
-
-Views of `charter catalog prices`: offers, storage prices and findings.
-"""
+"""`charter catalog prices`: rental and storage prices with date and confidence; import and checks of price lists."""
 
 from collections.abc import Mapping, Sequence
 from datetime import date

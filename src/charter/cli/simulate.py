@@ -1,7 +1,4 @@
-"""`charter plan simulate`: a job under failures, preemptions and waits, by closed form and by simulation.
-
-Views of a simulation: tables and bars on a terminal, one JSON object for machines.
-"""
+"""`charter plan simulate`: a job under failures, preemptions and waits, by closed form and by simulation."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
-"""Agreement of judges with humans, with each other, and with themselves: the suites `judge_agreement` and `probes`.
+"""Suites that a judge decides: `judge_agreement` and `probes` (with humans, other judges, itself) and `judge_win_rate`.
 
-The suite `judge_win_rate`: policy and control against the model before, by the judge, in both orders.
+A win rate is of policy and control against the model before, in both orders of the answers.
 """
 
 import math

@@ -2,7 +2,10 @@
 
 The engine's files are rendered, its processes started under a guard, followed and stopped; its checkpoints become
 Charter's, so that hashes, retention and replicas are what they are for every stage. It is done when the step target is
-reached and the weights are verified: an exit code of 0 alone means nothing."""
+reached and the weights are verified: an exit code of 0 alone means nothing.
+
+On several nodes there is one such process on each. The first does all of this; the others start the engine as it says,
+on their nodes, and end with it."""
 
 import contextlib
 import json
@@ -22,22 +25,36 @@ import torch
 
 from charter.artifacts import durable
 from charter.artifacts.checkpoints import Checkpoint
-from charter.artifacts.group import FAILURE, PUBLISH, START
+from charter.artifacts.group import PUBLISH, START, rank_of_process
 from charter.artifacts.job import HostedFacts, write_hosted_facts
 from charter.artifacts.lease import host_id
 from charter.artifacts.safetensors_file import read_header, write_tensors
 from charter.artifacts.stage_dir import StageDir
-from charter.artifacts.stage_process import PEER_EXIT, PEER_LOST, stage_main
+from charter.artifacts.stage_process import LOST_PEER_WORDS, stage_main
 from charter.engines import handover_engine, render
 from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint, LoggedStep
 from charter.engines.common.files import OWNER, PROCESSES, copy_beside, link_tree, owner_of
 from charter.engines.common.rendered import RenderedRun
 from charter.engines.common.request import Handover, HandoverPaths
-from charter.engines.installed import ENGINE, adapter_of, interpreter_of
+from charter.engines.installed import ENGINE, adapter_of
 from charter.errors import DataError, InterruptedRunError, StageError
 from charter.hosted.classifier import StageModels, stage_models
 from charter.hosted.data_files import DATA, DataFiles, write_data
-from charter.hosted.engine_process import EngineProcess, LogPump, end_left, engine_environment
+from charter.hosted.engine_process import (
+    BY_TORCHRUN,
+    LAST_LINES,
+    PEER,
+    STOP,
+    WORK,
+    EngineEnd,
+    EngineNodes,
+    EngineProcess,
+    LogPump,
+    end_as_lost,
+    end_left,
+    run_beside,
+    start_engine,
+)
 from charter.hosted.left_weights import check_language_model, write_merged
 from charter.launch.handing_over import handover_of
 from charter.models.engine_layout import StageLayout
@@ -73,7 +90,7 @@ def beating(stage: StageDir) -> Iterator[None]:
 # -------- The directory that an engine works in: emptied before every start, but for what is still good.
 
 
-WORK, LOG = "engine", "log.txt"
+LOG = "log.txt"
 ENGINE_KEEPS = 2
 """How many of its newest checkpoints every engine is told to keep at least."""
 
@@ -202,12 +219,15 @@ class Follower:
     data: DataFiles
     meter: Meter
     pump: LogPump
+    nodes: EngineNodes
     first_step: int
     last_step: int = field(init=False)
     """Steps that the engine has logged."""
     saved: bool = False
     """Whether a checkpoint was taken over since the stage was asked to stop."""
     stopping: bool = False
+    ended_by: str = ""
+    """Why Charter has ended the engine, where it has."""
     _counters: dict[str, int] = field(default_factory=dict)
     _seen: object = None
     _read_again: float = 0.0
@@ -220,10 +240,19 @@ class Follower:
         while (code := self.process.poll()) is None:
             self._look()
             self._heed_stop()
+            if self.nodes.another_has_failed():
+                self._end(PEER)
             time.sleep(POLL_SECONDS)
         self._seen = None
         self._look(hurry=True)
         return code
+
+    def _end(self, ended_by: str) -> None:
+        """End the engine here; the other nodes hear of a stop before theirs fails without this one."""
+        self.ended_by = ended_by
+        if ended_by == STOP:
+            self.nodes.tell(EngineEnd(code=0, ended_by=STOP))
+        self.process.end()
 
     def _look(self, *, hurry: bool = False) -> None:
         signature = self._signature()
@@ -277,16 +306,20 @@ class Follower:
         return {} if step.tokens is None else {"tokens": step.tokens}
 
     def _heed_stop(self) -> None:
-        """Ask the engine to stop: SIGTERM where that makes it save; else it is ended at its next checkpoint."""
+        """Ask the engine to stop: SIGTERM where that makes it save; else it is ended at its next checkpoint.
+
+        Nodes do not get a SIGTERM in the same step, and would save different ones.
+        """
         if not self.stage.should_stop():
             return
+        saves = self.adapter.saves_on_sigterm and self.nodes.count == 1
         if not self.stopping:
             self.stopping = True
             print("asked to stop", flush=True)
-            if self.adapter.saves_on_sigterm:
+            if saves:
                 self.process.ask_to_stop()
-        elif self.saved and not self.adapter.saves_on_sigterm:
-            self.process.end()
+        elif self.saved and not saves:
+            self._end(STOP)
 
 
 def _sum(counters: list[Mapping[str, int]]) -> dict[str, int]:
@@ -311,12 +344,23 @@ def _written(directory: Path, *, levels: int = 3) -> Iterator[tuple[str, int]]:
 
 
 SIGNALLED = 128
+_ERROR = re.compile(r"^(?:\[rank\d+\]: *)?[\w.]*(?:Error|Exception)\b.*", re.MULTILINE)
+"""A line of a traceback that names the error, as torch's processes print it."""
+_SHOWN_LINES = 12
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|DefaultCPUAllocator: can't allocate memory")
-_LAST_LINES = 12
+
+
+def _is_effect(text: str) -> bool:
+    """Return True if all errors in it are of processes that lost another one."""
+    errors = _ERROR.findall(text)
+    return bool(errors) and all(any(words in error for words in LOST_PEER_WORDS) for error in errors)
 
 
 def run(stage: StageDir) -> None:
     """Have the engine train to the target step, and publish what it made."""
+    if rank_of_process():
+        run_beside(stage)
+        return
     torch.set_num_threads(int(stage.job.frozen.get("threads", 1)))
     meter = Meter(stage.path, device=torch.device("cpu"), processes=int(stage.job.frozen.get("world_size", 1)))
     setup = Setup(stage=stage, ranks=Ranks(), layout=StageLayout(), meter=meter)
@@ -335,6 +379,11 @@ class HostedStage:
     def work(self) -> Path:
         """Return the directory that the engine works in."""
         return self.stage.path / WORK
+
+    @property
+    def nodes(self) -> EngineNodes:
+        """Return the nodes that it runs on, of which this is the first."""
+        return EngineNodes(self.work)
 
     def run(self) -> None:
         """Start the engine where it stopped, follow it to its end, and publish."""
@@ -378,6 +427,7 @@ class HostedStage:
             architectures=models.architectures,
             target_steps=data.target_steps,
             rows=data.rows,
+            num_nodes=self.nodes.count,
         )
         rendered = render(handover)
         for name, text in rendered.files.items():
@@ -413,17 +463,8 @@ class HostedStage:
 
     def _compute(self, rendered: RenderedRun, data: DataFiles, first_step: int) -> None:
         """Run the engine to its end; raise unless that end is the target."""
-        job, log = self.stage.job, self.work / LOG
-        python = interpreter_of(job.engines, job.spec.engine)
-        own = job.engines.get(job.spec.engine)
-        variables = {**rendered.environment, **(own.environment if own else {})}
-        process = EngineProcess(
-            [python if word == "python" else word for word in rendered.command],
-            directory=self.work,
-            log=log,
-            environment=engine_environment(variables, python=python),
-            stage_dir=self.stage.path,
-        )
+        log, nodes = self.work / LOG, self.nodes
+        process = start_engine(self.stage, nodes.begin(rendered.command, rendered.environment), log=log, nodes=nodes)
         pump = LogPump(log)
         follower = Follower(
             stage=self.stage,
@@ -435,41 +476,55 @@ class HostedStage:
             meter=self.setup.meter,
             first_step=first_step,
             pump=pump,
+            nodes=nodes,
         )
         try:
             code = follower.run()
         finally:
             process.end()
+        own = EngineEnd(code=code, last_lines=pump.last_lines(LAST_LINES), ended_by=follower.ended_by)
+        nodes.tell(own)
         take_over(self.stage, self.adapter, self.work)
-        self._check_end(code, follower, data.target_steps, pump)
+        self._check_end(own, follower, data.target_steps)
 
-    def _check_end(self, code: int, follower: Follower, target: int, pump: LogPump) -> None:
+    def _check_end(self, own: EngineEnd, follower: Follower, target: int) -> None:
         reached = self.adapter.final_step(self.work)
-        if code == 0 and reached == target:
+        if own.code == 0 and reached == target:
             return
         saved = max((position.step for position in self.stage.checkpoints.positions()), default=0)
         if follower.stopping:
             raise InterruptedRunError(f"stopped after the checkpoint of step {saved} of {target}")
-        tail = pump.last_lines(_LAST_LINES)
         title = handover_engine(self.stage.job.spec.engine).title
-        if code == 0:
+        if own.code == 0:
             at = "no weights of a known step" if reached is None else f"the weights of step {reached}"
             raise StageError(
                 f"{title} ended with exit code 0 and left {at}; {target} steps were asked for, it logged "
-                f"{follower.last_step}\n{tail}"
+                f"{follower.last_step}\n{own.last_lines}"
             )
-        if _OUT_OF_MEMORY.search(tail):
-            raise MemoryError(tail.strip().splitlines()[-1])
-        if code > SIGNALLED:
-            self._lost(f"{title} was killed by signal {code - SIGNALLED}")
-        raise StageError(f"{title} ended with exit code {code} at step {follower.last_step} of {target}\n{tail}")
+        self._raise_cause(title, own, follower.nodes, at=f"at step {follower.last_step} of {target}")
 
-    def _lost(self, message: str) -> None:
-        """End as a process that lost another one: the supervisor starts it again from its checkpoint."""
-        print(message, file=sys.stderr)
-        content = {"exit_code": PEER_EXIT, "label": PEER_LOST, "message": message}
-        durable.write_hint(self.stage.path / FAILURE, content)
-        raise SystemExit(PEER_EXIT)
+    def _raise_cause(self, title: str, own: EngineEnd, nodes: EngineNodes, *, at: str) -> None:
+        """Raise what the engine has failed of, on whichever node that was."""
+        ends = nodes.all_ends(own)
+        failed = {node: end for node, end in ends.items() if end.code and not end.ended_by}
+        where = {node: f" on node {node}" if nodes.count > 1 else "" for node in range(nodes.count)}
+        for end in failed.values():
+            for line in reversed(end.last_lines.splitlines()):
+                if _OUT_OF_MEMORY.search(line):
+                    raise MemoryError(line)
+        if silent := [node for node in where if node not in ends]:
+            end_as_lost(self.stage, f"{title} was lost{where[silent[0]]}")
+        for node, end in failed.items():
+            by_torchrun = BY_TORCHRUN.search(end.last_lines)
+            number = -int(by_torchrun[1]) if by_torchrun else end.code - SIGNALLED
+            if number > 0:
+                end_as_lost(self.stage, f"{title} was killed by signal {number}{where[node]}")
+        own_faults = [node for node, end in failed.items() if not _is_effect(end.last_lines)]
+        if nodes.count > 1 and failed and not own_faults:
+            end_as_lost(self.stage, f"{title} lost the connection between its nodes {at}")
+        node = next(iter(own_faults), nodes.node)
+        tail = "\n".join(ends[node].last_lines.splitlines()[-_SHOWN_LINES:])
+        raise StageError(f"{title} ended with exit code {ends[node].code}{where[node]} {at}\n{tail}")
 
     def _publish(self, handover: Handover, models: StageModels, facts: HostedFacts) -> None:
         """Verify the final weights, in the form that later stages load, and publish them."""

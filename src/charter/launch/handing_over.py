@@ -27,8 +27,9 @@ def handover_of(
     architectures: Mapping[str, Architecture],
     target_steps: int,
     rows: Mapping[str, int] = NO_ROWS,
+    num_nodes: int = 1,
 ) -> Handover:
-    """Return the handover of a stage that runs on one node, as a renderer takes it."""
+    """Return the handover of a stage, as a renderer takes it; on several nodes its processes are shared out evenly."""
     layout = layout_of(job)
     resources = job.spec.resources
     named = resources.accelerators.partition(":")[0] if resources and resources.accelerators else GPU
@@ -39,8 +40,8 @@ def handover_of(
         stage=job.spec,
         seed=job.seed,
         layout=layout,
-        num_nodes=1,
-        per_node=layout.num_accelerators,
+        num_nodes=num_nodes,
+        per_node=layout.num_accelerators // num_nodes,
         accelerator=CPU if job.frozen.get("device") == "cpu" else named,
         target_steps=target_steps,
         architectures=architectures,

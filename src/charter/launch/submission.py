@@ -31,7 +31,7 @@ from charter.launch.servers import PoolSpec, pools_text
 from charter.launch.tags import tags_of
 from charter.physics.node import CORES_PER_ACCELERATOR
 from charter.spec.project import Project
-from charter.spec.stage import MAKES_RECORDS, TRAINS
+from charter.spec.stage import MAKES_RECORDS, TRAINS, is_hosted
 from charter.spec.stage_base import Stage
 
 NAME_PART = 18
@@ -54,9 +54,10 @@ def stage_job(project: Project, request: StageStart, order: SubmissionFacts, *, 
     """One attempt at a stage as a job; the same for the same arguments."""
     stage, launch = project.pipeline[request.stage], project.launch
     nodes = stage_nodes(project, stage) if stage.kind in TRAINS or request.pools else 1
-    per_node = _per_node(request, nodes) if stage.kind in TRAINS else 1
-    threads = stage_threads(project, stage, processes=request.processes)
     kind, accelerators = _accelerators(project, stage, has_pools=bool(request.pools))
+    ranks = _ranks(project, stage, request, accelerators)
+    per_node = _per_node(request, ranks, nodes) if stage.kind in TRAINS else 1
+    threads = stage_threads(project, stage, processes=ranks)
     files = JobFiles(request.stage_dir, order.number)
     spares = launch.node_checks.spares if stage.kind in TRAINS and nodes > 1 else 0
     checks = launch.node_checks.enabled and not order.shards and stage.kind in TRAINS
@@ -67,9 +68,9 @@ def stage_job(project: Project, request: StageStart, order: SubmissionFacts, *, 
         token=order.token,
         attempt=request.attempt,
         nodes=nodes,
-        processes=per_node,
+        processes=1 if is_hosted(stage) else per_node,
         apart=bool(order.shards),
-        launcher=launch.launcher if stage.kind in TRAINS else "direct",
+        launcher=launch.launcher if stage.kind in TRAINS and not is_hosted(stage) else "direct",
         time_limit_seconds=launch.time_limit,
         stop_before_seconds=launch.stop_before,
         meter_seconds=project.metering.every,
@@ -78,7 +79,7 @@ def stage_job(project: Project, request: StageStart, order: SubmissionFacts, *, 
         expected=nodes + spares if spares else 0,
         pools=pools_text(request.pools) if request.pools else "",
         accelerators=accelerators if request.pools else 0,
-        layout=layout_text(project, stage, request, accelerators) if stage.kind in TRAINS else "",
+        layout=layout_text(project, stage, ranks, accelerators) if stage.kind in TRAINS else "",
         with_parent=scheduler == "subprocess",
     )
     return StageJob(
@@ -151,21 +152,28 @@ def submission_of(
     )
 
 
-def _per_node(request: StageStart, nodes: int) -> int:
-    if request.processes % nodes:
+def _ranks(project: Project, stage: Stage, request: StageStart, accelerators: int) -> int:
+    """Processes that train together; of another engine's, Charter starts one beside them on each node."""
+    if not is_hosted(stage):
+        return request.processes
+    return int(asked_layout(project, stage, gpus=accelerators)["world_size"])
+
+
+def _per_node(request: StageStart, ranks: int, nodes: int) -> int:
+    if ranks % nodes:
         raise UsageError(
-            f"stage {request.stage} has {request.processes} processes, which {nodes} nodes cannot share evenly; "
+            f"stage {request.stage} has {ranks} processes, which {nodes} nodes cannot share evenly; "
             "give a num_nodes that divides them, or --reshard"
         )
-    return request.processes // nodes
+    return ranks // nodes
 
 
-def layout_text(project: Project, stage: Stage, request: StageStart, accelerators: int) -> str:
+def layout_text(project: Project, stage: Stage, ranks: int, accelerators: int) -> str:
     """Return the layout of a stage as words of a command.
 
     The agents compare it with what the stage froze, so that a job cannot run another layout than it was submitted with.
     """
-    layout = {**asked_layout(project, stage, gpus=accelerators), "world_size": request.processes}
+    layout = {**asked_layout(project, stage, gpus=accelerators), "world_size": ranks}
     return ",".join(f"{name}={value}" for name, value in sorted(layout.items()))
 
 

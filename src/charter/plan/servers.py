@@ -107,6 +107,9 @@ def answering_options(question: StageQuestion, place: NodeOffer, num_nodes: int)
     return tuple(options), missed
 
 
+ONE_EACH = "the judge's servers and the evaluation's own process need an accelerator each; give it 2 or more"
+
+
 def _served(question: StageQuestion, place: NodeOffer, num_nodes: int) -> tuple[tuple[Option, ...], Missed]:
     """Replicas of every model, each over the fewest accelerators of a node that hold it; then wider if faster.
 
@@ -120,7 +123,7 @@ def _served(question: StageQuestion, place: NodeOffer, num_nodes: int) -> tuple[
     capacity = knowledge.usable_bytes(place.accelerator)
     best: Option | None = None
     smallest: tuple[Peak, int] | None = None
-    tensor = 1
+    tensor, is_crowded = 1, False
     while tensor <= place.per_node or (best is None and tensor <= _across(question, place, num_nodes)):
         replicas = num_nodes * place.per_node // tensor
         batches = {phase.name: float(phase.batch) for phase in work.phases}
@@ -129,8 +132,9 @@ def _served(question: StageQuestion, place: NodeOffer, num_nodes: int) -> tuple[
             batches = {name: max(1.0, batch / 2) for name, batch in batches.items()}
             peak = _peak(question, place, tensor, batches)
         asks = len(alone) < len({phase.role for phase in work.phases} - set(work.remote))
-        if alone and asks and replicas < 2:
-            break  # the judge's servers and the evaluation's own process need accelerators each
+        is_crowded = bool(alone) and asks and replicas < 2
+        if is_crowded:
+            break
         if peak.total_bytes <= capacity:
             terms = accelerator_time.answering_terms(
                 work,
@@ -150,6 +154,8 @@ def _served(question: StageQuestion, place: NodeOffer, num_nodes: int) -> tuple[
             smallest = (peak, tensor)
         tensor *= 2
     options = () if best is None else (best,)
+    if best is None and smallest is None and is_crowded:
+        return (), Missed(rejected=(Rejected(option=place.machines(num_nodes), reason=ONE_EACH),))
     if smallest is None:
         return options, Missed()
     reason = does_not_fit(smallest[0], capacity)

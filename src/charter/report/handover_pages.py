@@ -469,11 +469,12 @@ def _readme(
     yield ""
     yield "## Bring it back"
     yield ""
-    if handover.num_nodes == 1:
-        run = f"charter run -C {PROJECT}"
-        yield f"With `engine: {engine.name}` in the stage `{run}` starts it, with its record and resume."
+    run = f"charter run -C {PROJECT}"
+    if handover.num_nodes == 1 or engine.capabilities.several_nodes:
+        where = " --on slurm" if handover.num_nodes > 1 else ""
+        yield f"With `engine: {engine.name}` in the stage `{run}{where}` starts it, with its record and resume."
     else:
-        yield f"`charter run -C {PROJECT}` starts engines on one node; on several they are started as above."
+        yield f"`{run}` starts {engine.title} on one node; on several it is started as above."
     yield f"What was started by hand is read with `charter artifacts import DIR --as {handover.name} -C {PROJECT}`."
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from charter.errors import UsageError
 from charter.evaluate.outcome import read_results
 from charter.physics.terms import t_quantile, t_within
-from charter.report.results import figure_text
+from charter.report.results import POINTS, figure_text, unit_of
 from charter.run.graph import Pipeline
 from charter.run.sweep import SweepPlan, find_sweep, pipelines, sweep_points
 from charter.spec.project import Project
@@ -31,6 +31,9 @@ class PointFigure:
     value: float | None
     why: str = ""
     unit: str = ""
+    is_difference: bool = False
+    half_width: float | None = None
+    """Of the evaluation's own 95 % interval; None where it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +124,14 @@ def _measured(point: Point, directory: Path, metric: SweepMetric) -> PointFigure
         return PointFigure(
             point=point, value=None, why=f"{metric.stage} has no figure {metric.figure}: {', '.join(figures)}"
         )
-    return PointFigure(point=point, value=float(value), unit=str(figure.get("unit") or ""))
+    low, high = figure.get("low"), figure.get("high")
+    return PointFigure(
+        point=point,
+        value=float(value),
+        unit=str(figure.get("unit") or ""),
+        is_difference=unit_of(figure) == POINTS,
+        half_width=(high - low) / 2 if isinstance(low, int | float) and isinstance(high, int | float) else None,
+    )
 
 
 def sweep_result(name: str, metric: SweepMetric, measured: Sequence[PointFigure]) -> SweepResult:

@@ -183,10 +183,12 @@ def check_hosted(pipeline: Pipeline, stage: PlannedStage, *, facts: NodeFacts | 
 
 
 def check_one_node(project: Project, name: str, stage: Stage) -> Iterator[Problem]:
-    """Problem of a stage that another engine is to compute on several nodes, which needs nothing of them to be seen."""
-    if is_hosted(stage) and (nodes := stage_nodes(project, stage)) > 1:
-        title = next(engine.title for engine in handover_engines() if engine.name == stage.engine)
-        message = f"this version of Charter starts {title} on one node; found {nodes}"
+    """Problem of a stage on several nodes, where Charter starts its engine on one; needs nothing of them to be seen."""
+    if not is_hosted(stage) or (nodes := stage_nodes(project, stage)) == 1:
+        return
+    engine = handover_engine(stage.engine)
+    if not engine.capabilities.several_nodes:
+        message = f"this version of Charter starts {engine.title} on one node; found {nodes}"
         hint = "`charter artifacts export` renders the command that each of several nodes runs"
         yield Problem(path=f"pipeline.{name}.resources.num_nodes", message=message, hint=hint)
 
@@ -240,6 +242,7 @@ def _refused(pipeline: Pipeline, stage: PlannedStage, facts: NodeFacts | None) -
                 ),
                 architectures=_architectures(pipeline, stage),
                 target_steps=getattr(stage.spec, "steps", None) or 1,
+                num_nodes=1 if facts is None else stage_nodes(pipeline.project, stage.spec),
             )
         )
     except SpecError as error:

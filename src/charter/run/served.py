@@ -1,7 +1,4 @@
-"""Models that answer behind an endpoint: which they are, and which stages can do without their weights.
-
-Server pools of a stage: which models Charter starts servers for, from where, and how many.
-"""
+"""Models that answer behind an endpoint: which they are, and how many servers Charter starts for a stage."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -109,19 +109,23 @@ def find_sweep(project: Project, name: str) -> Sweep:
     return project.sweeps[name]
 
 
-def sweep_points(path: Path, project: Project, name: str, overrides: Sequence[str] = ()) -> tuple[SweepPoint, ...]:
+def sweep_points(
+    path: Path, project: Project, name: str, overrides: Sequence[str] = (), env: Mapping[str, str] = os.environ
+) -> tuple[SweepPoint, ...]:
     """Return the points with their projects, read from `path` with their overrides after those given."""
     sweep = find_sweep(project, name)
     reads = {stage: stage_inputs(project, stage) for stage in execution_order(project)}
     points = points_of(sweep, seed=project.seed, reads=reads)
     return tuple(
-        SweepPoint(sweep=name, point=point, project=_project_of(path, point, sweep, name, overrides))
+        SweepPoint(sweep=name, point=point, project=_project_of(path, point, sweep, name, overrides, env))
         for point in points
     )
 
 
-def _project_of(path: Path, point: Point, sweep: Sweep, name: str, overrides: Sequence[str]) -> Project:
-    project = load_project(path, overrides=[*overrides, *point.overrides], env=dict(os.environ))
+def _project_of(
+    path: Path, point: Point, sweep: Sweep, name: str, overrides: Sequence[str], env: Mapping[str, str]
+) -> Project:
+    project = load_project(path, overrides=[*overrides, *point.overrides], env=env)
     budget = project.budget
     if sweep.budget is not None:
         budget = replace(budget, limit=sweep.budget) if budget else Budget(limit=sweep.budget)

@@ -1,10 +1,6 @@
 """Losses as sums of terms, and the sums that every other loss is made of. Pure functions of tensors.
 
-Legend: B sequences, T tokens, V vocabulary, R answer tokens.
-
-Losses on preference pairs: of scores (preference model) and of log-probabilities (DPO, IPO, KTO).
-
-Legend: B pairs.
+Legend: B sequences or pairs, T tokens, V vocabulary, R answer tokens.
 """
 
 from dataclasses import dataclass

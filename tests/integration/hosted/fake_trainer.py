@@ -1,12 +1,14 @@
 """Behaves as the Trainer of TRL's scripts does, in a fraction of a second and with the faults that a test asks for.
 
-    fake_trainer.py MODEL OUTPUT STEPS EVERY FAULT [RESUME]
+    fake_trainer.py [--node=N] MODEL OUTPUT STEPS EVERY FAULT [RESUME]
 
 Weights after step n are the first ones with n thousandths added, so that a resumed run ends as an undisturbed one.
 FAULT: `none`, `nothing` (exit 0 at once), `short` (the final weights are those of an earlier step), `nan`, `shape`,
 `missing`, `other` (the final weights are those of no checkpoint), `crash:N`, `memory:N`, `kill:N`, `torn:N` (killed
 while checkpoint N is being written), `told:N` (stands still in step N until SIGTERM has come), `gate:N` (stands still
-in step N until the file that GATE names is there, and after that step for good).
+in step N until the file that GATE names is there, and after that step for good). On another node than the first it
+trains nothing and ends when the first has, unless the fault is of it: `beside-kill` and `beside-crash`, once there is a
+checkpoint.
 """
 
 import json
@@ -19,12 +21,17 @@ import time
 import zipfile
 from pathlib import Path
 
+node = int(sys.argv.pop(1).partition("=")[2]) if sys.argv[1].startswith("--node=") else 0
 model, output = Path(sys.argv[1]), Path(sys.argv[2])
 steps, every, fault = int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
 resume = Path(sys.argv[6]) if len(sys.argv) > 6 else None
 kind, _, where = fault.partition(":")
 asked_to_save = []
 signal.signal(signal.SIGTERM, lambda number, frame: asked_to_save.append(number))
+
+
+def pause():
+    time.sleep(0.01)
 
 
 def tensors(path):
@@ -66,17 +73,27 @@ def save_checkpoint(step):
     (directory / "trainer_state.json").write_text(json.dumps({"global_step": step, "max_steps": steps}))
 
 
+while node and not (output / "config.json").exists():
+    if kind.startswith("beside-") and output.parent.joinpath("taken").exists():
+        if kind == "beside-kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise RuntimeError("this node has no rabbit")
+    pause()
+if node:
+    sys.exit(0)
 first = json.loads((resume / "trainer_state.json").read_text())["global_step"] if resume else 0
 output.mkdir(exist_ok=True)
 if kind == "nothing":
     sys.exit(0)
 last = steps // 2 if kind == "short" else steps
 for step in range(first + 1, last + 1):
-    time.sleep(0.02)
+    pause()
     while where == str(step) and (
         (kind == "told" and not asked_to_save) or (kind == "gate" and not os.path.exists(os.environ["GATE"]))
     ):
-        time.sleep(0.01)
+        pause()
+    while kind.startswith("beside-") and step > every:
+        pause()
     if where == str(step) and kind == "crash":
         raise RuntimeError("the loss is a rabbit")
     if where == str(step) and kind == "memory":
@@ -92,6 +109,6 @@ for step in range(first + 1, last + 1):
     if asked_to_save:
         break
     while where == str(step) and kind == "gate":
-        time.sleep(0.01)
+        pause()
 save_weights(output, 0 if kind == "other" else (step if first < last else last), wrong=kind)
 shutil.copy(model / "config.json", output / "config.json")

@@ -17,6 +17,8 @@ def render(handover):
     paths = handover.paths
     words = [paths.models["init"], "output", str(handover.target_steps), os.environ.get(EVERY, "2")]
     resume = [paths.resume_from] if paths.resume_from else []
+    if handover.num_nodes > 1:
+        words = ["--node=${NODE_RANK}", *words]
     return RenderedRun(
         files={"sft.yaml": "max_steps: 6\n"},
         command=("python", str(TRAINER), *words, os.environ.get(FAULT, "none"), *resume),

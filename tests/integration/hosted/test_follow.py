@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 from charter.engines.common.adapter import EngineCheckpoint, LoggedStep
 from charter.hosted.data_files import DataFiles
+from charter.hosted.engine_process import EngineNodes
 from charter.hosted.run import OWNER, Follower, _owner, _written, take_over, take_over_left
 
 
@@ -44,6 +45,7 @@ def follower(steps, *, target=4, counters=None, first_step=0):
         data=DataFiles(paths={}, rows={}, target_steps=target, counters=counters or {}),
         meter=SimpleNamespace(metrics=dict, add=lambda counters: None),
         pump=None,
+        nodes=EngineNodes(Path("work")),
         first_step=first_step,
     )
     made._report(hurry=True)

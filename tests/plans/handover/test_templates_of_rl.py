@@ -14,7 +14,6 @@ from charter.templates.shipped import find_template, write_template
 ENGINES = ("trl", "verl", "openrlhf", "nemo_rl", "prime_rl")
 ACCEPTED = None
 JUDGE = {"rewards": "principles: a judge is asked", "on_overoptimisation": "compares the rewards with the gold"}
-REFILL = {"equal_groups": "none to replace a group by"}
 OTHER_PACE = {
     "minibatch": "must be rollout_batch",
     "scale_advantages": "divides by no deviation",
@@ -26,8 +25,9 @@ TABLE = {
     ("rlvr-tiny", "openrlhf"): {"dtype": "bf16 or fp16", "min_new_tokens": "fixed to 1"},
     ("rlvr-tiny", "nemo_rl"): {"resources": "needs accelerators"},
     ("rlvr-tiny", "prime_rl"): {**OTHER_PACE, "resources": "needs accelerators", "dtype": "bfloat16"},
-    **{("grpo-7b", engine): REFILL for engine in ENGINES},
-    ("grpo-7b", "prime_rl"): {"equal_groups": "whose advantage is 0"},
+    **{("grpo-7b", engine): ACCEPTED for engine in ("trl", "verl", "nemo_rl")},
+    ("grpo-7b", "openrlhf"): {"min_new_tokens": "fixed to 1"},
+    ("grpo-7b", "prime_rl"): {**OTHER_PACE, "resources": "on accelerators of its own"},
     **{("constitution-rl-8b", engine): JUDGE for engine in ENGINES},
     ("tools-tiny", "trl"): {"environment": "no tools and no environment"},
     ("tools-tiny", "verl"): {"environment": "classes of its own"},
@@ -41,7 +41,6 @@ ON_GPUS = {
     "dtype: fp32": "dtype: bf16",
     "precision: fp32": "precision: bf16",
 }
-KEPT = {"equal_groups: refill ": "equal_groups: keep "}
 ONE_TOKEN = {"    samples_per_prompt: 8": "    min_new_tokens: 1\n    samples_per_prompt: 8"}
 BESIDE_A_GENERATOR = {
     **ON_GPUS,
@@ -53,7 +52,7 @@ CHANGED = [
     ("rlvr-tiny", BESIDE_A_GENERATOR, "prime_rl"),
     ("rlvr-tiny", {**ON_GPUS, **ONE_TOKEN}, "openrlhf"),
     ("rlvr-tiny", {}, "trl"),
-    *(("grpo-7b", KEPT, engine) for engine in ("trl", "verl", "nemo_rl")),
+    ("grpo-7b", ONE_TOKEN, "openrlhf"),
 ]
 
 

@@ -81,6 +81,17 @@ def test_a_stage_of_two_nodes_is_one_job_of_an_agent_on_each():
     assert job.name == "charter-harmless-8b-sft-0a1b2c3d"
 
 
+def test_another_engine_has_one_process_beside_it_on_each_node():
+    machine = Resources(accelerators=("cpu:2",), num_nodes=2, cpus=8)
+    stages = {"sft": SftStage(init="base", data=("chat",), engine="trl")}
+    asked = project(resources=machine, pipeline=stages, launch=Launch(launcher="torchrun"))
+    job = stage_job(asked, request(), ASKED, scheduler="slurm")
+    task = parse(job.command[3:])
+    assert (task.nodes, task.processes, task.launcher, task.layout) == (2, 1, "direct", "world_size=4")
+    assert (job.nodes, job.processes_per_node, job.cpus_per_node) == (2, 2, 4)
+    assert job.environment["OMP_NUM_THREADS"] == "2"
+
+
 def test_processes_that_nodes_cannot_share_evenly_are_refused():
     with pytest.raises(UsageError, match="15 processes, which 2 nodes cannot share evenly"):
         stage_job(of_nodes(), request(processes=15), ASKED, scheduler="slurm")

@@ -1,5 +1,6 @@
 import json
 import math
+import random
 import sys
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from charter.errors import DataError, MissingExtraError
 from charter.physics.scaling.fit import SmallRun, envelope, fit_kaplan, fit_parametric, read_runs
 from charter.physics.scaling.laws import BESIROGLU_2024, HOFFMANN_2022, KAPLAN_2020, ParametricLaw
-from charter.physics.scaling.study import read_law, study, study_json
+from charter.physics.scaling.study import CurveRun, learning_curve, read_law, study, study_json
 
 NOISE = 0.001
 
@@ -190,3 +191,35 @@ def test_without_scipy_the_extra_is_named(monkeypatch):
     with pytest.raises(MissingExtraError, match=r"\.\[scale\]") as caught:
         fit_parametric(isoflop_runs(HOFFMANN_2022))
     assert caught.value.exit_code == 7
+
+
+@pytest.mark.parametrize("scale", ["plain", "odds"])
+def test_a_gain_beyond_the_runs_is_covered_as_often_as_said(scale):
+    draws, covered = random.Random(3), 0
+    for _ in range(400):
+        runs = [CurveRun(size=size, value=_figure(size, scale, draws)) for size in (100, 200, 400)]
+        _, low, high = learning_curve(runs, scale).gain(400, 800, level=0.8)
+        covered += low <= _figure(800, scale) - _figure(400, scale) <= high
+    assert covered / 400 == pytest.approx(0.8, abs=0.06)
+
+
+def _figure(size, scale, draws=None):
+    """A share that grows with the logarithm of the size, or of which the odds do, with the noise of a run."""
+    noise = draws.gauss(0.0, 0.02) if draws else 0.0
+    if scale == "plain":
+        return 0.1 * math.log(size) + noise
+    return 1 / (1 + math.exp(-(0.3 * math.log(size) - 1.5 + 4 * noise)))
+
+
+def test_a_curve_is_no_surer_than_its_evaluations():
+    exact = [CurveRun(size=size, value=0.1 * math.log(size), half_width=0.05) for size in (100, 200, 400)]
+    gain, low, high = learning_curve(exact, "plain").gain(400, 800, level=0.95)
+    assert gain == pytest.approx(0.1 * math.log(2))
+    assert high - low == pytest.approx(2 * 0.05 / math.sqrt(2), rel=0.01)
+
+
+def test_a_curve_needs_three_sizes_and_figures_that_have_odds():
+    with pytest.raises(DataError, match="2 sizes were run; a curve needs 3"):
+        learning_curve([CurveRun(size=size, value=0.5) for size in (1, 2, 2)], "plain")
+    with pytest.raises(DataError, match="a figure of 1 has no odds"):
+        learning_curve([CurveRun(size=size, value=1.0) for size in (1, 2, 4)], "odds")

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from charter.engines import render
+from charter.engines.common.request import HandoverPaths
 from charter.engines.installed import engines_at, interpreter_of, stage_versions, versions_at
 from charter.engines.project import load_project
 from charter.errors import DataError, MissingExtraError, SpecError
-from charter.launch.handing_over import layout_of
+from charter.launch.handing_over import handover_of, layout_of
 from charter.launch.job import HOSTED_MODULE, STAGE_MODULES, module_of, preloaded_modules
 from charter.launch.machine import NodeFacts, frozen_values, processes_of
 from charter.run.doctor import needed_extras
@@ -80,11 +82,25 @@ def test_an_engine_that_nothing_is_handed_over_to_is_refused(tmp_path):
     assert found.startswith("pipeline.sft.engine: stages can be planned for the engine 'fsdp', not handed over to it")
 
 
-def test_several_nodes_are_for_export(tmp_path):
-    found = problems(tmp_path, **{"accelerators: cpu": "accelerators: cpu, num_nodes: 2"})
+@pytest.mark.parametrize("engine", ["trl", "accelerate"])
+def test_several_nodes_are_started(tmp_path, engine):
+    assert problems(tmp_path, engine, **{"accelerators: cpu": "accelerators: cpu:2, num_nodes: 2"}) == []
+
+
+def test_nodes_that_an_engine_shares_out_itself_are_for_export(tmp_path):
+    found = problems(tmp_path, "verl", **{"accelerators: cpu": "accelerators: cpu, num_nodes: 2"})
     assert found[0].startswith(
-        "pipeline.sft.resources.num_nodes: this version of Charter starts TRL on one node; found 2"
+        "pipeline.sft.resources.num_nodes: this version of Charter starts verl on one node; found 2"
     )
+
+
+def test_each_of_several_nodes_runs_its_share_of_the_processes(tmp_path):
+    pipeline = pipeline_of(tmp_path, **{"accelerators: cpu": "accelerators: cpu:2, num_nodes: 2"})
+    stage = pipeline.stages["sft"]
+    paths = HandoverPaths(work="/w", models={"init": "/m"}, data={"data": "/d"})
+    job = job_of(stage, pipeline.project, frozen_values(pipeline.project, stage.spec))
+    words = render(handover_of(job, paths=paths, architectures={}, target_steps=6, num_nodes=2)).command
+    assert words[3:9] == ("--nnodes", "2", "--nproc-per-node", "2", "--node-rank", "${NODE_RANK}")
 
 
 def test_an_engine_of_accelerators_is_refused_on_processors(tmp_path):

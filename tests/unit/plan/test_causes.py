@@ -13,7 +13,7 @@ from charter.plan.scaling_plan import ScaleQuestion, scale_plan
 from charter.plan.search import divisibility
 from charter.plan.training_run import RunCluster, snapshot_price
 from charter.spec.project import Resources
-from charter.spec.stage import SftStage
+from charter.spec.stage import EvalStage, SftStage
 
 A800 = accelerators.get("A800")
 
@@ -50,6 +50,13 @@ def test_a_refusal_says_how_far_the_search_looked():
     with pytest.raises(InfeasiblePlanError) as refused:
         planner_case.one(stage, replace(resources, max_nodes=1), architecture=planner_case.LLAMA_70B)
     assert "where else engine trl was tried: up to 64 nodes x 8 A100-80GB, H100, H200, B200" in str(refused.value)
+
+
+def test_an_evaluation_with_a_judge_needs_two_accelerators():
+    stage = EvalStage(policy="base", judge="base", pairs=("pairs",), suites=("judge_agreement", "perplexity"))
+    resources = Resources(infra="on_prem", accelerators=("H100:1",), num_nodes=1, price=2.0)
+    with pytest.raises(InfeasiblePlanError, match="need an accelerator each; give it 2 or more"):
+        planner_case.one(stage, resources)
 
 
 def test_what_no_cloud_offers_has_a_list_price():

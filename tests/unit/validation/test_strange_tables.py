@@ -84,6 +84,11 @@ def test_a_table_that_cannot_be_read_is_one_error(file, text, words):
         read(file, text)
 
 
+def test_columns_of_others_may_stand_beside_ours(file):
+    (row,) = read(file, table(CELLS | {"device_name": "a board", "precision": "mixed"}))
+    assert (row.gpus, row.problems) == (int(CELLS["gpus"]), ())
+
+
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1,5", "3.1 s", "1e999", "~3", ""])
 def test_a_value_that_is_no_finite_number_is_an_error(file, value):
     with pytest.raises(DataError, match=r"line 2.*value"):

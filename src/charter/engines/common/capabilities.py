@@ -125,6 +125,8 @@ class Capabilities:
     """Of the accelerators that its documentation names, and that Charter writes its files for."""
     untried: tuple[str, ...] = ()
     """Those of `makers` on which nobody here has seen it run, which a plan says."""
+    several_nodes: bool = False
+    """`charter run` starts it on several nodes: each runs the same command, with its own number and where to meet."""
 
     rewards: RewardCalls | None = None
     """How it calls a list of rewards; None where it calls none, and for the native engine, which takes every list."""

@@ -26,6 +26,7 @@ DEEPSPEED = Capabilities(
     kinds=("pretrain", "sft", "preference_model", "dpo"),
     makers=(NVIDIA, AMD),
     untried=(AMD,),
+    several_nodes=True,
     without_fp8="it is told of 16-bit weights beside an fp32 copy; products in 8 bits are not mapped",
 )
 
@@ -45,6 +46,7 @@ ACCELERATE = Capabilities(
     kinds=("pretrain", "sft", "preference_model", "dpo"),
     makers=(NVIDIA, AMD),
     untried=(AMD,),
+    several_nodes=True,
     without_fp8=_WITHOUT_FP8,
 )
 
@@ -64,6 +66,7 @@ TRL = Capabilities(
     vllm_everywhere=True,
     makers=(NVIDIA, AMD),
     untried=(AMD,),
+    several_nodes=True,
     rewards=RewardCalls(
         values=frozenset({"tokens"}),
         no_values="TRL tells a reward function the completion, its tokens and its row",

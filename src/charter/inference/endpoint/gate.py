@@ -1,8 +1,7 @@
-"""Gate before every request of a stage: what is spent, and what is in flight at its most, stay within its allowance.
+"""Gate before every request of a stage: what is spent and in flight stays within its allowance, its rate within limits.
 
-Limits of rate and concurrency: those that the user gives, and one that is measured by asking.
-
-Every method takes the time, in seconds of a clock that never goes back; nothing here looks at one.
+Limits of rate and concurrency are the user's, and one that is measured by asking. Every method takes the time, in
+seconds of a clock that never goes back; nothing here looks at one.
 """
 
 import asyncio

@@ -2,9 +2,8 @@
 
 A request prefers the server that its prefix falls to by rendezvous hashing (Thaler and Ravishankar 1998, "Using
 name-based mappings to increase hit rates"), so that a server sees a prefix again; the next one takes over where that
-one is full or has far more to do than the others (bounded loads, Mirrokni et al. 2018, arXiv:1608.01350).
-
-Health of a pool's servers: one that fails again and again is left out until it answers a free question.
+one is full or has far more to do than the others (bounded loads, Mirrokni et al. 2018, arXiv:1608.01350). One that
+fails again and again is left out until it answers a free question.
 """
 
 import asyncio

@@ -1,15 +1,9 @@
-"""Reads the body of a reply. A server's words are untrusted: every type, length and number is looked at before use.
+"""The body of a reply: a server is not trusted, so every type, length and number is looked at before use.
 
-What does not hold is an `InvalidReplyError`, never a guess. Layouts: https://platform.openai.com/docs/api-reference
-(`chat/create`, `completions/create`), which vLLM, SGLang, TGI and llama.cpp follow;
-https://platform.claude.com/docs/en/api/messages/create.
-
-JSON from a server that is not trusted: one meaning, finite numbers, no surprises.
-
-`json.loads` alone accepts NaN and Infinity, reads 1e400 as infinity, keeps the last of two equal keys, and fails with
-RecursionError on deep nesting. Here all of these are one error.
-
-Takes values of a wanted type out of untrusted JSON, or says what is wrong.
+What does not hold is an `InvalidReplyError`, never a guess. `json.loads` alone accepts NaN and Infinity, reads 1e400
+as infinity, keeps the last of two equal keys, and fails with RecursionError on deep nesting; here all of these are one
+error. Layouts: https://platform.openai.com/docs/api-reference (`chat/create`, `completions/create`), which vLLM,
+SGLang, TGI and llama.cpp follow; https://platform.claude.com/docs/en/api/messages/create.
 """
 
 import json

@@ -1,13 +1,10 @@
-"""Step after an exchange: an answer, another try, or the end of the stage. Pure.
+"""Step after an exchange: an answer, another try after a wait, or the end of the stage. Pure.
 
 What was refused before any work costs nothing (425, 429, 503, 4xx that ends the stage, no connection). Where the work
 may have been done, nobody here knows whether it is billed (any other 5xx, a gateway that gave up waiting, a broken or
-late reply, a prompt that is filtered or too long), and the call stays unknown.
-
-Wait before the next try: as the server says, else capped exponential back-off with full jitter.
-
-Source of full jitter: Brooker 2015, "Exponential Backoff and Jitter" (AWS Architecture Blog). The draw is
-counter-based (`draws.draw_seed`), so that a rerun waits alike.
+late reply, a prompt that is filtered or too long), and the call stays unknown. The next try waits as the server says,
+else by capped exponential back-off with full jitter (Brooker 2015, "Exponential Backoff and Jitter", AWS Architecture
+Blog), drawn by counter (`draws.draw_seed`), so that a rerun waits alike.
 """
 
 from collections.abc import Mapping

@@ -1,11 +1,7 @@
-"""Rows of the store of calls: what is written before a request is sent, and after it.
-
-Puts intents and settlements on disk for many requests at a time: one transaction each for all that wait.
+"""Rows of the store of calls, written before a request is sent and after it: one transaction for all that wait.
 
 A commit costs one flush of the disk, whether it has one row or a hundred. It runs in a thread of its own, so that
 the event loop goes on; what comes meanwhile is in the next group.
-
-A reply as the text that the store of answers keeps, and back.
 """
 
 import asyncio

@@ -2,9 +2,8 @@
 
     python -m charter.inference.serve.server OPTIONS
 
-OPTIONS is the JSON of `ServeOptions`. A process of its own, because the command line never imports torch.
-
-Answers of a served model: a batch of requests becomes one call of `generate`, watched token by token.
+OPTIONS is the JSON of `ServeOptions`. A process of its own, because the command line never imports torch. A batch of
+requests becomes one call of `generate`, watched token by token.
 
 Legend: L answers not yet finished, V vocabulary, K alternatives.
 """

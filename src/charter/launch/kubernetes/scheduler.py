@@ -1,6 +1,6 @@
-"""Kubernetes as a scheduler: an object is created, listed with its pods, and deleted; what it means is in `status`.
+"""Kubernetes as a scheduler, by `kubectl`: an object is created, listed with its pods, and deleted.
 
-The calls of `kubectl`: what is asked, what came back, and what may be tried again.
+What an object's state means is in `status`.
 """
 
 import contextlib

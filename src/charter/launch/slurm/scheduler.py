@@ -1,9 +1,7 @@
 """The scheduler Slurm: jobs by `sbatch`, how they stand by `squeue`, what they were by `sacct`.
 
-Watch of jobs that asks the controller seldom: one call for all of them, and none before its time has come.
-
-A controller that does not answer is asked ever less often, and its silence says nothing about jobs: they stand as they
-did.
+The controller is asked seldom: one call for all jobs, and none before its time has come. One that does not answer is
+asked ever less often, and its silence says nothing about jobs: they stand as they did.
 """
 
 import contextlib

@@ -1,11 +1,11 @@
-"""A study of a user's small runs, and its law as the JSON that `charter plan scale` writes and reads (needs scipy)."""
+"""Studies of a user's small runs: a law as the JSON of `charter plan scale` (needs scipy), a pilot's learning curve."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from charter.errors import DataError, loads_json
 from charter.physics.columns import Array, array
 from charter.physics.scaling.fit import (
     FEWEST_RUNS,
+    FEWEST_SIZES,
     Envelope,
     Form,
     SmallRun,
@@ -23,7 +24,7 @@ from charter.physics.scaling.fit import (
     log_residuals,
 )
 from charter.physics.scaling.laws import FittedLaw, KaplanLaw, Law, ParametricLaw, Range, range_of
-from charter.physics.terms import Interval
+from charter.physics.terms import MOST_FREEDOM, Interval, t_quantile
 
 # -------- A study of a user's small runs: fit, bootstrap, held-back test, IsoFLOP envelope (needs scipy).
 
@@ -152,6 +153,118 @@ def power_law(points: Sequence[tuple[float, float | None]]) -> tuple[float, floa
         float(v) for v in np.polyfit(array([x for x, _ in logarithms]), array([y for _, y in logarithms]), 1)
     )
     return math.exp(constant), exponent
+
+
+# -------- A learning curve: an evaluation's figure over one size (pairs, steps, parameters of a judge).
+
+Scale = Literal["odds", "logarithm", "plain"]
+"""In which a figure is a straight line over the logarithm of a size: a share by its odds and a loss by its logarithm
+are power laws of the size, a difference is a line."""
+Z95 = 1.959964
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveRun:
+    """One finished run of a pilot: the size that it had, and its figure."""
+
+    size: float
+    value: float
+    half_width: float | None = None
+    """Of the figure's own 95 % interval: how far the evaluation's sample may be off."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningCurve:
+    """A straight line through runs, `scale(figure) = level + slope ln(size)`, by least squares.
+
+    It knows no floor: beyond the sizes that were run a figure that levels off gains less than the line says. So nobody
+    may ask for more than `reach`.
+    """
+
+    runs: tuple[CurveRun, ...]
+    scale: Scale
+    level: float
+    slope: float
+    slope_error: float
+    """Standard error of the slope by how far the runs lie from the line, with `len(runs) - 2` degrees of freedom."""
+    sampling_error: float
+    """The same by the figures' own intervals."""
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """Return the sizes that were run, each once."""
+        return tuple(sorted({run.size for run in self.runs}))
+
+    @property
+    def reach(self) -> float:
+        """Return the largest size that may be asked for: as far beyond the largest run as the runs span; judgement."""
+        return self.sizes[-1] ** 2 / self.sizes[0]
+
+    def gain(self, old: float, new: float, *, level: float) -> tuple[float, float, float]:
+        """Return how much the figure rises from one size to another, with the ends of its interval.
+
+        Student's t times the slope's standard error, the larger of the two, since three runs may lie on a line by
+        chance. Where the scale is no plain one, the old size's figure is taken as the line has it.
+        """
+        by_runs = t_quantile(level, len(self.runs) - 2) * self.slope_error
+        by_samples = t_quantile(level, MOST_FREEDOM) * self.sampling_error
+        half, times = max(by_runs, by_samples), math.log(new / old)
+        before = self.level + self.slope * math.log(old)
+        ends = [
+            _from_scale(before + slope * times, self.scale) - _from_scale(before, self.scale)
+            for slope in (self.slope - half, self.slope + half)
+        ]
+        middle = _from_scale(before + self.slope * times, self.scale) - _from_scale(before, self.scale)
+        return middle, min(ends), max(ends)
+
+
+def learning_curve(runs: Sequence[CurveRun], scale: Scale) -> LearningCurve:
+    """Fit a line to runs; DataError below three sizes, or where a figure has no place on the scale.
+
+    >>> runs = [CurveRun(size=size, value=0.1 * math.log(size)) for size in (10, 100, 1000)]
+    >>> [round(end, 3) for end in learning_curve(runs, "plain").gain(1000, 2000, level=0.95)]
+    [0.069, 0.069, 0.069]
+    """
+    sizes = {run.size for run in runs}
+    if len(sizes) < FEWEST_SIZES:
+        raise DataError(f"{len(sizes)} sizes were run; a curve needs {FEWEST_SIZES}")
+    logs = np.log(array([run.size for run in runs]))
+    values = array([_on_scale(run.value, scale) for run in runs])
+    away = logs - logs.mean()
+    spread = float((away**2).sum())
+    slope = float((away * values).sum()) / spread
+    level = float(values.mean()) - slope * float(logs.mean())
+    rest = float(((values - level - slope * logs) ** 2).sum())
+    widths = array([(run.half_width or 0.0) / Z95 * _steepness(run.value, scale) for run in runs])
+    return LearningCurve(
+        runs=tuple(runs),
+        scale=scale,
+        level=level,
+        slope=slope,
+        slope_error=math.sqrt(rest / (len(runs) - 2) / spread),
+        sampling_error=math.sqrt(float((away**2 * widths**2).sum())) / spread,
+    )
+
+
+def _on_scale(value: float, scale: Scale) -> float:
+    if scale == "plain":
+        return value
+    if value <= 0 or (scale == "odds" and value >= 1):
+        raise DataError(f"a figure of {value:g} has no {scale}")
+    return math.log(value / (1 - value)) if scale == "odds" else math.log(value)
+
+
+def _from_scale(value: float, scale: Scale) -> float:
+    if scale == "plain":
+        return value
+    return 1 / (1 + math.exp(-value)) if scale == "odds" else math.exp(value)
+
+
+def _steepness(value: float, scale: Scale) -> float:
+    """Return how much the scale rises where the figure rises by one."""
+    if scale == "plain":
+        return 1.0
+    return 1 / (value * (1 - value)) if scale == "odds" else 1 / value
 
 
 def _held_back(runs: Sequence[SmallRun], *, form: Form, seed: int, draws: int) -> tuple[HeldBack, ...]:

@@ -464,7 +464,7 @@ def _column(name: str) -> str:
 
 
 def misnamed(columns: Sequence[str]) -> list[str]:
-    """Reasons that keep a header from being read: names that stand twice, or that other tools use for a column.
+    """Reasons that keep a header from being read: names twice, or of other tools for a column of ours.
 
     >>> misnamed(["id", "value", "value", "num_gpus"])
     ['column value stands twice', "column num_gpus: write 'gpus' if it means the same, else another name"]
@@ -477,7 +477,7 @@ def misnamed(columns: Sequence[str]) -> list[str]:
     problems = [f"column {name} stands twice" for name in twice]
     for name in columns:
         meant = _OTHER_NAMES.get(re.sub(r"[-. ]", "_", name.casefold()))
-        if meant:
+        if meant and meant not in columns:
             problems.append(f"column {name}: write {meant!r} if it means the same, else another name")
     return problems
 
