@@ -10,7 +10,7 @@ import numpy as np
 from charter.physics.columns import Array, array
 from charter.physics.constants import constant
 from charter.physics.terms import TermColumn, TermTable
-from charter.physics.weight_handover import HostPasses, TurnTaking
+from charter.physics.weight_handover import HostPasses, PhaseTurns
 from charter.units import SECONDS_PER_HOUR
 
 # -------- Reinforcement learning from feedback: which models an algorithm needs at every step, and how its stack runs
@@ -62,20 +62,20 @@ def algorithm_named(*texts: str) -> Algorithm | None:
     return None
 
 
-USUAL_TURNS = TurnTaking(
+USUAL_TURNS = PhaseTurns(
     switches=7.0,
     generator_passes=2.0,
     policy=HostPasses(weights=2.0, optimizer=2.0),
     source="as NeMo RL, the fullest of those that were read; judgement for a stack whose code was not",
 )
-NEMO_RL_TURNS = TurnTaking(
+NEMO_RL_TURNS = PhaseTurns(
     switches=7.0,
     generator_passes=2.0,
     policy=HostPasses(weights=2.0, optimizer=2.0),
     source="NeMo RL 7ea279ab: refit_policy_generation, offload_before_refit and _after_refit, prepare_for_training, "
     "vLLM sleeps at level 1, DTensors are whole before they are cast",
 )
-VERL_TURNS = TurnTaking(
+VERL_TURNS = PhaseTurns(
     switches=7.0,
     pins_optimizer=True,
     policy=HostPasses(weights=2.0),
@@ -85,7 +85,7 @@ VERL_TURNS = TurnTaking(
     "get_per_tensor_param gathers 32-bit DTensors, EngineTrainModeCtx and EngineEvalModeCtx load and offload around "
     "each phase, vLLM sleeps at level 2",
 )
-OPENRLHF_TURNS = TurnTaking(
+OPENRLHF_TURNS = PhaseTurns(
     calls_per_tensor=4.0,
     generator_passes=2.0,
     source="OpenRLHF 3c3be623: broadcast_to_vllm gathers a parameter, gathers its handle, awaits the engines and "
@@ -106,7 +106,7 @@ class RlStack:
     """Weights are gathered, converted and handed to a separate engine every step."""
     overhead: float = 1.0
     """Seconds per step outside of all phases, over the usual of a system with separate engines."""
-    turns: TurnTaking = USUAL_TURNS
+    turns: PhaseTurns = USUAL_TURNS
     """How its generator and training take turns."""
 
 

@@ -54,7 +54,7 @@ STAY = HostPasses()
 
 
 @dataclass(frozen=True, kw_only=True)
-class TurnTaking:
+class PhaseTurns:
     """Bytes and calls by which a stack hands the policy's weights over, and makes room for the next phase.
 
     Read from the code that the source names. All per rollout.
@@ -144,12 +144,12 @@ def handover_seconds(
     """
     parameters = float(count_parameters(architecture).total)
     seconds = gather_seconds(accelerator, ranks, precision.parameter_bytes * parameters) if sharded else 0.0
-    whole = GENERATOR_BYTES * parameters
-    return seconds + (gather_seconds(accelerator, ranks + receivers, whole) if receivers else 0.0)
+    weight_bytes = GENERATOR_BYTES * parameters
+    return seconds + (gather_seconds(accelerator, ranks + receivers, weight_bytes) if receivers else 0.0)
 
 
 def shared_seconds(
-    turns: TurnTaking,
+    turns: PhaseTurns,
     architecture: Architecture,
     accelerator: Accelerator,
     *,
@@ -170,6 +170,6 @@ def shared_seconds(
     return policy + sleep_seconds(turns, GENERATOR_BYTES * parameters, accelerator, tensor=generator_tensor)
 
 
-def sleep_seconds(turns: TurnTaking, weight_bytes: float, accelerator: Accelerator, *, tensor: int) -> float:
+def sleep_seconds(turns: PhaseTurns, weight_bytes: float, accelerator: Accelerator, *, tensor: int) -> float:
     """Seconds per rollout in which a generator's weights leave for pinned memory and come back."""
     return turns.generator_passes * weight_bytes / tensor / host_link(accelerator)

@@ -43,7 +43,7 @@ def test_nemo_rl_moves_weights_and_optimizer_too():
     assert few - generator == pytest.approx(8 * (many - generator), rel=0.01)
 
 
-def test_offloaded_a_policy_moves_more_often_than_beside_its_generator():
+def test_an_offloaded_policy_moves_more_often():
     beside, away = (VERL.passes(policy=True, offloaded=flag) for flag in (False, True))
     assert away.weights > beside.weights
     assert away.optimizer > beside.optimizer == 0

@@ -149,8 +149,8 @@ def _gather_seconds(row: Measurement, s: RlSetting, training: int) -> float:
         )
     if s.devices == 1 or re.search(r"zero-?[012]|ddp|none", row.shard):
         return 0.0
-    whole = GENERATOR_BYTES * count_parameters(s.architecture).total
-    return SHARD_GATHERS * gather_seconds(s.accelerator, s.devices, whole, small=True)
+    weight_bytes = GENERATOR_BYTES * count_parameters(s.architecture).total
+    return SHARD_GATHERS * gather_seconds(s.accelerator, s.devices, weight_bytes, small=True)
 
 
 def _calls(row: Measurement, s: RlSetting) -> float:
