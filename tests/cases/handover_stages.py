@@ -170,5 +170,6 @@ OTHER_LAYOUTS = {
     "interleave": [2],
     "offload_optimizer": [True],
     "offload_parameters": [True],
+    "offload_activations": [True],
     "replicas": [2],
 }

@@ -82,6 +82,8 @@ def _options(item: "Alternative", layout: "Layout", device: "Accelerator") -> st
             options.append(f"--{name.replace('_', '-')} {int(value) if name != 'recompute' else value.value}")
     if new.offload_optimizer != layout.offload_optimizer:
         options.append("--offload-optimizer")
+    if new.offload_activations != layout.offload_activations:
+        options.append("--offload-activations")
     if item.count != layout.num_accelerators:
         options.append(f"--on {device.name}:{item.count}")
     return " ".join(options)
@@ -175,6 +177,9 @@ def mem(
     ] = "none",
     sequence_parallel: Annotated[bool, typer.Option("--sequence-parallel", help="With --tensor.")] = False,
     offload_optimizer: Annotated[bool, typer.Option("--offload-optimizer", help="Into host memory.")] = False,
+    offload_activations: Annotated[
+        bool, typer.Option("--offload-activations", help="Inputs of layers into host memory, with --recompute full.")
+    ] = False,
     precision: Annotated[
         PrecisionName,
         typer.Option("--precision", help="Bytes per parameter: fsdp 4+4+8, zero 2+2+12, megatron 2+4+12, ..."),
@@ -203,12 +208,11 @@ def mem(
 ) -> None:
     """Memory of a model on an accelerator, term by term; exit code 3 when it does not fit."""
     from charter.catalog import models
-    from charter.physics.memory import training_alternatives
     from charter.plan.knowledge import shipped
     from charter.spec.layout import Layout, Recompute, ZeroStage
 
     mode = mode or ("train" if rank is None else "lora")
-    _check_mode(mode, rank, explain=explain)
+    _check_mode(mode, rank, explain=explain, offloaded=recompute if offload_activations else "")
     catalog_model = models.resolve(models.of_size(model))
     device, count = _device(accelerator)
     usable = shipped().usable_bytes(device)
@@ -225,6 +229,7 @@ def mem(
         sequence_parallel=sequence_parallel,
         recompute=Recompute(recompute),
         offload_optimizer=offload_optimizer,
+        offload_activations=offload_activations,
     )
     shape, kind = catalog_model.architecture, _precision(precision, optimizer)
     if mode == "infer":
@@ -241,7 +246,7 @@ def mem(
     else:
         judge = _training(shape, device, seq_len=seq_len, precision=kind, stack=stack, mode=mode, rank=rank or 16)
         memory = judge(layout)
-        changes = () if memory.fits(usable) else training_alternatives(layout, judge, usable)
+        changes = () if memory.fits(usable) else _changes(layout, judge, usable, stack)
     report = memory_json(catalog_model, device, count, mode, layout, memory, usable, changes)
     if explain:
         from charter.physics.source_formulas import printed_formulas
@@ -258,13 +263,28 @@ def mem(
         raise typer.Exit(ExitCode.INFEASIBLE)
 
 
-def _check_mode(mode: Mode, rank: int | None, *, explain: bool) -> None:
+def _check_mode(mode: Mode, rank: int | None, *, explain: bool, offloaded: str) -> None:
     from charter.errors import UsageError
 
     if rank is not None and mode not in ("lora", "qlora"):
         raise UsageError(f"--rank {rank}: is of adapters, with --mode lora or qlora; found --mode {mode}")
     if explain and mode != "train":
         raise UsageError(f"--explain: papers print formulas for training a whole model; found --mode {mode}")
+    if offloaded and (mode == "infer" or offloaded != "full"):
+        raise UsageError(
+            "--offload-activations: moves what recomputed layers keep, with --mode train and --recompute full"
+        )
+
+
+def _changes(
+    layout: "Layout", judge: "Callable[[Layout], MemoryBreakdown]", usable: float, stack: str
+) -> "tuple[Alternative, ...]":
+    """Return what would make a training layout fit, of what the engine of its stack can do."""
+    from charter.engines.native.capabilities import CAPABILITIES
+    from charter.physics.memory import training_alternatives
+
+    on_host = stack == CAPABILITIES.memory and CAPABILITIES.offload_activations
+    return training_alternatives(layout, judge, usable, offloads_activations=on_host)
 
 
 def _device(text: str) -> "tuple[Accelerator, int]":

@@ -80,6 +80,7 @@ def layout_of(job: Job) -> Layout:
         recompute=Recompute(frozen.recompute),
         offload_optimizer=frozen.offload in ("optimizer", "all"),
         offload_parameters=frozen.offload == "all",
+        offload_activations=frozen.offload_activations,
         replicas=frozen.replicas,
     )
 

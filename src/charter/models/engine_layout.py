@@ -20,6 +20,8 @@ class StageLayout:
     """Rows of one forward and backward pass in one process; 0: its whole share of the batch."""
     recompute: str = "none"
     offload: str = "none"
+    offload_activations: bool = False
+    """Inputs of recomputed layers wait in host memory for the backward pass."""
     attention: str = DEFAULT_ATTENTION
     compile: bool = False
 
@@ -53,6 +55,7 @@ def engine_layout(frozen: Mapping[str, str | int]) -> StageLayout:
         micro_batch=int(frozen.get("micro_batch", 0)),
         recompute=str(frozen.get("recompute", "none")),
         offload=str(frozen.get("offload", "none")),
+        offload_activations=bool(frozen.get("offload_activations", 0)),
         attention=str(frozen.get("attention", DEFAULT_ATTENTION)),
         compile=bool(frozen.get("compile", 0)),
     )

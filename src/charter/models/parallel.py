@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -287,13 +288,19 @@ KEPT_OPERATIONS = frozenset(
 and much memory: norms, rotations, activation functions, casts, and the scores of attention that is not fused."""
 
 
-def recompute_layers(module: nn.Module, how: str) -> None:
-    """Recompute in every pass with gradients, in evaluation mode too; dropout draws the same numbers again."""
+def recompute_layers(module: nn.Module, how: str, *, inputs_on_host: bool = False) -> None:
+    """Recompute in every pass with gradients, in evaluation mode too; dropout draws the same numbers again.
+
+    The inputs of the layers, all that `full` keeps of them, wait for the backward pass where they are, or on the host.
+    """
     if how not in tuple(Recompute):
         raise StageError(f"recompute {how!r} is unknown; use none, selective or full")
+    if inputs_on_host and how != Recompute.FULL:
+        raise StageError(f"offload_activations moves what recompute full keeps; found recompute {how}")
     if how != Recompute.NONE:
         for layer in decoder_layers(module):
-            layer.forward = _again(layer.forward, keeps_products=how == Recompute.SELECTIVE)
+            again = _again(layer.forward, keeps_products=how == Recompute.SELECTIVE)
+            layer.forward = _with_input_on_host(layer.forward) if inputs_on_host else again
 
 
 def _again(forward: Callable[..., Any], *, keeps_products: bool) -> Callable[..., Any]:
@@ -303,6 +310,23 @@ def _again(forward: Callable[..., Any], *, keeps_products: bool) -> Callable[...
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=True, **contexts, **kwargs)
+
+    return run
+
+
+def _with_input_on_host(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Recompute all of a layer from hidden states that wait in host memory, page-locked for a GPU.
+
+    Inside the checkpoint its own hooks stand above these. A layer's other arguments (masks, rotary positions) are the
+    same tensors for every layer, and stay where they are.
+    """
+
+    def run(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+        def layer(value: Tensor) -> Any:
+            return forward(value, *args, **kwargs)
+
+        with save_on_cpu(pin_memory=True):
+            return _again(layer, keeps_products=False)(hidden)
 
     return run
 
@@ -478,8 +502,8 @@ def parallelize(
         module.requires_grad_(False)
     if not trained or (on_accelerator and has_adapter(module)):
         cast_frozen(module, COMPUTE[dtype], everything=on_accelerator and layout.zero > 0)
-    if trained and layout.recompute != "none":
-        recompute_layers(module, layout.recompute)
+    if trained:
+        recompute_layers(module, layout.recompute, inputs_on_host=layout.offload_activations)
     if not is_empty(module):
         module.to(ranks.device)
     is_alone = ranks.world_size == 1 or (not trained and layout.zero < 3 and layout.tensor == 1)

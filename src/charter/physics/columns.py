@@ -65,6 +65,7 @@ class Layouts:
     offload_parameters: Array
     replicas: Array = field(default_factory=lambda: array(1.0))
     """Whole copies of what ZeRO shards (HSDP); 1 where it shards over all data-parallel ranks."""
+    offload_activations: Array = field(default_factory=lambda: array(0.0))
 
     @classmethod
     def of(cls, layouts: Layout | Sequence[Layout]) -> Layouts:

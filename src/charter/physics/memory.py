@@ -177,10 +177,13 @@ def training_memory_table(
     return MemoryTable(stages={stage: _stage_table(shape, layouts, constants, stage) for stage in stages})
 
 
+def _rank(shape: MemoryShape, layouts: Layouts, constants: TrainingMemoryConstants, stage: Stage) -> Rank:
+    parameters = rank_columns(shape.model, layouts, stage=stage, layers=_layers(shape, layouts, stage))
+    return Rank(shape=shape, layouts=layouts, constants=constants, parameters=parameters, stage=stage)
+
+
 def _stage_table(shape: MemoryShape, layouts: Layouts, constants: TrainingMemoryConstants, stage: Stage) -> StageTable:
-    layers = _layers(shape, layouts, stage)
-    parameters = rank_columns(shape.model, layouts, stage=stage, layers=layers)
-    rank = Rank(shape=shape, layouts=layouts, constants=constants, parameters=parameters, stage=stage)
+    rank = _rank(shape, layouts, constants, stage)
     columns = {
         **state_columns(rank),
         **activation_columns(rank),
@@ -342,7 +345,6 @@ def training_memory(
     accelerator: Accelerator | None = None,
     profile: MemoryProfile = NATIVE,
     recompute_share: float = 1.0,
-    offload_activations: bool = False,
     end_layers: tuple[int, int] | None = None,
     constants: TrainingMemoryConstants | None = None,
 ) -> MemoryBreakdown:
@@ -375,7 +377,6 @@ def training_memory(
         logit_share=logit_share,
         dropout=dropout > 0,
         recompute_share=recompute_share,
-        offload_activations=offload_activations,
         end_layers=end_layers,
         accelerator=accelerator,
     )
@@ -416,16 +417,23 @@ class Alternative:
 
 
 def training_alternatives(
-    layout: Layout, memory: Callable[[Layout], MemoryBreakdown], capacity_bytes: float
+    layout: Layout,
+    memory: Callable[[Layout], MemoryBreakdown],
+    capacity_bytes: float,
+    *,
+    offloads_activations: bool = False,
 ) -> tuple[Alternative, ...]:
     """Changes that bring a training layout within the capacity, each layout once; the least invasive first.
 
-    Tried in turn: a smaller micro-batch, higher ZeRO stages, recomputation, both, optimizer offload, and twice as many
-    accelerators until it fits. Each is judged by the same memory estimate.
+    Tried in turn: a smaller micro-batch, higher ZeRO stages, recomputation, both, optimizer offload; where none of them
+    fits and the engine `offloads_activations`, inputs of layers on the host; and twice as many accelerators until it
+    fits. Each is judged by the same memory estimate.
     """
     alternatives: list[Alternative] = []
-    for change, candidate in (*_training_changes(layout), *_more_accelerators(layout)):
-        if any(candidate == item.layout for item in alternatives):
+    on_host = _inputs_on_host(layout) if offloads_activations else ()
+    for change, candidate in (*_training_changes(layout), *on_host, *_more_accelerators(layout)):
+        is_last_resort = candidate.offload_activations and not layout.offload_activations
+        if any(is_last_resort or candidate == item.layout for item in alternatives):
             continue
         total = memory(candidate).total_bytes
         if total <= capacity_bytes:
@@ -452,6 +460,17 @@ def _training_changes(layout: Layout) -> Iterator[tuple[str, Layout]]:
         yield "optimizer in host memory", replace(layout, offload_optimizer=True)
         lean = replace(_leanest(layout), offload_optimizer=True)
         yield "micro-batch 1, ZeRO stage 3, full recomputation, optimizer in host memory", lean
+
+
+def _inputs_on_host(layout: Layout) -> Iterator[tuple[str, Layout]]:
+    if layout.offload_activations:
+        return
+    recomputed = replace(layout, recompute=Recompute.FULL, offload_activations=True)
+    yield "full recomputation, layer inputs in host memory", recomputed
+    lean = replace(_leanest(layout), offload_activations=True)
+    yield "micro-batch 1, ZeRO stage 3, full recomputation, layer inputs in host memory", lean
+    both = "micro-batch 1, ZeRO stage 3, full recomputation, layer inputs and optimizer in host memory"
+    yield both, replace(lean, offload_optimizer=True)
 
 
 def _more_accelerators(layout: Layout) -> Iterator[tuple[str, Layout]]:
@@ -511,6 +530,7 @@ MEMORY_AXES = (
     "interleave",
     "offload_optimizer",
     "offload_parameters",
+    "offload_activations",
 )
 
 
@@ -544,6 +564,13 @@ def least_state_bytes(shape: MemoryShape, layouts: Layouts, constants: TrainingM
     rank = Rank(shape=shape, layouts=layouts, constants=constants, parameters=parameters, stage="first")
     columns = state_columns(rank)
     return array(columns["base"].values + columns["weights"].values + columns["optimizer"].values)
+
+
+def offloaded_input_bytes(shape: MemoryShape, layouts: Layouts, constants: TrainingMemoryConstants) -> Array:
+    """Inputs of layers of a rank that wait in host memory for the backward pass."""
+    stays = replace(layouts, offload_activations=array(0.0))
+    columns = activation_columns(_rank(shape, stays, constants, "first"))
+    return array((columns["kept"].values + columns["inputs"].values) * layouts.offload_activations)
 
 
 def _even(shape: MemoryShape, layouts: Layouts) -> Array:

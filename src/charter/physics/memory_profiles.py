@@ -343,7 +343,6 @@ class MemoryJob:
     dropout: bool = False
     recompute_share: float = 1.0
     """Share of the layers that full recomputation covers (Megatron's block method, `ac_every_n_layers`)."""
-    offload_activations: bool = False
     end_layers: tuple[int, int] | None = None
     """Layers of the first and of the last pipeline stage where they differ from an even split."""
     accelerator: Accelerator | None = None

@@ -333,7 +333,6 @@ class MemoryShape:
     dequantised_copies: Array
     workspace: Array
     recompute_share: Array
-    offload_activations: Array
     first_layers: Array
     last_layers: Array
     """0 where the split is even."""
@@ -389,7 +388,6 @@ def _layer_numbers(job: MemoryJob) -> dict[str, float]:
         "keeps_scores": not job.fused_attention,
         "fp8_copies": job.fp8_copies,
         "recompute_share": job.recompute_share,
-        "offload_activations": job.offload_activations,
     }
 
 

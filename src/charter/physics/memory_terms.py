@@ -230,8 +230,12 @@ def _kept_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     eager = s.keeps_scores * (lay.recompute == 0)
     sharded = np.where(lay.context > 1, s.sharded_ring, s.sharded)
     saved_bytes = (s.replicated + _cast_bytes(rank)) / sequence + (sharded + eager * s.scores) / lay.tensor
-    inputs = np.where(rank.is_autocast > 0, s.parameter_bytes, s.compute_bytes) * s.hidden / sequence + _products(rank)
-    on_device = rank.constants.activations * rank.tokens * layers * rank.held * (1 - s.offload_activations)
+    # Beside adapters hidden states are as wide as the frozen embedding that they come from.
+    stream = np.where(
+        (s.adapter > 0) & (lay.zero == 0), np.maximum(s.embedding_bytes, s.compute_bytes), s.compute_bytes
+    )
+    inputs = np.where(rank.is_autocast > 0, s.parameter_bytes, stream) * s.hidden / sequence + _products(rank)
+    on_device = rank.constants.activations * rank.tokens * layers * rank.held * (1 - lay.offload_activations)
     shape = "{tokens:,.0f} tokens x {layers:.0f} layers x {held:.4g} micro-batches in flight"
     numbers = {"tokens": rank.tokens, "layers": layers, "held": rank.held}
     encoder = s.encoder_bytes * lay.micro_batch * (rank.stage == "first") * rank.held
@@ -290,7 +294,7 @@ def _live_columns(rank: Rank) -> dict[str, ExplainedColumn]:
         s.live_sharded + s.keeps_scores * s.live_scores
     ) / lay.tensor
     gradients = s.backward_replicated / sequence + (s.backward_sharded + s.keeps_scores * s.live_scores) / lay.tensor
-    live = np.where((_again(rank) > 0) | (s.offload_activations > 0), 1.0, 0.0)
+    live = np.where((_again(rank) > 0) | (lay.offload_activations > 0), 1.0, 0.0)
     return {
         "live": column(
             "one live layer",

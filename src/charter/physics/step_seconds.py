@@ -215,6 +215,8 @@ _FORMULAS = {
     "optimizer": ("update", "bytes of Adam x psi / ranks / B; offloaded: over the host link and through host memory; "
                   "of the native engine, whose moments visit the device: 16 B x psi / ranks / host link beside it",
                   "every state byte read and written once"),
+    "layer inputs": ("communication", "m L' 2 x 2 n h bytes (4 n h under autocast) / host link, where they wait on the "
+                     "host; nothing hides it: a bound", "counted bytes"),
     "per step": ("update", "seconds per step", "data, clipping, logging (physics/constants.py)"),
     "stragglers and the unmodelled": ("overhead", "total x (u (1 + c log2(N / 8)) - 1)", 
                                       "fitted (physics/constants.py)"),
@@ -305,6 +307,7 @@ def step_values(given: StepInputs, per_micro_batch: LayerSeconds | None = None) 
         "pipeline bubble": bubble_seconds(at.pipeline, np.maximum(at.interleave, 1.0), mean_stage + sends),
         "gradient reduction": gradient_reduction(given, mean_stage),
         "optimizer": _optimizer(given),
+        "layer inputs": at.accumulation * _inputs_to_host(given),
         "per step": c.step_seconds * given.stack.step_multiple,
     }
     total = sum(terms.values(), start=array(0.0))
@@ -342,6 +345,16 @@ def _optimizer(given: StepInputs) -> Array:
     visiting = device + VISITING_LINK_BYTES * owned / given.device.host_link
     offloaded = np.where((given.stack.moments_visit > 0) & (at.offload_parameters == 0), visiting, away)
     return array(np.where(at.offload_optimizer > 0, offloaded, device))
+
+
+def _inputs_to_host(given: StepInputs) -> Array:
+    """Per micro-batch: the input of each layer to host memory and back. A bound: nothing is taken to hide it."""
+    at = given.job.layouts
+    # One device and DDP keep hidden states in 32 bits (autocast); sharded and split weights make 16 bits of them.
+    is_wide = (at.zero < 2) & (at.tensor == 1)
+    hidden = np.where(is_wide, 2.0, 1.0) * given.work.stage_message * at.tensor
+    layers = fullest_stage_layers(given.model.layers, at.pipeline)
+    return array(at.offload_activations * 2 * layers * hidden / given.device.host_link)
 
 
 def step_seconds(given: StepInputs) -> Array:

@@ -54,7 +54,7 @@ whose predictions lie within 25 % (vTrain's runs, 385 pairs, constants fitted wi
 
 def splits(layout: Layout) -> tuple[int, ...]:
     """Return how much a layout divides a model, the least first; ties are broken in this order."""
-    offload = layout.offload_optimizer + layout.offload_parameters
+    offload = layout.offload_optimizer + layout.offload_parameters + layout.offload_activations
     parts = (layout.pipeline, layout.tensor, layout.context, layout.expert)
     return (*parts, offload, layout.interleave, layout.replicas, int(layout.zero), int(layout.sequence_parallel))
 
@@ -110,7 +110,7 @@ class Searched:
         A bound counts state alone, so it is the same for every micro-batch, and 64 sequences would look as lean as one.
         """
         at = self.space.layouts
-        return np.lexsort((-at.recompute, at.micro_batch, self.peak))
+        return np.lexsort((-at.offload_activations, -at.recompute, at.micro_batch, self.peak))
 
     @property
     def evaluated(self) -> int:
@@ -212,7 +212,7 @@ def evaluate(
     cannot be within `limit` of the fastest so far, the rest cannot either.
     """
     bound = least_bytes(task.work, layouts, devices, dtype=task.dtype, known=task.known)
-    if np.any(layouts.offload_optimizer > 0):
+    if np.any((layouts.offload_optimizer > 0) | (layouts.offload_activations > 0)):
         waiting = waiting_bytes(task.work, layouts, devices, dtype=task.dtype, known=task.known)
         bound = array(np.where((waiting > 0) & (waiting > devices.host_room), np.inf, bound))
     left = np.flatnonzero(bound <= devices.room)
@@ -380,7 +380,7 @@ def _waiting(
     question: StageQuestion, engine: EngineKnowledge, place: NodeOffer, layout: Layout, usable: float
 ) -> float:
     """Bytes per accelerator that the chosen layout keeps in host memory."""
-    if not layout.offload_optimizer:
+    if not (layout.offload_optimizer or layout.offload_activations):
         return 0.0
     devices = one_device(place.accelerator, 1, usable)
     one = Layouts.of([layout])

@@ -28,7 +28,7 @@ OFFLOADS = {"none": (False, False), "optimizer": (True, False), "all": (True, Tr
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Layouts that split the model and its state alike; they differ in micro-batch and recomputation."""
+    """Layouts that split the model and its state alike; they differ in micro-batch, and in what a pass keeps where."""
 
     data: int
     tensor: int
@@ -111,10 +111,14 @@ class Space:
     def layout(self, row: int) -> Layout:
         """One layout as a value."""
         at = self.layouts
-        micro, steps, code = (float(column[row]) for column in (at.micro_batch, at.accumulation, at.recompute))
-        mode = next(mode for mode, number in RECOMPUTE_CODES.items() if number == code)
-        base = self.family_of(row).layout
-        return replace(base, micro_batch=int(micro), accumulation=int(steps), recompute=mode)
+        mode = next(mode for mode, number in RECOMPUTE_CODES.items() if number == float(at.recompute[row]))
+        return replace(
+            self.family_of(row).layout,
+            micro_batch=int(at.micro_batch[row]),
+            accumulation=int(at.accumulation[row]),
+            recompute=mode,
+            offload_activations=bool(at.offload_activations[row]),
+        )
 
 
 EMPTY = Space(families=(), family=np.zeros(0, dtype=np.intp), layouts=Layouts.of([]))
@@ -125,11 +129,11 @@ def space(request: SpaceRequest) -> Space:
     """Every layout that the engine can execute on so many accelerators, and that divides model and batch."""
     possible = tuple(families(request))
     rows = [(number, *row) for number, family in enumerate(possible) for row in _inner(request, family)]
-    table = np.array(rows, dtype=np.float64).reshape(-1, 4).T
+    table = np.array(rows, dtype=np.float64).reshape(-1, 1 + len(INNER)).T
     family = table[0].astype(np.intp)
     outer = Layouts.of([item.layout for item in possible]) if possible else Layouts.of([Layout()])
     columns = {name: getattr(outer, name)[family] for name in outer.__dataclass_fields__}
-    columns |= {"micro_batch": table[1], "accumulation": table[2], "recompute": table[3]}
+    columns |= dict(zip(INNER, table[1:], strict=True))
     return Space(families=possible, family=family, layouts=Layouts(**columns))
 
 
@@ -169,8 +173,12 @@ def _sharded(request: SpaceRequest, split: Family) -> Iterator[Family]:
                     yield replace(split, zero=zero, replicas=replicas, offload=offload)
 
 
-def _inner(request: SpaceRequest, family: Family) -> Iterator[tuple[float, float, float]]:
-    """Micro-batch, accumulation and code of the recomputation; interleaving needs whole rounds of micro-batches."""
+INNER = ("micro_batch", "accumulation", "recompute", "offload_activations")
+"""What layouts of a family differ in."""
+
+
+def _inner(request: SpaceRequest, family: Family) -> Iterator[tuple[float, float, float, float]]:
+    """The columns of `INNER`; interleaving needs whole rounds of micro-batches."""
     share = ceil(request.batch / family.data / request.unit) * request.unit
     fixed = request.fixes("micro_batch")
     sizes = micro_batches(share, request.unit, share if request.undivided and fixed is None else fixed)
@@ -180,7 +188,8 @@ def _inner(request: SpaceRequest, family: Family) -> Iterator[tuple[float, float
             continue
         if family.interleave > 1 and accumulation % family.pipeline:
             continue
-        yield micro, accumulation, RECOMPUTE_CODES[mode]
+        for on_host in _inputs_on_host(request, mode, is_smallest=micro == sizes[-1]):
+            yield micro, accumulation, RECOMPUTE_CODES[mode], on_host
 
 
 def micro_batches(share: int, unit: int, fixed: object = None) -> tuple[int, ...]:
@@ -292,3 +301,11 @@ def _offloads(request: SpaceRequest, zero: ZeroStage) -> tuple[str, ...]:
 def _recomputations(request: SpaceRequest) -> tuple[Recompute, ...]:
     fixed, modes = request.fixes("recompute"), request.engine.recompute
     return SEARCHED_RECOMPUTE if fixed is None else tuple(mode for mode in modes if mode == fixed)
+
+
+def _inputs_on_host(request: SpaceRequest, mode: Recompute, *, is_smallest: bool) -> tuple[bool, ...]:
+    """Places of what recomputation keeps. Where it is for the search to choose, the host is tried beside the smallest
+    micro-batch alone: half a micro-batch frees as much, and moves nothing."""
+    fixed, can = request.fixes("offload_activations"), request.engine.offload_activations and mode is Recompute.FULL
+    places = (False, True) if can and (is_smallest or fixed) else (False,)
+    return tuple(place for place in places if fixed is None or place == fixed)

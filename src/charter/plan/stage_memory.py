@@ -12,7 +12,14 @@ from charter.physics.columns import Array, Layouts, array
 from charter.physics.constants import context_factor
 from charter.physics.flops import kv_cache_bytes
 from charter.physics.inference_memory import PASS_TOKENS, inference_memory
-from charter.physics.memory import MemoryTable, StageTable, factored_memory, job_memory, least_state_bytes
+from charter.physics.memory import (
+    MemoryTable,
+    StageTable,
+    factored_memory,
+    job_memory,
+    least_state_bytes,
+    offloaded_input_bytes,
+)
 from charter.physics.memory_profiles import PROFILES as MEMORY_PROFILES
 from charter.physics.memory_profiles import AdapterUse, Head, MemoryJob
 from charter.physics.memory_shape import (
@@ -436,11 +443,19 @@ def least_bytes(
 def waiting_bytes(
     work: Workload, layouts: Layouts, devices: LayoutDevices, *, dtype: str, known: EngineKnowledge
 ) -> Array:
-    """Weights and optimizer state that offload moves to the host, per accelerator."""
+    """Weights and optimizer state that offload moves to the host, per accelerator, and inputs of layers.
+
+    Roles are trained one after the other, so that of inputs only the largest ones wait at once.
+    """
     none = array(0.0)
     stays = replace(layouts, offload_optimizer=none, offload_parameters=none)
     total = least_bytes(work, stays, devices, dtype=dtype, known=known)
-    return array(total - least_bytes(work, layouts, devices, dtype=dtype, known=known))
+    states = array(total - least_bytes(work, layouts, devices, dtype=dtype, known=known))
+    if not np.any(layouts.offload_activations > 0):
+        return states
+    shapes = [_shape(work, role, devices, dtype, known) for role in work.trained]
+    inputs = [offloaded_input_bytes(shape, layouts, known.memory) for shape in shapes]
+    return array(states + np.maximum.reduce(inputs))
 
 
 def _gathered_bytes(role: Role, layouts: Layouts) -> Array:

@@ -467,6 +467,7 @@ def layout_json(option: Option) -> dict[str, object]:
         "replicas": layout.replicas,
         "offload_optimizer": layout.offload_optimizer,
         "offload_parameters": layout.offload_parameters,
+        "offload_activations": layout.offload_activations,
     }
 
 

@@ -45,6 +45,7 @@ INSTEAD = {
     "sequence_parallel": "remove it; `tensor` works without",
     "zero": "zero: 2 shards the optimizer and the gradients",
     "offload": "offload: all with zero: 3, optimizer with any, or none",
+    "offload_activations": "recompute: full beside it, or remove it",
 }
 """What the native engine has instead of what it cannot do (its `Capabilities`)."""
 
@@ -93,7 +94,11 @@ def _attention(project: Project, stage: Stage, where: str, gpus: int) -> Iterato
     resources = stage.resources or StageResources()
     kernel = resources.attention
     for field, reason in refused_kernels(
-        stage, attention=kernel, compiled=bool(resources.compile), recompute=resources.recompute
+        stage,
+        attention=kernel,
+        compiled=bool(resources.compile),
+        recompute=resources.recompute,
+        offloads_activations=bool(resources.offload_activations),
     ):
         yield Problem(path=f"{where}.{field}", message=reason, hint="see docs/concepts/training.md")
     if kernel == "flash_attention_2" and stage_device(project, stage, gpus=gpus) == "cpu":

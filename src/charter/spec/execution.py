@@ -43,6 +43,7 @@ class ExecutableLayout:
     accumulation: int = 1
     recompute: str = "none"
     offload: str = "none"
+    offload_activations: bool = False
     dtype: str = ""
 
     @property
@@ -156,6 +157,7 @@ def executable(layout: Layout, *, rows: int = 1, dtype: str = "") -> ExecutableL
         accumulation=layout.accumulation,
         recompute=layout.recompute.value,
         offload="all" if layout.offload_parameters else "optimizer" if layout.offload_optimizer else "none",
+        offload_activations=layout.offload_activations,
         dtype=dtype,
     )
 
@@ -225,6 +227,6 @@ def _resources(project: Project, stage: Stage, execution: Execution) -> StageRes
 
 PLANNED_FIELDS = (
     "tensor", "pipeline", "context", "expert", "interleave", "sequence_parallel", "zero", "replicas", "recompute",
-    "offload",
+    "offload", "offload_activations",
 )  # fmt: skip
 """Fields of a layout that the resources of a stage have under the same names."""

@@ -42,6 +42,8 @@ class Layout:
     interleave: int = 1
     offload_optimizer: bool = False
     offload_parameters: bool = False
+    offload_activations: bool = False
+    """What recomputation keeps, the input of each layer, waits for the backward pass in host memory."""
     replicas: int = 1
     """Hybrid sharding (HSDP): whole copies of what ZeRO shards, each over `data * context / replicas` ranks."""
 
@@ -63,6 +65,7 @@ class Layout:
         parts += [f"mb{self.micro_batch}", f"ga{self.accumulation}" if self.accumulation > 1 else ""]
         parts += [f"recompute-{self.recompute}" if self.recompute is not Recompute.NONE else ""]
         parts += ["offload-all" if self.offload_parameters else "offload" if self.offload_optimizer else ""]
+        parts += ["offload-activations" if self.offload_activations else ""]
         return " ".join(part for part in parts if part)
 
 

@@ -180,6 +180,8 @@ class StageResources:
     sequence_parallel: bool | None = None
     offload: Literal["none", "optimizer", "all"] | None = None
     """What is kept in host memory: nothing, the optimizer's state, or parameters too."""
+    offload_activations: bool | None = None
+    """Whether the inputs of recomputed layers wait in host memory for the backward pass; with recompute: full."""
     attention: Literal["eager", "sdpa", "flash_attention_2", "flex_attention"] | None = None
     """Attention implementation of the model classes; `sdpa` unless given."""
     compile: bool | None = None

@@ -72,7 +72,11 @@ class Setup:
 def check_engine(layout: StageLayout, spec: Stage) -> None:
     """Refuse what the engine would compute wrongly; checks before the start read the same table."""
     for _, reason in refused_kernels(
-        spec, attention=layout.attention, compiled=layout.compile, recompute=layout.recompute
+        spec,
+        attention=layout.attention,
+        compiled=layout.compile,
+        recompute=layout.recompute,
+        offloads_activations=layout.offload_activations,
     ):
         raise StageError(reason)
 

@@ -148,6 +148,36 @@ def test_moments_visit_the_gpu_for_their_step_alone(monkeypatch):
     assert pinned.count(True) == 10
 
 
+def test_inputs_of_layers_wait_in_memory_that_the_gpu_reads(monkeypatch):
+    """Page-locked, by copies for which the host does not wait."""
+    away, hooks, calls = [], parallel.save_on_cpu, []
+    monkeypatch.setattr(parallel, "save_on_cpu", lambda **more: away.append(hooks(**more)) or away[-1])
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    layers._no_split_modules = ["Linear"]
+    parallel.recompute_layers(layers, "full", inputs_on_host=True)
+    layers(torch.ones(2, 4))
+    assert len(away) == 2
+
+    def noted(what, flag, function):
+        def call(*args, **more):
+            calls.append((what, more.get(flag)))
+            return function(*args, **more)
+
+        return call
+
+    with FakeTensorMode():
+        hidden = torch.empty(50, 100, device=GPU)
+        there = [True]
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(there) and there.pop())  # asked by the hook first
+        monkeypatch.setattr(torch, "empty", noted("empty", "pin_memory", torch.empty))
+        monkeypatch.setattr(torch.Tensor, "copy_", noted("copy_", "non_blocking", torch.Tensor.copy_))
+        monkeypatch.setattr(torch.Tensor, "to", noted("to", "non_blocking", torch.Tensor.to))
+        packed = away[0].pack_hook(hidden)
+        assert packed[1].device == CPU
+        assert away[0].unpack_hook(packed).device == GPU
+    assert calls == [("empty", True), ("copy_", True), ("to", True)]
+
+
 def test_ddp_is_told_its_gpu_and_keeps_its_random_state(monkeypatch):
     calls = []
     monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", noting(calls, "ddp"))

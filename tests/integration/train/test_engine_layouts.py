@@ -86,6 +86,31 @@ def test_several_processes_do_what_one_does(engine_inputs, tmp_path, alone, kind
         assert (scalars[0].scalar.head.weight - scalars[1].scalar.head.weight).abs().max() < NEAR
 
 
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        ("sft", SHARDED),
+        pytest.param("sft", {"world_size": 2, "zero": 2}, marks=THOROUGH),
+        pytest.param("sft", TENSOR, marks=THOROUGH),
+        pytest.param("preference_model", DDP, marks=THOROUGH),
+        pytest.param("dpo", {}, marks=THOROUGH),
+        pytest.param("ppo", {}, marks=THOROUGH),
+        ("ppo", SHARDED),
+    ],
+    ids=label,
+)
+def test_inputs_on_the_host_change_no_bit_of_a_stage(engine_inputs, tmp_path, kind, layout):
+    frozen = {**layout, "micro_batch": 2, "recompute": "full"}
+    here, there = (
+        run(
+            short(engine_inputs, tmp_path / str(away), kind, frozen={**frozen, "offload_activations": away}),
+            MODULES[kind],
+        )
+        for away in (0, 1)
+    )
+    assert farthest(weights(here), weights(there)) == 0
+
+
 def test_processes_sample_one_rollout_by_its_numbers(engine_inputs, tmp_path):
     """The prompts and seeds of answers belong to their places in the whole rollout, however many processes share it."""
     pytest.importorskip("torch.distributed")

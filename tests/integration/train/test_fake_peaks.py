@@ -17,6 +17,7 @@ pytest.importorskip("transformers")
 import torch.distributed as dist
 from test_fake_steps import CPU, SPEC, LiveBytes, as_on_a_gpu, fake_model, with_fake_memory  # noqa: F401
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -51,6 +52,9 @@ LAYOUTS = {
     "zero 3, recompute": StageLayout(world_size=8, zero=3, recompute="full"),
     "tensor 2": StageLayout(world_size=8, zero=3, tensor=2),
     "zero 3, moments away": StageLayout(world_size=8, zero=3, recompute="full", offload="optimizer"),
+    "one, inputs away": StageLayout(recompute="full", offload_activations=True),
+    "zero 3, inputs away": StageLayout(world_size=8, zero=3, recompute="full", offload_activations=True),
+    "tensor 2, inputs away": StageLayout(world_size=8, zero=3, tensor=2, recompute="full", offload_activations=True),
 }
 DEPTHS = {"Qwen3-0.6B": (4, 28), "Llama-3.1-8B": (4, 32), "Llama-3.1-70B": (4, 80)}
 SAMPLE = {
@@ -63,6 +67,8 @@ SAMPLE = {
     ("Llama-3.1-8B", "sft", "one, selective"),
     ("Qwen3-0.6B", "sft", "zero 3, selective"),
     ("Llama-3.1-70B", "sft", "zero 3, moments away"),
+    ("Llama-3.1-8B", "sft", "zero 3, inputs away"),
+    ("Qwen3-0.6B", "preference_model", "one, inputs away"),
 }
 """Run by `make test`, with few layers; the others have all."""
 OFF = 0.05
@@ -151,9 +157,33 @@ def optimizer_of(module, layout, live, monkeypatch):
     return make_optimizer([(list(module.parameters()), 1e-5)], SPEC, on_host=layout.offload == "optimizer")
 
 
-def spread(module, layout, monkeypatch):
+def away_from(live):
+    """The class of hooks that takes tensors to the host: there they are none of the device's bytes."""
+
+    class Away(saved_tensors_hooks):
+        def __init__(self, **more):
+            hooks = save_on_cpu(**more)
+
+            def pack(tensor):
+                live.is_paused = True
+                try:
+                    packed = hooks.pack_hook(tensor)
+                finally:
+                    live.is_paused = False
+                storage = packed[1].untyped_storage()
+                live.sizes[storage._cdata] = 0
+                weakref.finalize(storage, live.sizes.pop, storage._cdata)
+                return packed
+
+            super().__init__(pack, lambda packed: hooks.unpack_hook(packed).clone())
+
+    return Away
+
+
+def spread(module, layout, live, monkeypatch):
     """The module as accelerators have it: `parallelize` without loading, and with their 16-bit gathering."""
-    parallel.recompute_layers(module, layout.recompute)
+    monkeypatch.setattr(parallel, "save_on_cpu", away_from(live))
+    parallel.recompute_layers(module, layout.recompute, inputs_on_host=layout.offload_activations)
     if layout.world_size == 1:
         return parallel.Parallel(module)
     ranks = Ranks(world_size=layout.world_size, data_size=layout.data, device=CPU, data_group=dist.group.WORLD)
@@ -174,7 +204,7 @@ def measured_peak(live, kind, architecture, layout, monkeypatch):
     with FakeTensorMode(allow_non_fake_inputs=True), live:
         with_fake_memory(module)
         tie(module, ties)
-        trained = spread(module, layout, monkeypatch)
+        trained = spread(module, layout, live, monkeypatch)
         optimizer = optimizer_of(module, layout, live, monkeypatch)
         live.peak = live.now
         for number in range(PASSES):
@@ -205,6 +235,7 @@ def planned_peak(kind, architecture, layout):
             recompute=Recompute(layout.recompute),
             accumulation=PASSES,
             offload_optimizer=layout.offload == "optimizer",
+            offload_activations=layout.offload_activations,
         ),
         seq_len=TOKENS,
         head="lm" if kind == "sft" else "scalar",
@@ -244,8 +275,8 @@ def measured_policy_peak(live, architecture, layout, rows, monkeypatch):
             tie(module, tied)
         reference.requires_grad_(False)
         is_split = layout.zero >= 3 or layout.tensor > 1
-        reads = spread(reference, layout, monkeypatch).call if is_split else reference
-        trained = spread(policy, layout, monkeypatch)
+        reads = spread(reference, layout, live, monkeypatch).call if is_split else reference
+        trained = spread(policy, layout, live, monkeypatch)
         optimizer = optimizer_of(policy, layout, live, monkeypatch)
         live.peak = live.now
         for number in range(PASSES):
@@ -274,6 +305,7 @@ def planned_policy_peak(architecture, layout, rows):
             accumulation=PASSES,
             micro_batch=rows,
             offload_optimizer=layout.offload == "optimizer",
+            offload_activations=layout.offload_activations,
         ),
         accelerator=accelerators.get("H100"),
         dtype="bf16",
@@ -300,11 +332,8 @@ def test_the_peak_of_a_policy_is_the_planned_one(kind, label, live, monkeypatch)
     assert ratio == pytest.approx(1, abs=OFF)
 
 
-@pytest.mark.parametrize(("name", "layers"), [("Llama-3.1-8B", 4), ("Llama-3.2-1B", 4)])
-@pytest.mark.usefixtures("as_on_a_gpu")
-def test_the_peak_of_a_step_of_adapters_is_the_planned_one(name, layers, live):
-    """Each adapted matrix keeps an input of its own; an embedding stays in fp32, a tied output projection with it."""
-    architecture, rank = replace(models.get(name).architecture, num_layers=layers), 16
+def measured_peak_of_adapters(live, architecture, layout, rank, monkeypatch):
+    """Bytes at the peak of a step of adapters on one device."""
     model = fake_model(architecture)
     add_adapter(model, Adapter(rank=rank), seed=1)
     parallel.cast_frozen(model, torch.bfloat16, everything=False)
@@ -314,6 +343,7 @@ def test_the_peak_of_a_step_of_adapters_is_the_planned_one(name, layers, live):
         tie(model, ties)
         for parameter, item in model.named_parameters():
             item.requires_grad_(parameter in trained)
+        spread(model, layout, live, monkeypatch)
         weights = [item for item in model.parameters() if item.requires_grad]
         optimizer = make_optimizer([(weights, 1e-5)], SPEC)
         live.peak = live.now
@@ -325,10 +355,41 @@ def test_the_peak_of_a_step_of_adapters_is_the_planned_one(name, layers, live):
             loss.backward()
             del loss
         optimizer.step()
-    plan = training_memory(architecture, Layout(accumulation=PASSES), seq_len=TOKENS, adapter=Adapter(rank=rank))
-    planned = max(sum(term.value for term in terms if term.name not in NOT_ALLOCATED) for terms in plan.phases.values())
-    print(f"RATIO {name} adapters: {planned / live.peak:.3f} of {live.peak / 2**30:.2f} GiB")
-    assert planned / live.peak == pytest.approx(1, abs=OFF)
+    return live.peak
+
+
+def planned_peak_of_adapters(architecture, layout, rank):
+    """Bytes of the plan of such a stage at its fullest moment, without what no operation allocates."""
+    planned = Layout(
+        accumulation=PASSES, recompute=Recompute(layout.recompute), offload_activations=layout.offload_activations
+    )
+    plan = training_memory(architecture, planned, seq_len=TOKENS, adapter=Adapter(rank=rank))
+    return max(sum(term.value for term in terms if term.name not in NOT_ALLOCATED) for terms in plan.phases.values())
+
+
+@pytest.mark.parametrize(("name", "layers"), [("Llama-3.1-8B", 4), ("Llama-3.2-1B", 4)])
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_the_peak_of_a_step_of_adapters_is_the_planned_one(name, layers, live, monkeypatch):
+    """Each adapted matrix keeps an input of its own; an embedding stays in fp32, a tied output projection with it."""
+    architecture, rank = replace(models.get(name).architecture, num_layers=layers), 16
+    measured = measured_peak_of_adapters(live, architecture, StageLayout(), rank, monkeypatch)
+    planned = planned_peak_of_adapters(architecture, StageLayout(), rank)
+    print(f"RATIO {name} adapters: {planned / measured:.3f} of {measured / 2**30:.2f} GiB")
+    assert planned / measured == pytest.approx(1, abs=OFF)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_inputs_beside_adapters_are_planned_in_32_bits(monkeypatch):
+    """What the host takes off the device: hidden states as wide as the frozen embedding that they come from."""
+    architecture, rank = replace(models.get("Llama-3.2-1B").architecture, num_layers=8), 16
+    taken = []
+    for peak in (
+        lambda layout: measured_peak_of_adapters(Peak(), architecture, layout, rank, monkeypatch),
+        lambda layout: planned_peak_of_adapters(architecture, layout, rank),
+    ):
+        here = peak(StageLayout(recompute="full"))
+        taken.append(here - peak(StageLayout(recompute="full", offload_activations=True)))
+    assert taken[1] / taken[0] == pytest.approx(1, abs=OFF)
 
 
 def cases():

@@ -79,7 +79,7 @@ def check(command):
     role = entry["execution"]["roles"][TRAINER]
     planned = role["layout"]
     assert command.world_size == layout.world_size == role["nodes"] * role["accelerators_per_node"]
-    for field in ("data", "tensor", "zero", "micro_batch", "recompute", "offload"):
+    for field in ("data", "tensor", "zero", "micro_batch", "recompute", "offload", "offload_activations"):
         assert getattr(layout, field) == planned[field], field
     terms = {term.name: term.value for term in stage.option.peak.terms}
     with fake_world(command.world_size):

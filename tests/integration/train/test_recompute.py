@@ -9,6 +9,7 @@ import tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from charter.errors import DataError, MissingExtraError, StageError
+from charter.models import parallel as recompute
 from charter.models.engine_layout import StageLayout
 from charter.models.language_model import (
     new_language_model,
@@ -33,11 +34,11 @@ def model(attention="sdpa"):
     )
 
 
-def gradients(how, *, attention="sdpa", training=True):
+def gradients(how, *, attention="sdpa", training=True, on_host=False):
     """Gradients of a model with dropout, and the bytes kept for them."""
     module = model(attention).model
     set_dropout(module, 0.2)
-    parallel = parallelize(module, StageLayout(recompute=how), Ranks(), dtype="fp32")
+    parallel = parallelize(module, StageLayout(recompute=how, offload_activations=on_host), Ranks(), dtype="fp32")
     module.train(training)
     kept = []
     own = {item.untyped_storage().data_ptr() for item in module.parameters()}
@@ -64,6 +65,32 @@ def test_recomputing_keeps_every_bit(how, training, attention):
     assert held_again < held
 
 
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_inputs_on_the_host_change_no_bit(training, monkeypatch):
+    """Of each layer its input alone goes there; what the layer keeps while it runs again does not."""
+    away, hooks = [], recompute.save_on_cpu
+
+    def noted(**more):
+        made = hooks(**more)
+        pack = made.pack_hook
+        made.pack_hook = lambda tensor: away.append(tuple(tensor.shape)) or pack(tensor)
+        return made
+
+    monkeypatch.setattr(recompute, "save_on_cpu", noted)
+    here, _ = gradients("full", training=training)
+    assert away == []
+    there, _ = gradients("full", training=training, on_host=True)
+    assert away == [(*IDS.shape, tiny.ARCHITECTURE.hidden_size)] * tiny.ARCHITECTURE.num_layers
+    assert all(torch.equal(here[name], there[name]) for name in here)
+
+
+@pytest.mark.parametrize("how", ["none", "selective"])
+def test_inputs_on_the_host_need_full_recomputation(how):
+    layout = StageLayout(recompute=how, offload_activations=True)
+    with pytest.raises(StageError, match=f"moves what recompute full keeps; found recompute {how}"):
+        parallelize(model().model, layout, Ranks(), dtype="fp32")
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_selective_repeats_no_product(attention):
     products = {how: products_of(how, attention) for how in ("none", "selective", "full")}
@@ -87,8 +114,6 @@ def products_of(how, attention):
 
 
 def test_without_gradients_nothing_is_recomputed(monkeypatch):
-    from charter.models import parallel as recompute
-
     module = model().model
     recompute_layers(module, "full")
     monkeypatch.setattr(recompute, "checkpoint", None)

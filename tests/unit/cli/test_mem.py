@@ -44,6 +44,30 @@ def test_mem_names_each_layout_that_would_fit_once():
     assert ok(*words, *options[0].split()), "what is named fits"
 
 
+def test_mem_offers_the_host_where_nothing_less_fits():
+    """Inputs of layers of one long row, by the engine that can move them; a layout that needs less is named alone."""
+    words = (
+        "plan",
+        "mem",
+        "Llama-3.1-8B",
+        "--rank",
+        "16",
+        "--on",
+        "H100",
+        "--recompute",
+        "full",
+        "--seq-len",
+        "131072",
+    )
+    report = json.loads(ok(*words, "--json", code=3))
+    assert report["would_fit"][0]["options"] == "--offload-activations"
+    away = json.loads(ok(*words, "--offload-activations", "--json"))
+    assert "layer inputs" not in {term["name"] for term in away["terms"]}
+    others = json.loads(ok(*words, "--stack", "deepspeed", "--json", code=3))["would_fit"]
+    assert not any("--offload-activations" in item["options"] for item in others)
+    assert "--recompute full" in ok(*words[:-4], "--offload-activations", code=2)
+
+
 def test_mem_and_plan_have_one_limit():
     """What a plan may use of a device, not all that it has."""
     from charter.catalog.accelerators import get

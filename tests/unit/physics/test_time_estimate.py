@@ -63,6 +63,18 @@ def test_moments_that_visit_cost_their_way_there_and_back():
     assert steps[1] - steps[0] == pytest.approx(16 * count_parameters(LLAMA70).total / 16 / link)
 
 
+@pytest.mark.parametrize(("layout", "each"), [(FSDP8, 2), (Layout(recompute=Recompute.FULL), 4)])
+def test_inputs_on_the_host_cost_both_ways_of_the_link(layout, each):
+    """One of 4,096 x 4,096 values a layer, in 32 bits under autocast, twice over the link in each micro-batch."""
+    layout = replace(layout, micro_batch=2, accumulation=3)
+    steps = [
+        training_step(LLAMA, replace(layout, offload_activations=away), H100, seq_len=4096).part("communication")
+        for away in (False, True)
+    ]
+    moved = 3 * 2 * 32 * (2 * 4096) * 4096 * each
+    assert steps[1] - steps[0] == pytest.approx(moved / float(DeviceColumns.of(H100).host_link))
+
+
 def test_the_bubble_is_the_published_share():
     layout = Layout(pipeline=8, accumulation=64)
     step = training_step(LLAMA70, layout, A100, seq_len=2048)

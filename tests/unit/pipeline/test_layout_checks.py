@@ -72,6 +72,16 @@ def test_offload_of_everything_needs_sharding(monkeypatch):
     assert "goes with zero: 2 or 3" in problems(asked, "H100:8", zero=0, offload="all")[0]
 
 
+def test_inputs_on_the_host_need_full_recomputation():
+    asked = replace(SFT, global_batch=16)
+    assert problems(asked, recompute="full", offload_activations=True) == []
+    assert problems(asked, recompute="none", offload_activations=False) == []
+    for mode in ("none", "selective"):
+        (refused,) = problems(asked, recompute=mode, offload_activations=True)
+        assert "s.resources.offload_activations: it moves what recompute: full keeps" in refused
+    assert "have never run" in problems(asked, recompute="full", offload_activations=True, compile=True)[0]
+
+
 def test_kernels_that_compute_wrongly_are_refused():
     assert "compile and PPO do not go together" in problems(PPO, compile=True)[0]
     assert problems(SFT, compile=True) == []

@@ -274,6 +274,30 @@ def test_offload_needs_the_system_memory_that_a_node_has():
     assert "system memory" in search(question, (small.place,)).rejected[0].reason
 
 
+def test_inputs_of_layers_go_to_the_host_where_nothing_else_fits():
+    """Each at its smallest micro-batch alone; the host has their bytes, and its link the time of both ways."""
+    question, where = asking(offload="none", tensor=1, zero=3), site("H100")
+    found = next(search_sites(question, [where]))
+    at = found.space.layouts
+    away = at.offload_activations > 0
+    assert set(at.micro_batch[away]) == {at.micro_batch.min()}
+    assert set(at.recompute[away]) == {float(at.recompute.max())}
+    assert not found.space.layout(chosen_row(found)).offload_activations
+    (there,), (here,) = np.flatnonzero(away), np.flatnonzero((at.recompute == 2) & ~away & (at.micro_batch == 1))
+    assert found.peak[there] < found.peak[here]
+    assert found.seconds[there] > found.seconds[here]
+    # Room for no layout but the leanest: one H100 less what all others need.
+    tight = (found.peak[there] + np.min(found.peak[~away])) / 2
+    share = float(tight / where.place.accelerator.memory_bytes)
+    small = replace(where.place.accelerator, memory_bytes=tight * where.place.accelerator.memory_bytes / found.capacity)
+    assert share < 1
+    (option,) = search(question, (replace(where.place, accelerator=small),)).options
+    assert option.layout.offload_activations
+    assert "offload-activations" in option.layout_label
+    # Of 2,048 tokens in 16 bits, for each of 32 layers, by the factor that is fitted to activations.
+    assert option.host_bytes == pytest.approx(2048 * 32 * 4096 * 2, rel=0.05)
+
+
 def test_hybrid_sharding_holds_what_one_node_holds_and_reduces_between_nodes():
     question = asking(zero=3, tensor=1, micro_batch=1, recompute="full", offload="none")
     found = next(search_sites(question, [site("H100", 4)]))

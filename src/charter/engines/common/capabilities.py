@@ -103,6 +103,8 @@ class Capabilities:
     offload_optimizer: tuple[ZeroStage, ...] = ()
     """ZeRO stages with which the optimizer may be kept in host memory."""
     offload_parameters: tuple[ZeroStage, ...] = ()
+    offload_activations: bool = False
+    """The inputs of layers that are recomputed whole can wait in host memory, and Charter's files say so."""
     recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.FULL)
     exact_batch: bool = True
     """Every rank takes the same number of micro-batches of one size, so that both divide the batch."""
@@ -223,6 +225,8 @@ def unsupported(
         yield "replicas", f"the {engine.name} engine has no hybrid sharding (replicas: 1 only); found {layout.replicas}"
     if on_accelerator and layout.offload not in (None, "none"):
         yield from _offload(str(layout.offload), layout.zero, engine)
+    if layout.offload_activations:
+        yield from _offloaded_inputs(layout, engine)
 
 
 def _offload(what: str, zero: int | None, engine: Capabilities) -> Iterator[tuple[str, str]]:
@@ -234,8 +238,21 @@ def _offload(what: str, zero: int | None, engine: Capabilities) -> Iterator[tupl
         yield "offload", f"offload: {what} goes with zero: {needed} in the {engine.name} engine; found {int(zero)}"
 
 
+def _offloaded_inputs(layout: ExecutableLayout | StageResources, engine: Capabilities) -> Iterator[tuple[str, str]]:
+    if not engine.offload_activations:
+        yield "offload_activations", f"the {engine.name} engine keeps the inputs of layers on the accelerator"
+    elif layout.recompute is not None and layout.recompute != Recompute.FULL:
+        reason = f"it moves what recompute: full keeps, the input of each layer; found recompute: {layout.recompute}"
+        yield "offload_activations", reason
+
+
 def refused_kernels(
-    stage: Stage, *, attention: str | None, compiled: bool, recompute: str | None = None
+    stage: Stage,
+    *,
+    attention: str | None,
+    compiled: bool,
+    recompute: str | None = None,
+    offloads_activations: bool = False,
 ) -> Iterator[tuple[str, str]]:
     """Yield each field of kernels with which the native engine would compute a stage wrongly, with the reason.
 
@@ -252,6 +269,8 @@ def refused_kernels(
     if recompute == Recompute.SELECTIVE and (compiled or attention == "flex_attention"):
         beside = "compile" if compiled else f"attention {attention}"
         yield "recompute", f"selective recomputation beside {beside} has never run; use recompute full, or none"
+    if compiled and offloads_activations:
+        yield "offload_activations", "inputs of compiled layers in host memory have never run; remove compile, or this"
     if compiled and stage.ROLLS_OUT:
         yield (
             "compile",

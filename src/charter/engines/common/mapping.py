@@ -87,6 +87,7 @@ class FieldMapper:
         """Names of what the options of a loss mean (`formulas.py`)."""
         for name, why in CHARTERS_OWN.items():
             self.charter(f"{STAGE}.{name}", why)
+        self.same(f"{LAYOUT}.offload_activations", False, "Charter writes it for the native engine alone")
 
     def value(self, field: str) -> object:
         """The value of `stage.x`, `layout.x` or `seed`."""

@@ -24,6 +24,7 @@ CAPABILITIES = Capabilities(
     hybrid=True,
     offload_optimizer=(NONE, GRADIENTS, PARAMETERS),
     offload_parameters=(GRADIENTS, PARAMETERS),
+    offload_activations=True,
     vllm_share=0.4,
     answers=("pretrain", "sft", "dpo", "ppo"),
     makers=(NVIDIA, AMD),

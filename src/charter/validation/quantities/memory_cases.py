@@ -272,7 +272,6 @@ def training_case(row: Measurement) -> MemoryCase:
         accelerator=accelerator,
         reserved=reserved,
         context=context,
-        offload_activations=offloads_activations(row, profile),
         recompute_share=recompute_share(row, architecture),
         cross_entropy=loss_kernel(row, profile, architecture),
         end_layers=end_layers(row, profile, architecture),
@@ -421,6 +420,7 @@ def layout_of(row: Measurement, profile: MemoryProfile, size: float, adapter: bo
         interleave=row.vpp or 1,
         offload_optimizer="optim" in offload,
         offload_parameters="param" in offload,
+        offload_activations=offloads_activations(row, profile),
     )
 
 
