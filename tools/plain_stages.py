@@ -47,6 +47,13 @@ OWN: Mapping[tuple[str, str], Mapping[str, Any]] = {
         "asynchrony": "in_flight",
         "max_age": 2,
     },
+    ("skyrl", "ppo"): {
+        **GROUPS,
+        "reward": None,
+        "rewards": (Reward(name="right", kind="function", call="charter:number"),),
+        "kl_coefficient": 0.0,
+        "min_new_tokens": 1,
+    },
 }
 """What an engine needs otherwise than in `STAGES`."""
 LEFT: Mapping[tuple[str, str], int] = {("nemo_rl", "ppo"): PER_NODE}

@@ -20,6 +20,16 @@ def without_value(work):
     )
 
 
+def scored_by_functions(work, *, reference):
+    """The same with functions as rewards, and a reference where a KL penalty reads one."""
+    names = ("policy", "reference") if reference else ("policy",)
+    return replace(
+        work,
+        roles=tuple(role for role in work.roles if role.name in names),
+        phases=tuple(phase for phase in work.phases if phase.role in names),
+    )
+
+
 def policy_alone(work):
     """The same with functions as rewards, no KL penalty, and a generator that draws ahead."""
     return replace(

@@ -14,7 +14,7 @@ from charter.spec.rewards import Reward
 from plain_stages import accepted_stage, handover, layout_of
 
 FILES = Path(__file__).parent / "handover_rewards"
-ENGINES = ("trl", "verl", "openrlhf", "nemo_rl", "prime_rl")
+ENGINES = ("trl", "verl", "openrlhf", "nemo_rl", "prime_rl", "skyrl")
 OWN = '"""A function of a user."""\n\n\ndef polite(answer, word="please"):\n    return float(word in answer)\n'
 REWARDS = (
     Reward(name="right", kind="function", call="charter:number"),

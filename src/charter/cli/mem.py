@@ -272,7 +272,8 @@ def _check_mode(mode: Mode, rank: int | None, *, explain: bool, offloaded: str) 
         raise UsageError(f"--explain: papers print formulas for training a whole model; found --mode {mode}")
     if offloaded and (mode == "infer" or offloaded != "full"):
         raise UsageError(
-            "--offload-activations: moves what recomputed layers keep, with --mode train and --recompute full"
+            "--offload-activations: moves what recomputed layers keep, with --recompute full while training; "
+            f"found --mode {mode} --recompute {offloaded}"
         )
 
 

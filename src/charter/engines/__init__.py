@@ -15,6 +15,7 @@ from charter.engines.native import NATIVE
 from charter.engines.nemo_rl import NEMO_RL
 from charter.engines.openrlhf import OPENRLHF
 from charter.engines.prime_rl import PRIME_RL
+from charter.engines.skyrl import SKYRL
 from charter.engines.verl import VERL
 from charter.errors import Problem, SpecError, UsageError
 
@@ -32,6 +33,7 @@ ENGINES: tuple[TrainingEngine, ...] = (
     OPENRLHF,
     NEMO_RL,
     PRIME_RL,
+    SKYRL,
     MEGATRON,
     MAXTEXT,
     FSDP,

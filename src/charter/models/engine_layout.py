@@ -55,7 +55,7 @@ def engine_layout(frozen: Mapping[str, str | int]) -> StageLayout:
         micro_batch=int(frozen.get("micro_batch", 0)),
         recompute=str(frozen.get("recompute", "none")),
         offload=str(frozen.get("offload", "none")),
-        offload_activations=bool(frozen.get("offload_activations", 0)),
+        offload_activations=bool(int(frozen.get("offload_activations", 0))),
         attention=str(frozen.get("attention", DEFAULT_ATTENTION)),
-        compile=bool(frozen.get("compile", 0)),
+        compile=bool(int(frozen.get("compile", 0))),
     )

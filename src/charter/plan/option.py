@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from charter.catalog.accelerators import Accelerator
 from charter.cost.job import job_usd
 from charter.cost.monte_carlo import lognormal
+from charter.engines import capabilities
 from charter.physics.columns import Array
 from charter.physics.terms import Interval, Term
 from charter.plan.endpoint_use import endpoint_terms
@@ -281,8 +282,8 @@ class StageQuestion:
 
     @property
     def has_agents(self) -> bool:
-        """Return True if Charter's agents start its processes; trainers on a Ray cluster start theirs from one node."""
-        return bool(self.work.trained) and (self.engine == "native" or not self.stage.ROLLS_OUT)
+        """Return True if Charter's agents start its processes on several nodes; other engines' are started by hand."""
+        return bool(self.work.trained) and capabilities(self.engine).several_nodes
 
     @property
     def waits(self) -> tuple[Term, ...]:

@@ -14,13 +14,10 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from charter.artifacts import durable
-from charter.errors import DataError
 from charter.metering.sampler import LocalMeters
 from charter.tracking.destinations.prometheus import Endpoint
-from charter.tracking.journal import Collector, TrackingLock, health_path, log_path
+from charter.tracking.journal import Collector, TrackingLock, health_of, health_path, log_path
 from charter.tracking.progress import RunProgress
 from charter.tracking.run_facts import Followed, read_followed
 from charter.tracking.send import DRAIN, Orders, said
@@ -85,15 +82,6 @@ class Senders:
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             )
         self._started[tracker] = time.monotonic()
-
-
-def health_of(run_dir: Path, tracker: str) -> dict[str, Any]:
-    """Read the health of the latest delivery to a tracker; empty where nobody has tried."""
-    try:
-        health: dict[str, Any] = durable.read_json(health_path(run_dir, tracker))
-    except DataError:
-        return {}
-    return health
 
 
 def is_failing(run_dir: Path, tracker: str) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 
 from charter.artifacts import durable
 from charter.artifacts.stage_dir import METRICS
-from charter.errors import UsageError, loads_json
+from charter.errors import DataError, UsageError, loads_json
 from charter.metering.row import METER_GLOB, MeterRow, row_of
 from charter.tracking.base import MetricRow, metric_point
 
@@ -234,6 +234,15 @@ def delivered_path(run_dir: Path, tracker: str) -> Path:
 def health_path(run_dir: Path, tracker: str) -> Path:
     """Return the path of the health of the delivery to one tracker; nothing depends on it."""
     return tracking_dir(run_dir) / f"{tracker}.health.json"
+
+
+def health_of(run_dir: Path, tracker: str) -> dict[str, Any]:
+    """Read the health of the latest delivery to a tracker; empty where nobody has tried."""
+    try:
+        health: dict[str, Any] = durable.read_json(health_path(run_dir, tracker))
+    except DataError:
+        return {}
+    return health
 
 
 def log_path(run_dir: Path, tracker: str) -> Path:

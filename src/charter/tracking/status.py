@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from charter.tracking.delivery import PIPELINE, read_told, waiting_rows
-from charter.tracking.forward import health_of
+from charter.tracking.journal import health_of
 from charter.tracking.progress import RunProgress
 from charter.tracking.run_facts import read_followed
 

@@ -82,6 +82,7 @@ def check(command):
     for field in ("data", "tensor", "zero", "micro_batch", "recompute", "offload", "offload_activations"):
         assert getattr(layout, field) == planned[field], field
     terms = {term.name: term.value for term in stage.option.peak.terms}
+    away = 0
     with fake_world(command.world_size):
         for name, field, top, mode in ROLES[spec.kind]:
             shape = architecture_of(command, field)
@@ -103,8 +104,11 @@ def check(command):
                 assert report.weight_bytes == pytest.approx(terms[held], rel=CLOSE), held
                 if mode == TRAINED:
                     own = terms.get(f"{name}: optimizer", 0.0)  # none where moments are on the host
-                    assert report.optimizer_bytes == pytest.approx(own or stage.option.host_bytes, rel=CLOSE)
+                    away += 0 if own else report.optimizer_bytes
+                    assert not own or report.optimizer_bytes == pytest.approx(own, rel=CLOSE)
                     assert report.weight_bytes == pytest.approx(terms[f"{name}: gradients"], rel=CLOSE)
+    if planned["offload"] == "optimizer" and not planned["offload_activations"]:
+        assert away == pytest.approx(stage.option.host_bytes, rel=2 * CLOSE), "of all roles"
 
 
 LLAMA_70B = models.get("Llama-3.1-70B").architecture

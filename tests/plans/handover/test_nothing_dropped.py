@@ -28,7 +28,7 @@ CHOSEN_BY_THE_ENGINE = ("generator",)
 """Who samples is an execution field; an engine that has one generator says so in the note."""
 DECIDES_NOTHING = "decides nothing here"
 """Begins the note of a field that only counts beside another one (kl_horizon without kl_target)."""
-ENGINE_ATTENTION = {"openrlhf": "flash_attention_2"}
+ENGINE_ATTENTION = {"openrlhf": "flash_attention_2", "skyrl": "flash_attention_2"}
 """What an engine takes where the stage names no attention."""
 BESIDE = {"rloo": ("whiten_advantages",)}
 """Fields whose usual value an estimator excludes: the refusal names them, and not the estimator."""

@@ -19,6 +19,8 @@ from charter.spec.stage import DpoStage
 SHAPES = {name: models.get(name).architecture for name in ("Llama-3.1-8B", "Llama-3.1-70B", "Llama-3.1-405B")}
 POLICY_ALONE = "prime_rl"
 """It places the policy beside its generator, on one node, and no other role."""
+FUNCTIONS_ALONE = "skyrl"
+"""It scores by functions, and trains no value model."""
 PLACED = tuple(name for name in rl_engines() if any(engine.name == name for engine in handover_engines()))
 BY_LAYOUT = [pair for pair in cases.pairs() if not (pair[1] == "ppo" and pair[0] in rl_engines())]
 """The rest places the roles of PPO itself."""
@@ -80,7 +82,7 @@ def test_every_layout_that_is_offered_is_rendered(engine, kind, dtype, data):
 
 @pytest.mark.parametrize("nodes", [1, 2, 4, 6])
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
-@pytest.mark.parametrize("engine", [name for name in PLACED if name != POLICY_ALONE])
+@pytest.mark.parametrize("engine", [name for name in PLACED if name not in (POLICY_ALONE, FUNCTIONS_ALONE)])
 def test_every_placement_that_is_offered_is_rendered(engine, estimator, nodes):
     changes = {"rollout_batch": 768, "minibatch": 384}
     if estimator == "grpo":
@@ -93,6 +95,20 @@ def test_every_placement_that_is_offered_is_rendered(engine, estimator, nodes):
     for option in found:
         told = refused(stage, option.layout, nodes=nodes, placement=placement_of(option))
         assert not told, f"{engine} {option.layout_label}: {told}"
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+@pytest.mark.parametrize("reference", [True, False])
+def test_every_placement_without_a_reward_model_is_rendered(reference, nodes):
+    changes = {"rollout_batch": 768, "minibatch": 384}
+    changes |= {"kl_coefficient": 0.01, "loss_aggregation": "sequence"} if reference else {}
+    stage = cases.accepted_stage(FUNCTIONS_ALONE, "ppo", **changes)
+    work = ppo_case.scored_by_functions(ppo_case.workload(samples=768, minibatch=384), reference=reference)
+    found = rl_options(ppo_case.question(work, FUNCTIONS_ALONE), ppo_case.place("H100", 8, nodes=(nodes,)), nodes)[0]
+    assert found
+    for option in found:
+        told = refused(stage, option.layout, nodes=nodes, placement=placement_of(option))
+        assert not told, f"{option.layout_label}: {told}"
 
 
 @pytest.mark.parametrize("accelerators", [2, 4, 8])

@@ -11,7 +11,7 @@ from charter.report.handover import exported as handed_over
 from charter.spec.load import load_project
 from charter.templates.shipped import find_template, write_template
 
-ENGINES = ("trl", "verl", "openrlhf", "nemo_rl", "prime_rl")
+ENGINES = ("trl", "verl", "openrlhf", "nemo_rl", "prime_rl", "skyrl")
 ACCEPTED = None
 JUDGE = {"rewards": "principles: a judge is asked", "on_overoptimisation": "compares the rewards with the gold"}
 OTHER_PACE = {
@@ -25,8 +25,9 @@ TABLE = {
     ("rlvr-tiny", "openrlhf"): {"dtype": "bf16 or fp16", "min_new_tokens": "fixed to 1"},
     ("rlvr-tiny", "nemo_rl"): {"resources": "needs accelerators"},
     ("rlvr-tiny", "prime_rl"): {**OTHER_PACE, "resources": "needs accelerators", "dtype": "bfloat16"},
+    ("rlvr-tiny", "skyrl"): {"resources": "needs accelerators", "dtype": "bfloat16", "min_new_tokens": "fixed to 1"},
     **{("grpo-7b", engine): ACCEPTED for engine in ("trl", "verl", "nemo_rl")},
-    ("grpo-7b", "openrlhf"): {"min_new_tokens": "fixed to 1"},
+    **{("grpo-7b", engine): {"min_new_tokens": "fixed to 1"} for engine in ("openrlhf", "skyrl")},
     ("grpo-7b", "prime_rl"): {**OTHER_PACE, "resources": "on accelerators of its own"},
     **{("constitution-rl-8b", engine): JUDGE for engine in ENGINES},
     ("tools-tiny", "trl"): {"environment": "no tools and no environment"},
@@ -34,6 +35,7 @@ TABLE = {
     ("tools-tiny", "openrlhf"): {"environment": "tokenise what a tool says apart"},
     ("tools-tiny", "nemo_rl"): {"environment": "whose replies it tokenises"},
     ("tools-tiny", "prime_rl"): {"environment": "harness of verifiers"},
+    ("tools-tiny", "skyrl"): {"environment": "tokenised by the chat template"},
 }
 ON_GPUS = {
     "infra: local": "accelerators: H100:8",
@@ -50,9 +52,9 @@ BESIDE_A_GENERATOR = {
 }
 CHANGED = [
     ("rlvr-tiny", BESIDE_A_GENERATOR, "prime_rl"),
-    ("rlvr-tiny", {**ON_GPUS, **ONE_TOKEN}, "openrlhf"),
+    *(("rlvr-tiny", {**ON_GPUS, **ONE_TOKEN}, engine) for engine in ("openrlhf", "skyrl")),
     ("rlvr-tiny", {}, "trl"),
-    ("grpo-7b", ONE_TOKEN, "openrlhf"),
+    *(("grpo-7b", ONE_TOKEN, engine) for engine in ("openrlhf", "skyrl")),
 ]
 
 

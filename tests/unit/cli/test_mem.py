@@ -65,7 +65,8 @@ def test_mem_offers_the_host_where_nothing_less_fits():
     assert "layer inputs" not in {term["name"] for term in away["terms"]}
     others = json.loads(ok(*words, "--stack", "deepspeed", "--json", code=3))["would_fit"]
     assert not any("--offload-activations" in item["options"] for item in others)
-    assert "--recompute full" in ok(*words[:-4], "--offload-activations", code=2)
+    refused = run(app, [*words[:-4], "--offload-activations"]).exception
+    assert "found --mode lora --recompute none" in str(refused)
 
 
 def test_mem_and_plan_have_one_limit():

@@ -24,6 +24,7 @@ from charter.engines.nemo_rl.adapter import NemoRlAdapter
 from charter.engines.openrlhf.adapter import OpenRlhfAdapter
 from charter.engines.prime_rl.adapter import PrimeRlAdapter
 from charter.engines.project import engine_problems
+from charter.engines.skyrl.adapter import SkyRlAdapter
 from charter.engines.verl.adapter import VerlAdapter
 from charter.errors import SpecError
 from charter.spec.project import Project
@@ -48,7 +49,7 @@ FUNCTIONS = (
 PENALTY = Reward(name="short", kind="function", call="charter:overlong", arguments={"longest": 512, "cache": 128})
 ANSWERS = ["4", "four", "<answer>4</answer>", "4 4 4", "", "4.05", "<answer>x</answer>", "-4", "1,000", "4\n"]
 ROWS = [{"answer": 4}] * 8 + [{"answer": "1000"}, {}]
-ENGINES = ("trl", "verl", "openrlhf", "nemo_rl", "prime_rl")
+ENGINES = ("trl", "verl", "openrlhf", "nemo_rl", "prime_rl", "skyrl")
 
 
 def stage_of(engine, *rewards, **changes):
@@ -188,8 +189,43 @@ def by_prime_rl(module, monkeypatch):
     return [asyncio.run(task.total(trace)) for task, trace in zip(tasks, traces, strict=True)]
 
 
+class AnyNames(ModuleType):
+    """A module that has an empty class of every name."""
+
+    def __getattr__(self, name):
+        return type(name, (), {})
+
+
+def by_skyrl(module, monkeypatch):
+    """Environment and generator, over the few names of SkyRL that they take (tried with skyrl 0.3.0 itself)."""
+    path = Path(module.__file__).with_name("run_skyrl.py")
+    imported = {node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
+    for name in ("ray", "skyrl_gym", *imported):
+        parts = name.split(".")
+        for end in range(1, len(parts) + 1):
+            place = ".".join(parts[:end])
+            monkeypatch.setitem(sys.modules, place, AnyNames(place))
+    sys.modules["ray"].remote = lambda **_: lambda function: function
+    sys.modules["skyrl_gym.envs.base_text_env"].BaseTextEnvStepOutput = dict
+    spec = importlib.util.spec_from_file_location("run_skyrl", path)
+    entry = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(entry)
+    totals = []
+    for answer, text in zip(ANSWERS, TEXTS, strict=True):
+        extras = {"charter": text}
+        stepped = entry.Environment(env_config={}, extras=extras).step(answer)
+        assert (stepped["done"], stepped["reward"], stepped["observations"]) == (True, 0.0, [])
+        output = SimpleNamespace(response_ids=[1, 2])
+        assert entry.Generator._post_process_agent_loop_output(None, output, extras, None) is output
+        first, last = output.reward
+        assert first == 0.0
+        totals.append(last)
+    return totals
+
+
 CALLS = {
     "trl": by_trl, "verl": by_verl, "openrlhf": by_openrlhf, "nemo_rl": by_nemo_rl, "prime_rl": by_prime_rl,
+    "skyrl": by_skyrl,
 }  # fmt: skip
 
 
@@ -239,6 +275,9 @@ def test_each_engine_is_told_where_the_file_is():
     prime = rendered("prime_rl", *FUNCTIONS)
     [source] = yaml.safe_load(prime.files["rl.yaml"])["orchestrator"]["train"]["source"]
     assert source["env"]["taskset"] == {"id": "charter_taskset"}
+    skyrl = rendered("skyrl", *FUNCTIONS)
+    assert yaml.safe_load(skyrl.files["skyrl.yaml"])["environment"] == {"env_class": "charter"}
+    assert 'skyrl_gym.register(id="charter", entry_point=Environment)' in skyrl.files["run_skyrl.py"]
 
 
 def test_penalty_of_long_answers_is_the_engines_own():
@@ -326,7 +365,9 @@ def test_trl_adds_a_preference_model_and_normalises_each():
 
 
 @pytest.mark.parametrize(
-    "adapter", [HuggingFaceAdapter(), VerlAdapter(), OpenRlhfAdapter(), NemoRlAdapter(), PrimeRlAdapter()], ids=ENGINES
+    "adapter",
+    [HuggingFaceAdapter(), VerlAdapter(), OpenRlhfAdapter(), NemoRlAdapter(), PrimeRlAdapter(), SkyRlAdapter()],
+    ids=ENGINES,
 )
 def test_row_carries_what_rewards_read(adapter):
     carries = json.dumps(adapter.prompt_row(TURNS, kind="ppo", index=0, carried=TEXTS[0]))

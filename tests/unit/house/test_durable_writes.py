@@ -38,6 +38,7 @@ ALLOWED = {
     "engines/openrlhf/adapter.py": WORK,
     "engines/megatron/adapter.py": WORK,
     "engines/megatron/mapping.py": "the text of a script that Charter renders and does not run",
+    "engines/skyrl/mapping.py": "the text of a script that Charter renders and does not run",
     "hosted/classifier.py": WORK,
     "hosted/data_files.py": FILLS,
     "hosted/engine_process.py": LOG,

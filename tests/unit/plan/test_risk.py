@@ -160,6 +160,12 @@ def test_stage_says_what_it_expects_of_failures(lab):
     assert stage.risk.interruptions == pytest.approx(found["expected_interruptions"], abs=1e-6)
 
 
+@pytest.mark.parametrize(("engine", "noticed"), [("trl", AGENTS), ("megatron", SLURM)])
+def test_agents_notice_where_charter_starts_the_engine(lab, engine, noticed):
+    four = Resources(infra="on_prem", accelerators=("H100:8",), num_nodes=4)
+    assert lab.one(replace(SFT, engine=engine), four).stages[0].option.overhead.detection == noticed
+
+
 def test_spares_of_a_large_cluster_pay_and_of_a_cloud_do_not(lab, aws, own):
     stage = lab.one(SFT, Resources(infra="on_prem", accelerators=("H100:8",), num_nodes=4)).stages[0]
     for place, nodes, pays in ((own, 1024, True), (aws, 128, False)):

@@ -1,8 +1,10 @@
 """Files of an engine: whose work directory it is, links, moves, logs, and models put together from its weights."""
 
 import errno
+import json
 import os
 import shutil
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -63,6 +65,35 @@ def read_log(log: Path, read: Callable[[Iterable[str]], Iterator[Read]]) -> Iter
             yield from read(lines)
     except OSError:
         return
+
+
+def numbered_steps(directory: Path, prefix: str) -> list[tuple[int, Path]]:
+    """Return the steps whose directories are there, with them, in order; none where there is no directory."""
+    try:
+        paths = [path for path in directory.iterdir() if path.name.startswith(prefix)]
+    except OSError:
+        return []
+    numbers = ((path.name.removeprefix(prefix), path) for path in paths)
+    return sorted((int(number), path) for number, path in numbers if number.isdecimal())
+
+
+def read_number(path: Path) -> int:
+    """Return the whole number that a file holds; 0 where there is none, or it is torn."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+RANK_FILES = ("model", "optim", "extra_state")
+
+
+def fsdp_ranks(directory: Path) -> int:
+    """Return the processes whose shards verl or SkyRL wrote there to their ends; 0 where one is not whole."""
+    world = int(json.loads((directory / "fsdp_config.json").read_text(encoding="utf-8"))["world_size"])
+    json.loads((directory / "huggingface" / CONFIG).read_text(encoding="utf-8"))
+    names = [f"{kind}_world_size_{world}_rank_{rank}.pt" for kind in RANK_FILES for rank in range(world)]
+    return world if all(zipfile.is_zipfile(directory / name) for name in names) else 0
 
 
 CONFIG = "config.json"

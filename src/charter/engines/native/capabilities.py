@@ -24,6 +24,7 @@ CAPABILITIES = Capabilities(
     hybrid=True,
     offload_optimizer=(NONE, GRADIENTS, PARAMETERS),
     offload_parameters=(GRADIENTS, PARAMETERS),
+    several_nodes=True,
     offload_activations=True,
     vllm_share=0.4,
     answers=("pretrain", "sft", "dpo", "ppo"),

@@ -165,7 +165,6 @@ def _kernels(sheet: Sheet, stage: PpoStage) -> None:
 
 NO_DEGREE = {
     "tensor": "it has no tensor parallelism",
-    "sequence_parallel": "there is no tensor parallelism",
     "pipeline": "it has no pipeline",
     "interleave": "there is no pipeline",
     "context": "its context parallelism belongs to its own model classes, and Charter renders any architecture",
@@ -177,7 +176,8 @@ NO_DEGREE = {
 def _layout(sheet: Sheet, stage: PpoStage) -> None:
     mapper, layout = sheet.mapper, sheet.mapper.handover.layout
     for name, why in NO_DEGREE.items():
-        mapper.same(f"layout.{name}", (1, False), why)
+        mapper.same(f"layout.{name}", 1, why)
+    mapper.same("layout.sequence_parallel", False, "there is no tensor parallelism")
     sheet.put(f"{MODEL}.ep", 1)
     if layout.zero is ZeroStage.PARAMETERS or (layout.zero is ZeroStage.NONE and layout.data == 1):
         sheet.computed("layout.zero", {f"{MODEL}.reshard_after_forward": True}, "FSDP2, resharded after each block")

@@ -12,7 +12,6 @@ Read in verl 0.9.1: utils/logger/aggregate_logger.py (`concat_dict_to_str`: `ste
 `pprint` prints them, so NumPy's come as `np.float64(0.5)`), utils/tracking.py (`{"step": N, "data": {...}}`).
 """
 
-import json
 import re
 import shutil
 import subprocess
@@ -28,7 +27,15 @@ from charter.artifacts.whole_dir import MANIFEST
 from charter.data.dataset import Turn
 from charter.data.rows import messages
 from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint, LoggedStep, LogReader
-from charter.engines.common.files import link_tree, move_to, read_log, write_model
+from charter.engines.common.files import (
+    fsdp_ranks,
+    link_tree,
+    move_to,
+    numbered_steps,
+    read_log,
+    read_number,
+    write_model,
+)
 from charter.engines.common.request import Handover
 from charter.engines.verl.settings import CHECKPOINTS
 from charter.errors import StageError, loads_json
@@ -103,9 +110,7 @@ TAKEN, RESUME, MERGED = "taken", "resume", "merged"
 """Below the work directory: the newest checkpoint that Charter has; what verl goes on from; the final weights."""
 TRACKER = "latest_checkpointed_iteration.txt"
 ACTOR, CRITIC = "actor", "critic"
-RANK_FILES = ("model", "optim", "extra_state")
 PPO_FILE, SFT_FILE = "ppo.yaml", "sft.yaml"
-_NAME = re.compile(r"global_step_(\d+)")
 _SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The parser in C, an eighth of the time, where PyYAML was built with it: settings are read at every look."""
 
@@ -189,22 +194,14 @@ def _newest(work: Path, adapter: VerlAdapter) -> EngineCheckpoint | None:
 
 
 def _whole_ones(directory: Path, work: Path) -> Iterator[EngineCheckpoint]:
-    try:
-        paths = list(directory.iterdir())
-    except OSError:
-        return
-    numbered = ((int(name[1]), path) for path in paths if (name := _NAME.fullmatch(path.name)))
-    for step, path in sorted(numbered):
+    for step, path in numbered_steps(directory, "global_step_"):
         if is_whole(path, work):
             yield EngineCheckpoint(step=step, path=path)
 
 
 def tracked_step(checkpoints: Path) -> int:
     """The last step that verl has called whole; 0 where there is none, or the file is torn."""
-    try:
-        return int((checkpoints / TRACKER).read_text())
-    except (OSError, ValueError):
-        return 0
+    return read_number(checkpoints / TRACKER)
 
 
 def is_whole(path: Path, work: Path) -> bool:
@@ -212,26 +209,13 @@ def is_whole(path: Path, work: Path) -> bool:
     try:
         if (work / PPO_FILE).exists():
             roles = [ACTOR, *([CRITIC] if _value(work / PPO_FILE, "critic", "enable") else [])]
-            return all(_ranks(path / role) > 0 for role in roles) and zipfile.is_zipfile(path / "data.pt")
+            return all(fsdp_ranks(path / role) > 0 for role in roles) and zipfile.is_zipfile(path / "data.pt")
         shared = int(_value(work / SFT_FILE, "engine", "ulysses_sequence_parallel_size") or 1)
-        ranks = _ranks(path)
+        ranks = fsdp_ranks(path)
         loaders = [path / f"data_{rank}.pt" for rank in range(ranks // shared)]
         return bool(loaders) and all(map(zipfile.is_zipfile, loaders))
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-def _ranks(directory: Path) -> int:
-    """Processes whose files are all there to their ends; 0 where one is not."""
-    world = int(_json(directory / "fsdp_config.json")["world_size"])
-    _json(directory / "huggingface" / "config.json")
-    names = [f"{kind}_world_size_{world}_rank_{rank}.pt" for kind in RANK_FILES for rank in range(world)]
-    return world if all(zipfile.is_zipfile(directory / name) for name in names) else 0
-
-
-def _json(path: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document
 
 
 def _value(path: Path, section: str, name: str) -> Any:

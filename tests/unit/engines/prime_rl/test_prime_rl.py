@@ -177,6 +177,7 @@ LAYOUTS: list[tuple[str, dict[str, Any]]] = [
     ("recompute", {"recompute": Recompute.SELECTIVE}),
     ("tensor", {"data": 2, "tensor": 2}),
     ("context", {"data": 2, "context": 2}),
+    ("sequence_parallel", {"sequence_parallel": True}),
 ]
 
 

@@ -36,7 +36,14 @@ def prime_rl(step):
     return f"17:58:37 SUCCESS Step {step} | {10.5}s | Loss 0.0125 | Entropy 0.5000 | LR 1.00e-06 | MFU 9.0%"
 
 
-LINES = {"nemo_rl": nemo_rl, "prime_rl": prime_rl, "verl": verl, "megatron": megatron, "openrlhf": openrlhf}
+def skyrl(step):
+    values = f"{{'policy/final_loss': '0.0125',\n 'timing/step': '9.5000',\n 'trainer/global_step': {step}}}"
+    return f"2026-11-28 06:00:00.000 | INFO     | skyrl.train.utils.tracking:log:190 - Step {step}: \n{values}"
+
+
+LINES = {
+    "nemo_rl": nemo_rl, "prime_rl": prime_rl, "verl": verl, "megatron": megatron, "openrlhf": openrlhf, "skyrl": skyrl,
+}  # fmt: skip
 
 
 def written(tmp_path, *lines, end="\n", name="train.log"):
@@ -47,7 +54,7 @@ def written(tmp_path, *lines, end="\n", name="train.log"):
 
 @pytest.mark.parametrize(
     ("engine", "seconds"),
-    [("verl", 12.5), ("megatron", 1.5), ("openrlhf", 20.0), ("nemo_rl", 12.34), ("prime_rl", 10.5)],
+    [("verl", 12.5), ("megatron", 1.5), ("openrlhf", 20.0), ("nemo_rl", 12.34), ("prime_rl", 10.5), ("skyrl", 9.5)],
 )
 def test_the_format_of_a_log_is_found_by_its_steps(tmp_path, engine, seconds):
     path = written(tmp_path, *(LINES[engine](step) for step in (1, 2, 3)))
