@@ -68,7 +68,7 @@ def targets() -> list[dict[str, object]]:
     def sources(verdicts: Sequence[RowVerdict], keep) -> float | None:
         groups: dict[str, list[RowVerdict]] = {}
         for item in verdicts:
-            if keep(item.row):
+            if keep(item.row) and item.row.says_lengths:
                 groups.setdefault(item.row.prefix, []).append(item)
         scores = [score(group) for group in groups.values()]
         errors = [each.median_error for each in scores if each.configurations and each.median_error is not None]
@@ -77,7 +77,7 @@ def targets() -> list[dict[str, object]]:
     def line(
         name: str, keep, asked: float | None, after: float | None, peer: str, ten_rows: bool = False
     ) -> dict[str, object]:
-        chosen = [item for item in zero if keep(item.row)]
+        chosen = [item for item in zero if keep(item.row) and item.row.says_lengths]
         return {
             "quantity": name,
             "peer": peer,
@@ -86,7 +86,9 @@ def targets() -> list[dict[str, object]]:
             "bias": score(chosen).bias,
             "asked_after": after,
             "after": sources(ten if ten_rows else five, keep) if after else None,
-            "bias_after": score([item for item in (ten if ten_rows else five) if keep(item.row)]).bias,
+            "bias_after": score(
+                [item for item in (ten if ten_rows else five) if keep(item.row) and item.row.says_lengths]
+            ).bias,
         }
 
     def trained(row: Measurement) -> bool:

@@ -3,7 +3,7 @@
 from functools import cache
 
 from charter.physics.fitted import bundled
-from charter.validation.bundled import bundled_measurements
+from charter.validation.bundled import taught_measurements
 from charter.validation.score import cases_of, scored
 from charter.validation.validate import without
 
@@ -11,7 +11,7 @@ from charter.validation.validate import without
 @cache
 def cases(quantity):
     """The cases of a quantity and what was refused, read once."""
-    return cases_of(quantity, bundled_measurements())
+    return cases_of(quantity, taught_measurements())
 
 
 def fitted_without(quantity, source):

@@ -45,7 +45,7 @@ def test_every_row_appears_once_in_order_with_a_prediction_or_a_reason(tmp_path,
     chosen = [row for row in rows if row["metric"] == "oom"][:2] + rows[5::80]
     broken = {**chosen[3], "id": "ZZZ-1", "tp": "two"}
     nobody = {**chosen[3], "id": "ZZZ-2", "metric": "room_temperature"}
-    unknown = {**timed, "id": "ZZZ-3", "gpu": "Abacus-9000"}
+    unknown = {**timed, "id": "ZZZ-3", "accelerator": "Abacus-9000"}
     twice = chosen[4]
     file = write(tmp_path / "rows.csv", [*chosen, broken, nobody, unknown, twice])
     report = json.loads(run("validate", file, "--json"))

@@ -66,24 +66,21 @@ def calibrate(
 
 
 def _fitted(file: Path, alone: bool) -> "tuple[Bundle, dict[str, tuple[str, ...]]]":
-    """The published constants moved to the file's rows, or a fit of the file alone; and what it leaves out, and why.
-
-    The published rows are fitted as they are: their alarms are models of a few million parameters, read and confirmed.
-    """
+    """The published constants moved to the file's rows, or a fit of the file alone; and what it leaves out, and why."""
     from datetime import date
 
     from charter.errors import UsageError
     from charter.physics.fitted import bundled
     from charter.validation.alarms import flagged
-    from charter.validation.bundled import MEASUREMENTS
+    from charter.validation.bundled import MEASUREMENTS, taught_measurements
     from charter.validation.fitting import extend, make
     from charter.validation.quantity import QUANTITIES
     from charter.validation.rows.measurement import read_measurements
 
     rows, today = read_measurements(file), date.today().isoformat()
-    if file.resolve() == MEASUREMENTS.resolve():
-        return make(QUANTITIES, rows, source=file.name, as_of=today), {}
     alarms = flagged(rows)
+    if file.resolve() == MEASUREMENTS.resolve():
+        return make(QUANTITIES, taught_measurements(), source=file.name, as_of=today), alarms
     sound = [row for row in rows if row.id not in alarms]
     if rows and not sound:
         reasons = "\n".join(f"  {name}: {'; '.join(texts)}" for name, texts in alarms.items())

@@ -64,7 +64,11 @@ def cases_of(quantity: Quantity, rows: Iterable[Measurement]) -> tuple[list[Case
 
 
 def fitted_to(quantity: Quantity, cases: Sequence[Case]) -> Fitted:
-    """Constants fitted to all cases (none: the priors); a source weighs as the square root of its independent rows."""
+    """Constants fitted to all cases (none: the priors); a source weighs as the square root of its independent rows.
+
+    Steps of reinforcement learning whose answers may have any length teach nothing: their seconds are those of a guess.
+    """
+    cases = [case for case in cases if case.row.says_lengths]
     if not cases:
         return Fitted()
     return fit(

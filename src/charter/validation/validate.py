@@ -11,7 +11,7 @@ from charter.physics.columns import Array
 from charter.physics.fitted import Bundle, Fitted, Knowledge, QuantityFit, bundled
 from charter.spec.suggest import nearest
 from charter.validation.alarms import alarms_of
-from charter.validation.bundled import bundled_measurements
+from charter.validation.bundled import bundled_measurements, taught_measurements
 from charter.validation.intervals import group_of, scatter_factor
 from charter.validation.quantities.memory import MEMORY_NAMES, out_of_memory
 from charter.validation.quantity import QUANTITIES, Quantity, quantity_of
@@ -190,7 +190,7 @@ def without(quantity: Quantity, fit: QuantityFit, leave_out: tuple[str, ...]) ->
         return fit.fitted
     if len(absent) == 1 and absent[0] in fit.without:
         return fit.without[absent[0]]
-    cases, _ = cases_of(quantity, bundled_measurements())
+    cases, _ = cases_of(quantity, taught_measurements())
     return fitted_to(quantity, [case for case in cases if case.row.prefix not in absent])
 
 

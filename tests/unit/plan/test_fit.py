@@ -12,7 +12,7 @@ from charter.plan.phase import Counters, Role, RolePhase, Workload
 from charter.plan.stage_memory import answering_peak, decoded_together, training_job, training_peak
 from charter.spec.layout import Layout, Recompute, ZeroStage
 
-H100 = accelerators.get("H100")
+H100, H200 = accelerators.get("H100"), accelerators.get("H200")
 KNOWN = shipped()
 ZERO3 = Layout(data=8, zero=ZeroStage.PARAMETERS, micro_batch=4)
 
@@ -92,14 +92,14 @@ def test_a_frozen_role_of_a_stage_in_fp32_is_in_fp32(ppo, lab):
 
 
 def test_small_rollouts_are_decoded_whole_and_large_ones_in_waves(ppo, lab):
-    arguments = {"accelerator": H100, "dtype": "bf16", "knowledge": KNOWN}
+    arguments = {"accelerator": H200, "dtype": "bf16", "knowledge": KNOWN}
     small, large = ppo(512), ppo(65_536)
     assert decoded_together(small, small.phases[0], ZERO3, **arguments) == 512 // 8
     held = decoded_together(large, large.phases[0], ZERO3, **arguments)
     cache = kv_cache_bytes(lab.LLAMA_8B, 1024)
     peak = training_peak(large, ZERO3, **arguments)
     assert held < 65_536 // 8
-    assert peak.total_bytes <= KNOWN.usable_bytes(H100) < peak.total_bytes + cache
+    assert peak.total_bytes <= KNOWN.usable_bytes(H200) < peak.total_bytes + cache
 
 
 def test_answering_stage_needs_the_larger_of_its_models_not_their_sum(lab):
@@ -114,7 +114,7 @@ def test_answering_stage_needs_the_larger_of_its_models_not_their_sum(lab):
     work = Workload(roles=roles, phases=phases, counters=Counters())
     peak = answering_peak(work, tensor=4, batches={}, accelerator=H100, knowledge=KNOWN)
     assert peak.moment == "judge"
-    assert peak.by_part()["parameters"] == pytest.approx(2 * count_parameters(lab.LLAMA_70B).total / 4, rel=1e-3)
+    assert peak.by_part()["parameters"] == pytest.approx(2 * count_parameters(lab.LLAMA_70B).total / 4, rel=3e-3)
 
 
 def test_endpoint_models_take_no_memory(lab):

@@ -221,13 +221,13 @@ def test_offloading_leaves_less_on_the_device_and_the_rest_in_host_memory():
     assert away.host_bytes > 0
     assert any(term.name == "offload" and term.value > 0 for term in away.time_terms)
     # One role at a time allows layouts that keep more activations, so compare what it makes possible instead.
-    small = case.workload("Qwen/Qwen2-7B", critic=False)
-    assert [option.host_bytes > 0 for option in options("verl", "H800", 1, work=small, per_node=2)[0]] == [True]
+    small = case.workload("Qwen/Qwen2.5-14B", critic=False)
+    assert [option.host_bytes > 0 for option in options("verl", "H800", 1, work=small, per_node=4)[0]] == [True]
 
 
 def test_host_memory_of_a_node_is_checked_and_named():
     work = case.workload("Qwen/Qwen2-7B")
-    found, missed = options("verl", "A100-80GB", 1, work=work, per_node=2)
+    found, missed = options("verl", "H100-NVL-94GB", 1, work=work, per_node=2)
     assert found == ()
     assert "system memory" in missed.rejected[0].reason
     assert host_bytes_per_accelerator("A100-SXM-80GB", 2) is None, "no offer says it, and a judgement is taken"

@@ -81,6 +81,12 @@ def test_two_stacks_that_disagree_say_less_than_eight() -> None:
     assert width_of([[0.1] * 9, [-0.1] * 9]) > 1.8 * width_of([[0.1] * 9, [-0.1] * 9] * 4)
 
 
+def test_a_misread_row_in_twenty_widens_nothing() -> None:
+    clusters = [[0.01 * (n - 9.5) + shift for n in range(20)] for shift in (-0.05, 0.05, 0.0)]
+    misread = [[*errors[:-1], 1.5] for errors in clusters]
+    assert width_of(misread) == pytest.approx(width_of(clusters), rel=0.1)
+
+
 def test_a_stack_of_many_rows_does_not_outvote_others() -> None:
     few, many = ([[0.01] * rows, [0.3] * 10, [0.3] * 10] for rows in (10, 200))
     assert width_of(few) == pytest.approx(width_of(many), rel=0.01)
@@ -150,7 +156,10 @@ def test_groups() -> None:
     assert group_of(row(metric="peak_mem_gb", kind="sft")) == "training memory"
     assert group_of(row(metric="wall_hours", kind="sft")) == "totals"
     assert group_of(row(metric="out_tokens_per_s", kind="inference")) == "inference time"
-    assert group_of(row(metric="step_time_s", kind="ppo")) == "rl time"
+    assert group_of(row(metric="step_time_s", kind="ppo", osl=300)) == "rl time"
+    assert group_of(row(metric="step_time_s", kind="ppo")) == "rl time, lengths unknown"
+    assert group_of(row(metric="wall_hours", kind="ppo")) == "totals, lengths unknown"
+    assert group_of(row(metric="ppo_weight_sync_time_s", kind="ppo")) == "weight transfer"
 
 
 @pytest.mark.parametrize("knowledge", ["unseen", "seen", "calibrated", "source"])

@@ -54,6 +54,7 @@ def test_the_classic_table_is_read_as_step_times_and_memory(tmp_path: Path) -> N
 
 def test_the_bundled_measurements_are_whole() -> None:
     rows = bundled_measurements()
-    assert len(rows) == 1366
+    assert len(rows) == 1850
+    assert all(row.stack and row.accelerator and row.compute_dtype for row in rows)
     assert not [row.id for row in rows if row.problems]
     assert len({row.id for row in rows}) == len(rows)

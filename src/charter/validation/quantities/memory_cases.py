@@ -354,11 +354,16 @@ KEEP_SIXTEEN = ("opt", "gpt2", "gpt_neox", "bloom", "falcon", "mpt", "qwen")
 
 
 def loss_kernel(row: Measurement, profile: MemoryProfile, architecture: Architecture) -> CrossEntropy | None:
-    """The loss by `logits_kernel`, in the stack's own form where that is of this kind; None: the stack's habit."""
+    """The loss by `logits_kernel`, in the stack's own form where that is of this kind; None: the stack's habit.
+
+    `full` says that the logits of a micro-batch are there at once, as they are where a stack's loss overwrites them
+    (Composer: all but the largest of MPT's published batches would not fit beside a 32-bit copy). litgpt's `chunked` is
+    a list of chunks that are all there until the backward pass (its `lm_head_chunk_size`).
+    """
     own: dict[str, tuple[CrossEntropy, ...]] = {
-        "full": ("eager", "released", "native"),
+        "full": ("eager", "released", "native", "inplace"),
         "fused": ("fused", "inplace"),
-        "chunked": ("chunked", *OWN_LOSSES),
+        "chunked": ("chunked", *OWN_LOSSES) + (("native",) if profile is LITGPT else ()),
     }
     sixteen = profile is DEEPSPEED and _has_master(row) and architecture.model_type in KEEP_SIXTEEN
     if sixteen and row.logits_kernel == "full":
@@ -380,7 +385,7 @@ def adapter_of(row: Measurement, profile: MemoryProfile) -> AdapterUse | None:
     targets = frozenset(("norms",)) if second else frozenset(("q", "v")) if narrow else LINEAR
     return AdapterUse(
         rank=row.lora_rank or (8 if narrow else 16),
-        base_bytes=base_bytes(row),
+        base_bytes=base_bytes(row, profile),
         targets=frozenset() if first else targets,
         dropout=not lean and row.adapter != "adapter",
         trains_ends=re.search(r"\(emb\)|modules_to_save|embedding.{0,20}train", text) is not None,
@@ -390,8 +395,13 @@ def adapter_of(row: Measurement, profile: MemoryProfile) -> AdapterUse | None:
     )
 
 
-def base_bytes(row: Measurement) -> float:
-    """Bytes per frozen weight: by the dtype as printed; QLoRA without one is nf4 with double quantisation."""
+def base_bytes(row: Measurement, profile: MemoryProfile) -> float:
+    """Bytes per frozen weight: by the dtype as printed; QLoRA without one is nf4 with double quantisation.
+
+    So is the typed `nf4`, as in QLoRA's paper and in torchao's NF4 tensors, but for litgpt, whose `bnb.nf4` is plain.
+    """
+    if row.parameter_dtype == "nf4" and profile is not LITGPT:
+        return BYTES_PER_VALUE["nf4"]
     dtype = row.dtype.lower()
     for words, size in BASE_BYTES:
         if re.search(words, dtype):

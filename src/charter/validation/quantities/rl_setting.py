@@ -216,6 +216,8 @@ tokens."""
 SHORTEST_MEAN = 256.0
 """Tokens of prompt and answer below which means are rare; judgement. Where only the limit of a sequence is printed, the
 mean is taken as the median of a log-uniform draw from here to the limit: limits are set for the longest answers."""
+FARTHEST_LIMIT = 8.0
+"""Of the mean, a limit of answers that no row prints: hardly one of a thousand lognormal answers is as long."""
 USUAL_SAMPLES = 512.0
 """Answers per step where nothing is printed. Judgement."""
 
@@ -238,6 +240,11 @@ class RlSetting:
     def mean_len(self) -> float:
         """Mean tokens of prompt and answer."""
         return self.prompt + self.lengths.mean
+
+    @property
+    def trained_len(self) -> float:
+        """Tokens of a sequence as it is scored and learnt from: padded to the longest where a stack packs none."""
+        return self.mean_len if self.stack.packs else self.prompt + self.lengths.longest_of(self.samples)
 
 
 def rl_setting(row: Measurement, *, samples: float | None = None) -> RlSetting:
@@ -285,7 +292,12 @@ def _samples(row: Measurement) -> float:
 
 
 def _lengths(row: Measurement) -> tuple[float, ResponseLengths, float]:
-    """Prompt, answers and longest sequence: isl and osl where printed, else split from mean_len, else from seq."""
+    """Prompt, answers and longest sequence: as typed, else isl and osl, else split from mean_len, else from seq."""
+    mean, cap = row.response_tokens_mean, row.response_tokens_cap
+    if mean and cap != mean:
+        prompt = row.prompt_tokens or mean * PROMPT_SHARE / (1 - PROMPT_SHARE)
+        most = max(mean, cap or (row.seq - prompt if row.seq else FARTHEST_LIMIT * mean))
+        return prompt, ResponseLengths(mean=mean, limit=most, spread=USUAL_SPREAD), prompt + most
     if row.isl and row.osl:
         lengths = ResponseLengths.fixed(row.osl)
         if row.mean_len and row.mean_len < row.isl + row.osl:

@@ -221,7 +221,7 @@ def _update_job(row: Measurement, s: RlSetting, architecture: Architecture, *, t
         architecture=architecture,
         accelerator=s.accelerator,
         profile=update_stack(row, tensor=tensor),
-        seq_len=s.mean_len,
+        seq_len=s.trained_len,
         bits=bits_of(row.dtype),
         adapter_rank=float(row.lora_rank or 16) if adapted else 0.0,
         base_bits=4.0 if row.adapter == "qlora" else 16.0,

@@ -233,16 +233,22 @@ def _texts(cells: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+_CACHE = re.compile(r"\b(int8|fp8|8-bit)[ -]*kv\b")
+
+
 def _dtype(cells: Mapping[str, Any]) -> str:
-    """The type of the products, or that of quantised weights, which says more.
+    """The type of the products, or that of quantised weights, which says more; with that of keys and values, which has
+    no typed column.
 
     >>> _dtype({"compute_dtype": "bf16", "parameter_dtype": "nf4"}), _dtype({"compute_dtype": "w4a16"})
     ('bnb.nf4', 'gptq-int4')
+    >>> _dtype({"compute_dtype": "bf16", "parameter_dtype": "bf16", "dtype": "bf16 + INT8 KV"})
+    'bf16 + int8 KV'
     """
     stored, computed = str(cells.get("parameter_dtype", "")), str(cells.get("compute_dtype", ""))
-    if stored in _STORED:
-        return _STORED[stored]
-    return {"w4a16": "gptq-int4", "w8a16": "gptq-int8"}.get(computed, computed)
+    name = _STORED.get(stored) or {"w4a16": "gptq-int4", "w8a16": "gptq-int8"}.get(computed, computed)
+    cache = _CACHE.search(str(cells.get("dtype", "")).casefold())
+    return f"{name} + {cache[1]} KV" if cache and name else name
 
 
 def unknowns(cells: Mapping[str, Any]) -> tuple[str, ...]:
@@ -367,6 +373,11 @@ class Measurement:
         'KOR'
         """
         return self.id.partition("-")[0][:3].upper()
+
+    @property
+    def says_lengths(self) -> bool:
+        """Return False for a step of reinforcement learning whose answers may have any length up to a limit."""
+        return self.kind != "ppo" or bool(self.osl or self.mean_len)
 
 
 _TYPES = get_type_hints(Measurement)

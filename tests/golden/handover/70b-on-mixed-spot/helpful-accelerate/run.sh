@@ -1,5 +1,5 @@
 #!/bin/bash
-# Stage helpful in accelerate: runs on each of 4 nodes.
+# Stage helpful in accelerate: runs on each of 8 nodes.
 # PYTHON is the interpreter of the environment that holds the engine.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
