@@ -52,8 +52,8 @@ def make_model(name: str) -> Any:
     """Random weights; the end token has the same probability everywhere."""
     import torch
 
+    from charter.models.chat import train_tokenizer
     from charter.models.language_model import new_language_model
-    from charter.models.tokenizer import train_tokenizer
     from charter.spec.architecture import Architecture
 
     tokenizer = train_tokenizer(texts(), vocab_size=VOCABULARY)
@@ -98,7 +98,7 @@ def rounds(prompts: Sequence[str], ask: Callable[[list[tuple[Any, ...]], int], l
 
 def ours(language_model: Any, prompts: Sequence[str]) -> tuple[int, float]:
     """Tokens generated, and CPU seconds."""
-    from charter.feedback.asks import Sample, Text
+    from charter.feedback.asking import Sample, Text
     from charter.feedback.local_models import LocalModels
 
     models, tokens = LocalModels({"critic": language_model}), 0

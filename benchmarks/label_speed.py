@@ -47,7 +47,7 @@ def questions(tokenizer: Any) -> list[Any]:
 
 def ours(language_model: Any, asked: list[Any]) -> float:
     """CPU seconds."""
-    from charter.feedback.asks import Choose
+    from charter.feedback.asking import Choose
     from charter.feedback.local_models import LocalModels
 
     models = LocalModels({"judge": language_model})

@@ -60,7 +60,7 @@ def output_of(directory: Path, stage: str) -> Path:
 def pair_wins(directory: Path) -> tuple[list[float], list[float]]:
     """For every held-out pair, whether the preference model and the shorter-answer rule are right."""
     from charter.data.dataset import read_pairs
-    from charter.evaluate.accuracy import shorter_wins
+    from charter.evaluate.preferences import shorter_wins
     from charter.evaluate.statistics import win_of
     from charter.inference.score import score_answers
     from charter.models.preference import load_preference_model

@@ -96,10 +96,9 @@ def write_ended(connection: Any, group: Sequence[Any]) -> None:
     from sqlalchemy import insert
 
     from charter.ledger.account import account
-    from charter.ledger.attempt_rows import check_of
     from charter.ledger.rows import write_charges
     from charter.ledger.schema import attempts
-    from charter.ledger.sum_rows import add_spend, spend_of_attempts
+    from charter.ledger.sum_rows import add_spend, check_of, spend_of_attempts
 
     rows = [{**asdict(item), "started_monotonic": None, "ended_at": item.ended_at} for item in group]
     connection.execute(insert(attempts), [{**row, "row_check": check_of(row)} for row in rows])

@@ -17,8 +17,8 @@ import torch
 
 from charter.inference.generate import SamplingSettings
 from charter.inference.generator import Generator, NativeGenerator, VllmGenerator, VllmOptions
+from charter.models.chat import train_tokenizer
 from charter.models.language_model import LanguageModel, new_language_model
-from charter.models.tokenizer import train_tokenizer
 from charter.spec.architecture import Architecture
 
 ROUNDS = 5

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from charter.engines.project import project_json_schema
-from charter.spec.presets import PRESETS, preset_contents
+from charter.spec.load import PRESETS, preset_contents
 from charter.spec.quantity import is_execution
 from charter.spec.schema import BLOCKS, field_docs
 from charter.spec.stage import STAGE_KINDS

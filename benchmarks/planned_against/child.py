@@ -14,9 +14,9 @@ from typing import Any
 
 from charter.artifacts.job import Job, JobInput, write_job
 from charter.artifacts.stage_dir import StageDir
+from charter.models.chat import train_tokenizer
 from charter.models.language_model import LanguageModel, new_language_model
 from charter.models.preference import PreferenceModel, ScalarModel
-from charter.models.tokenizer import train_tokenizer
 from charter.spec.project import DataSpec
 
 from .cases import Case

@@ -220,6 +220,11 @@ def format_usd(usd: float | None) -> str:
     return f"{sign}${size:.{1 - floor(log10(size))}f}".rstrip("0")
 
 
+def seconds_between(started_at: float, ended_at: float | None) -> float | None:
+    """Return the seconds from a start to an end by the clock, which may have been set back; None before the end."""
+    return None if ended_at is None else max(0.0, ended_at - started_at)
+
+
 def format_ratio(ratio: float) -> str:
     """A time over another as a share of that other, in words.
 

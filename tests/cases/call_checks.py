@@ -1,6 +1,6 @@
 """Calls of a store, read row by row beside its own quick sums."""
 
-from charter.ledger import call_rows
+from charter.ledger import charge_rows
 from charter.ledger.call import Call, CallTotals, totals_of_calls
 from charter.ledger.calls import CallStore
 from charter.ledger.database import transaction
@@ -9,9 +9,9 @@ from charter.ledger.database import transaction
 def rows_of(store: CallStore) -> list[Call]:
     """Every call, each row compared with its check; DataError when one has changed or is lost."""
     with transaction(store._database, reading=True) as connection:
-        call_rows.refuse_lost_calls(connection, store._database, store._scope)
+        charge_rows.refuse_lost_calls(connection, store._database, store._scope)
         return sorted(
-            call_rows.read_calls(connection, store._database, store._scope), key=lambda call: (call.at, call.call_id)
+            charge_rows.read_calls(connection, store._database, store._scope), key=lambda call: (call.at, call.call_id)
         )
 
 

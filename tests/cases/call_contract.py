@@ -6,8 +6,7 @@ import pytest
 from call_checks import checked_totals, unsettled
 
 from charter.ledger.call import CallSums
-from charter.ledger.call_books import CallBooks
-from charter.ledger.calls import CallStore, NewCall, Settlement
+from charter.ledger.calls import CallBooks, CallStore, NewCall, Settlement
 
 SCOPE = dict(run="demo", stage="label", fingerprint="f" * 64)
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from charter.artifacts.file_facts import sha256_file
+from charter.artifacts.fingerprint import sha256_file
 from charter.artifacts.lease import Holder, host_id, start_ticks
 from charter.artifacts.record import Record, write_record
 from charter.engines.project import load_project

@@ -14,12 +14,16 @@ __all__ = [
     "OTHER_LAYOUTS",
     "OTHER_VALUES",
     "PPO",
+    "RIGHT",
     "STAGES",
     "accepted_stage",
     "handover",
     "layout_of",
     "pairs",
 ]
+
+
+RIGHT = (Reward(name="right", kind="function", call="charter:number"),)
 
 
 def _optimization():

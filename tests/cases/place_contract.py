@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from charter.artifacts.file_facts import FileFact
+from charter.artifacts.fingerprint import FileFact
 from charter.errors import DataError
 
 

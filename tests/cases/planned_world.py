@@ -26,12 +26,11 @@ from charter.engines.project import load_project
 from charter.launch.job import module_of
 from charter.launch.submission import preview_job
 from charter.models import parallel
-from charter.models.decoder import tie, tied_weights
 from charter.models.engine_layout import StageLayout, engine_layout
 from charter.models.parallel import own_part
 from charter.models.preference import ScalarModel
 from charter.models.ranks import Ranks
-from charter.models.sharded_load import empty_parameters
+from charter.models.sharded_load import empty_parameters, tie, tied_weights
 from charter.plan.plan import Plan
 from charter.plan.project_plan import read_inputs
 from charter.run.graph import build_pipeline, with_project

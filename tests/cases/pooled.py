@@ -15,8 +15,8 @@ from call_checks import checked_totals
 
 from charter.engines.project import load_project
 from charter.ledger.calls import CallStore
+from charter.models.chat import train_tokenizer
 from charter.models.language_model import new_language_model
-from charter.models.tokenizer import train_tokenizer
 from charter.run.graph import build_pipeline
 from charter.spec.architecture import Architecture
 

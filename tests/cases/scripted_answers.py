@@ -2,7 +2,7 @@
 
 from concurrent.futures import Future
 
-from charter.feedback.asks import ChoiceReply, Choose, Text
+from charter.feedback.asking import ChoiceReply, Choose, Text
 
 
 class Scripted:

@@ -18,12 +18,12 @@ from charter.artifacts.job import Job, JobInput, write_job
 from charter.artifacts.stage_dir import StageDir
 from charter.errors import DataError
 from charter.evaluate import run
-from charter.evaluate.lm_eval_suite import charter_lm
+from charter.evaluate.questions import charter_lm
+from charter.models.chat import train_tokenizer
 from charter.models.language_model import (
     load_language_model,
     new_language_model,
 )
-from charter.models.tokenizer import train_tokenizer
 from charter.spec.architecture import Architecture
 from charter.spec.stage import EvalStage
 

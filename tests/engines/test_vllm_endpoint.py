@@ -23,14 +23,14 @@ from charter.feedback import (
     label,
 )
 from charter.feedback.answering import CALLS_FILE, open_answerer
-from charter.feedback.asks import Choose
+from charter.feedback.asking import Choose
 from charter.feedback.wording import (
     Part,
     Question,
 )
 from charter.ledger.calls import CallStore
+from charter.models.chat import train_tokenizer
 from charter.models.language_model import new_language_model
-from charter.models.tokenizer import train_tokenizer
 from charter.spec.architecture import Architecture
 from charter.spec.project import DataSpec, Serving
 from charter.spec.stage import CritiqueStage, LabelStage

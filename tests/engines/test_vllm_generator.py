@@ -16,8 +16,8 @@ from charter.inference.generator import (
     VllmGenerator,
     VllmOptions,
 )
+from charter.models.chat import train_tokenizer
 from charter.models.language_model import new_language_model
-from charter.models.tokenizer import train_tokenizer
 from charter.spec.architecture import Architecture
 from charter.train.ppo_sequences import answer_log_probabilities, as_sequences
 from vllm_environment import PYTHON, vllm_python

@@ -11,7 +11,7 @@ from charter.artifacts.group import rank_of_process
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.data.dataset import Prompt, read_prompts
-from charter.feedback.asks import Ask, Reply
+from charter.feedback.asking import Ask, Reply
 from charter.feedback.records import BatchResult, in_batches, make_records
 
 

@@ -25,8 +25,8 @@ from charter.data.dataset import Turn, read_pairs, read_prompts
 from charter.engines.huggingface.adapter import read_state
 from charter.engines.project import load_project
 from charter.errors import CharterError
+from charter.feedback.comparing import load_rubric
 from charter.feedback.constitution import load_constitution
-from charter.feedback.rating import load_rubric
 from charter.inference.endpoint.call import CallRequest
 from charter.inference.endpoint.parsing import InvalidReplyError, parse_reply
 from charter.ledger.bill import read_bill

@@ -14,11 +14,9 @@ from typing import Any
 
 from charter.artifacts import durable
 from charter.artifacts.fence import token_of
-from charter.artifacts.file_facts import FileFact, facts_of, files_under
-from charter.artifacts.fingerprint import differences
+from charter.artifacts.fingerprint import FileFact, differences, facts_of, files_under
 from charter.artifacts.job import Job
-from charter.artifacts.safe_path import below
-from charter.artifacts.whole_dir import MANIFEST, read_sealed, sealed_text
+from charter.artifacts.whole_dir import MANIFEST, below, read_sealed, sealed_text
 from charter.errors import DataError, UsageError
 
 _NAME = re.compile(r"step-(\d{8,})(?:-([1-9]\d*))?")

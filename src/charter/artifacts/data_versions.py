@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts import durable
-from charter.artifacts.file_facts import FileFact, facts_of
-from charter.artifacts.safe_path import wrong_name
+from charter.artifacts.fingerprint import FileFact, facts_of
+from charter.artifacts.whole_dir import wrong_name
 from charter.errors import DataError, UsageError
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts import faults, fence
-from charter.artifacts.file_facts import FULL, FileFact, check_chunks, disk_full_is_said
+from charter.artifacts.fingerprint import FULL, FileFact, check_chunks, disk_full_is_said
 from charter.errors import DataError, loads_json
 
 TEMPORARY, DISCARDED = ".tmp-", ".gc-"

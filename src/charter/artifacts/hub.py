@@ -17,8 +17,8 @@ from urllib.parse import quote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from charter.artifacts import durable
-from charter.artifacts.file_facts import FileFact, require_free, sha256_file
-from charter.artifacts.safe_path import below, wrong_name
+from charter.artifacts.fingerprint import FileFact, require_free, sha256_file
+from charter.artifacts.whole_dir import below, wrong_name
 from charter.errors import DataError, UsageError, loads_json
 
 HUB = "https://huggingface.co"

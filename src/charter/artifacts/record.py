@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts import durable
-from charter.artifacts.file_facts import sha256_file
+from charter.artifacts.fingerprint import sha256_file
 from charter.artifacts.job import Job
-from charter.artifacts.safe_path import wrong_name
-from charter.artifacts.whole_dir import broken_seal, write_sealed
+from charter.artifacts.whole_dir import broken_seal, write_sealed, wrong_name
 from charter.errors import DataError
 
 RECORD_FILE, OUTPUTS = "record.json", "outputs"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from charter.artifacts.safe_path import wrong_name
+from charter.artifacts.whole_dir import wrong_name
 from charter.errors import DataError, loads_json
 
 _LENGTH_BYTES = 8

@@ -11,7 +11,7 @@ from typing import Any
 from charter.artifacts import durable, faults
 from charter.artifacts.batch_files import BATCHES
 from charter.artifacts.checkpoints import Checkpoint, Checkpoints, Position
-from charter.artifacts.file_facts import FileFact
+from charter.artifacts.fingerprint import FileFact
 from charter.artifacts.group import GROUP, PUBLISH, SAVE, Heartbeat, rank_of_process
 from charter.artifacts.job import Job, read_job
 from charter.artifacts.record import OUTPUTS, RECORD_FILE, record_of, write_record

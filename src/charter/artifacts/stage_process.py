@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from charter.artifacts import durable, faults
-from charter.artifacts.file_facts import is_disk_full
+from charter.artifacts.fingerprint import is_disk_full
 from charter.artifacts.group import START, WORLD_SIZE, failure_name, log_name, rank_of_process, works_apart
 from charter.artifacts.lease import Lease, Membership, ShareLease
 from charter.artifacts.stage_dir import StageDir

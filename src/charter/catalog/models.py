@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from charter.catalog.aliases import closest
+from charter.catalog.accelerators import closest
 from charter.catalog.rows import DATA, Provenance
 from charter.errors import CatalogError, UsageError
 from charter.spec.architecture import (

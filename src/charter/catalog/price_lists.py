@@ -13,8 +13,7 @@ from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from charter.catalog.accelerators import get
-from charter.catalog.aliases import closest
+from charter.catalog.accelerators import closest, get
 from charter.catalog.offer import Market, Offer, earliest_day
 from charter.catalog.price_book import PriceBook
 from charter.catalog.price_import import Checked, PriceFormat, read_prices

@@ -35,9 +35,9 @@ def check_command(
     import os
 
     from charter.engines.project import load_project
-    from charter.spec.expand import project_yaml
+    from charter.spec.bind import project_yaml
     from charter.spec.graph import execution_order
-    from charter.spec.presets import deviation_lines
+    from charter.spec.load import deviation_lines
     from charter.spec.stage_checks import check_runnable
 
     config = directory or config

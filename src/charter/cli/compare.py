@@ -91,14 +91,14 @@ def _compare_runs(things: list[str], *, as_json: bool, html: Path | None, all_fi
     labels = names if len(set(names)) == len(names) else things
     result = compare_runs(read_sides(paths, labels, with_metrics=as_json or html is not None))
     if html is not None:
-        from charter.report.run_compare.page import comparison_html
+        from charter.report.run_compare.views import comparison_html
 
         write_asked("--html", html, comparison_html(result, now=time.time()))
     if as_json:
         print_json(result.to_json())
         return
     from charter.cli.plan import plan_console
-    from charter.report.run_compare.text import comparison_text
+    from charter.report.run_compare.views import comparison_text
 
     plan_console().print(comparison_text(result, all_figures=all_figures))
 

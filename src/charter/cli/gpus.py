@@ -356,7 +356,7 @@ def _book(directory: Path) -> "PriceBook":
 
 
 def _sort_key(sort: str | None) -> str | None:
-    from charter.catalog.aliases import closest
+    from charter.catalog.accelerators import closest
     from charter.errors import UsageError
 
     if sort is not None and sort not in SORT_KEYS:

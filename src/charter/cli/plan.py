@@ -87,7 +87,7 @@ def objective_of(text: str) -> str:
 def print_expanded(project: "Project", deviations: Sequence[str], *, as_json: bool) -> None:
     """The project with its presets written out, as YAML; where the preset differs from its paper, as comments."""
     from charter.errors import UsageError
-    from charter.spec.expand import project_yaml
+    from charter.spec.bind import project_yaml
 
     if as_json:
         raise UsageError("--expand prints YAML and --json prints JSON; give one of them")
@@ -350,7 +350,7 @@ def plan(
     it, 8 a data file is missing and its size is not declared.
     Without a file: `charter plan sft Llama-3.1-8B --tokens 100M --on A100:8`.
     """
-    from charter.spec.presets import deviation_lines
+    from charter.spec.load import deviation_lines
 
     changes = [*(overrides or ()), *(ALL_HARDWARE if all_hardware else ())]
     changes += [f"objective={objective_of(objective)}"] if objective is not None else []

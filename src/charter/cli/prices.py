@@ -499,7 +499,7 @@ def _list_offers(
     latest: bool,
     as_json: bool,
 ) -> None:
-    from charter.catalog.aliases import closest
+    from charter.catalog.accelerators import closest
     from charter.errors import UsageError
 
     offers = book.offers(accelerator, cloud=cloud, region=region, latest=latest)

@@ -504,7 +504,7 @@ def serve(
     device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
 ) -> None:
     """Serve a language model under OpenAI's API, for small runs and tests; stops on SIGTERM."""
-    from charter.inference.serve.options import ServeOptions, check_address
+    from charter.inference.serve.protocol import ServeOptions, check_address
     from charter.run.preflight import RUN_PACKAGES, check_packages
 
     options = ServeOptions(

@@ -48,7 +48,7 @@ def ui(
     from charter.dashboard.reading import check_roots
     from charter.dashboard.serving import missing_extra, serve
     from charter.dashboard.site import Settings, token_from
-    from charter.inference.serve.options import is_loopback
+    from charter.inference.serve.protocol import is_loopback
     from charter.redaction import show
 
     roots = tuple(directories or [Path(".")])

@@ -20,16 +20,24 @@ from starlette.routing import BaseRoute, Route
 
 from charter.artifacts import durable
 from charter.dashboard.guard import RequestGuard, csrf_of
-from charter.dashboard.page import Context, NoSuchPageError, Page
 from charter.dashboard.pages import home, run
 from charter.dashboard.pages.api import ROUTES as API_ROUTES
-from charter.dashboard.pages.cost import COST
 from charter.dashboard.pages.data import DATA, DATA_ROUTES, RECORDS, SAMPLES
 from charter.dashboard.pages.home import HOME
 from charter.dashboard.pages.plan import ACCURACY, ACCURACY_ROUTES, PLAN, PLAN_ROUTES
-from charter.dashboard.pages.run import APPROVE, STAGE
+from charter.dashboard.pages.run import APPROVE, COST, STAGE
 from charter.dashboard.reading import ProjectReader
-from charter.dashboard.render import ASSETS, LiveLinks, StaticLinks, error_page, json_text, render_page
+from charter.dashboard.render import (
+    ASSETS,
+    Context,
+    LiveLinks,
+    NoSuchPageError,
+    StaticLinks,
+    WebPage,
+    error_page,
+    json_text,
+    render_page,
+)
 from charter.dashboard.site import OPERATOR, ProjectSite, Settings
 from charter.errors import CharterError, UsageError
 
@@ -213,7 +221,7 @@ class Streams:
         return "gone" if key and reader is None else self._site.version(reader)
 
 
-PAGES: tuple[Page, ...] = (
+PAGES: tuple[WebPage, ...] = (
     HOME,
     run.PAGE,
     run.ACTIONS,
@@ -293,7 +301,7 @@ class Shown:
             for page in [item for item in self._kept if isinstance(item, tuple) and item[2] in (key, "")]:
                 del self._kept[page]
 
-    def endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+    def endpoint(self, page: WebPage) -> Callable[[Request], Awaitable[Response]]:
         """Return the handler that answers requests for one page."""
 
         async def answer(request: Request) -> Response:
@@ -301,7 +309,7 @@ class Shown:
 
         return answer
 
-    def _answer(self, page: Page, request: Request) -> Response:
+    def _answer(self, page: WebPage, request: Request) -> Response:
         params = {key: str(value) for key, value in request.path_params.items()}
         query = tuple(request.query_params.multi_items())
         reader = None
@@ -329,7 +337,7 @@ class Shown:
         """Return the key of a page's content; another key needs another page."""
         return self._site.version(reader), int(time.time() / SAME_SECONDS)
 
-    def _renew(self, key: object, turn: threading.Lock, page: Page, context: Context) -> Response:
+    def _renew(self, key: object, turn: threading.Lock, page: WebPage, context: Context) -> Response:
         """The page, written by one thread at a time."""
         with turn:
             state = self._state(context.reader)
@@ -346,7 +354,7 @@ class Shown:
                     self._writing.pop(old, None)
             return response
 
-    def _write(self, page: Page, context: Context) -> Response:
+    def _write(self, page: WebPage, context: Context) -> Response:
         version = self._site.version(context.reader)  # before what it shows is read: never newer than that
         try:
             view = page.build(context)

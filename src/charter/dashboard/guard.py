@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from charter.dashboard.render import API, ASSETS, PLAIN_LINKS, render_plain
 from charter.dashboard.site import LOOPBACK_NAMES, OPERATOR, VIEWER, Settings
-from charter.inference.serve.options import is_loopback
+from charter.inference.serve.protocol import is_loopback
 
 READING = frozenset({"GET", "HEAD"})
 METHODS = READING | {"POST"}

@@ -12,10 +12,10 @@ from typing import Any
 
 from charter.dashboard.reading import ProjectReader, find_projects
 from charter.dashboard.snapshot import Snapshot, Stamp, stamp_of
-from charter.dashboard.view.curves import Curve, PhaseShare, Steady, curves_of, phases_of, steady_of
+from charter.dashboard.view.run_parts import Curve, PhaseShare, Steady, curves_of, phases_of, steady_of
 from charter.dashboard.work.pool import Workers
 from charter.errors import UsageError, loads_json
-from charter.inference.serve.options import is_loopback
+from charter.inference.serve.protocol import is_loopback
 from charter.metering.row import METER_GLOB, MeterRow, row_of
 
 SHORTEST_TOKEN = 32

@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -252,7 +253,11 @@ class Snapshot:
 
     def stage(self, name: str) -> StageNow | None:
         """The stage of that name."""
-        return next((stage for stage in self.stages if stage.name == name), None)
+        return self._stages.get(name)
+
+    @cached_property
+    def _stages(self) -> Mapping[str, StageNow]:
+        return {stage.name: stage for stage in self.stages}
 
     def failed_above(self, stage: StageNow) -> str:
         """The failed stage that a stage waits for, itself or by way of others; empty where none failed."""

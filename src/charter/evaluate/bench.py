@@ -17,7 +17,7 @@ from charter.data.dataset import Pair, Prompt, Turn
 from charter.errors import DataError
 from charter.evaluate import statistics
 from charter.evaluate.judging import Judging
-from charter.evaluate.sampled import RoleAnswers, answer_prompts, divergences, play_prompts
+from charter.evaluate.likelihood import RoleAnswers, answer_prompts, divergences, play_prompts
 from charter.evaluate.statistics import BagOfWords
 from charter.feedback.constitution import Constitution
 from charter.feedback.inputs import load_role, load_scorer, role_constitution, role_pairs, role_prompts

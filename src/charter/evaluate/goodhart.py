@@ -19,11 +19,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from charter.artifacts.checkpoints import damage, listed
 from charter.errors import DataError
-from charter.evaluate.answers import REWARD_UNIT
 from charter.evaluate.bench import Bench
 from charter.evaluate.figures import SHARE, Figure, mean, resampled
 from charter.evaluate.judging import Contest
-from charter.evaluate.sampled import RoleAnswers, divergences
+from charter.evaluate.likelihood import RoleAnswers, divergences
+from charter.evaluate.preferences import REWARD_UNIT
 from charter.evaluate.statistics import Floats
 from charter.models.language_model import LanguageModel, load_language_model
 

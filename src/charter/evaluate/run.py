@@ -19,15 +19,21 @@ from charter.artifacts.stage_process import stage_main
 from charter.data.dataset import Prompt
 from charter.errors import DataError
 from charter.evaluate import statistics
-from charter.evaluate.accuracy import exact_match, hhh, pm_accuracy
-from charter.evaluate.answers import independent_check, win_rate
 from charter.evaluate.bench import Bench
 from charter.evaluate.figures import Figure, figure_of, mean, proportion, resampled
 from charter.evaluate.goodhart import goodhart
-from charter.evaluate.judges import judge_agreement, judge_win_rate, probes
-from charter.evaluate.lm_eval_suite import lm_eval
-from charter.evaluate.multiple_choice import multiple_choice, perplexity
 from charter.evaluate.outcome import MIN_ROWS, RESULTS_FILE
+from charter.evaluate.preferences import (
+    exact_match,
+    hhh,
+    independent_check,
+    judge_agreement,
+    judge_win_rate,
+    pm_accuracy,
+    probes,
+    win_rate,
+)
+from charter.evaluate.questions import lm_eval, multiple_choice, perplexity
 from charter.evaluate.statistics import ConfidenceInterval, of_mean, sigmoid
 from charter.feedback.wording import ANSWER, CONVERSATION, Part, Question, conversation_text, quoted
 from charter.spec.stage_checks import missing_needs

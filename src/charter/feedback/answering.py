@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from charter.artifacts.group import rank_of_process, world_size
 from charter.artifacts.job import JobInput, served_name
-from charter.artifacts.server_files import KEY_FILE, SERVERS, await_servers
+from charter.artifacts.job_files import KEY_FILE, SERVERS, await_servers
 from charter.artifacts.stage_dir import StageDir
 from charter.errors import DataError, StageError
-from charter.feedback.asks import Ask, Reply
+from charter.feedback.asking import Ask, Reply
 from charter.feedback.records import Answerer
 from charter.feedback.served_models import ServedModel
 from charter.inference.endpoint.call import CallReply, CallRequest
@@ -95,8 +95,7 @@ def _named_inputs(stage: StageDir, roles: Sequence[str]) -> dict[str, JobInput]:
 def _local_models(stage: StageDir, named: Mapping[str, JobInput]) -> "LocalModels | None":
     if not named:
         return None
-    from charter.feedback.local_models import LocalModels
-    from charter.feedback.sampling import check_context
+    from charter.feedback.local_models import LocalModels, check_context
     from charter.models.language_model import LanguageModel, answering_dtype, load_language_model
     from charter.models.runtime import configure
 

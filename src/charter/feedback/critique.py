@@ -15,7 +15,7 @@ from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.data.dataset import Conversation, Prompt, Turn
 from charter.feedback.answering import open_answerer
-from charter.feedback.asks import Ask, Reply, Text, sample_of, text_facts
+from charter.feedback.asking import Ask, Reply, Text, sample_of, text_facts
 from charter.feedback.constitution import Constitution, Principle
 from charter.feedback.inputs import prompt_batches, role_constitution, role_critiques
 from charter.feedback.records import BatchResult, Making, make_records

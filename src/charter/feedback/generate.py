@@ -17,8 +17,7 @@ from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.data.dataset import Prompt, Turn
 from charter.feedback.answering import open_answerer
-from charter.feedback.asking import LONGEST_TEXT
-from charter.feedback.asks import Sample, Text, sample_of, text_facts
+from charter.feedback.asking import LONGEST_TEXT, Sample, Text, sample_of, text_facts
 from charter.feedback.inputs import prompt_batches, role_prompts
 from charter.feedback.records import BatchResult, Making, in_batches, make_records
 from charter.spec.stage import GenerateStage

@@ -18,14 +18,12 @@ from charter.artifacts.stage_process import stage_main
 from charter.data.dataset import Turn
 from charter.errors import DataError
 from charter.feedback.answering import open_answerer
-from charter.feedback.asking import BY_VOTES, Invalid, Judgement, Verdict
-from charter.feedback.asks import Ask, Reply, Text, sample_of
+from charter.feedback.asking import BY_VOTES, Ask, Invalid, Judgement, Reply, Text, Verdict, sample_of
 from charter.feedback.comparing import Comparison, Rules, comparing
 from charter.feedback.constitution import Constitution
 from charter.feedback.inputs import PromptBatches, prompt_batches, role_constitution, role_pairs
-from charter.feedback.reading import NONE_GIVEN
 from charter.feedback.records import BatchResult, Making, Record, in_batches, make_records
-from charter.feedback.served_models import not_served
+from charter.feedback.served_models import NONE_GIVEN, not_served
 from charter.feedback.wording import MULTIPLE_CHOICE, YES_NO_MEAN, template_fingerprint
 from charter.spec.stage import LabelStage
 

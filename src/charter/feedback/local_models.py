@@ -1,12 +1,12 @@
 """Answers the questions of a stage with models of this process: at once, and the same bits for the same questions.
 
 Logits depend on the shape of a batch, so what one `submit` is given is computed as one fixed unit: all texts wanted of
-a role in one batch, in the order given.
+a role in one batch, in the order given. Each answer is sampled with a seed of its own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from charter.data.dataset import Turn
 from charter.errors import DataError
-from charter.feedback.asks import Ask, ChoiceReply, Choose, Reply, Sample, Text
-from charter.feedback.sampling import sample_texts
+from charter.feedback.asking import Ask, ChoiceReply, Choose, Reply, Sample, Text
 from charter.feedback.wording import CONVERSATION, Part, Question, shortened
+from charter.inference.generate import Answers, SamplingSettings, answer_texts, generate
 from charter.inference.score import (
     choice_ids,
     choice_values,
@@ -26,6 +26,96 @@ from charter.inference.score import (
 )
 from charter.models.chat import encode_prompt
 from charter.models.language_model import LanguageModel
+from charter.spec.stage_base import Sampling
+
+
+@dataclass(frozen=True)
+class SampledAnswers:
+    """Answers to one batch of conversations."""
+
+    texts: tuple[str, ...]
+    answers: Answers
+
+    @property
+    def tokens(self) -> int:
+        """Tokens generated, end tokens included."""
+        return int(self.answers.answer_mask_BR.sum())
+
+
+def sampling_settings(spec: Sampling) -> SamplingSettings:
+    """A stage's sampling fields as the generator reads them."""
+    return SamplingSettings(
+        max_new_tokens=spec.max_new_tokens,
+        min_new_tokens=spec.min_new_tokens,
+        temperature=spec.temperature,
+        top_p=spec.top_p,
+    )
+
+
+def check_context(language_model: LanguageModel, spec: Sampling, *, role: str) -> None:
+    """Refuse prompts and answers that together are longer than the model was built for."""
+    limit = getattr(language_model.model.config, "max_position_embeddings", None)
+    needed = spec.max_prompt_tokens + spec.max_new_tokens
+    if limit is not None and needed > limit:
+        raise DataError(
+            f"{role} takes {limit} tokens; max_prompt_tokens {spec.max_prompt_tokens} + max_new_tokens "
+            f"{spec.max_new_tokens} = {needed}: lower one of them"
+        )
+
+
+def sample(
+    language_model: LanguageModel, conversations: Sequence[Sequence[Turn]], *, seeds: Sequence[int], spec: Sampling
+) -> SampledAnswers:
+    """One answer per conversation; prompts are cut at the left to `max_prompt_tokens`.
+
+    The batch is padded to its longest prompt, so its shape is a function of the batch alone and a replay of the
+    whole batch is exact.
+    """
+    prompts = [
+        encode_prompt(language_model.tokenizer, turns, max_tokens=spec.max_prompt_tokens) for turns in conversations
+    ]
+    answers = generate(language_model, prompts, seeds=seeds, settings=sampling_settings(spec))
+    return SampledAnswers(tuple(answer_texts(language_model, answers)), answers)
+
+
+def sample_texts(language_model: LanguageModel, asks: Sequence[Sample]) -> list[Text]:
+    """The texts that were asked for, in one batch; a `prefill` is part of the prompt, and of the text."""
+    settings = {
+        SamplingSettings(
+            max_new_tokens=ask.max_new_tokens,
+            min_new_tokens=ask.min_new_tokens,
+            temperature=ask.temperature,
+            top_p=ask.top_p,
+        )
+        for ask in asks
+    }
+    if len(settings) > 1:
+        raise DataError("texts drawn in different ways are asked for one kind after the other")
+    prompts = [_prompt(language_model, ask) for ask in asks]
+    answers = generate(language_model, prompts, seeds=[ask.seed for ask in asks], settings=settings.pop())
+    ends = (answers.answer_BR == language_model.end_id).any(1).tolist()
+    tokens = answers.answer_mask_BR.sum(1).tolist()
+    return [
+        Text(
+            text=f"{ask.prefill} {text}".strip() if ask.prefill else text,
+            tokens=count,
+            is_finished=end,
+            prompt_tokens=len(prompt),
+        )
+        for ask, text, count, end, prompt in zip(
+            asks, answer_texts(language_model, answers), tokens, ends, prompts, strict=True
+        )
+    ]
+
+
+def _prompt(language_model: LanguageModel, ask: Sample) -> list[int]:
+    tokenizer = language_model.tokenizer
+    prompt = encode_prompt(tokenizer, ask.turns, max_tokens=ask.max_prompt_tokens)
+    if not ask.prefill:
+        return prompt
+    opening: list[int] = tokenizer(ask.prefill, add_special_tokens=False)["input_ids"]
+    return prompt + opening
+
 
 QUESTIONS_AT_ONCE = 16
 

@@ -18,7 +18,7 @@ from charter.artifacts.batch_files import BatchFacts, BatchFiles, batch_key, fin
 from charter.artifacts.group import rank_of_process, works_apart, world_size
 from charter.artifacts.stage_dir import StageDir
 from charter.errors import DataError
-from charter.feedback.asks import Ask, Reply
+from charter.feedback.asking import Ask, Reply
 
 Made = TypeVar("Made")
 Making = Generator[Sequence[Ask], list[Reply], Made]

@@ -16,9 +16,9 @@ from charter.data.dataset import Turn
 from charter.engines.common.files import CONFIG, copy_beside
 from charter.errors import DataError
 from charter.launch.handing_over import architecture_of, model_roles
+from charter.models.chat import load_tokenizer
 from charter.models.language_model import check_model_directory
 from charter.models.preference import HEAD_FILE, HEAD_WEIGHTS
-from charter.models.tokenizer import load_tokenizer
 from charter.spec.architecture import Architecture
 from charter.train.models import starting_model
 
@@ -82,7 +82,7 @@ def _write_index(target: Path) -> None:
 
 
 def _write_config(source: Path, target: Path) -> None:
-    from charter.models.tokenizer import load_tokenizer
+    from charter.models.chat import load_tokenizer
 
     config = json.loads((source / CONFIG).read_text(encoding="utf-8"))
     names = [name.replace("ForCausalLM", "ForSequenceClassification") for name in config.get("architectures") or ()]

@@ -25,9 +25,8 @@ from charter.artifacts import durable, faults
 from charter.artifacts.fence import TERM, LeaseTerm
 from charter.artifacts.group import APART, NODE_ADDRESS, rank_environment
 from charter.artifacts.job import JOB_FILE
-from charter.artifacts.job_files import Control, Failure, JobFiles, NodeRecord, StoppedBy
+from charter.artifacts.job_files import SERVERS, SERVERS_DIR, Control, Failure, JobFiles, NodeRecord, StoppedBy
 from charter.artifacts.lease import host_id
-from charter.artifacts.server_files import SERVERS, SERVERS_DIR
 from charter.artifacts.stage_process import INTERRUPTED_EXIT, PEER_EXIT
 from charter.errors import ExitCode
 from charter.launch.children import CAUSE_SECONDS, GroupHandle, NodeProcesses, Torchrun
@@ -264,7 +263,7 @@ def node_name() -> str:
 
 def place_after_checks(task: AgentTask, record: NodeRecord) -> Chosen:
     """Check this node, and read the part that it has."""
-    from charter.launch.node_checks.meeting import meet
+    from charter.launch.node_checks import meet
     from charter.spec.launching import NodeChecks
 
     assignment = meet(

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from charter.artifacts import durable, faults
 from charter.artifacts.group import LOCAL_RANK, RANK, WORLD_SIZE, failure_name, log_name, rank_environment
-from charter.artifacts.job_files import NodeRecord
-from charter.artifacts.server_files import SERVERS, SERVERS_DIR
+from charter.artifacts.job_files import SERVERS, SERVERS_DIR, NodeRecord
 from charter.artifacts.stage_process import INTERRUPTED_EXIT, PEER_EXIT, die_with_parent
 from charter.launch.job import stage_command
 from charter.launch.launcher import ProcessHandle, StageStart

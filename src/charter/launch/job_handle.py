@@ -14,8 +14,7 @@ from charter.artifacts.stage_process import INTERRUPTED_EXIT, PEER_EXIT
 from charter.errors import CharterError
 from charter.launch.agent import CHECKS_FAILED_EXIT
 from charter.launch.launcher import JobStart
-from charter.launch.node_checks.meeting import unfit_nodes
-from charter.launch.node_checks.report import FORGET_SILENCE_SECONDS
+from charter.launch.node_checks import FORGET_SILENCE_SECONDS, unfit_nodes
 from charter.launch.scheduler import Cause, JobState, Scheduler
 from charter.resilience.failures import SILENT_SECONDS
 

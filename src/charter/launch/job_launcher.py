@@ -19,7 +19,7 @@ from charter.launch.job import StageJob
 from charter.launch.job_handle import FILES_SECONDS, LOOK_SECONDS, LOST, JobHandle, JobTable, LiveJob
 from charter.launch.launcher import StageHandle, StageStart
 from charter.launch.machine import NodeFacts, facts_here, stage_nodes
-from charter.launch.node_checks.report import leave_out, read_bad_nodes
+from charter.launch.node_checks import leave_out, read_bad_nodes
 from charter.launch.scheduler import Scheduler
 from charter.launch.submission import SubmissionFacts, job_name, new_token, settings_of, stage_job, submission_of
 from charter.spec.project import Project

@@ -19,6 +19,7 @@ from charter.artifacts import durable
 from charter.artifacts.lease import Holder, ends_within, read_holder
 from charter.errors import DataError, UsageError
 from charter.launch.job import StageJob
+from charter.units import seconds_between
 
 Phase = Literal["queued", "running", "ended", "unknown"]
 Cause = Literal["", "done", "failed", "cancelled", "preempted", "node_lost", "time_limit", "out_of_memory"]
@@ -61,7 +62,7 @@ class JobAttempt:
     @property
     def seconds(self) -> float | None:
         """Return the seconds for which it was allocated; None while it runs."""
-        return None if self.ended_at is None else max(0.0, self.ended_at - self.started_at)
+        return seconds_between(self.started_at, self.ended_at)
 
 
 class Scheduler(Protocol):

@@ -3,7 +3,7 @@
     python -m charter.launch.servers --directory D --node 0 --nodes 4 --accelerators 8 --pools JSON
 
 Every replica has its accelerators and its port for as long as the keeper lives, and a file in the directory that says
-where it listens and how it is; the stage reads the addresses there (`charter.artifacts.server_files`). A replica that
+where it listens and how it is; the stage reads the addresses there (`charter.artifacts.job_files`). A replica that
 ends or hangs is started again. One that says it serves something else than it was started with is ended for good.
 """
 
@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from charter.artifacts import durable
-from charter.artifacts.server_files import KEY_FILE, ServerNow, server_file
+from charter.artifacts.job_files import KEY_FILE, ServerNow, server_file
 from charter.artifacts.stage_process import die_with_parent
 from charter.errors import DataError
 from charter.launch.machine import LOOPBACK, route_address

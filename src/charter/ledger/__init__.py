@@ -7,7 +7,7 @@ from charter.ledger.account import Accounted, Totals, account, stage_totals, tot
 from charter.ledger.attempt import Attempt, Outcome
 
 if TYPE_CHECKING:
-    from charter.ledger.call_books import CallBooks
+    from charter.ledger.calls import CallBooks
     from charter.ledger.focus import ApiUsage
     from charter.ledger.store import Ledger
 
@@ -23,7 +23,7 @@ __all__ = [
     "stage_totals",
     "totals_of",
 ]
-_IMPORTED_WHEN_ASKED_FOR = {"ApiUsage": "focus", "CallBooks": "call_books", "Ledger": "store"}
+_IMPORTED_WHEN_ASKED_FOR = {"ApiUsage": "focus", "CallBooks": "calls", "Ledger": "store"}
 
 
 def __getattr__(name: str) -> Any:

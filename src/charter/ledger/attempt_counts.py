@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from charter.ledger.call import row_check
-from charter.ledger.place import NoLedgerError, is_network_filesystem, is_server
+from charter.ledger.place import NoLedgerError, has_lost_commits, is_network_filesystem, is_server
 from charter.ledger.sums import APPLICATION_ID, QUICK_CHECK_BYTES, SCHEMA_VERSION, SUMMED, check_of_sums
-from charter.ledger.write_ahead import has_lost_commits
 
 Answer = TypeVar("Answer")
 Counts = dict[tuple[str, str], int]

@@ -19,8 +19,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError
 
 from charter.errors import DataError, MissingExtraError, UsageError, how_to_install
-from charter.ledger.place import MOUNTINFO, is_network_filesystem, is_server
-from charter.ledger.write_ahead import has_lost_commits
+from charter.ledger.place import MOUNTINFO, has_lost_commits, is_network_filesystem, is_server
 
 BUSY_TIMEOUT_MILLISECONDS = 10_000
 """Longer than any transaction here by far; who holds the lock for that long is another program."""

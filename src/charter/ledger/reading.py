@@ -12,7 +12,7 @@ from charter.ledger.stored import OtherCharge, StoredSample
 from charter.ledger.sums import Sums, asked_dimensions, grouped, total_of
 
 if TYPE_CHECKING:
-    from charter.ledger.bill_rows import StoredBill
+    from charter.ledger.charge_rows import StoredBill
     from charter.ledger.database import Database
 
 
@@ -64,26 +64,26 @@ class LedgerReading:
 
     def running(self, *, run: str | None = None) -> tuple[Attempt, ...]:
         """The attempts that have not ended."""
-        from charter.ledger import attempt_rows
+        from charter.ledger import sum_rows
         from charter.ledger.database import repeated
 
-        return repeated(self._database, lambda it: attempt_rows.read_running(it, run=run), reading=True)
+        return repeated(self._database, lambda it: sum_rows.read_running(it, run=run), reading=True)
 
     def recent(self, *, run: str | None = None, stage: str | None = None, limit: int = 50) -> tuple[Accounted, ...]:
         """The newest attempts with their cost and losses, oldest first, however many there are in all."""
-        from charter.ledger import attempt_rows
+        from charter.ledger import sum_rows
         from charter.ledger.database import repeated
 
         return repeated(
-            self._database, lambda it: attempt_rows.read_recent(it, run=run, stage=stage, limit=limit), reading=True
+            self._database, lambda it: sum_rows.read_recent(it, run=run, stage=stage, limit=limit), reading=True
         )
 
     def attempts(self, *, run: str | None = None, stage: str | None = None) -> tuple[Attempt, ...]:
         """Attempts in the order they were begun; reads and checks every row."""
-        from charter.ledger import attempt_rows
+        from charter.ledger import sum_rows
         from charter.ledger.database import repeated
 
-        return repeated(self._database, lambda it: attempt_rows.read_attempts(it, run=run, stage=stage), reading=True)
+        return repeated(self._database, lambda it: sum_rows.read_attempts(it, run=run, stage=stage), reading=True)
 
     def imports(self, *, run: str) -> tuple[StoredImport, ...]:
         """The runs of others that were imported, each with its attempts."""
@@ -102,38 +102,38 @@ class LedgerReading:
 
     def usage(self, *, run: str | None = None) -> tuple[ApiUsage, ...]:
         """Return the cost of calls to servers, by stage, server and model."""
-        from charter.ledger import usage_rows
+        from charter.ledger import charge_rows
         from charter.ledger.database import repeated
 
-        return repeated(self._database, lambda it: usage_rows.read_usage(it, run=run), reading=True)
+        return repeated(self._database, lambda it: charge_rows.read_usage(it, run=run), reading=True)
 
     def other_charges(self, *, run: str | None = None) -> tuple[OtherCharge, ...]:
         """Storage, transfer and fees, in the order they were added."""
-        from charter.ledger import other_rows
+        from charter.ledger import charge_rows
         from charter.ledger.database import repeated
 
-        return repeated(self._database, lambda it: other_rows.read_other(it, run=run), reading=True)
+        return repeated(self._database, lambda it: charge_rows.read_other(it, run=run), reading=True)
 
     def stored(self, *, run: str | None = None) -> tuple[StoredSample, ...]:
         """Return the bytes of a run in each place, and when; `stored.by_place` puts them in order."""
-        from charter.ledger import stored_rows
+        from charter.ledger import charge_rows
         from charter.ledger.database import repeated
 
-        return repeated(self._database, lambda it: stored_rows.read_stored(it, run=run), reading=True)
+        return repeated(self._database, lambda it: charge_rows.read_stored(it, run=run), reading=True)
 
     def bills(self) -> "tuple[StoredBill, ...]":
         """The bills of providers that were read, in that order."""
-        from charter.ledger import bill_rows
+        from charter.ledger import charge_rows
         from charter.ledger.database import repeated
 
-        return repeated(self._database, bill_rows.read_bills, reading=True)
+        return repeated(self._database, charge_rows.read_bills, reading=True)
 
     def billed(self, *, run: str) -> "dict[int, tuple[str, Decimal]]":
         """By attempt: the bill that has it last, and what it costs there."""
-        from charter.ledger import bill_rows
+        from charter.ledger import charge_rows
         from charter.ledger.database import repeated
 
-        return repeated(self._database, lambda it: bill_rows.billed_of_attempts(it, run=run), reading=True)
+        return repeated(self._database, lambda it: charge_rows.billed_of_attempts(it, run=run), reading=True)
 
     def check_sums(self) -> None:
         """DataError when the kept sums are not those of the rows that they follow from, all of which are read."""

@@ -12,14 +12,20 @@ from sqlalchemy import Connection, delete, select
 from charter.errors import loads_json
 from charter.ledger.account import account, day_of
 from charter.ledger.attempt import Attempt, Outcome, tags_text
-from charter.ledger.attempt_rows import ATTEMPT_FIELDS, check_of
+from charter.ledger.charge_rows import read_other, read_stored, read_usage, spend_of_other, spend_of_stored
 from charter.ledger.database import damaged
-from charter.ledger.other_rows import read_other, spend_of_other
 from charter.ledger.schema import attempts, spend_sums
-from charter.ledger.stored_rows import read_stored, spend_of_stored
-from charter.ledger.sum_rows import Spend, add_spend, added, read_sums, spend_of_attempts, spend_of_calls
+from charter.ledger.sum_rows import (
+    ATTEMPT_FIELDS,
+    Spend,
+    add_spend,
+    added,
+    check_of,
+    read_sums,
+    spend_of_attempts,
+    spend_of_calls,
+)
 from charter.ledger.sums import DIMENSIONS
-from charter.ledger.usage_rows import read_usage
 from charter.units import MICRO_USD_PER_USD, SECONDS_PER_HOUR
 
 MOST = 1e12

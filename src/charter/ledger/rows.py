@@ -13,11 +13,19 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, and_, bindparam, d
 from charter.errors import UsageError
 from charter.ledger.account import Accounted, account
 from charter.ledger.attempt import Attempt, Reached, elapsed
-from charter.ledger.attempt_rows import attempt_row, read_attempts, read_shard, seal
 from charter.ledger.focus import charge
 from charter.ledger.imported import CONTENT_LENGTH, PREFIX, Change, ImportedAttempt
 from charter.ledger.schema import attempts, charges, spend_sums
-from charter.ledger.sum_rows import add_spend, added, negative, spend_of_attempts
+from charter.ledger.sum_rows import (
+    add_spend,
+    added,
+    attempt_row,
+    negative,
+    read_attempts,
+    read_shard,
+    seal,
+    spend_of_attempts,
+)
 
 UNSET = {"duration_milliseconds": 0, "tokens": 0, "pairs": 0, "episodes": 0, "records": 0, "note": ""}
 

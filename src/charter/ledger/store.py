@@ -134,11 +134,11 @@ class Ledger(LedgerReading):
         Counts are this attempt's so far: they replace, they do not add. What is left out stays as it was.
         `kept_step` is the step of its last durable checkpoint.
         """
-        from charter.ledger import attempt_rows, rows
+        from charter.ledger import rows, sum_rows
         from charter.ledger.database import repeated
 
         progress = rows.AttemptProgress(at=at, monotonic=monotonic, told=reached)
-        repeated(self._database, lambda it: rows.write_progress(it, attempt_rows.running_row(it, attempt_id), progress))
+        repeated(self._database, lambda it: rows.write_progress(it, sum_rows.running_row(it, attempt_id), progress))
 
     def end(
         self,
@@ -151,14 +151,14 @@ class Ledger(LedgerReading):
         **reached: Unpack[Reached],
     ) -> None:
         """Record how an attempt ended: done, failed, interrupted (stopped at a checkpoint) or killed."""
-        from charter.ledger import attempt_rows, rows
+        from charter.ledger import rows, sum_rows
         from charter.ledger.database import transaction
 
         if outcome == "running":
             raise UsageError("an attempt cannot end as running; give done, failed, interrupted or killed")
         progress = rows.AttemptProgress(at=at, monotonic=monotonic, told=reached)
         with transaction(self._database) as connection:
-            row = attempt_rows.running_row(connection, attempt_id)
+            row = sum_rows.running_row(connection, attempt_id)
             milliseconds = rows.write_progress(connection, row, progress)
             rows.write_end(connection, row, milliseconds=milliseconds, outcome=outcome, note=note)
 
@@ -170,18 +170,18 @@ class Ledger(LedgerReading):
         Call it only while holding the run's lock: then nobody else can be running them. Jobs of a scheduler outlive the
         supervisor: those of `keep_jobs` run on.
         """
-        from charter.ledger import attempt_rows, rows
+        from charter.ledger import rows, sum_rows
         from charter.ledger.database import transaction
 
         note = f"found running and closed at {now:.3f}"
         with transaction(self._database) as connection:
-            running = attempt_rows.running_rows(connection, run=run)
+            running = sum_rows.running_rows(connection, run=run)
             abandoned = [row for row in running if row["job_id"] not in keep_jobs]
             for row in abandoned:
                 milliseconds = row["duration_milliseconds"]
                 rows.write_end(connection, row, milliseconds=milliseconds, outcome="killed", note=note)
             closed = {row["attempt_id"] for row in abandoned}
-            return attempt_rows.read_attempts(connection, ids=sorted(closed)) if closed else ()
+            return sum_rows.read_attempts(connection, ids=sorted(closed)) if closed else ()
 
     def settle(
         self,
@@ -201,7 +201,7 @@ class Ledger(LedgerReading):
         A scheduler bills by its records (`sacct -D`), so the ledger takes them; charges and sums follow. What is left
         out stays as it was. Doing it twice changes nothing.
         """
-        from charter.ledger import attempt_rows, rows
+        from charter.ledger import rows, sum_rows
         from charter.ledger.database import repeated
 
         reported = {
@@ -221,7 +221,7 @@ class Ledger(LedgerReading):
             raise UsageError(f"attempt {attempt_id} cannot have taken {duration_milliseconds} ms")
 
         def write(connection: "Connection") -> None:
-            row = attempt_rows.attempt_row(connection, attempt_id)
+            row = sum_rows.attempt_row(connection, attempt_id)
             if row["outcome"] == "running":
                 raise UsageError(f"attempt {attempt_id} of stage {row['stage']} still runs; end it, then settle it")
             rows.write_settled(connection, row, values)
@@ -265,26 +265,26 @@ class Ledger(LedgerReading):
 
     def record_other(self, charges: Sequence[OtherCharge]) -> None:
         """Add charges that are neither attempts nor calls: storage, transfer, fees."""
-        from charter.ledger import other_rows
+        from charter.ledger import charge_rows
         from charter.ledger.database import transaction
 
         with transaction(self._database) as connection:
-            other_rows.write_other(connection, charges)
+            charge_rows.write_other(connection, charges)
 
     def record_stored(self, samples: Sequence[StoredSample]) -> None:
         """Add samples of what places hold. Doing it twice changes nothing, and the order does not matter."""
-        from charter.ledger import stored_rows
+        from charter.ledger import charge_rows
         from charter.ledger.database import repeated
 
-        repeated(self._database, lambda it: stored_rows.write_stored(it, samples))
+        repeated(self._database, lambda it: charge_rows.write_stored(it, samples))
 
     def record_bill(self, bill: "Bill", findings: "Sequence[BillFinding]", *, run: str, at: float) -> bool:
         """Keep a provider's bill and how it stood against the ledger; False when the same file is there already."""
-        from charter.ledger import bill_rows
+        from charter.ledger import charge_rows
         from charter.ledger.database import transaction
 
         with transaction(self._database) as connection:
-            return bill_rows.add_bill(connection, bill, findings, run=run, at=at)
+            return charge_rows.add_bill(connection, bill, findings, run=run, at=at)
 
     def rebuild_sums(self) -> None:
         """Make the kept sums anew from the rows that they follow from."""
@@ -295,8 +295,8 @@ class Ledger(LedgerReading):
 
     def record_usage(self, usage: Sequence[ApiUsage]) -> None:
         """Put what calls have cost so far in the place of what was recorded of them before."""
-        from charter.ledger import usage_rows
+        from charter.ledger import charge_rows
         from charter.ledger.database import repeated
 
         if usage:
-            repeated(self._database, lambda it: usage_rows.write_usage(it, usage))
+            repeated(self._database, lambda it: charge_rows.write_usage(it, usage))

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from charter.errors import MissingExtraError, StageError, how_to_install
-from charter.models.decoder import hugging_face_models
 from charter.models.engine_layout import StageLayout
 from charter.models.runtime import seeded
+from charter.models.sharded_load import hugging_face_models
 from charter.spec.layout import WHOLE_BITS, Adapter
 
 DIRECTORY = "adapter"

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from charter.artifacts.safetensors_file import check_weight_files
 from charter.errors import DataError
+from charter.models.chat import load_tokenizer
 from charter.models.engine_layout import DEFAULT_ATTENTION
 from charter.models.runtime import checked_attention, seeded
 from charter.models.sharded_load import empty_parameters, is_readable_in_parts
 from charter.models.token_forward import give_token_forward
-from charter.models.tokenizer import load_tokenizer
 from charter.spec.architecture import Architecture
 
 GENERATION_CONFIG = "generation_config.json"

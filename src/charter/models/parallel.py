@@ -33,10 +33,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from charter.errors import StageError
 from charter.models.adapters import check_layout, has_adapter
-from charter.models.decoder import decoder_layers, hugging_face_models, tie, tied_weights
 from charter.models.engine_layout import StageLayout
 from charter.models.ranks import Ranks
-from charter.models.sharded_load import fill_weights, is_empty
+from charter.models.sharded_load import decoder_layers, fill_weights, hugging_face_models, is_empty, tie, tied_weights
 from charter.models.token_forward import AskedHead, give_asked_head
 from charter.spec.layout import Recompute
 

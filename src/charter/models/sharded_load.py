@@ -1,7 +1,8 @@
 """Models that are made without weights, sharded, and only then filled: no process ever holds a whole copy.
 
 Parameters are made on torch's meta device, buffers (rotary frequencies, which no file holds) for real. After
-sharding, each process reads its own part of every tensor from safetensors files.
+sharding, each process reads its own part of every tensor from safetensors files. The structure that matters for
+parallelism: a model's layers, and weights with more than one name.
 """
 
 import contextlib
@@ -14,8 +15,51 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from charter.errors import DataError
-from charter.models.decoder import hugging_face_models, tie, tied_weights
+from charter.errors import DataError, StageError
+
+
+def decoder_layers(module: nn.Module) -> list[nn.Module]:
+    """The layers that a Hugging Face class keeps whole (`_no_split_modules`), in order, sharded or not."""
+    kinds: set[str] = set()
+    for item in module.modules():
+        kinds |= set(getattr(item, "_no_split_modules", None) or ())
+    layers = [item for item in module.modules() if kinds & {base.__name__ for base in type(item).__mro__}]
+    if not layers:
+        raise StageError(
+            f"{type(module).__name__} does not say what its layers are (_no_split_modules); sharding and "
+            "recomputation need a class that does: run it with zero 0 and recompute none"
+        )
+    return layers
+
+
+def tied_weights(module: nn.Module) -> list[list[str]]:
+    """Names that share one parameter, such as input and output embeddings."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [group for group in names.values() if len(group) > 1]
+
+
+def tie(module: nn.Module, groups: list[list[str]]) -> None:
+    """Make every name of a group mean the parameter that its first name means."""
+    for first, *others in groups:
+        parameter = module.get_parameter(first)
+        for name in others:
+            owner, _, last = name.rpartition(".")
+            module.get_submodule(owner).register_parameter(last, parameter)
+
+
+def hugging_face_models(module: nn.Module) -> dict[str, Any]:
+    """The outermost Hugging Face models in a module, by name ("" where it is one itself)."""
+    from transformers import PreTrainedModel
+
+    models: dict[str, Any] = {}
+    for name, item in module.named_modules():
+        inside = any(name.startswith(f"{outer}.") or outer == "" for outer in models)
+        if isinstance(item, PreTrainedModel) and not inside:
+            models[name] = item
+    return models
+
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from transformers.cache_utils import Cache
 
-from charter.models.decoder import decoder_layers, hugging_face_models
 from charter.models.runtime import is_queued, on_device
+from charter.models.sharded_load import decoder_layers, hugging_face_models
 from charter.physics.memory_profiles import (
     CPU_KEPT_LOGITS,
     CPU_LOSS_TILE,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -23,7 +21,7 @@ from charter.physics.memory_profiles import Head
 from charter.physics.memory_shape import ModelColumns, rank_columns
 from charter.physics.memory_terms import column
 from charter.physics.precision import STORED_FORMATS, StoredFormat
-from charter.physics.terms import ExplainedColumn, MemoryBreakdown, TermTable
+from charter.physics.terms import ExplainedColumn, MemoryBreakdown, PhaseTables, TermTable
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout
 
@@ -129,15 +127,8 @@ def _live_bytes(a: Architecture) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferenceTable:
+class InferenceTable(PhaseTables):
     """Terms of two moments: while the prompt is read, and at the last generated token."""
-
-    phases: Mapping[str, TermTable]
-
-    @cached_property
-    def totals(self) -> Mapping[str, Array]:
-        """Bytes per phase."""
-        return {phase: table.total for phase, table in self.phases.items()}
 
     @property
     def total(self) -> Array:

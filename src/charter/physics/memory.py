@@ -40,7 +40,7 @@ from charter.physics.memory_terms import (
 )
 from charter.physics.precision import FSDP_MIXED, TrainingPrecision
 from charter.physics.step_time import distinct, rows_of
-from charter.physics.terms import ExplainedColumn, MemoryBreakdown, Term, TermTable
+from charter.physics.terms import ExplainedColumn, MemoryBreakdown, PhaseTables, Term, TermTable
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 
@@ -91,15 +91,8 @@ TRANSIENT = ("activations", "logits", "buffers")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageTable:
+class StageTable(PhaseTables):
     """One pipeline stage: a table of terms per phase."""
-
-    phases: Mapping[str, TermTable]
-
-    @cached_property
-    def totals(self) -> Mapping[str, Array]:
-        """Bytes per phase."""
-        return {phase: table.total for phase, table in self.phases.items()}
 
     @property
     def peak(self) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -159,6 +159,18 @@ class TermTable:
         shape = np.broadcast_shapes(*(column.values.shape for column in self.columns)) if self.columns else ()
         broadcast = ((column, np.broadcast_to(column.values, shape)) for column in self.columns)
         return tuple(replace(column, values=values).at(index) for column, values in broadcast if values[index])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseTables:
+    """A table of terms for each phase of something."""
+
+    phases: Mapping[str, TermTable]
+
+    @cached_property
+    def totals(self) -> Mapping[str, Array]:
+        """Return the sums per phase."""
+        return {phase: table.total for phase, table in self.phases.items()}
 
 
 # -------- Memory of one configuration: the terms of its fullest phase, the other phases, and the interval.

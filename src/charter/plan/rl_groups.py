@@ -385,7 +385,7 @@ def arrangements_of(work: RlWork, engine: RlEngine) -> tuple[Arrangement, ...]:
     A generator that works ahead of training gives answers of an older policy: what is learned from is the file's to
     say (`asynchrony`), never the search's. None where the stage has a role that the engine does not compute.
     """
-    if not set(work.names) <= set(engine.roles):
+    if not set(work.names) <= set(engine.roles_of(ahead=work.ahead)):
         return ()
     return tuple(name for name in engine.arrangements if (name == "async") == work.ahead)
 

@@ -339,7 +339,7 @@ def not_computed(setting: Setting, num_nodes: int) -> str | None:
     """Return what the engine does not do of a stage on so many nodes, or None."""
     engine, work = setting.engine, setting.work
     for role, reason in WITHOUT_ROLE.items():
-        if role in work.names and role not in engine.roles:
+        if role in work.names and role not in engine.roles_of(ahead=work.ahead):
             return reason
     if not arrangements_of(work, engine):
         if work.ahead:

@@ -381,7 +381,7 @@ def prepare(stage: PrepareStage, models: Models, library: Library) -> Workload:
 # -------- The work of the stages that train: language models, preference models, judges, DPO and PPO.
 
 RATING_TOKENS = 40
-"""Of the wording around a rated answer: 158 characters (`feedback/rating.py`) at about 4 to a token of English."""
+"""Of the wording around a rated answer: 158 characters (`feedback/comparing.py`) at about 4 to a token of English."""
 
 
 def pretraining(stage: PretrainStage, models: Models, library: Library) -> Workload:

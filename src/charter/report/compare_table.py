@@ -11,8 +11,7 @@ from rich.text import Text
 from charter.physics.terms import Interval
 from charter.plan.plan import Plan
 from charter.plan.stage_plan import MicroUsd, StagePlan
-from charter.report.amounts import ratio
-from charter.report.plan_cells import full_share, hardware, layout, seconds_range, usd_range
+from charter.report.plan_cells import full_share, hardware, layout, ratio, seconds_range, usd_range
 from charter.units import format_usd
 
 

@@ -16,8 +16,8 @@ from charter.cost.advice import Advice, Use, advice
 from charter.cost.forecast import Forecast, forecast
 from charter.ledger import Attempt, Ledger
 from charter.ledger.account import COUNTERS, Accounted, Totals
-from charter.ledger.bill_rows import StoredBill
 from charter.ledger.call import CallSums
+from charter.ledger.charge_rows import StoredBill
 from charter.ledger.focus import Account, ApiUsage, Row, rows_of_attempts, rows_of_other, rows_of_usage
 from charter.ledger.store import has_ledger, ledger_place
 from charter.ledger.stored import (
@@ -31,8 +31,8 @@ from charter.ledger.stored import (
     steps,
 )
 from charter.ledger.sums import Sums
-from charter.report.amounts import Amount
 from charter.report.overview import Overview, StageView, lost, spent_on_calls
+from charter.report.plan_cells import Amount
 from charter.report.read import read_run
 from charter.run.budget import BudgetLine, Spending, budget_lines, read_plan, read_spending, stages_so_far, steps_now
 from charter.run.call_costs import billed_to

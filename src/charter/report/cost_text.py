@@ -13,9 +13,9 @@ from rich.text import Text
 from charter.cost.advice import Advice
 from charter.ledger.account import Accounted, totals_of
 from charter.ledger.sums import Sums, total_of
-from charter.report.amounts import Amount
 from charter.report.cost import CostFacts, budget_json, print_storage, storage_json, unit_costs
 from charter.report.overview import Overview, StageView, lost, spent, spent_on_calls
+from charter.report.plan_cells import Amount
 from charter.run.budget import STATE_NAMES, BudgetLine
 from charter.units import MICRO_USD_PER_USD, format_count, format_seconds, format_usd
 

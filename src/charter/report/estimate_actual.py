@@ -10,8 +10,8 @@ from charter.engines.project import load_project
 from charter.errors import CharterError
 from charter.physics.fitted import Pace, load
 from charter.plan.project_plan import CALIBRATION_FILE
-from charter.report.amounts import NO_SPREAD
 from charter.report.overview import Overview, StageView, overview
+from charter.report.plan_cells import NO_SPREAD
 from charter.report.read import RunFiles, StageFiles, read_run
 from charter.run.planned import measured_paces
 from charter.units import format_bytes, format_seconds, format_usd

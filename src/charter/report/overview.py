@@ -10,8 +10,8 @@ from charter.ledger.account import Accounted, Totals, stage_totals, totals_of, w
 from charter.ledger.call import CallSums
 from charter.ledger.focus import stage_usage, usage_sums
 from charter.physics.terms import Interval
-from charter.report.amounts import NO_SPREAD, NOTHING, Amount, AmountSpread, planned
-from charter.report.amounts import ratio as over
+from charter.report.plan_cells import NO_SPREAD, NOTHING, Amount, AmountSpread, planned
+from charter.report.plan_cells import ratio as over
 from charter.report.read import RunFiles, StageFiles
 
 PENDING = StageState(phase=Phase.PENDING, why="never run", step=0, target_step=None)

@@ -1,10 +1,15 @@
-"""Figures of a plan as text of table cells: ranges, hardware, peaks."""
+"""Figures of a plan as text of table cells: ranges, hardware, peaks; times and money in whole units.
 
-from collections.abc import Iterable
+Times are whole milliseconds and money whole micro-USD, so that parts add up to totals.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import date, timedelta
+from typing import Any
 
 from charter.catalog.price_book import STALE_DAYS, as_of_key
-from charter.cost.job import BUCKETS
+from charter.cost.job import BUCKETS, micro_usd
 from charter.physics.terms import Interval
 from charter.plan.money import API, STORAGE, TRANSFER
 from charter.plan.option import DeviceGroup, Option
@@ -13,6 +18,94 @@ from charter.plan.stage_memory import Peak
 from charter.plan.stage_plan import MicroUsd
 from charter.spec.stage_base import FP8
 from charter.units import GIB, format_usd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Amount:
+    """A time and its cost; no cost where there is no price."""
+
+    milliseconds: int
+    micro_usd: int | None
+
+    @property
+    def seconds(self) -> float:
+        """The time in seconds."""
+        return self.milliseconds / 1000
+
+    @property
+    def usd(self) -> float | None:
+        """The cost in dollars."""
+        return None if self.micro_usd is None else self.micro_usd / 1_000_000
+
+    def __add__(self, other: "Amount") -> "Amount":
+        costs = [cost for cost in (self.micro_usd, other.micro_usd) if cost is not None]
+        return Amount(milliseconds=self.milliseconds + other.milliseconds, micro_usd=sum(costs) if costs else None)
+
+    def scaled(self, share: float) -> "Amount":
+        """A share of it, rounded to whole units."""
+        return Amount(
+            milliseconds=round(self.milliseconds * share),
+            micro_usd=None if self.micro_usd is None else round(self.micro_usd * share),
+        )
+
+    def to_json(self, suffix: str = "") -> dict[str, float | int | None]:
+        """`seconds` and `usd` for people, `milliseconds` and `micro_usd` for exact sums."""
+        return {
+            f"seconds{suffix}": self.seconds,
+            f"usd{suffix}": self.usd,
+            f"milliseconds{suffix}": self.milliseconds,
+            f"micro_usd{suffix}": self.micro_usd,
+        }
+
+
+NOTHING = Amount(milliseconds=0, micro_usd=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AmountSpread:
+    """An estimate: median, and the tenth and ninetieth percentiles."""
+
+    p10: Amount
+    p50: Amount
+    p90: Amount
+
+    def __add__(self, other: "AmountSpread") -> "AmountSpread":
+        return AmountSpread(p10=self.p10 + other.p10, p50=self.p50 + other.p50, p90=self.p90 + other.p90)
+
+    def scaled(self, share: float) -> "AmountSpread":
+        """A share of it."""
+        return AmountSpread(p10=self.p10.scaled(share), p50=self.p50.scaled(share), p90=self.p90.scaled(share))
+
+    def to_json(self) -> dict[str, float | int | None]:
+        """The median plain, the others with `_p10` and `_p90`."""
+        return {**self.p50.to_json(), **self.p10.to_json("_p10"), **self.p90.to_json("_p90")}
+
+
+NO_SPREAD = AmountSpread(p10=NOTHING, p50=NOTHING, p90=NOTHING)
+
+
+def planned(stage: Mapping[str, Any]) -> AmountSpread:
+    """Time and cost of one stage of a plan."""
+    seconds, usd = stage.get("seconds") or {}, stage.get("usd") or {}
+
+    def amount(quantile: str) -> Amount:
+        cost = usd.get(quantile)
+        return Amount(
+            milliseconds=round((seconds.get(quantile) or 0) * 1000),
+            micro_usd=None if cost is None else micro_usd(cost),
+        )
+
+    return AmountSpread(p10=amount("p10"), p50=amount("p50"), p90=amount("p90"))
+
+
+def ratio(value: float | None, base: float | None) -> float | None:
+    """A time or an amount against another, to six digits; None where there is nothing to divide by.
+
+    >>> ratio(3.0, 2.0), ratio(3.0, 0.0), ratio(None, 2.0)
+    (1.5, None, None)
+    """
+    return None if value is None or not base else round(value / base, 6)
+
 
 VERDICT_WORDS = {
     "ok": "met at p90 as well",
@@ -167,7 +260,7 @@ def is_stale(name: str, as_of: str, today: date | None) -> bool:
 
 # -------- Costs of a plan beside the machines of its stages, in sums that add up to its total.
 
-NOTHING = MicroUsd(p10=0, p50=0, p90=0)
+NO_USD = MicroUsd(p10=0, p50=0, p90=0)
 REPEATED = "reruns, idle time"
 
 
@@ -179,8 +272,8 @@ def beside_the_machines(plan: Plan) -> list[tuple[str, MicroUsd | None]]:
     if plan.cost is None or plan.cost.total is None:
         return _of_stages(plan)
     buckets = plan.cost.by_bucket
-    accelerators = added(buckets[name] for name in BUCKETS if name in buckets) or NOTHING
-    machines = added(stage.compute_usd for stage in plan.stages if stage.compute_usd is not None) or NOTHING
+    accelerators = added(buckets[name] for name in BUCKETS if name in buckets) or NO_USD
+    machines = added(stage.compute_usd for stage in plan.stages if stage.compute_usd is not None) or NO_USD
     repeated = less(accelerators, machines)
     rows: list[tuple[str, MicroUsd | None]] = [(REPEATED, repeated)] if repeated.p90 else []
     return [*rows, *((name, amount) for name, amount in buckets.items() if name not in BUCKETS)]
@@ -203,7 +296,7 @@ def added(parts: Iterable[MicroUsd | None]) -> MicroUsd | None:
     >>> added([MicroUsd(p10=1, p50=2, p90=3), MicroUsd(p10=1, p50=1, p90=1)]), added([None])
     (MicroUsd(p10=2, p50=3, p90=4), None)
     """
-    total = NOTHING
+    total = NO_USD
     for part in parts:
         if part is None:
             return None

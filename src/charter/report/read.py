@@ -13,7 +13,7 @@ from charter.artifacts.stage_state import StageState, read_stage, stage_state
 from charter.errors import CharterError, DataError, UsageError, loads_json
 from charter.ledger import Accounted, ApiUsage, Attempt, CallBooks, Ledger
 from charter.ledger.account import account
-from charter.ledger.call_books import CALLS_FILE
+from charter.ledger.calls import CALLS_FILE
 from charter.ledger.focus import refuse_fewer
 from charter.ledger.rebuilding import rebuilt_attempts
 from charter.ledger.store import LEDGER_FILE, has_ledger, ledger_place

@@ -6,12 +6,12 @@ from itertools import starmap
 from typing import Any
 
 from charter.ledger.account import Accounted
-from charter.report.amounts import NO_SPREAD, AmountSpread
 from charter.report.cost import budget_json
 from charter.report.cost_text import BEYOND_WORDS, time_ratio_text, unit_rows
 from charter.report.estimate_actual import process_memory, tensor_memory
 from charter.report.markup import Markup, card, chart, esc, folded, join, plain_value, section, stage_name, table
 from charter.report.overview import Overview, StageView, lost
+from charter.report.plan_cells import NO_SPREAD, AmountSpread
 from charter.report.read import RunFiles
 from charter.report.results import all_results, by_reason, interval_text, measured_charts, outcomes, value_text
 from charter.units import format_bytes, format_seconds, format_usd

@@ -17,7 +17,7 @@ from charter.ledger import CallBooks, Ledger, Outcome
 from charter.ledger.attempt import Attempt
 from charter.ledger.bill import Bill, BillFinding, compare_bill, read_bill
 from charter.ledger.call import Call, CallSums
-from charter.ledger.call_books import CALLS_FILE
+from charter.ledger.calls import CALLS_FILE
 from charter.ledger.focus import ApiUsage, usage_sums
 from charter.ledger.rebuilding import rebuilt_attempts
 from charter.ledger.reconcile import BilledRow, Price, Reconciled, reconcile

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 from charter.artifacts import durable
 from charter.errors import CharterError, UsageError, loads_json
-from charter.inference.serve.options import is_loopback
+from charter.inference.serve.protocol import is_loopback
 from charter.spec.project import Project
 from charter.spec.sections import Alerts
 from charter.tracking.base import Secrets

@@ -8,7 +8,7 @@ from pathlib import Path
 from charter.artifacts import durable
 from charter.ledger import ApiUsage, CallBooks, Ledger
 from charter.ledger.attempt import tags_text
-from charter.ledger.call_books import CALLS_FILE
+from charter.ledger.calls import CALLS_FILE
 from charter.ledger.rebuilding import TIMINGS_FILE
 from charter.ledger.sums import total_of
 from charter.run.graph import PlannedStage

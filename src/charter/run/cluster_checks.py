@@ -14,7 +14,7 @@ from charter.engines import handover_engine
 from charter.engines.installed import ABSENT, engines_at, interpreter_of, versions_at
 from charter.errors import CharterError, MissingExtraError, how_to_install
 from charter.launch.machine import asked_memory, gpus_here, installed_version
-from charter.launch.node_checks.report import read_bad_nodes
+from charter.launch.node_checks import read_bad_nodes
 from charter.plan.machine import usable_memory_bytes
 from charter.run.graph import build_pipeline
 from charter.run.paths import run_dir

@@ -16,14 +16,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from charter.artifacts import durable
-from charter.artifacts.file_facts import free_bytes
+from charter.artifacts.fingerprint import free_bytes
 from charter.artifacts.record import read_record
 from charter.data.sandbox import INSTALL, sandbox_problem
 from charter.errors import EXTRAS, how_to_install
 from charter.inference.openenv import server_problem
 from charter.launch.machine import cpu_capability, gpus_here, installed_version
-from charter.launch.node_checks.local import accelerators, kernel_log, xid_errors
-from charter.launch.node_checks.report import Finding
+from charter.launch.node_checks import Finding, accelerators, kernel_log, xid_errors
 from charter.plan.machine import usable_cores, usable_memory_bytes
 from charter.run.cluster_checks import Check, examine_launcher, examine_plan
 from charter.run.paths import earlier_stage_dirs
@@ -322,7 +321,7 @@ def connect(where: str, address: str, *, seconds: float = CONNECT_SECONDS) -> Ch
 
 
 def _second_place(where: str, root: Path) -> Check:
-    from charter.artifacts.store.opening import open_place
+    from charter.artifacts.store.copy import open_place
 
     try:
         open_place(where, root=root).size("charter-doctor")

@@ -21,8 +21,8 @@ from charter.artifacts import durable
 from charter.errors import DataError, MissingExtraError, UsageError, how_to_install
 from charter.run.paths import run_dir
 from charter.spec.project import Project
+from charter.spec.sections import MlflowSettings, Tracked, WandbSettings, trackers_of
 from charter.spec.sweep import POINT_TAG, SWEEP_TAG
-from charter.spec.tracking import MlflowSettings, Tracked, WandbSettings, trackers_of
 from charter.tracking.base import is_reference, read_secret
 from charter.tracking.journal import PROMETHEUS, Collector, TrackingLock, live_path, log_path, tracking_dir
 from charter.tracking.progress import EVENTS_FILE, RunProgress

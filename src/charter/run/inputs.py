@@ -9,8 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from charter.artifacts import durable
-from charter.artifacts.file_facts import sha256_file
-from charter.artifacts.fingerprint import canonical, fingerprint
+from charter.artifacts.fingerprint import canonical, fingerprint, sha256_file
 from charter.artifacts.job import JobInput
 from charter.data.formats import DatasetFiles, find_files, is_there
 from charter.errors import DataError, Problem

@@ -29,6 +29,7 @@ from charter.run.accounts import SchedulerRecords, end_finished, rebuild_ledger,
 from charter.run.actions import accept_model
 from charter.run.alerts import AlertListener
 from charter.run.approval import lay_sample_prompts, who_is_here
+from charter.run.attempt import drift, drift_error
 from charter.run.call_costs import record_calls
 from charter.run.copies import Replicas
 from charter.run.events import Events, Listener
@@ -37,12 +38,11 @@ from charter.run.graph import Pipeline, PlannedStage, build_pipeline, with_proje
 from charter.run.paths import run_dir
 from charter.run.planned import PlanNow, keep_plan, plan_of_run, resolved_project
 from charter.run.preflight import LEDGER_PACKAGES, check_before_start, check_packages
-from charter.run.prepare import drift, drift_error
 from charter.run.served import loads_weights
 from charter.run.staleness import assess
-from charter.run.storage_meter import StorageMeter
 from charter.run.supervisor import NOTICE_FILE, StopSignals, Supervisor
 from charter.run.sweep import SweepPoint
+from charter.run.watches import StorageMeter
 from charter.spec.execution import Execution
 from charter.spec.project import Project
 

@@ -20,6 +20,7 @@ from charter.run.accounts import SchedulerRecords, begin_job_attempt, end_droppe
 from charter.run.approval import Gate
 from charter.run.attempt import (
     MachineShares,
+    Prepared,
     RunningAttempt,
     begin_attempt,
     describe_ending,
@@ -30,18 +31,18 @@ from charter.run.attempt import (
     is_finished,
     keep_failure,
     outcome_of,
+    prepare,
+    prepared_before,
     price_micro_usd_per_hour,
 )
 from charter.run.budget import BudgetWatch
 from charter.run.call_costs import CallCosts, write_timings
 from charter.run.events import Events
 from charter.run.graph import Pipeline, PlannedStage
-from charter.run.hang_watch import LEAST_SECONDS, START_SECONDS, HangWatch, oom_kills
-from charter.run.idle import IdleClock, IdleWatch
 from charter.run.planned import EXECUTION_FILE
-from charter.run.prepare import Prepared, prepare, prepared_before
 from charter.run.restart import ITS_OWN_FAULT, Ending, decide
 from charter.run.served import accelerators_of_node, stage_pools
+from charter.run.watches import LEAST_SECONDS, START_SECONDS, HangWatch, IdleClock, IdleWatch, oom_kills
 from charter.spec.execution import Execution
 from charter.spec.project import Project
 from charter.spec.stage import TRAINS

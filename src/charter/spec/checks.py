@@ -11,9 +11,8 @@ from charter.errors import Problem
 from charter.spec.architecture import Architecture
 from charter.spec.project import DataSpec, ModelSpec, Place, Project, Resources, Serving
 from charter.spec.quantity import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, SHARE, check_ranges
-from charter.spec.sections import check_alerts, check_budget, check_costs, check_metering, check_risk
+from charter.spec.sections import check_alerts, check_budget, check_costs, check_metering, check_risk, check_tracking
 from charter.spec.sweep import check_sweeps
-from charter.spec.tracking import check_tracking
 
 
 def check_architecture(shape: Architecture, path: str) -> Iterator[Problem]:

@@ -7,11 +7,21 @@ from typing import ClassVar, Literal
 from charter.spec.architecture import Architecture
 from charter.spec.launching import Launch
 from charter.spec.quantity import Bytes, BytesPerSecond, Count, Names, Seconds, Usd, UsdPerHour, added
-from charter.spec.sections import Alerts, Budget, Costs, EngineEnvironment, IdlePolicy, Metering, RiskSettings, Samples
+from charter.spec.sections import (
+    Alerts,
+    Budget,
+    Costs,
+    EngineEnvironment,
+    IdlePolicy,
+    Metering,
+    RiskSettings,
+    Samples,
+    TrackerEntry,
+    TrackerName,
+)
 from charter.spec.stage import AnyStage
 from charter.spec.stage_base import Engine, ServerPool
 from charter.spec.sweep import Sweep
-from charter.spec.tracking import TrackerEntry, TrackerName
 
 FORBID_EXTRA: dict[str, str] = {"extra": "forbid"}
 

@@ -32,7 +32,7 @@ from charter.spec.launching import (
     SlurmSettings,
 )
 from charter.spec.layout import Adapter
-from charter.spec.presets import PRESETS, preset_contents
+from charter.spec.load import PRESETS, preset_contents
 from charter.spec.project import (
     DataSpec,
     ModelSpec,
@@ -52,14 +52,17 @@ from charter.spec.sections import (
     HumanLabels,
     IdlePolicy,
     Metering,
+    MlflowSettings,
     Retention,
     RiskSettings,
     Samples,
     Staff,
+    TensorboardSettings,
+    TrackerEntry,
+    WandbSettings,
 )
 from charter.spec.stage import STAGE_KINDS
 from charter.spec.stage_base import Guard, StageResources
-from charter.spec.tracking import MlflowSettings, TensorboardSettings, TrackerEntry, WandbSettings
 
 
 @cache

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts import durable
-from charter.artifacts.file_facts import sha256_file
+from charter.artifacts.fingerprint import sha256_file
 from charter.tracking.base import Destination, RunFacts
 from charter.tracking.journal import JournalPosition, count_rows, delivered_path, journal_path, read_rows
 from charter.tracking.progress import RunProgress, Standing

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts.lease import LEASE, read_holder
-from charter.artifacts.safe_path import wrong_name
 from charter.artifacts.stage_state import TRACKER_STATES, State, TrackerState, read_stage, stage_state
+from charter.artifacts.whole_dir import wrong_name
 from charter.errors import loads_json
 from charter.tracking.run_facts import SweptPoint, point_of, sweep_key
 

@@ -10,7 +10,7 @@ from typing import Any
 from charter.artifacts import durable
 from charter.artifacts.job import JOB_FILE
 from charter.artifacts.record import OUTPUTS, RECORD_FILE
-from charter.artifacts.safe_path import wrong_name
+from charter.artifacts.whole_dir import wrong_name
 from charter.errors import DataError
 from charter.spec.sweep import POINT_TAG, SWEEP_TAG
 from charter.tracking.base import Input, RunFacts

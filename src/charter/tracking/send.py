@@ -16,7 +16,7 @@ from typing import Any
 
 from charter.artifacts import durable
 from charter.errors import CharterError, DataError, UsageError
-from charter.spec.tracking import PLAIN, MlflowSettings, TensorboardSettings, WandbSettings
+from charter.spec.sections import PLAIN, MlflowSettings, TensorboardSettings, WandbSettings
 from charter.tracking.base import Destination, Secrets
 from charter.tracking.delivery import Delivery, backoff_seconds
 from charter.tracking.journal import TrackingLock, health_path, tracking_dir

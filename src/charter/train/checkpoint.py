@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from charter.artifacts import faults
 from charter.artifacts.checkpoints import Position, damage
-from charter.artifacts.file_facts import FileFact
+from charter.artifacts.fingerprint import FileFact
 from charter.artifacts.group import SAVE
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.whole_dir import begin_dir, finish_dir, removed_on_error, settle

@@ -16,9 +16,7 @@ from charter.data.dataset import Turn
 from charter.errors import DataError, StageError
 from charter.feedback.answering import open_answerer
 from charter.feedback.asking import Invalid
-from charter.feedback.constitution import Principle
-from charter.feedback.inputs import role_constitution
-from charter.feedback.rating import (
+from charter.feedback.comparing import (
     ROW_COLUMN,
     AnswerGroup,
     Rated,
@@ -30,6 +28,8 @@ from charter.feedback.rating import (
     rating,
     rubric_rating,
 )
+from charter.feedback.constitution import Principle
+from charter.feedback.inputs import role_constitution
 from charter.feedback.records import Answerer, answered
 from charter.inference.limited import Failed
 from charter.spec.ppo_stage import PpoStage

@@ -13,10 +13,10 @@ from charter.artifacts.job import Job, JobInput, stage_rows
 from charter.data.dataset import each_text
 from charter.errors import DataError
 from charter.models.adapters import add_adapter, published_weights, save_adapter
+from charter.models.chat import train_tokenizer
 from charter.models.language_model import LanguageModel, new_language_model, open_language_model, set_dropout
 from charter.models.parallel import Parallel, parallelize
 from charter.models.token_forward import token_losses
-from charter.models.tokenizer import train_tokenizer
 from charter.spec.layout import WHOLE_BITS, Adapter
 from charter.train.setup import Setup
 
@@ -27,9 +27,12 @@ class ModelSettings(Protocol):
     """The fields of a stage that decide what of a model is trained, and in which precision."""
 
     @property
-    def dtype(self) -> str: ...
+    def dtype(self) -> str:
+        """Return the number format that it is trained in."""
+
     @property
-    def adapter(self) -> Adapter | None: ...
+    def adapter(self) -> Adapter | None:
+        """Return the low-rank adapter to train in place of the weights, if any."""
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,20 @@ class OptimizerSettings(Protocol):
     """The fields of a stage that decide its optimizer."""
 
     @property
-    def weight_decay(self) -> float: ...
+    def weight_decay(self) -> float:
+        """Return the share that decoupled decay takes off the weights, times the learning rate."""
+
     @property
-    def beta1(self) -> float: ...
+    def beta1(self) -> float:
+        """Return the decay of Adam's first moment per step."""
+
     @property
-    def beta2(self) -> float: ...
+    def beta2(self) -> float:
+        """Return the decay of Adam's second moment per step."""
+
     @property
-    def optimizer(self) -> str: ...
+    def optimizer(self) -> str:
+        """Return the name of the optimizer."""
 
 
 def make_optimizer(

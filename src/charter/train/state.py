@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from charter.artifacts import durable
-from charter.artifacts.file_facts import files_under, is_disk_full
+from charter.artifacts.fingerprint import files_under, is_disk_full
 from charter.errors import DataError, StageError
 from charter.models.ranks import Ranks
 

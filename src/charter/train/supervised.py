@@ -29,13 +29,20 @@ class TrainingSettings(ScheduleSettings, Protocol):
     """The fields of a stage that decide its batches and updates."""
 
     @property
-    def global_batch(self) -> int: ...
+    def global_batch(self) -> int:
+        """Return the rows of an update, over all processes."""
+
     @property
-    def gradient_clip(self) -> float: ...
+    def gradient_clip(self) -> float:
+        """Return the largest norm of a gradient; a longer one is scaled down to it."""
+
     @property
-    def dtype(self) -> str: ...
+    def dtype(self) -> str:
+        """Return the number format that it is trained in."""
+
     @property
-    def guard(self) -> Guard | None: ...
+    def guard(self) -> Guard | None:
+        """Return the guard that skips updates out of the ordinary, if any."""
 
 
 @dataclass
@@ -228,15 +235,20 @@ class LanguageStage(TrainingSettings, OptimizerSettings, Protocol):
     """A stage that trains a language model."""
 
     @property
-    def learning_rate(self) -> float: ...
+    def learning_rate(self) -> float:
+        """Return the peak of the schedule."""
+
     @property
-    def epochs(self) -> float | None: ...
+    def epochs(self) -> float | None:
+        """Return how often the data are read; None where `steps` says the length."""
+
     @property
-    def steps(self) -> int | None: ...
+    def steps(self) -> int | None:
+        """Return the number of updates; None where `epochs` says the length."""
+
     @property
-    def guard(self) -> Guard | None: ...
-    @property
-    def adapter(self) -> Adapter | None: ...
+    def adapter(self) -> Adapter | None:
+        """Return the low-rank adapter to train in place of the weights, if any."""
 
 
 def train_and_publish(

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from charter.artifacts import durable
-from charter.artifacts.file_facts import files_under, sha256_file
-from charter.artifacts.fingerprint import fingerprint
+from charter.artifacts.fingerprint import files_under, fingerprint, sha256_file
 from charter.artifacts.group import START
 from charter.artifacts.job import JobInput, each_stage_row
 from charter.artifacts.stage_dir import StageDir

@@ -127,6 +127,7 @@ class _MemoryConstants:
         self._without: dict[tuple[str, ...], dict[str, Fitted]] = {}
 
     def of(self, row: Measurement) -> dict[str, Fitted]:
+        """Return the constants fitted without a row, where it was among those that taught them."""
         itself = (row.prefix,) if (row.id, row.value) in self._taught else ()
         absent = tuple(sorted({*self._leave_out, *itself}))
         if absent not in self._without:

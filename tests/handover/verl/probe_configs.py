@@ -30,6 +30,9 @@ def merged_strictly(values: dict[str, object], base: str) -> DictConfig:
     """Over verl's own file in struct mode, where a key that it does not have is an error."""
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose(base)
+    if "rollout" in values:  # a section of its one_step_off_ppo_trainer.yaml, which is over ppo_trainer
+        OmegaConf.set_struct(config, False)
+        config.rollout = {"nnodes": 1, "n_gpus_per_node": 8}
     OmegaConf.set_struct(config, True)
     open_empty_mappings(config)
     if "reward_kwargs" in values.get("reward", {}):  # its DAPO manager reads it, and no file of its own has it

@@ -10,14 +10,23 @@ import yaml
 from engine_case import ask_engine, engine_python
 from engine_stages import handover, ppo, sft, sharded
 
-from charter.engines.common.request import Handover, HandoverPaths, RlPlacement
+from charter.engines.common.request import Handover, HandoverPaths, RlPlacement, RolesTogether
 from charter.engines.verl.mapping import render_verl
-from charter.spec.layout import Adapter, Recompute, ZeroStage
+from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 from charter.spec.rewards import Reward
 from charter.spec.stage_base import StageResources
 
 PROBE = Path(__file__).parent / "probe_configs.py"
 OFFLOADED = RlPlacement(arrangement="offloaded", generator_tensor=2)
+TRAINERS = sharded(32, data=4)
+APART = RlPlacement(
+    arrangement="async",
+    groups=(
+        RolesTogether(roles=("policy",), num_accelerators=4, layout=TRAINERS),
+        RolesTogether(roles=("generate",), num_accelerators=4, layout=Layout(data=2, tensor=2)),
+    ),
+    generator_tensor=2,
+)
 RIGHT = Reward(name="right", kind="function", call="charter:number")
 SHORT = Reward(name="short", kind="function", call="charter:overlong", arguments={"longest": 512, "cache": 128})
 CASES: dict[str, Handover] = {
@@ -54,6 +63,20 @@ CASES: dict[str, Handover] = {
         "verl",
         ppo(estimator="grpo", samples_per_prompt=4, reward=None, rewards=(RIGHT, SHORT), kl_coefficient=0.0),
         sharded(32),
+    ),
+    "grpo_one_step_off": handover(
+        "verl",
+        ppo(
+            estimator="grpo",
+            samples_per_prompt=4,
+            reward=None,
+            rewards=(RIGHT,),
+            kl_coefficient=0.0,
+            asynchrony="one_step_off",
+        ),
+        TRAINERS,
+        placement=APART,
+        per_node=8,
     ),
     "ppo_hybrid": handover("verl", ppo(minibatch=64), sharded(64, data=16, replicas=2), num_nodes=2),
     "ppo_sdpa": handover("verl", ppo(resources=StageResources(attention="sdpa")), sharded(32)),

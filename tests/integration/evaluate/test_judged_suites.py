@@ -63,7 +63,7 @@ def probe_rows(workshop, models, **changes):
     spec = EvalStage(policy="p", **SAMPLING)
     stage = workshop.stage("before", spec, data={"pairs": workshop.data("before", rows)}, **models)
     bench = Bench(StageDir(stage.path))
-    from charter.evaluate.judges import contests_of
+    from charter.evaluate.preferences import contests_of
 
     judged = bench.judging.verdicts(contests_of(bench.pairs))
     bench.close()

@@ -5,8 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from charter.errors import MissingExtraError
-from charter.evaluate import lm_eval_suite
-from charter.evaluate.lm_eval_suite import figure_of_metric
+from charter.evaluate import questions
+from charter.evaluate.questions import figure_of_metric
 
 pytestmark = pytest.mark.torch
 
@@ -33,6 +33,6 @@ def test_what_has_no_interval_is_left_out_and_told(rows, error, capsys):
 
 
 def test_the_suite_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(lm_eval_suite, "find_spec", lambda name: None)
+    monkeypatch.setattr(questions, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match="pip install lm-eval"):
-        lm_eval_suite.check_library()
+        questions.check_library()

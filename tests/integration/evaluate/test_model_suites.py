@@ -16,7 +16,7 @@ from charter.errors import DataError
 from charter.evaluate import run
 from charter.evaluate.bench import Bench, _answers_in
 from charter.evaluate.goodhart import goodhart, policy_of_checkpoint
-from charter.evaluate.multiple_choice import (
+from charter.evaluate.questions import (
     answer_all,
     question_text,
 )

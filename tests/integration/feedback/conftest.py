@@ -10,12 +10,12 @@ torch = pytest.importorskip("torch")
 
 from charter.artifacts.job import Job, JobInput, write_job
 from charter.artifacts.stage_dir import StageDir
+from charter.models.chat import train_tokenizer
 from charter.models.language_model import (
     load_language_model,
     new_language_model,
 )
 from charter.models.preference import PreferenceModel, ScalarModel
-from charter.models.tokenizer import train_tokenizer
 from charter.spec.architecture import Architecture
 from charter.spec.project import DataSpec
 

@@ -8,9 +8,9 @@ torch = pytest.importorskip("torch")
 
 from charter.data.dataset import Turn
 from charter.errors import DataError
-from charter.feedback.asks import Choose
+from charter.feedback.asking import Choose
+from charter.feedback.comparing import FIGURES, Rated, rating, rating_text
 from charter.feedback.local_models import LocalModels
-from charter.feedback.rating import FIGURES, Rated, rating, rating_text
 from charter.feedback.records import answered
 from charter.inference.score import (
     choice_ids,

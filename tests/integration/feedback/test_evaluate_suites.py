@@ -14,10 +14,9 @@ from charter.data.dataset import (
 )
 from charter.errors import DataError
 from charter.evaluate import run
-from charter.evaluate.accuracy import cross_validated, hhh_rows
-from charter.evaluate.answers import equal_length_rows
 from charter.evaluate.bench import Bench
-from charter.evaluate.multiple_choice import answer_losses
+from charter.evaluate.preferences import cross_validated, equal_length_rows, hhh_rows
+from charter.evaluate.questions import answer_losses
 from charter.models.chat import encode_answer, encode_prompt
 from charter.spec.stage import EvalStage
 

@@ -11,16 +11,10 @@ from charter.data.dataset import (
     Turn,
 )
 from charter.errors import DataError
-from charter.feedback.asks import Choose, Sample
+from charter.feedback.asking import Choose, Sample
 from charter.feedback.comparing import Comparison, Rules, comparing
 from charter.feedback.constitution import Principle
-from charter.feedback.local_models import (
-    LocalModels,
-    fitted,
-    log_odds,
-    question_ids,
-    question_limit,
-)
+from charter.feedback.local_models import LocalModels, fitted, log_odds, question_ids, question_limit
 from charter.feedback.records import answered
 from charter.feedback.wording import (
     CHOICES,

@@ -10,9 +10,9 @@ from test_faults import COMMON, SFT, stage_of
 
 from charter.errors import DataError, UsageError
 from charter.hosted.data_files import write_data
+from charter.models.chat import load_tokenizer
 from charter.models.engine_layout import StageLayout
 from charter.models.ranks import Ranks
-from charter.models.tokenizer import load_tokenizer
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import Reward
 from charter.spec.stage import DpoStage, PreferenceModelStage, PretrainStage

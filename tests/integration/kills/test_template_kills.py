@@ -120,8 +120,8 @@ def assert_known(once: Counter, project: Path, stages: list[Path]) -> None:
 @pytest.fixture(scope="module")
 def started(bench, tmp_path_factory):
     """(template) -> a maker of its RL stages, whose policy is its architecture after its SFT."""
+    from charter.models.chat import train_tokenizer
     from charter.models.language_model import new_language_model
-    from charter.models.tokenizer import train_tokenizer
 
     def make(template: str):
         project = small(template, tmp_path_factory.mktemp("templates") / template)

@@ -14,7 +14,7 @@ from charter.artifacts.stage_dir import StageDir
 from charter.data.dataset import Turn
 from charter.feedback import label
 from charter.feedback.answering import open_answerer
-from charter.feedback.rating import Rated, rating
+from charter.feedback.comparing import Rated, rating
 from charter.feedback.records import answered
 from charter.spec.project import DataSpec, Serving
 from charter.spec.stage import LabelStage

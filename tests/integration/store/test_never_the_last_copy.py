@@ -18,8 +18,8 @@ from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.store.copy import Copies, Objects
 from charter.artifacts.store.maintenance import Replicator, Restorer, collect, prunable
 from charter.artifacts.store.place import LocalPlace
-from charter.artifacts.verifying import find_garbage, remove_garbage
 from charter.errors import CharterError
+from charter.run.copies import find_garbage, remove_garbage
 
 
 class Killed(BaseException):

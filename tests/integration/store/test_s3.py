@@ -6,10 +6,10 @@ import shutil
 import pytest
 from place_contract import check_place
 
-from charter.artifacts.file_facts import FileFact
+from charter.artifacts.fingerprint import FileFact
 from charter.artifacts.store import s3 as s3_client
+from charter.artifacts.store.copy import open_place
 from charter.artifacts.store.maintenance import abandoned_uploads
-from charter.artifacts.store.opening import open_place
 from charter.artifacts.store.place import PlaceError
 from charter.artifacts.store.s3 import S3Place
 from charter.errors import MissingExtraError, UsageError

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from charter.artifacts.file_facts import FileFact
+from charter.artifacts.fingerprint import FileFact
 from charter.artifacts.store.copy import object_key
 from charter.artifacts.store.place import PlaceError
 from charter.artifacts.store.s3 import S3Place

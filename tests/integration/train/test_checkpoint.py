@@ -17,7 +17,7 @@ from torch import nn
 
 from charter.artifacts import durable
 from charter.artifacts.checkpoints import Position
-from charter.artifacts.file_facts import free_bytes
+from charter.artifacts.fingerprint import free_bytes
 from charter.artifacts.stage_dir import StageDir
 from charter.errors import DataError, StageError
 from charter.models.ranks import Ranks

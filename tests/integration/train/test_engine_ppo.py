@@ -661,8 +661,8 @@ def test_a_teacher_with_other_tokens_is_refused(engine_inputs, tmp_path):
     import tiny
 
     from charter.errors import DataError
+    from charter.models.chat import train_tokenizer
     from charter.models.language_model import new_language_model
-    from charter.models.tokenizer import train_tokenizer
 
     other = new_language_model(tiny.ARCHITECTURE, train_tokenizer(["other words entirely"] * 9, vocab_size=300), seed=1)
     other.save(tmp_path / "teacher" / "model")

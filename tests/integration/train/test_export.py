@@ -9,10 +9,10 @@ pytestmark = pytest.mark.torch
 
 import tiny
 
-from charter.artifacts.export import check_outputs, copy_model
 from charter.artifacts.record import read_record
 from charter.errors import DataError
 from charter.models.preference import PreferenceModel, ScalarModel, pool, pooled_positions
+from charter.report.export import check_outputs, copy_model
 from charter.spec.stage import PreferenceModelStage, SftStage
 
 SETTINGS = {"pooling": "last", "seq_len": 64, "score_mean": 0.5, "score_deviation": 2.0}

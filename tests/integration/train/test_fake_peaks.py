@@ -26,11 +26,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from charter.catalog import accelerators, models
 from charter.models import parallel
 from charter.models.adapters import add_adapter
-from charter.models.decoder import tie, tied_weights
 from charter.models.engine_layout import StageLayout
 from charter.models.preference import ScalarModel
 from charter.models.ranks import Ranks
 from charter.models.runtime import precision
+from charter.models.sharded_load import tie, tied_weights
 from charter.physics.memory import training_memory
 from charter.plan.knowledge import Knowledge
 from charter.plan.phase import Counters, Role, RolePhase, Workload

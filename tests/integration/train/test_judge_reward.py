@@ -11,8 +11,8 @@ from engine_bench import farthest, metrics, run_in_two, stage, weights
 
 from charter.artifacts.checkpoints import Position
 from charter.errors import DataError, StageError
-from charter.feedback.asks import ChoiceReply
-from charter.feedback.rating import FIGURES
+from charter.feedback.asking import ChoiceReply
+from charter.feedback.comparing import FIGURES
 from charter.models.ranks import Ranks
 from charter.train import ppo
 from charter.train.judge_reward import JudgeReward

@@ -14,7 +14,6 @@ from group import in_group
 from charter.errors import DataError, StageError
 from charter.models import sharded_load
 from charter.models.adapters import add_adapter, merged_weights
-from charter.models.decoder import tied_weights
 from charter.models.engine_layout import StageLayout
 from charter.models.language_model import (
     empty_language_model,
@@ -25,6 +24,7 @@ from charter.models.language_model import (
 from charter.models.parallel import data_mesh, own_part, parallelize, shard
 from charter.models.preference import PreferenceModel, ScalarModel, load_preference_model
 from charter.models.ranks import Ranks
+from charter.models.sharded_load import tied_weights
 from charter.spec.layout import Adapter
 
 ADAPTER = Adapter(rank=4)

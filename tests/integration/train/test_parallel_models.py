@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves
 from charter.errors import StageError
 from charter.inference.score import score_rows
 from charter.models import token_forward
-from charter.models.decoder import decoder_layers
 from charter.models.engine_layout import StageLayout
 from charter.models.parallel import (
     check_offload,
@@ -22,6 +21,7 @@ from charter.models.parallel import (
 )
 from charter.models.preference import PreferenceModel, ScalarModel
 from charter.models.ranks import Ranks
+from charter.models.sharded_load import decoder_layers
 from charter.models.token_forward import token_losses
 
 IDS = torch.arange(4 * 12).view(4, 12) % 400

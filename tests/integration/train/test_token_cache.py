@@ -21,9 +21,8 @@ from charter.data.dataset import (
     read_texts,
 )
 from charter.errors import DataError
-from charter.models.chat import Encoded, encode_conversations
+from charter.models.chat import Encoded, encode_conversations, train_tokenizer
 from charter.models.ranks import Ranks
-from charter.models.tokenizer import train_tokenizer
 from charter.spec.project import DataSpec
 from charter.spec.stage import SftStage
 from charter.train import token_data
@@ -240,7 +239,7 @@ import tiny
 from pathlib import Path
 from charter.artifacts.stage_dir import StageDir
 from charter.models.ranks import join, leave
-from charter.models.tokenizer import train_tokenizer
+from charter.models.chat import train_tokenizer
 from charter.train import token_data
 token_data.CHUNK_ROWS = 1
 stage = StageDir(Path({stage!r}))

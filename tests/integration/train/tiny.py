@@ -6,8 +6,8 @@ from pathlib import Path
 from charter.artifacts.job import Job, JobInput, write_job
 from charter.artifacts.stage_dir import StageDir
 from charter.data.dataset import Pair, Turn
+from charter.models.chat import train_tokenizer
 from charter.models.language_model import LanguageModel, new_language_model
-from charter.models.tokenizer import train_tokenizer
 from charter.spec.architecture import Architecture
 
 ARCHITECTURE = Architecture(

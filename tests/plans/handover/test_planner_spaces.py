@@ -1,5 +1,7 @@
 """The planner never chooses a layout or a placement that the engine's renderer refuses."""
 
+from dataclasses import replace
+
 import handover_stages as cases
 import ppo_case
 import pytest
@@ -106,6 +108,20 @@ def test_every_placement_without_a_reward_model_is_rendered(reference, nodes):
     work = ppo_case.scored_by_functions(ppo_case.workload(samples=768, minibatch=384), reference=reference)
     found = rl_options(ppo_case.question(work, FUNCTIONS_ALONE), ppo_case.place("H100", 8, nodes=(nodes,)), nodes)[0]
     assert found
+    for option in found:
+        told = refused(stage, option.layout, nodes=nodes, placement=placement_of(option))
+        assert not told, f"{option.layout_label}: {told}"
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_every_placement_one_step_off_is_rendered_for_verl(nodes):
+    """What a stage that draws ahead is offered on verl, whose generator is then apart."""
+    changes = {**cases.GROUPS, "rollout_batch": 768, "minibatch": 384, "asynchrony": "one_step_off", "reward": None}
+    stage = cases.accepted_stage("verl", "ppo", **changes, rewards=cases.RIGHT)
+    work = ppo_case.scored_by_functions(ppo_case.workload(samples=768, minibatch=384), reference=True)
+    work = replace(work, ahead=True)
+    found = rl_options(ppo_case.question(work, "verl"), ppo_case.place("H100", 8, nodes=(nodes,)), nodes)[0]
+    assert {option.placement for option in found} == {"async"}
     for option in found:
         told = refused(stage, option.layout, nodes=nodes, placement=placement_of(option))
         assert not told, f"{option.layout_label}: {told}"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from charter.artifacts import durable, faults, file_facts
-from charter.artifacts.file_facts import is_disk_full
+from charter.artifacts import durable, faults, fingerprint
+from charter.artifacts.fingerprint import is_disk_full
 from charter.artifacts.whole_dir import publish_dir
 from charter.errors import DataError
 
@@ -178,7 +178,10 @@ def test_failure_is_raised_during_removal_by_another_process(tmp_path, monkeypat
     """The processes of a stage that lost a peer clean up the same directory at once."""
     left = tmp_path / ".tmp-step"
     left.mkdir()
-    monkeypatch.setattr(file_facts, "files_under", lambda path: ["gone-meanwhile"])
-    with pytest.raises(RuntimeError, match="the cause"), file_facts.disk_full_is_said(left, needed_bytes=0, clean=left):
+    monkeypatch.setattr(fingerprint, "files_under", lambda path: ["gone-meanwhile"])
+    with (
+        pytest.raises(RuntimeError, match="the cause"),
+        fingerprint.disk_full_is_said(left, needed_bytes=0, clean=left),
+    ):
         raise RuntimeError("the cause")
     assert not left.exists()

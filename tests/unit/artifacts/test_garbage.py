@@ -1,5 +1,5 @@
 from charter.artifacts.stage_dir import StageDir
-from charter.artifacts.verifying import find_garbage, remove_garbage
+from charter.run.copies import find_garbage, remove_garbage
 
 
 def test_what_crashes_left_is_found_with_its_size_and_nothing_else(make_stage, tmp_path):

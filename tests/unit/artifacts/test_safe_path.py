@@ -8,9 +8,8 @@ import pytest
 
 from charter.artifacts.checkpoints import damage
 from charter.artifacts.record import damaged_output, read_record
-from charter.artifacts.safe_path import below, open_below, wrong_name
 from charter.artifacts.stage_dir import StageDir
-from charter.artifacts.whole_dir import read_sealed, write_sealed
+from charter.artifacts.whole_dir import below, open_below, read_sealed, write_sealed, wrong_name
 from charter.errors import CharterError, DataError
 
 # fmt: off
@@ -93,7 +92,7 @@ def test_links_devices_and_pipes_are_not_opened(tmp_path):
 
 
 def test_a_link_that_appears_after_the_look_is_not_followed(tmp_path, monkeypatch):
-    from charter.artifacts import safe_path
+    from charter.artifacts import whole_dir
 
     (tmp_path / "outside").write_text("secret")
     root = tmp_path / "root"
@@ -104,7 +103,7 @@ def test_a_link_that_appears_after_the_look_is_not_followed(tmp_path, monkeypatc
         os.symlink(tmp_path, root / "d")
         return where / relative
 
-    monkeypatch.setattr(safe_path, "below", look_then_swap)
+    monkeypatch.setattr(whole_dir, "below", look_then_swap)
     with pytest.raises(DataError, match="cannot be read"):
         open_below(root, "d/outside")
 

@@ -59,7 +59,7 @@ def test_a_page_that_cannot_be_read_says_why(client, at, monkeypatch):
         raise CharterError("the disk is <gone>")
 
     page = next(page for page in PAGES if page.name == "cost")
-    monkeypatch.setattr("charter.dashboard.pages.cost.cost_view", fail)
+    monkeypatch.setattr("charter.dashboard.pages.run.cost_view", fail)
     answer = client.get(at("cost"))
     assert answer.status_code == 500
     assert "the disk is &lt;gone&gt;" in answer.text
@@ -67,7 +67,7 @@ def test_a_page_that_cannot_be_read_says_why(client, at, monkeypatch):
 
 
 def test_a_defect_shows_no_secret(client, at, monkeypatch):
-    monkeypatch.setattr("charter.dashboard.pages.cost.cost_view", lambda _: 1 / 0)
+    monkeypatch.setattr("charter.dashboard.pages.run.cost_view", lambda _: 1 / 0)
     answer = client.get(at("cost"))
     assert answer.status_code == 500
     assert "ZeroDivisionError" in answer.text

@@ -9,13 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.artifacts.stage_state import Phase
-from charter.dashboard.pages.cost import burn_chart, cost_view
 from charter.dashboard.pages.home import ROWS_PER_PAGE, TableQuery, home_view
-from charter.dashboard.pages.run import CurvesBeside, RunBeside
+from charter.dashboard.pages.run import CurvesBeside, RunBeside, burn_chart, cost_view
 from charter.dashboard.reading import ProjectDirectory, ProjectReader, key_of
 from charter.dashboard.snapshot import log_lines_with
-from charter.dashboard.view.curves import MOST_POINTS, curves_of, phases_of
-from charter.dashboard.view.run_parts import eta_of, event_lines, meter_view
+from charter.dashboard.view.run_parts import MOST_CURVE_POINTS, curves_of, eta_of, event_lines, meter_view, phases_of
 from charter.dashboard.view.run_view import (
     NARROW,
     WIDE,
@@ -182,7 +180,7 @@ def test_long_curves_become_short_and_keep_their_range():
     steps = {step: {"loss": 10.0 / step, "accuracy": 0.5} for step in range(1, 100_001)}
     (curve,) = curves_of(steps)
     assert curve.metric == "loss"
-    assert len(curve.points) <= MOST_POINTS
+    assert len(curve.points) <= MOST_CURVE_POINTS
     assert curve.mean_of == 200
     assert curve.points[-1][0] == 100_000
     assert curve.band[0] == (10.0 / 200, 10.0)

@@ -27,9 +27,8 @@ from charter.inference.endpoint.rules import (
     told_seconds,
     wait_seconds,
 )
-from charter.inference.endpoint.secrets import read_key
 from charter.inference.endpoint.settling import from_stored
-from charter.inference.endpoint.transport import Received, TransportFailure, body_of, path_of
+from charter.inference.endpoint.transport import Received, TransportFailure, body_of, path_of, read_key
 
 REQUEST = CallRequest(declared="m", model="m", prompt="hello", max_new_tokens=10)
 ASKED = RequestTarget(name="judge", endpoint="http://judge/v1", key_reference="env:JUDGE_KEY")

@@ -6,8 +6,7 @@ import pytest
 from scripted_answers import Scripted
 
 from charter.data.dataset import Pair, Turn
-from charter.feedback.asking import ATTEMPTS, BY_VOTES, probability_of
-from charter.feedback.asks import ChoiceReply, Choose, Sample, Text
+from charter.feedback.asking import ATTEMPTS, BY_VOTES, ChoiceReply, Choose, Sample, Text, probability_of
 from charter.feedback.comparing import Comparison, Invalid, Rules, Verdict, comparing
 from charter.feedback.constitution import Principle
 from charter.feedback.records import answered

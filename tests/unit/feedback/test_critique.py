@@ -8,7 +8,7 @@ from scripted_answers import Scripted
 from charter.artifacts.job import Job, JobInput
 from charter.data.dataset import Conversation, Prompt, Turn, read_critiques
 from charter.errors import DataError
-from charter.feedback.asks import Text
+from charter.feedback.asking import Text
 from charter.feedback.constitution import Constitution, Principle
 from charter.feedback.critique import Reviser, _summary
 from charter.feedback.records import answered

@@ -9,7 +9,7 @@ from scripted_answers import Scripted
 
 from charter.artifacts.job import Job, JobInput
 from charter.data.dataset import Prompt, Turn
-from charter.feedback.asks import Text
+from charter.feedback.asking import Text
 from charter.feedback.generate import (
     ATTEMPTS,
     AnswerMaker,

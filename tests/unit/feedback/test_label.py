@@ -5,7 +5,7 @@ from scripted_answers import Scripted
 
 from charter.artifacts.job import Job, JobInput
 from charter.data.dataset import Turn
-from charter.feedback.asks import Sample, Text
+from charter.feedback.asking import Sample, Text
 from charter.feedback.constitution import Constitution, Principle
 from charter.feedback.label import RESAMPLES, Item, Labeller, rules_of
 from charter.feedback.records import answered

@@ -3,9 +3,8 @@ import math
 import pytest
 
 from charter.data.dataset import Turn
-from charter.feedback.asking import Invalid
-from charter.feedback.asks import ChoiceReply
-from charter.feedback.rating import FIGURES, Rated, Rating, rating, rating_text
+from charter.feedback.asking import ChoiceReply, Invalid
+from charter.feedback.comparing import FIGURES, Rated, Rating, rating, rating_text
 
 TURNS = (Turn("user", "How do I bake bread?"),)
 

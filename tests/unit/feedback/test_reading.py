@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.feedback.reading import NONE_GIVEN, is_written, read_choices
+from charter.feedback.served_models import NONE_GIVEN, is_written, read_choices
 
 AB = ("A", "B")
 

@@ -5,10 +5,8 @@ from scripted_answers import Scripted
 
 from charter.data.dataset import Turn
 from charter.errors import DataError
-from charter.feedback.asking import Invalid
-from charter.feedback.asks import ChoiceReply
-from charter.feedback.constitution import Principle
-from charter.feedback.rating import (
+from charter.feedback.asking import ChoiceReply, Invalid
+from charter.feedback.comparing import (
     FIGURES,
     AnswerGroup,
     chosen_criteria,
@@ -17,6 +15,7 @@ from charter.feedback.rating import (
     load_rubric,
     rubric_rating,
 )
+from charter.feedback.constitution import Principle
 from charter.feedback.records import answered
 from charter.spec.rewards import Rubric
 

@@ -8,9 +8,8 @@ from scripted_answers import ScriptedPool
 from charter.data.dataset import Turn
 from charter.errors import DataError, StageError
 from charter.feedback.answering import Answering, batches_under_way
-from charter.feedback.asks import Choose, Sample
-from charter.feedback.reading import NONE_GIVEN
-from charter.feedback.served_models import ServedModel, well_formed
+from charter.feedback.asking import Choose, Sample
+from charter.feedback.served_models import NONE_GIVEN, ServedModel, well_formed
 from charter.feedback.wording import Part, Question, yes_no_mean_text
 from charter.inference.endpoint.call import CallReply, TokenAlternatives
 from charter.spec.project import Serving

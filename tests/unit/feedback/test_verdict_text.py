@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.feedback.asks import Choose
-from charter.feedback.reading import Unreadable, choice_in
-from charter.feedback.served_models import ServedModel
+from charter.feedback.asking import Choose
+from charter.feedback.served_models import ServedModel, Unreadable, choice_in
 from charter.feedback.wording import Part, Question
 from charter.inference.endpoint.call import CallReply
 from charter.spec.project import Serving

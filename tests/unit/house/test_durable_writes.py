@@ -16,7 +16,6 @@ LOG = "a log or a sign of life: nothing is read back from it to compute"
 WORK = "in the directory of an engine, which is emptied before every start"
 TEMPORARY = "in a directory of its own that is removed afterwards"
 ALLOWED = {
-    "artifacts/export.py": FILLS,
     "artifacts/safetensors_file.py": FILLS,
     "physics/fitted.py": "a maintainer's tool writes the bundle that is shipped, under version control",
     "evaluate/run.py": FILLS,

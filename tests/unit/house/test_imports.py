@@ -22,7 +22,7 @@ NOT_FOR_STATUS = (
         "charter.launch.submission",
     ),
     *("charter.launch.slurm", "charter.launch.scheduler", "charter.launch.scheduler"),
-    *("charter.ledger.store", "charter.ledger.call_books", "sqlalchemy", "rich", "asyncio", "numpy", "psutil"),
+    *("charter.ledger.store", "charter.ledger.calls", "sqlalchemy", "rich", "asyncio", "numpy", "psutil"),
 )
 """The time that `charter status` takes is that of its imports."""
 CLI_OF_STATUS = ["charter.cli.common", "charter.cli.main", "charter.cli.status"]

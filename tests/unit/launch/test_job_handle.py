@@ -20,7 +20,7 @@ from charter.launch.job_handle import (
     LiveJob,
 )
 from charter.launch.job_launcher import ArrayHandle
-from charter.launch.node_checks.report import FORGET_SILENCE_SECONDS
+from charter.launch.node_checks import FORGET_SILENCE_SECONDS
 from charter.launch.scheduler import JobState
 
 RUNNING = JobState(phase="running", nodes=("n1",))

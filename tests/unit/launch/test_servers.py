@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from charter.artifacts.server_files import await_servers, read_servers
+from charter.artifacts.job_files import await_servers, read_servers
 from charter.errors import StageError
 from charter.launch import servers
 from charter.launch.servers import (

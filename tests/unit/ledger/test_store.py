@@ -12,8 +12,7 @@ from ledger_contract import STAGE
 
 from charter.errors import DataError, MissingExtraError, UsageError
 from charter.ledger import Ledger
-from charter.ledger.call_books import CallBooks
-from charter.ledger.calls import CallStore
+from charter.ledger.calls import CallBooks, CallStore
 
 
 @pytest.fixture

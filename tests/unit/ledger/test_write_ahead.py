@@ -5,7 +5,7 @@ import sqlite3
 
 import pytest
 
-from charter.ledger.write_ahead import FRAME_HEADER_BYTES, HEADER_BYTES, has_lost_commits, lost_commits
+from charter.ledger.place import FRAME_HEADER_BYTES, HEADER_BYTES, has_lost_commits, lost_commits
 
 PAGE_BYTES = 512
 FRAME_BYTES = FRAME_HEADER_BYTES + PAGE_BYTES

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from charter.cli.main import app
 from charter.engines.project import load_project
-from charter.launch.node_checks.report import leave_out
+from charter.launch.node_checks import leave_out
 from charter.run import cluster_checks, doctor
 from charter.run.cluster_checks import ask, examine_launcher, examine_plan
 from charter.run.doctor import (

@@ -1,7 +1,7 @@
 import pytest
 
 from charter.artifacts.group import BEAT_EVERY_SECONDS, SAVE, Heartbeat, Sign, read_sign
-from charter.run.hang_watch import GAPS, LEAST_SECONDS, LONGEST_LOOK_SECONDS, START_SECONDS, HangWatch, read_signs
+from charter.run.watches import GAPS, LEAST_SECONDS, LONGEST_LOOK_SECONDS, START_SECONDS, HangWatch, read_signs
 
 
 class Clock:

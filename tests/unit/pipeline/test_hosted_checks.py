@@ -15,10 +15,10 @@ from charter.errors import DataError, MissingExtraError, SpecError
 from charter.launch.handing_over import handover_of, layout_of
 from charter.launch.job import HOSTED_MODULE, STAGE_MODULES, module_of, preloaded_modules
 from charter.launch.machine import NodeFacts, frozen_values, processes_of
+from charter.run.attempt import drift, prepare
 from charter.run.doctor import needed_extras
 from charter.run.graph import build_pipeline, job_of
 from charter.run.preflight import check_before_start, check_hosted, check_hosted_packages
-from charter.run.prepare import drift, prepare
 from charter.spec.sections import EngineEnvironment
 from charter.spec.stage import DpoStage
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from charter.run.events import Events
-from charter.run.idle import IdleClock, IdleWatch, evidence
+from charter.run.watches import IdleClock, IdleWatch, evidence
 from charter.spec.sections import IdlePolicy
 from charter.tracking import GpuSample, MeterRow, summarise
 
@@ -90,7 +90,7 @@ def watched(policy, tmp_path, *, waits=False):
 
 @pytest.mark.parametrize("action", ["warn", "release"])
 def test_an_idle_stage_is_told_once_and_released_where_that_is_asked(tmp_path, action, monkeypatch):
-    monkeypatch.setattr("charter.run.idle.time", SimpleNamespace(time=lambda: 290.0))
+    monkeypatch.setattr("charter.run.watches.time", SimpleNamespace(time=lambda: 290.0))
     look, told = watched(IdlePolicy(window=100.0, action=action), tmp_path)
     errors = [look(), look()]
     assert [event["event"] for event in told] == ["stage_idle"]
@@ -101,7 +101,7 @@ def test_an_idle_stage_is_told_once_and_released_where_that_is_asked(tmp_path, a
 
 def test_a_stage_that_worked_again_is_told_anew_when_it_is_idle_again(tmp_path, monkeypatch):
     now = [290.0]
-    monkeypatch.setattr("charter.run.idle.time", SimpleNamespace(time=lambda: now[0]))
+    monkeypatch.setattr("charter.run.watches.time", SimpleNamespace(time=lambda: now[0]))
     told, rows = [], [row(float(t), processes=0) for t in range(10, 600, 10)]
     attempt = Attempt(
         idle=clock(rows), ledger_id=1, stage=SimpleNamespace(name="ppo"), handle=SimpleNamespace(waits=False)
@@ -116,6 +116,6 @@ def test_a_stage_that_worked_again_is_told_anew_when_it_is_idle_again(tmp_path, 
 
 
 def test_a_job_that_waits_in_a_queue_is_not_idle(tmp_path, monkeypatch):
-    monkeypatch.setattr("charter.run.idle.time", SimpleNamespace(time=lambda: 290.0))
+    monkeypatch.setattr("charter.run.watches.time", SimpleNamespace(time=lambda: 290.0))
     look, told = watched(IdlePolicy(window=100.0), tmp_path, waits=True)
     assert (look(), told) == (None, [])

@@ -1,6 +1,6 @@
 import pytest
 
-from charter.run.hang_watch import oom_kills
+from charter.run.watches import oom_kills
 
 
 def write(root, path, text):

@@ -9,8 +9,8 @@ pytest.importorskip("sqlalchemy")
 from charter.errors import DataError, StageError
 from charter.ledger import Ledger
 from charter.ledger.stored import RUN_DIRECTORY
-from charter.run import storage_meter
-from charter.run.storage_meter import SMALL_BYTES, StorageMeter, sample_now
+from charter.run import watches
+from charter.run.watches import SMALL_BYTES, StorageMeter, sample_now
 
 BUCKET = "s3://bucket/path"
 
@@ -41,7 +41,7 @@ def clock(monkeypatch):
         now.milliseconds += 1
         return now.milliseconds * 1_000_000
 
-    monkeypatch.setattr(storage_meter, "time", SimpleNamespace(time_ns=time_ns, monotonic=lambda: now.seconds))
+    monkeypatch.setattr(watches, "time", SimpleNamespace(time_ns=time_ns, monotonic=lambda: now.seconds))
     return now
 
 
@@ -76,13 +76,13 @@ def test_in_between_only_large_changes_are_sampled_and_not_often(project, ledger
         checkpoint.write_bytes(b"x" * 2 * SMALL_BYTES)
         meter.look()
         assert [item.why for item in samples(ledger)] == ["run_started"]
-        clock.seconds += storage_meter.LOOK_EVERY_SECONDS
+        clock.seconds += watches.SECONDS_BETWEEN_SAMPLES
         meter.look()
         checkpoint.write_bytes(b"x" * (2 * SMALL_BYTES + 10_000))
-        clock.seconds += storage_meter.LOOK_EVERY_SECONDS
+        clock.seconds += watches.SECONDS_BETWEEN_SAMPLES
         meter.look()
         checkpoint.unlink()
-        clock.seconds += storage_meter.LOOK_EVERY_SECONDS
+        clock.seconds += watches.SECONDS_BETWEEN_SAMPLES
         meter.look()
     assert [item.why for item in samples(ledger)] == ["run_started", "running", "running", "run_ended"]
 

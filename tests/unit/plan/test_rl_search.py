@@ -337,6 +337,6 @@ def test_the_seconds_that_a_layout_of_ppo_was_chosen_by_are_the_sum_of_its_terms
 def test_a_rollout_drawn_ahead_needs_a_place_beside():
     beside, _ = options("openrlhf", work=AHEAD)
     assert {item.placement for item in beside} == {"async"}
-    none, missed = options("verl", work=AHEAD)
+    none, missed = options("nemo_rl", work=case.without_value(AHEAD))
     assert none == ()
-    assert "verl learns from rollouts of the present policy alone; remove asynchrony" in missed.rejected[0].reason
+    assert "nemo_rl learns from rollouts of the present policy alone; remove asynchrony" in missed.rejected[0].reason

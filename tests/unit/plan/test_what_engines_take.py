@@ -256,6 +256,22 @@ def test_estimators_that_compare_answers_are_planned_without_a_value_model(estim
     assert {phase.role for phase in work.phases} == {role.name for role in work.roles}
 
 
+@pytest.mark.parametrize(("reward", "nodes"), [(True, 1), (False, 1), (False, 2)])
+def test_verl_draws_ahead_beside_policy_and_reference_alone(reward, nodes):
+    whole = replace(ppo_case.without_value(ppo_case.workload()), ahead=True)
+    work = whole if reward else ppo_case.scored_by_functions(whole, reference=True)
+    place = ppo_case.place("H100", 8, nodes=(nodes,))
+    options, missed = rl_options(ppo_case.question(work, "verl"), place, nodes)
+    if reward:
+        assert options == ()
+        assert "scores by no reward model" in missed.rejected[0].reason
+        return
+    (option,) = options
+    trainers, generators = option.groups
+    assert (set(trainers.roles), generators.name) == ({"policy", "reference"}, "generators")
+    assert sum(group.num_accelerators for group in option.groups) == 8 * nodes
+
+
 def test_only_beside_an_asynchronous_generator_may_all_roles_of_openrlhf_share():
     work, engine = rl_work(ppo_case.workload()), rl_engines()["openrlhf"]
     apart = (("policy", "reference"), ("value", "reward"))

@@ -15,11 +15,11 @@ from charter.cli.main import app
 from charter.errors import DataError, UsageError
 from charter.ledger import Ledger
 from charter.ledger.stored import MILLISECONDS_PER_MONTH, RUN_DIRECTORY, StoredSample
-from charter.report.amounts import NOTHING, Amount, planned
 from charter.report.cost import budget_state, cost_json, planned_usd, print_storage, storage_json, stored_places
 from charter.report.cost_text import print_cost, time_ratio_text, unit_rows
 from charter.report.html import report_html
 from charter.report.overview import overview
+from charter.report.plan_cells import NOTHING, Amount, planned
 from charter.report.read import RunFiles, read_run
 from charter.run.budget import read_plan
 from charter.units import GIB, format_seconds

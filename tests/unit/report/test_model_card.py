@@ -1,5 +1,4 @@
-from charter.artifacts.export import ScoreMeaning
-from charter.report.export import model_card
+from charter.report.export import ScoreMeaning, model_card
 
 RECORD = {
     "stage": "sft",

@@ -13,7 +13,7 @@ from charter.report.run_compare.comparison import (
     project_dir_of,
     read_sides,
 )
-from charter.report.run_compare.page import comparison_html, curves
+from charter.report.run_compare.views import comparison_html, curves
 
 
 def wilson(wins, count):

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from charter.engines.project import load_project
-from charter.spec.expand import project_yaml
+from charter.spec.bind import project_yaml
 from charter.templates.shipped import TEMPLATES, write_template
 
 ODD = """

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from charter.engines.project import project_of
 from charter.errors import SpecError
-from charter.spec.expand import project_yaml
+from charter.spec.bind import project_yaml
 from charter.spec.project import Project
 from charter.spec.yaml_source import Document, parse_document
 from charter.templates.shipped import shipped_bytes

@@ -5,7 +5,7 @@ import pytest
 from charter.engines.project import load_project
 from charter.errors import SpecError
 from charter.spec.graph import execution_order
-from charter.spec.presets import PRESETS, deviation_lines, preset_contents, preset_text
+from charter.spec.load import PRESETS, deviation_lines, preset_contents, preset_text
 
 SECTIONS = {
     name: "\n".join(

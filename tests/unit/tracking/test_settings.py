@@ -6,8 +6,8 @@ import pytest
 
 from charter.engines.project import load_project
 from charter.errors import SpecError, UsageError
-from charter.spec.expand import project_yaml
-from charter.spec.tracking import MlflowSettings, WandbSettings, holds_password, trackers_of
+from charter.spec.bind import project_yaml
+from charter.spec.sections import MlflowSettings, WandbSettings, holds_password, trackers_of
 from charter.tracking.base import Secrets, is_reference, read_secret
 
 HEAD = """\

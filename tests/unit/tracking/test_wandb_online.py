@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from charter.spec.tracking import WandbSettings
+from charter.spec.sections import WandbSettings
 from charter.tracking.base import MetricRow, RunFacts
 from charter.tracking.destinations.trackers import WandbDestination
 from charter.tracking.run_facts import Followed, SweptPoint, point_facts, sweep_facts, sweep_group

@@ -18,14 +18,12 @@ from typing import Any, Literal, get_args
 from charter.artifacts import durable
 from charter.artifacts.batch_files import BATCHES, batch_paths
 from charter.artifacts.checkpoints import PINNED, STATE, Position, files_of
-from charter.artifacts.file_facts import FileFact, check_chunks, fact_of_chunks, facts_of
+from charter.artifacts.fingerprint import FileFact, check_chunks, fact_of_chunks, facts_of
 from charter.artifacts.job import JOB_FILE
 from charter.artifacts.record import OUTPUTS, RECORD_FILE, read_record
-from charter.artifacts.safe_path import wrong_name
-from charter.artifacts.store.opening import open_place
-from charter.artifacts.store.place import NO_TAGS, Place, PlaceError, StoredObject, Tags
-from charter.artifacts.whole_dir import MANIFEST, checked_text, sealed_text
-from charter.errors import DataError
+from charter.artifacts.store.place import BUCKET, NO_TAGS, CopyLocation, LocalPlace, PlaceError, StoredObject, Tags
+from charter.artifacts.whole_dir import MANIFEST, checked_text, sealed_text, wrong_name
+from charter.errors import DataError, UsageError
 
 OBJECTS = "objects"
 
@@ -44,7 +42,7 @@ def object_key(sha256: str) -> str:
 class Objects:
     """The objects in a place."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: CopyLocation) -> None:
         self.place = place
         self.sent_bytes = 0
         """Of what this process has put there, whole; counted when it is there."""
@@ -381,3 +379,17 @@ def damage_of(path: Path) -> str | None:
     except sqlite3.Error as error:
         return str(error)
     return None if verdict == "ok" else str(verdict)
+
+
+def open_place(where: str, *, root: Path, tell: Callable[[str], None] = lambda _: None) -> CopyLocation:
+    """The place that `storage.artifacts` names: `s3://bucket/path`, or a directory, relative to the project's.
+
+    `tell` hears of what a place does not do, and copies can do without.
+    """
+    if where.startswith(BUCKET):
+        from charter.artifacts.store.s3 import S3Place
+
+        return S3Place(where, tell=tell)
+    if "://" in where:
+        raise UsageError(f"{where} is not a place Charter can keep copies in; give a directory or s3://bucket/path")
+    return LocalPlace((root / Path(where).expanduser()).resolve())

@@ -25,9 +25,8 @@ from charter.artifacts.checkpoints import (
     position_of,
     positions_in,
 )
-from charter.artifacts.file_facts import FileFact, facts_of, files_under
+from charter.artifacts.fingerprint import FileFact, facts_of, files_under
 from charter.artifacts.record import OUTPUTS, RECORD_FILE, damaged_output, read_record
-from charter.artifacts.safe_path import below
 from charter.artifacts.store.copy import (
     COPIES,
     OBJECTS,
@@ -42,8 +41,8 @@ from charter.artifacts.store.copy import (
     file_source,
     outputs_source,
 )
-from charter.artifacts.store.place import BUCKET, Place, PlaceError, StoredObject
-from charter.artifacts.whole_dir import MANIFEST, checked_text, publish_dir, sealed_text
+from charter.artifacts.store.place import BUCKET, CopyLocation, PlaceError, StoredObject
+from charter.artifacts.whole_dir import MANIFEST, below, checked_text, publish_dir, sealed_text
 from charter.errors import DataError
 
 DOOMED = "doomed.json"
@@ -60,7 +59,7 @@ class Collected:
     """Written down, and removed by a call that comes `GRACE_SECONDS` later."""
 
 
-def collect(place: Place, *, grace_seconds: float = GRACE_SECONDS, act: bool = True) -> Collected:
+def collect(place: CopyLocation, *, grace_seconds: float = GRACE_SECONDS, act: bool = True) -> Collected:
     """Remove objects that were doomed by an earlier call, and doom those that nothing names; or only tell."""
     now, named = place.now(), named_objects(place)
     old = [item for item in place.listed(f"{OBJECTS}/") if now - item.written_at >= grace_seconds]
@@ -77,7 +76,7 @@ def collect(place: Place, *, grace_seconds: float = GRACE_SECONDS, act: bool = T
     return Collected(removed=removed, doomed=doomed_now)
 
 
-def named_objects(place: Place) -> set[str]:
+def named_objects(place: CopyLocation) -> set[str]:
     """The hashes that any list of any project names; a DataError when one list cannot be read."""
     keys = {item.key for item in place.listed(f"{COPIES}/")}
     summaries = [key for key in keys if key.endswith(f"/{SUMMARY}")]
@@ -111,7 +110,7 @@ def prunable(copies: Copies, group: str, retention: CheckpointRetention) -> list
     return [by_position[position] for position in retention.removable(listed)]
 
 
-def _doomed(place: Place) -> dict[str, float]:
+def _doomed(place: CopyLocation) -> dict[str, float]:
     """Read the moment at which each object was first written down to be removed."""
     if (text := place.get(DOOMED)) is None:
         return {}
@@ -121,7 +120,7 @@ def _doomed(place: Place) -> dict[str, float]:
         return {}  # they are written down again, which costs a day
 
 
-def _content(place: Place, key: str) -> dict[str, Any]:
+def _content(place: CopyLocation, key: str) -> dict[str, Any]:
     if (text := place.get(key)) is None:
         return {}
     try:
@@ -140,7 +139,7 @@ def _metric(copies: Copies, copy: Copy) -> float | None:
     return None if value is None else float(value)
 
 
-def abandoned_uploads(place: Place, *, grace_seconds: float = GRACE_SECONDS) -> list[StoredObject]:
+def abandoned_uploads(place: CopyLocation, *, grace_seconds: float = GRACE_SECONDS) -> list[StoredObject]:
     """List the remains of crashed uploads that are old enough that nobody is still at work on them."""
     now = place.now()
     try:

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Protocol
 
 from charter.artifacts import durable
-from charter.artifacts.file_facts import FileFact
-from charter.artifacts.safe_path import below, open_below
+from charter.artifacts.fingerprint import FileFact
+from charter.artifacts.whole_dir import below, open_below
 from charter.errors import DataError
 
 BUCKET = "s3://"
@@ -34,7 +34,7 @@ class StoredObject:
     """By the place's own clock, seconds since 1970."""
 
 
-class Place(Protocol):
+class CopyLocation(Protocol):
     """Place of objects, as the store needs it. Keys are plain relative names with `/`; a directory keeps no tags."""
 
     @property
@@ -87,54 +87,54 @@ class LocalPlace:
         return str(self._root)
 
     def put(self, key: str, content: bytes, *, tags: Tags = NO_TAGS) -> None:
-        """See `Place`."""
+        """See `CopyLocation`."""
         with _said(self.where):
             path = self._made(key)
             durable.write_file(path, content)
 
     def put_new(self, key: str, content: bytes, *, tags: Tags = NO_TAGS) -> bool:
-        """See `Place`; here the file system excludes races, by a link that fails where the name is taken."""
+        """See `CopyLocation`; here the file system excludes races, by a link that fails where the name is taken."""
         with _said(self.where):
             return durable.write_new(self._made(key), content)
 
     def upload(self, key: str, path: Path, fact: FileFact, *, tags: Tags = NO_TAGS) -> None:
-        """See `Place`."""
+        """See `CopyLocation`."""
         with _said(self.where):
             durable.write_chunks(self._made(key), _blocks(path.parent, path.name), fact)
 
     def get(self, key: str) -> bytes | None:
-        """See `Place`."""
+        """See `CopyLocation`."""
         try:
             return b"".join(self.chunks(key))
         except FileNotFoundError:
             return None
 
     def chunks(self, key: str) -> Iterator[bytes]:
-        """See `Place`."""
+        """See `CopyLocation`."""
         if not below(self._root, key).is_file():
             raise FileNotFoundError(key)
         with _said(self.where):
             yield from _blocks(self._root, key)
 
     def size(self, key: str) -> int | None:
-        """See `Place`."""
+        """See `CopyLocation`."""
         with _said(self.where):
             path = below(self._root, key)
             return path.stat().st_size if path.is_file() else None
 
     def listed(self, prefix: str) -> list[StoredObject]:
-        """See `Place`."""
+        """See `CopyLocation`."""
         return [item for item in self._files(prefix) if durable.TEMPORARY not in item.key]
 
     def remove(self, key: str) -> None:
-        """See `Place`."""
+        """See `CopyLocation`."""
         path = below(self._root, key)
         with _said(self.where):
             if path.exists():
                 durable.remove_file(path)
 
     def now(self) -> float:
-        """See `Place`: the time that a file touched now has."""
+        """See `CopyLocation`: the time that a file touched now has."""
         with _said(self.where):
             durable.make_dir(self._root)
             probe = self._root / f"{durable.TEMPORARY}clock-{os.getpid()}"
@@ -145,11 +145,11 @@ class LocalPlace:
                 probe.unlink()
 
     def unfinished(self) -> list[StoredObject]:
-        """See `Place`."""
+        """See `CopyLocation`."""
         return [item for item in self._files("") if durable.TEMPORARY in item.key]
 
     def abandon(self, left: StoredObject) -> None:
-        """See `Place`."""
+        """See `CopyLocation`."""
         (self._root / left.key).unlink(missing_ok=True)
 
     def _made(self, key: str) -> Path:

@@ -12,9 +12,9 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from charter.artifacts import faults
-from charter.artifacts.file_facts import FileFact, check_chunks
-from charter.artifacts.safe_path import wrong_name
+from charter.artifacts.fingerprint import FileFact, check_chunks
 from charter.artifacts.store.place import BUCKET, NO_TAGS, READ_BYTES, PlaceError, StoredObject, Tags
+from charter.artifacts.whole_dir import wrong_name
 from charter.errors import DataError, MissingExtraError, UsageError, how_to_install
 
 CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 10, 60, 3
@@ -162,13 +162,13 @@ class S3Place:
         return self._where
 
     def put(self, key: str, content: bytes, *, tags: Tags = NO_TAGS) -> None:
-        """See `Place`."""
+        """See `CopyLocation`."""
         with self._asked(), faults.durable_action(f"upload {key}"):
             self._tagger.write(tags, partial(self._files.pipe_file, self._at(key), content))
         self._check_uploaded(key, content, tags)
 
     def put_new(self, key: str, content: bytes, *, tags: Tags = NO_TAGS) -> bool:
-        """See `Place`; a store that knows no conditional writes is asked first what is there."""
+        """See `CopyLocation`; a store that knows no conditional writes is asked first what is there."""
         if self._conditional:
             try:
                 with faults.durable_action(f"upload {key}"):
@@ -190,7 +190,7 @@ class S3Place:
         return True
 
     def upload(self, key: str, path: Path, fact: FileFact, *, tags: Tags = NO_TAGS) -> None:
-        """See `Place`."""
+        """See `CopyLocation`."""
         md5 = hashlib.md5(usedforsecurity=False)
         check_chunks(path.name, _blocks(path, md5.update), fact)
         with self._asked(), faults.durable_action(f"upload {key}"):
@@ -199,14 +199,14 @@ class S3Place:
             check_chunks(f"{self._where}/{key}", self.chunks(key), fact)
 
     def get(self, key: str) -> bytes | None:
-        """See `Place`."""
+        """See `CopyLocation`."""
         try:
             return b"".join(self.chunks(key))
         except FileNotFoundError:
             return None
 
     def chunks(self, key: str) -> Iterator[bytes]:
-        """See `Place`."""
+        """See `CopyLocation`."""
         start = 0
         while block := self._block(key, start):
             yield block
@@ -215,14 +215,14 @@ class S3Place:
                 return
 
     def size(self, key: str) -> int | None:
-        """See `Place`."""
+        """See `CopyLocation`."""
         try:
             return self._facts(key).bytes
         except FileNotFoundError:
             return None
 
     def listed(self, prefix: str) -> list[StoredObject]:
-        """See `Place`."""
+        """See `CopyLocation`."""
         query = {"Bucket": self._bucket, "Prefix": self._path + prefix}
         objects, more = [], True
         while more:
@@ -236,7 +236,7 @@ class S3Place:
         return objects
 
     def remove(self, key: str) -> None:
-        """See `Place`."""
+        """See `CopyLocation`."""
         with self._asked(), faults.durable_action(f"remove {key}"):
             try:
                 self._files.rm_file(self._at(key))
@@ -244,13 +244,13 @@ class S3Place:
                 return
 
     def now(self) -> float:
-        """See `Place`: the time that an object written now has."""
+        """See `CopyLocation`: the time that an object written now has."""
         with self._asked():
             self._files.pipe_file(self._at(_CLOCK), str(time.time()).encode())
         return self._facts(_CLOCK).written_at
 
     def unfinished(self) -> list[StoredObject]:
-        """See `Place`: parts of uploads that were neither completed nor aborted; their size is not told."""
+        """See `CopyLocation`: parts of uploads that were neither completed nor aborted; their size is not told."""
         with self._asked():
             uploads = self._files.list_multipart_uploads(self._bucket)
         return [
@@ -260,7 +260,7 @@ class S3Place:
         ]
 
     def abandon(self, left: StoredObject) -> None:
-        """See `Place`."""
+        """See `CopyLocation`."""
         key, _, upload = left.key.rpartition("#")
         with self._asked():
             self._files.abort_mpu(self._bucket, key, upload)

@@ -11,9 +11,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from charter.artifacts.sample_prompts import SAMPLE_PROMPTS
-from charter.dashboard.page import Context, NoSuchPageError, Page, PageValues, Params
 from charter.dashboard.pages.pieces import Piece, PieceJob, answer_piece, piece
 from charter.dashboard.reading import ProjectReader
+from charter.dashboard.render import Context, NoSuchPageError, PageValues, Params, WebPage
 from charter.dashboard.site import ProjectSite
 from charter.dashboard.snapshot import Snapshot, stamp_of
 from charter.data.formats import find_files
@@ -157,7 +157,7 @@ async def data_piece(request: Request) -> Response:
     return await answer_piece(request, question_of(source))
 
 
-DATA = Page(name="data", path="/p/{project}/data", template="data.html", build=build_data, label="Data")
+DATA = WebPage(name="data", path="/p/{project}/data", template="data.html", build=build_data, label="Data")
 DATA_ROUTES = (Route("/p/{project}/data/{source}", data_piece, methods=["GET"]),)
 
 
@@ -244,7 +244,7 @@ def record_pages(project: Snapshot) -> Iterable[Params]:
     ]
 
 
-RECORDS = Page(
+RECORDS = WebPage(
     name="records",
     path="/p/{project}/records/{source}",
     template="records.html",
@@ -361,6 +361,6 @@ def build_samples(context: Context) -> PageValues:
     return PageValues(title=f"Samples, {snapshot.name}", model=model)
 
 
-SAMPLES = Page(
+SAMPLES = WebPage(
     name="samples", path="/p/{project}/samples", template="samples.html", build=build_samples, label="Samples"
 )

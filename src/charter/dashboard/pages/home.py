@@ -9,9 +9,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from charter.artifacts.stage_state import Phase
-from charter.dashboard.page import Context, Page, PageValues, Params
 from charter.dashboard.pages.pieces import Piece, PieceJob, answer_piece, piece
 from charter.dashboard.reading import ProjectReader
+from charter.dashboard.render import Context, PageValues, Params, WebPage
 from charter.dashboard.site import ProjectSite
 from charter.dashboard.snapshot import Snapshot, State, stamp_of, tone_of
 from charter.dashboard.view.run_parts import eta_of
@@ -240,7 +240,7 @@ def build_home(context: Context) -> PageValues:
     return PageValues(title="Projects", model=home_view(snapshots, TableQuery.of(context.asked), unread=unread))
 
 
-HOME = Page(name="home", path="/", template="home.html", build=build_home)
+HOME = WebPage(name="home", path="/", template="home.html", build=build_home)
 
 
 MOST = 6
@@ -377,8 +377,10 @@ def _once_if_any(project: Snapshot) -> Iterable[Params]:
     return ({},) if project.sweeps else ()
 
 
-PAGE = Page(name="compare", path="/compare", template="compare.html", build=build)
-SWEEPS = Page(name="sweeps", path="/p/{project}/sweeps", template="sweeps.html", build=build_sweeps, each=_once_if_any)
+PAGE = WebPage(name="compare", path="/compare", template="compare.html", build=build)
+SWEEPS = WebPage(
+    name="sweeps", path="/p/{project}/sweeps", template="sweeps.html", build=build_sweeps, each=_once_if_any
+)
 ROUTES = (
     Route("/compare/piece", compare_piece, methods=["GET"]),
     Route("/p/{project}/sweeps/piece", sweeps_piece, methods=["GET"]),

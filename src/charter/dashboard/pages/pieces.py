@@ -11,8 +11,7 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from charter.dashboard.page import Context
-from charter.dashboard.render import environment
+from charter.dashboard.render import Context, environment
 from charter.dashboard.site import ProjectSite
 from charter.dashboard.work.pool import Workers
 

@@ -12,14 +12,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from charter.catalog.price_book import PriceBook
-from charter.dashboard.page import Context, Page, PageValues
 from charter.dashboard.pages.pieces import Piece, PieceJob, answer_piece, hear, piece
-from charter.dashboard.render import environment
+from charter.dashboard.render import Context, PageValues, WebPage, environment
 from charter.dashboard.site import ProjectSite
 from charter.dashboard.snapshot import Snapshot, stamp_of
 from charter.engines.project import load_project
 from charter.errors import CharterError, UsageError
-from charter.report.amounts import planned
+from charter.report.plan_cells import planned
 from charter.report.what_if import WhatIfQuestion
 from charter.spec.project import Project
 from charter.units import format_bytes, format_seconds, format_usd
@@ -200,7 +199,7 @@ def _fragment(*, result: Mapping[str, Any] | None = None, error: str = "") -> st
     return template.render(result=result, error=error, state="error" if error else "ready")
 
 
-PLAN = Page(name="plan", path="/p/{project}/plan", template="plan.html", build=build_plan, label="Plan")
+PLAN = WebPage(name="plan", path="/p/{project}/plan", template="plan.html", build=build_plan, label="Plan")
 PLAN_ROUTES = (Route("/p/{project}/plan/what-if", what_if, methods=["POST"]),)
 
 
@@ -242,7 +241,7 @@ async def accuracy_piece(request: Request) -> Response:
     return await answer_piece(request, question_of(reader.snapshot()))
 
 
-ACCURACY = Page(
+ACCURACY = WebPage(
     name="accuracy", path="/p/{project}/accuracy", template="accuracy.html", build=build_accuracy, label="Accuracy"
 )
 ACCURACY_ROUTES = (Route("/p/{project}/accuracy/piece", accuracy_piece, methods=["GET"]),)

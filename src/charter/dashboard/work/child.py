@@ -74,7 +74,7 @@ def find(asked: Json, tell: Tell) -> Json:
 def compare(asked: Json, tell: Tell) -> Json:
     """Runs side by side."""
     from charter.report.run_compare.comparison import compare_runs, read_sides
-    from charter.report.run_compare.page import chart_data, page_rows
+    from charter.report.run_compare.views import chart_data, page_rows
 
     sides = read_sides([Path(root) for root in asked["roots"]], asked["labels"])
     comparison = compare_runs(sides)

@@ -91,7 +91,11 @@ class EngineAdapter(Protocol):
         """The steps that the engine has logged since it was started, in order; `log` holds its stdout and stderr."""
 
     def final_step(self, work: Path) -> int | None:
-        """The step that the final weights in `work` belong to, by the engine's own files; None where there are none."""
+        """The step that the final weights in `work` belong to, by the engine's own files; None where there are none.
+
+        That of the newest whole checkpoint, unless an engine says more: it saves one when it ends.
+        """
+        return max((item.step for item in self.checkpoints(work)), default=None)
 
     def convert(self, work: Path, handover: Handover, target: Path) -> Mapping[str, object]:
         """Write the final weights as a Hugging Face directory of safetensors that later stages can load.

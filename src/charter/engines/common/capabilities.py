@@ -156,6 +156,8 @@ class RlEngine:
     arrangements: tuple[Arrangement, ...]
     roles: tuple[str, ...] = ("policy", "reference", "reward", "value")
     """Roles that it computes."""
+    ahead_roles: tuple[str, ...] | None = None
+    """Those that it computes where its generator works ahead of training; all of them unless given."""
     one_node: bool = False
     """Whether all of them, and the generator, lie on one node."""
     lead: int | None = None
@@ -174,6 +176,10 @@ class RlEngine:
     def name(self) -> str:
         """Return the name of the engine, as a stage's field `engine` has it."""
         return self.does.name
+
+    def roles_of(self, *, ahead: bool) -> tuple[str, ...]:
+        """Return the roles that it computes, with a generator that works ahead of training or without."""
+        return self.roles if self.ahead_roles is None or not ahead else self.ahead_roles
 
     @property
     def stack(self) -> "RlStack":

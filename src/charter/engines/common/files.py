@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from charter.artifacts import durable
-from charter.artifacts.file_facts import files_under
+from charter.artifacts.fingerprint import files_under
 from charter.errors import DataError, StageError
 
 Read = TypeVar("Read")

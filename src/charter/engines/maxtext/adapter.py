@@ -130,10 +130,6 @@ class MaxTextAdapter(EngineAdapter):
         steps = {item.step: item for item in read_log(log, console_steps)}
         return [steps[number] for number in sorted(steps)]
 
-    def final_step(self, work: Path) -> int | None:
-        """The step of the newest whole checkpoint: it saves one when it ends."""
-        return max((item.step for item in self.checkpoints(work)), default=None)
-
     def convert(self, work: Path, handover: Handover, target: Path) -> Mapping[str, object]:
         """The newest checkpoint through its own script, in the engine's environment, on the host's processors."""
         step = self.final_step(work)

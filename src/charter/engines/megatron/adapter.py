@@ -110,10 +110,6 @@ class MegatronAdapter(EngineAdapter):
         """From the lines of its last rank."""
         return read_log(log, console_steps)
 
-    def final_step(self, work: Path) -> int | None:
-        """The step of the newest whole checkpoint: it saves one when it ends."""
-        return max((item.step for item in self.checkpoints(work)), default=None)
-
     def convert(self, work: Path, handover: Handover, target: Path) -> Mapping[str, object]:
         """The newest checkpoint through Megatron Bridge, in the engine's environment."""
         step = self.final_step(work)

@@ -29,7 +29,8 @@ CAPABILITIES = Capabilities(
 )
 PLACEMENTS = RlEngine(
     does=CAPABILITIES,
-    arrangements=("colocated", "offloaded"),
-    source="verl 0.9.1: hybrid workers, param_offload and optimizer_offload; its asynchronous trainers learn from "
-    "older answers and are not rendered",
+    arrangements=("colocated", "offloaded", "async"),
+    ahead_roles=("policy", "reference"),
+    source="verl 0.9.1: hybrid workers, param_offload and optimizer_offload; one_step_off_policy, whose generator has "
+    "accelerators of its own; its fully asynchronous trainer bounds no token's age and is not rendered",
 )

@@ -49,10 +49,8 @@ NO_AHEAD = (
     "its asynchronous trainers are programs with a configuration of their own (fully_async_main), which bounds the "
     "stale share of a batch and not the age of a token"
 )
-ONE_STEP_APART = (
-    "its trainer of that (one_step_off_policy.main_ppo, with bypass_mode the same loss) is a program of its own, whose "
-    "generator needs accelerators of its own, and a plan for verl sets none apart"
-)
+ONE_STEP_OFF = "one_step_off"
+OF_ITS_RATIO = "its one-step-off trainer clips the ratio to the generator's own probabilities (bypass_mode)"
 KL_NAMES = {"k1": "kl", "k3": "low_var_kl"}
 
 
@@ -92,8 +90,9 @@ def _advantages(sheet: Sheet, stage: PpoStage) -> None:
 def _kl(sheet: Sheet, stage: PpoStage) -> None:
     """grpo has the penalty in the loss, always as k3; the others in the reward, token by token."""
     mapper, in_loss = sheet.mapper, stage.estimator == "grpo"
-    sheet.put(f"{ALGORITHM}.use_kl_in_reward", not in_loss)
-    sheet.put(f"{ACTOR}.use_kl_loss", in_loss)
+    penalised = sheet.mapper.value("stage.kl_coefficient") != 0  # else verl would hold a reference that nothing reads
+    sheet.put(f"{ALGORITHM}.use_kl_in_reward", penalised and not in_loss)
+    sheet.put(f"{ACTOR}.use_kl_loss", penalised and in_loss)
     sheet.put(f"{ACTOR}.kl_loss_type", KL_NAMES["k3"])
     sheet.put(f"{ALGORITHM}.kl_ctrl.type", "fixed")
     sheet.as_is("stage.kl_coefficient", f"{ACTOR}.kl_loss_coef" if in_loss else f"{ALGORITHM}.kl_ctrl.kl_coef")
@@ -204,8 +203,9 @@ def ppo_sheet(mapper: FieldMapper, stage: PpoStage, rewards: ExportedRewards) ->
     sheet = Sheet(mapper, PPO_FILE)
     sheet.put("defaults", ["ppo_trainer", "_self_"])
     name_formulas(mapper, stage)
-    mapper.refuse_native_rewards(FURTHER, ahead=ONE_STEP_APART if stage.asynchrony == "one_step_off" else NO_AHEAD)
-    check_machine(mapper)
+    ahead = stage.asynchrony == ONE_STEP_OFF
+    mapper.refuse_native_rewards({**FURTHER, **({"asynchrony": ()} if ahead else {})}, ahead=NO_AHEAD)
+    check_machine(mapper, beside=_generating(mapper.handover))
     _models(sheet, stage, rewards)
     _data(sheet, stage)
     _batches(sheet, stage)
@@ -221,6 +221,8 @@ def ppo_sheet(mapper: FieldMapper, stage: PpoStage, rewards: ExportedRewards) ->
     _placement(sheet)
     _seeds(sheet)
     _schedule(sheet, stage)
+    if ahead:
+        _one_step_off(sheet, stage)
     return sheet
 
 
@@ -299,7 +301,7 @@ def _batches(sheet: Sheet, stage: PpoStage) -> None:
         "stage.minibatch": {f"{ACTOR}.ppo_mini_batch_size": stage.minibatch // samples},
     }
     for field, answers in rows.items():
-        unit = samples * (handover.num_accelerators if field == "stage.rollout_batch" else 1)
+        unit = samples * (layout.num_accelerators if field == "stage.rollout_batch" else 1)
         if answers % samples or answers % layout.data or (answers % unit and field == "stage.rollout_batch"):
             reason = f"it must be a multiple of samples_per_prompt ({samples}) and of the accelerators that share it"
             mapper.refuse(field, reason)
@@ -342,7 +344,9 @@ def _placement(sheet: Sheet) -> None:
     handover = sheet.mapper.handover
     placement = handover.placement
     arrangement = placement.arrangement if placement else "colocated"
-    if arrangement in ("split", "async") or (placement is not None and len(placement.groups) > 1):
+    ahead = sheet.mapper.value("stage.asynchrony") == ONE_STEP_OFF
+    apart = arrangement == "async" and ahead
+    if not apart and (arrangement in ("split", "async") or (placement is not None and len(placement.groups) > 1)):
         reason = "its synchronous trainer has all roles on all accelerators"
         path, planned = f"pipeline.{handover.name}.resources", f"the plan's arrangement is {arrangement}"
         hint = "openrlhf and nemo_rl place roles apart"
@@ -354,6 +358,55 @@ def _placement(sheet: Sheet) -> None:
         sheet.put(f"{engine}.param_offload", waits)
         if engine != PPO_ENGINES[1]:
             sheet.put(f"{engine}.optimizer_offload", waits)
+
+
+def _generating(handover: Handover) -> int:
+    """Accelerators that the generator has to itself."""
+    groups = handover.placement.groups if handover.placement is not None else ()
+    return sum(group.num_accelerators for group in groups if "generate" in group.roles)
+
+
+MEMORY_APART = 0.8
+"""Of an accelerator for vLLM that has it to itself, beside the buffers that weights arrive in."""
+
+
+def _one_step_off(sheet: Sheet, stage: PpoStage) -> None:
+    """Rollouts are drawn while the one before is learnt from: accelerators of two pools, weights sent by NCCL."""
+    mapper, handover = sheet.mapper, sheet.mapper.handover
+    generating = _generating(handover)
+    if not generating:
+        path = f"pipeline.{handover.name}.resources"
+        message = "verl cannot express it: its one-step-off generator has accelerators of its own, here are none"
+        mapper.problems.append(Problem(path=path, message=message, hint="plan it for verl"))
+    nodes = {"nnodes": max(1, generating // handover.per_node), "n_gpus_per_node": min(generating, handover.per_node)}
+    trainers = handover.layout.num_accelerators
+    keys: dict[str, object] = {
+        "actor_rollout_ref.hybrid_engine": False,
+        f"{ALGORITHM}.rollout_correction.bypass_mode": True,
+        f"{ROLLOUT}.free_cache_engine": False,
+        f"{ROLLOUT}.calculate_log_probs": True,
+        f"{ROLLOUT}.checkpoint_engine.backend": "nccl",
+        "rollout": nodes,
+    }
+    note = "one_step_off_policy.main_ppo: the ratio is to the weights that drew, by the generator's own probabilities"
+    sheet.computed("stage.asynchrony", keys, note)
+    sheet.put(f"{ROLLOUT}.gpu_memory_utilization", MEMORY_APART)
+    sheet.put("trainer.nnodes", max(1, trainers // handover.per_node))
+    sheet.put("trainer.n_gpus_per_node", min(trainers, handover.per_node))
+    # A resumed run has lost the prompts of the rollout that was drawn ahead, and would miss them at the end.
+    sheet.put("trainer.total_epochs", 2)
+    mapper.same("stage.ratio", "token", OF_ITS_RATIO)
+    mapper.same("stage.surrogate", "clip", OF_ITS_RATIO)
+    for name in ("mismatch", "mismatch_clip"):
+        mapper.same(f"stage.{name}", None, f"{OF_ITS_RATIO}, so nothing is left to correct")
+    if stage.has_value_model:
+        reason = "with asynchrony: one_step_off it has values of the present value model, not of the one when it drew"
+        mapper.refuse("stage.estimator", reason, "estimator: grpo, or rloo")
+    if stage.adapter is not None:
+        mapper.refuse("stage.adapter", "its one-step-off trainer is rendered without LoRA", "no adapter")
+    if not stage.rewards:
+        reason = "with asynchrony: one_step_off a reward model needs accelerators of its own, which no plan sets apart"
+        mapper.refuse("stage.reward", reason, "rewards that are functions")
 
 
 def _seeds(sheet: Sheet) -> None:
@@ -436,6 +489,14 @@ PPO_RESUME = Resume(
     ),
     source=SOURCE,
 )
+AHEAD_RESUME = Resume(
+    guarantee="best_effort",
+    reason=(
+        "weights, optimizers and schedules come back; the rollout that was drawn ahead is lost with its prompts, and "
+        "the next one is drawn by the present weights"
+    ),
+    source=f"verl {VERSION}: experimental/one_step_off_policy/ray_trainer.py, experimental/separation/ray_trainer.py",
+)
 SFT_RESUME = Resume(
     guarantee="same_data_order",
     reason=(
@@ -468,11 +529,17 @@ def render_verl(handover: Handover) -> RenderedRun:
         sheet = ppo_sheet(mapper, handover.stage, rewards)
         rows = mapper.finish()
         files |= rewards.files
-        command: tuple[str, ...] = ("python", "-m", "verl.trainer.main_ppo", *_hydra(PPO_FILE))
+        ahead = handover.stage.asynchrony == ONE_STEP_OFF
+        program = "verl.experimental.one_step_off_policy.main_ppo" if ahead else "verl.trainer.main_ppo"
+        command: tuple[str, ...] = ("python", "-m", program, *_hydra(PPO_FILE))
+        command += ("hydra.searchpath=[pkg://verl.trainer.config]",) if ahead else ()
         if handover.num_nodes > 1:
             files[RAY_SCRIPT] = ray_script(handover)
             command = ("bash", RAY_SCRIPT, *command)
-        resume, notes = PPO_RESUME, ((*NOTES, PACKAGES, UNLIMITED) if rewards.files else PPO_NOTES)
+        resume, notes = (
+            (AHEAD_RESUME if ahead else PPO_RESUME),
+            ((*NOTES, PACKAGES, UNLIMITED) if rewards.files else PPO_NOTES),
+        )
     else:
         sheet = sft_sheet(mapper, handover.stage_as(SftStage))
         rows = mapper.finish()

@@ -164,15 +164,15 @@ def map_attention(sheet: Sheet, models: tuple[str, ...]) -> None:
             sheet.put(f"{model}.use_remove_padding", attention == FLASH)
 
 
-def check_machine(mapper: FieldMapper) -> None:
-    """verl runs on accelerators, and on all of those that it was given."""
+def check_machine(mapper: FieldMapper, *, beside: int = 0) -> None:
+    """verl runs on accelerators, and on all of those that it was given; the generator may have some `beside`."""
     handover = mapper.handover
     path = f"pipeline.{handover.name}.resources"
     if handover.is_cpu:
         hint = "take engine native or trl on processors"
         mapper.problems.append(Problem(path=path, message="verl needs accelerators for FSDP and vLLM", hint=hint))
-    elif handover.layout.num_accelerators != handover.num_accelerators:
-        mismatch = f"the layout has {handover.layout.num_accelerators}, the machines {handover.num_accelerators}"
+    elif (used := handover.layout.num_accelerators + beside) != handover.num_accelerators:
+        mismatch = f"the layout has {used}, the machines {handover.num_accelerators}"
         mapper.problems.append(Problem(path=path, message=f"verl trains on all accelerators; {mismatch}"))
 
 

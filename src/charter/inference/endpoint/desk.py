@@ -28,6 +28,7 @@ from charter.inference.endpoint.identity import (
     Answer,
     Baseline,
     Canaries,
+    ExchangeReader,
     How,
     ServerSetting,
     answer_in,
@@ -37,12 +38,10 @@ from charter.inference.endpoint.identity import (
 )
 from charter.inference.endpoint.lanes import Health, Lane, lane_for
 from charter.inference.endpoint.parsing import one_line, usage_in
-from charter.inference.endpoint.reading import ExchangeReader
 from charter.inference.endpoint.rules import Answered, GiveUp, Step, TryAgain, told_seconds, utc_now, wait_seconds
 from charter.inference.endpoint.settling import CallJournal, from_stored
-from charter.inference.endpoint.stats import Counts
 from charter.inference.endpoint.transport import Received, Transport, TransportFailure, body_of, path_of
-from charter.inference.endpoint.wanted import Batch, PendingQuestion
+from charter.inference.endpoint.wanted import Batch, Counts, PendingQuestion
 from charter.ledger.calls import NewCall
 from charter.physics.identity_questions import REPEATS
 

@@ -22,11 +22,9 @@ from charter.inference.endpoint.call import CallReply, CallRequest
 from charter.inference.endpoint.desk import Desk
 from charter.inference.endpoint.gate import SpendingGate
 from charter.inference.endpoint.identity import Canaries, ServerSetting
-from charter.inference.endpoint.secrets import read_key
 from charter.inference.endpoint.settling import CallJournal
-from charter.inference.endpoint.stats import Counts, PoolStats
-from charter.inference.endpoint.transport import Transport
-from charter.inference.endpoint.wanted import Batch
+from charter.inference.endpoint.transport import Transport, read_key
+from charter.inference.endpoint.wanted import Batch, Counts, PoolStats
 from charter.ledger.calls import CallStore
 from charter.spec.project import MOST_BATCHED, Serving
 

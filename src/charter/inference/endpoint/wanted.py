@@ -1,11 +1,12 @@
-"""Requests of a pool that have no answer yet."""
+"""Requests of a pool that have no answer yet, and counts of its work so far."""
 
 from asyncio import Task
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
 
-from charter.inference.endpoint.call import CallReply, CallRequest
+from charter.inference.endpoint.call import CallReply, CallRequest, Usage
 
 
 class Batch:
@@ -78,3 +79,93 @@ class PendingQuestion:
         """Tell all who wait that there is none."""
         for batch, _ in self.owners:
             batch.fail(error)
+
+
+REMEMBERED_LATENCIES = 1024
+"""The last so many describe the server as it is now; quantiles of 1,024 draws are within 1.4 % in rank (p95, 95 %)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolStats:
+    """Figures of a pool; of this process alone, where the ledger has those of all."""
+
+    requests: int
+    """HTTP requests sent."""
+    answers: int
+    """Questions answered by a server."""
+    stored: int
+    """Questions answered from the store, without a request."""
+    retries: Mapping[str, int]
+    """Further tries by cause."""
+    invalid: int
+    """Replies that were no valid answer."""
+    hedges: int
+    """Second requests for slow ones."""
+    latency_p50_seconds: float | None
+    latency_p95_seconds: float | None
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    micro_usd: int
+    unpriced: int
+    """Replies whose price is not known."""
+    disputed: int
+    """Replies that report more tokens than their requests allow."""
+    highest_at_once: int
+
+
+@dataclass(kw_only=True)
+class Counts:
+    """The same while it is counted."""
+
+    requests: int = 0
+    answers: int = 0
+    stored: int = 0
+    retries: Counter[str] = field(default_factory=Counter)
+    hedges: int = 0
+    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED_LATENCIES))
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    micro_usd: int = 0
+    unpriced: int = 0
+    disputed: int = 0
+    highest_at_once: int = 0
+
+    def answered(self, seconds: float) -> None:
+        """A question has its answer."""
+        self.answers += 1
+        self.latencies.append(seconds)
+
+    def billed(self, usage: Usage, micro_usd: int | None) -> None:
+        """A reply is billed, valid or not."""
+        self.prompt_tokens += usage.prompt_tokens
+        self.cached_tokens += usage.cached_tokens
+        self.completion_tokens += usage.completion_tokens
+        self.micro_usd += micro_usd or 0
+        self.unpriced += micro_usd is None
+
+    def latency(self, share: float) -> float | None:
+        """A quantile of the last latencies, in seconds."""
+        ordered = sorted(self.latencies)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
+
+    def snapshot(self) -> PoolStats:
+        """The figures now."""
+        return PoolStats(
+            requests=self.requests,
+            answers=self.answers,
+            stored=self.stored,
+            retries=dict(self.retries),
+            invalid=self.retries["invalid"],
+            hedges=self.hedges,
+            latency_p50_seconds=self.latency(0.5),
+            latency_p95_seconds=self.latency(0.95),
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            completion_tokens=self.completion_tokens,
+            micro_usd=self.micro_usd,
+            unpriced=self.unpriced,
+            disputed=self.disputed,
+            highest_at_once=self.highest_at_once,
+        )

@@ -29,15 +29,16 @@ from transformers.utils.logging import disable_progress_bar
 
 from charter.artifacts.draws import draw_seed
 from charter.errors import CharterError, DataError, UsageError
-from charter.inference.endpoint.secrets import ApiKey, read_key
+from charter.inference.endpoint.transport import ApiKey, read_key
 from charter.inference.generate import SamplingSettings, generate
-from charter.inference.serve.options import ServeOptions, check_address
 from charter.inference.serve.protocol import (
     AnswerRequest,
     Completion,
     RequestError,
     ServedToken,
+    ServeOptions,
     chat_reply,
+    check_address,
     error_reply,
     models_reply,
     read_request,

@@ -17,7 +17,7 @@ from charter.catalog.price_book import offers
 from charter.errors import InfeasibleError, UsageError
 from charter.launch.job import safe_name, yaml_text
 from charter.launch.machine import CPU, asked_accelerators, stage_nodes
-from charter.launch.rendered import kubeflow, managed, skypilot
+from charter.launch.rendered import managed, skypilot
 from charter.launch.rendered.task import HostedModel, RenderedTask, ServiceInstance, json_text, needed
 from charter.launch.tags import tags_of
 from charter.spec.graph import execution_order, stage_inputs
@@ -124,7 +124,7 @@ _TABLE = (
         title="Kubeflow Pipelines",
         several_nodes="{stage}: a step of {title} is one pod, and this stage asks for {nodes} nodes\n"
         "  use charter run --on kubernetes, which makes a JobSet of them",
-        pipeline=kubeflow.pipeline,
+        pipeline=managed.pipeline,
     ),
 )
 TARGETS: Mapping[str, Target] = MappingProxyType({target.name: target for target in _TABLE})

@@ -5,10 +5,18 @@ from dataclasses import dataclass
 
 from charter.errors import CharterError
 from charter.launch.scheduler import Cause, JobState, Phase
-from charter.launch.slurm.commands import SlurmCommands, SlurmRefusedError, unknown_job
+from charter.launch.slurm.commands import (
+    SlurmCommands,
+    SlurmRefusedError,
+    cause_of,
+    exit_code_of,
+    expand_hosts,
+    phase_of,
+    plain_state,
+    unknown_job,
+)
 from charter.launch.slurm.records import duration_seconds, unix_seconds
 from charter.launch.slurm.render import command_environment
-from charter.launch.slurm.states import cause_of, exit_code_of, expand_hosts, phase_of, plain_state
 
 SQUEUE_FIELDS = (
     "ArrayJobID",

@@ -11,8 +11,14 @@ from pathlib import Path
 from typing import Literal
 
 from charter.launch.scheduler import JobAttempt
-from charter.launch.slurm.commands import SlurmCommands, SlurmRefusedError, unknown_job
-from charter.launch.slurm.states import exit_code_of, expand_hosts, plain_state
+from charter.launch.slurm.commands import (
+    SlurmCommands,
+    SlurmRefusedError,
+    exit_code_of,
+    expand_hosts,
+    plain_state,
+    unknown_job,
+)
 
 SACCT_FIELDS = ("JobID", "JobIDRaw", "State", "ExitCode", "Start", "End", "NodeList", "AllocTRES", "Submit", "JobName")
 _KEY = re.compile(r"(?:^| )([A-Za-z/:]+)=(\S*)")

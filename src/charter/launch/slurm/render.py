@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 from charter.catalog import accelerators
 from charter.errors import UsageError
 from charter.launch.job import SUPERVISOR, StageJob
-from charter.launch.slurm.states import INTERRUPTED_EXIT
+from charter.launch.slurm.commands import INTERRUPTED_EXIT
 from charter.spec.launching import SlurmSettings
 
 MIB = 1024**2

@@ -18,16 +18,18 @@ from charter.errors import UsageError
 from charter.launch.job import StageJob
 from charter.launch.scheduler import Cause, JobAttempt, JobState
 from charter.launch.slurm.commands import (
+    INTERRUPTED_EXIT,
     SlurmCommands,
     SlurmRefusedError,
     SlurmUnreachableError,
+    cause_of,
+    phase_of,
     refused_submission,
     unknown_job,
 )
 from charter.launch.slurm.queue import BEGIN_TIME, SQUEUE_FORMAT, QueueRow, array_state, by_job, rows_of, starts_of
 from charter.launch.slurm.records import AccountingRecord, Accounts, attempts_of, latest, with_live
 from charter.launch.slurm.render import command_environment, render, submission_environment
-from charter.launch.slurm.states import INTERRUPTED_EXIT, cause_of, phase_of
 from charter.spec.launching import SlurmSettings
 
 ROUNDS = 3

@@ -11,9 +11,9 @@ from typing import Any, Literal
 from charter.errors import CharterError, UsageError
 from charter.ledger.account import Totals
 from charter.ledger.store import LEDGER_FILE
-from charter.report.amounts import Amount, ratio
 from charter.report.html import CURVES, thinned
 from charter.report.overview import Overview, StageView, lost, overview
+from charter.report.plan_cells import Amount, ratio
 from charter.report.read import RUN, RunFiles, StageFiles, read_run
 from charter.report.results import all_results, is_point
 from charter.tracking.base import series
@@ -62,7 +62,7 @@ def read_sides(paths: Sequence[Path], labels: Sequence[str], *, with_metrics: bo
 def _file(directory: Path) -> Mapping[str, Any]:
     """A file that no longer loads does not stop a comparison of what was run."""
     from charter.engines.project import load_project
-    from charter.spec.expand import plain
+    from charter.spec.bind import plain
 
     path = directory / "charter.yaml"
     if not path.is_file():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts import durable
-from charter.artifacts.file_facts import sha256_file
+from charter.artifacts.fingerprint import sha256_file
 from charter.artifacts.lease import LEASE, read_holder
 from charter.catalog.huggingface import architecture_from_config
 from charter.errors import DataError, UsageError

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from charter.artifacts.file_facts import sha256_file
+from charter.artifacts.fingerprint import sha256_file
 from charter.engines import log_readers
 from charter.engines.common.adapter import LoggedStep
 from charter.engines.huggingface.adapter import STATE_FILE, TrainerLog, find_state, read_state

@@ -27,7 +27,7 @@ from typing import Any
 from charter.artifacts import durable
 from charter.artifacts.stage_state import TrackerState
 from charter.errors import MissingExtraError, how_to_install
-from charter.spec.tracking import MlflowSettings, WandbSettings
+from charter.spec.sections import MlflowSettings, WandbSettings
 from charter.tracking.base import Input, MetricRow, RunFacts, Secrets, is_reference
 
 KEY_TAG = "charter.key"

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from charter.catalog import accelerators
-from charter.catalog.accelerators import DEVICES_PER_PACKAGE, Accelerator
-from charter.catalog.aliases import plain
+from charter.catalog.accelerators import DEVICES_PER_PACKAGE, Accelerator, plain
 from charter.errors import UsageError
 from charter.spec.suggest import nearest as closest
 from charter.units import GB

@@ -2,7 +2,7 @@
 
 import pytest
 
-from charter.artifacts.file_facts import fact_of_chunks
+from charter.artifacts.fingerprint import fact_of_chunks
 from charter.artifacts.store.copy import object_key
 from charter.errors import DataError
 

@@ -5,7 +5,7 @@ import os
 import pytest
 from place_contract import check_place
 
-from charter.artifacts.store.opening import open_place
+from charter.artifacts.store.copy import open_place
 from charter.artifacts.store.place import PlaceError
 from charter.errors import DataError, UsageError
 

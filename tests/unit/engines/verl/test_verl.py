@@ -15,6 +15,7 @@ from charter.engines.verl.mapping import render_verl
 from charter.errors import SpecError
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
+from charter.spec.rewards import Reward
 from charter.spec.stage_base import Guard, StageResources
 
 
@@ -116,16 +117,70 @@ def test_rloo_has_its_penalty_in_the_reward() -> None:
     assert at(run, "actor_rollout_ref.actor.use_kl_loss") is False
 
 
+def test_without_a_penalty_verl_holds_no_reference() -> None:
+    for estimator in ("grpo", "rloo"):
+        run = rendered_ppo(estimator=estimator, samples_per_prompt=2, whiten_advantages=False, kl_coefficient=0.0)
+        assert at(run, "algorithm.use_kl_in_reward") is False
+        assert at(run, "actor_rollout_ref.actor.use_kl_loss") is False
+
+
+def test_answers_in_flight_are_refused() -> None:
+    with pytest.raises(SpecError, match="stale share of a batch"):
+        rendered_ppo(asynchrony="in_flight", max_age=2)
+
+
+RIGHT = (Reward(name="right", kind="function", call="charter:number"),)
+
+
+def one_step_off(trainers: int, generators: int, *, per_node: int = 8, nodes: int = 1, **stage: Any) -> RenderedRun:
+    given = {"estimator": "grpo", "samples_per_prompt": 4, "reward": None, "rewards": RIGHT, **stage}
+    made = ppo(asynchrony="one_step_off", rollout_batch=192, minibatch=96, kl_coefficient=0.0, **given)
+    layout = sharded(96, data=trainers, micro_batch=1)
+    apart = RolesTogether(
+        roles=("generate",), num_accelerators=generators, layout=Layout(data=generators // 2, tensor=2)
+    )
+    together = RolesTogether(roles=("policy",), num_accelerators=trainers, layout=layout)
+    placement = RlPlacement(arrangement="async", groups=(together, apart) if generators else (), generator_tensor=2)
+    return render_verl(handover("verl", made, layout, placement=placement, per_node=per_node, num_nodes=nodes))
+
+
 @pytest.mark.parametrize(
-    ("stage", "reason"),
-    [
-        ({"asynchrony": "one_step_off"}, "one_step_off_policy.main_ppo"),
-        ({"asynchrony": "in_flight", "max_age": 2}, "stale share of a batch"),
-    ],
+    ("trainers", "generators", "nodes", "trainer", "rollout"),
+    [(4, 4, 1, (1, 4), (1, 4)), (6, 2, 1, (1, 6), (1, 2)), (16, 8, 3, (2, 8), (1, 8))],
 )
-def test_each_asynchronous_trainer_is_refused_for_its_own_reason(stage: dict[str, Any], reason: str) -> None:
-    with pytest.raises(SpecError, match=reason):
-        rendered_ppo(**stage)
+def test_one_step_off_divides_the_accelerators(
+    trainers: int, generators: int, nodes: int, trainer: tuple[int, int], rollout: tuple[int, int]
+) -> None:
+    run = one_step_off(trainers, generators, nodes=nodes)
+    assert (at(run, "trainer.nnodes"), at(run, "trainer.n_gpus_per_node")) == trainer
+    assert (at(run, "rollout.nnodes"), at(run, "rollout.n_gpus_per_node")) == rollout
+    assert at(run, "actor_rollout_ref.hybrid_engine") is False
+    assert at(run, "algorithm.rollout_correction") == {"rollout_is": None, "bypass_mode": True}
+    assert "verl.experimental.one_step_off_policy.main_ppo" in run.command
+    assert run.command[-1] == "hydra.searchpath=[pkg://verl.trainer.config]"
+    assert run.resume.guarantee == "best_effort"
+
+
+AHEAD_REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("surrogate", {"surrogate": "cispo", "clip_ratio": 1.0}),
+    ("ratio", {"ratio": "sequence", "loss_aggregation": "sequence"}),
+    ("mismatch_clip", {"mismatch_clip": 2.0}),
+    ("adapter", {"adapter": Adapter(rank=8)}),
+    ("reward", {"rewards": (), "reward": "pm"}),
+    ("estimator", {"estimator": "gae", "samples_per_prompt": 1}),
+]
+
+
+@pytest.mark.parametrize(("field", "stage"), AHEAD_REFUSED)
+def test_what_one_step_off_lacks_is_refused_by_name(field: str, stage: dict[str, Any]) -> None:
+    with pytest.raises(SpecError) as caught:
+        one_step_off(4, 4, **stage)
+    assert f"pipeline.stage.{field}" in [problem.path for problem in caught.value.problems]
+
+
+def test_one_step_off_needs_accelerators_for_its_generator() -> None:
+    with pytest.raises(SpecError, match="accelerators of its own, here are none"):
+        one_step_off(8, 0)
 
 
 PPO_REFUSED: list[tuple[str, dict[str, Any]]] = [
@@ -137,7 +192,6 @@ PPO_REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("missing_end_penalty", {"missing_end_penalty": 1.0}),
     ("bootstrap_truncated", {"bootstrap_truncated": True}),
     ("stop_update_kl", {"stop_update_kl": 0.1}),
-    ("asynchrony", {"asynchrony": "one_step_off"}),
     ("ptx_weight", {"ptx_weight": 1.0}),
     ("ptx_data", {"ptx_data": ("chat",)}),
     ("reward_from", {"reward_from": "judge"}),

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.launch.node_checks.report import Finding, NodeReport, assign, report_from_json, report_to_json, slow_rates
+from charter.launch.node_checks import Finding, NodeReport, assign, report_from_json, report_to_json, slow_rates
 
 ECC = Finding(name="accelerator 0", ok=False, found="2 uncorrected ECC errors", advice="reset it")
 FINE = Finding(name="disk", ok=True, found="9 GiB free")

@@ -1,6 +1,6 @@
 import json
 
-from charter.launch.node_checks.meeting import WAIT_SECONDS, meet, read_reports, receiving, sending_rate
+from charter.launch.node_checks import WAIT_SECONDS, meet, read_reports, receiving, sending_rate
 from charter.spec.launching import NodeChecks
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from charter.launch.node_checks.local import (
+from charter.launch.node_checks import (
     NEEDS_RESET,
     accelerators,
     clock,

@@ -4,8 +4,16 @@ import threading
 import pytest
 
 from charter.errors import DataError
-from charter.launch.node_checks.meeting import MEETING_SECONDS, meet, read_reports
-from charter.launch.node_checks.report import BAD_NODES, FORGET_AFTER_SECONDS, Assignment, leave_out, read_bad_nodes
+from charter.launch.node_checks import (
+    BAD_NODES,
+    FORGET_AFTER_SECONDS,
+    MEETING_SECONDS,
+    Assignment,
+    leave_out,
+    meet,
+    read_bad_nodes,
+    read_reports,
+)
 from charter.spec.launching import NodeChecks
 
 SETTINGS = NodeChecks(disk_bytes=1, slow_rank_ratio=1e9)

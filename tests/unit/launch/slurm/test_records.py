@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from charter.launch.slurm.commands import INTERRUPTED_EXIT, cause_of, expand_hosts
 from charter.launch.slurm.records import (
     attempts_of,
     file_records,
@@ -15,7 +16,6 @@ from charter.launch.slurm.records import (
     unix_seconds,
     with_live,
 )
-from charter.launch.slurm.states import INTERRUPTED_EXIT, cause_of, expand_hosts
 
 SACCT = """\
 5|5|PREEMPTED|0:0|1795340442|1795340471|n[2-3]|billing=2,cpu=2,gres/gpu=4,mem=1000M,node=2|1795340441|charter-x
