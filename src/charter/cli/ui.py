@@ -11,6 +11,9 @@ def ui(
         list[Path] | None,
         typer.Argument(help="Projects, or directories that hold some.", metavar="[DIR]...", show_default=False),
     ] = None,
+    project: Annotated[
+        list[Path] | None, typer.Option("-C", "--directory", help="One more of them, as other commands take it.")
+    ] = None,
     port: Annotated[int, typer.Option("--port", help="Port; 0 takes a free one.")] = 8765,
     host: Annotated[
         str, typer.Option("--host", help="Address to listen on; other than loopback only with TLS.")
@@ -51,7 +54,7 @@ def ui(
     from charter.inference.serve.protocol import is_loopback
     from charter.redaction import show
 
-    roots = tuple(directories or [Path(".")])
+    roots = (*(directories or ()), *(project or ())) or (Path("."),)
     check_roots(roots)
     settings = Settings(
         roots=roots,

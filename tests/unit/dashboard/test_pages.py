@@ -167,8 +167,9 @@ def test_the_command_refuses_what_is_not_safe(arguments, words, tmp_path):
     assert words in str(result.exception)
 
 
-def test_the_command_writes_an_export(case, tmp_path):
-    result = CliRunner().invoke(app, ["ui", str(case.root), "--export", str(tmp_path / "out")])
+@pytest.mark.parametrize("option", [(), ("-C",)])
+def test_the_command_writes_an_export(case, tmp_path, option):
+    result = CliRunner().invoke(app, ["ui", *option, str(case.root), "--export", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
     assert Path(tmp_path / "out" / "index.html").is_file()
 
