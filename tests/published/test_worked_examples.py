@@ -17,6 +17,7 @@ from charter.catalog.accelerators import get
 from charter.physics.flops import training_flops_per_token
 from charter.physics.kept_activations import layer_activations
 from charter.physics.memory import training_memory
+from charter.physics.memory_profiles import MEGATRON_STACK
 from charter.physics.precision import ZERO_PAPER
 from charter.physics.shapes import count_parameters
 from charter.physics.source_formulas import (
@@ -102,6 +103,7 @@ def llama_65b_memory(**changes):
         precision=ZERO_PAPER,
         implementation="lean",
         accelerator=get("A100-80GB"),
+        profile=MEGATRON_STACK,
     )
 
 

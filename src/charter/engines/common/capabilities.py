@@ -260,7 +260,7 @@ def of_kind(engine: Capabilities, stage: Stage) -> Capabilities:
     """Return what an engine can do for a kind of stage.
 
     >>> from charter.engines.native.capabilities import CAPABILITIES
-    >>> of_kind(CAPABILITIES, PpoStage(policy="a", reward_from="b", prompts=("p",))).sequence_parallel
+    >>> of_kind(CAPABILITIES, PpoStage(policy="a", reward_from="b", prompts=("p",), episodes=8)).sequence_parallel
     False
     """
     samples = engine.sequence_parallel_samples or not stage.ROLLS_OUT
