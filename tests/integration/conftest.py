@@ -116,7 +116,13 @@ class Workplace:
         (self.stage_dir(name) / "go").touch()
 
     def wait_for(self, condition: Callable[[], object], *, seconds: float = 120.0) -> None:
-        eventually(condition, seconds=seconds)
+        eventually(condition, self._last_words, seconds=seconds)
+
+    def _last_words(self) -> str:
+        """End of every log and journal of the run, for what did not happen in time."""
+        files = sorted(path for kind in ("*.jsonl", "log*.txt") for path in (self.root / "run").rglob(kind))
+        ends = [f"{path.relative_to(self.root)}:\n{path.read_text(errors='replace')[-1500:]}" for path in files]
+        return "\n".join(["it did not happen in time", *ends])
 
 
 def is_running(pid: int) -> bool:
