@@ -15,18 +15,11 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "3 DDP": {"world_size": 3},
     "4 DDP": {"world_size": 4},
     "4 FSDP2": {"world_size": 4, "zero": 3},
-    "2 sequence": {"world_size": 2, "tensor": 2, "sequence_parallel": 1},
 }
 KINDS_TOGETHER = ("sft", "preference_model", "ppo")
 MAKE_RECORDS = ("prepare", "generate", "critique", "label", "eval")
 """Kinds that make records or figures, with every model in their own process."""
-TOGETHER = [
-    (kind, name)
-    for name, layout in LAYOUTS.items()
-    if name != "1"
-    for kind in KINDS_TOGETHER
-    if not (kind == "ppo" and "sequence_parallel" in layout)
-]
+TOGETHER = [(kind, name) for name in LAYOUTS if name != "1" for kind in KINDS_TOGETHER]
 """Kinds and layouts of several processes."""
 
 

@@ -282,6 +282,9 @@ def refused_kernels(
     >>> sft = SftStage(init="a", data=("d",), dtype="fp32")
     >>> list(refused_kernels(sft, attention="flash_attention_2", compiled=False))
     [('attention', 'flash_attention_2 computes in 16 bits only, dtype is fp32; use bf16, or attention sdpa')]
+    >>> dropping = SftStage(init="a", data=("d",), dropout=0.1)
+    >>> [field for field, _ in refused_kernels(dropping, attention="sdpa", compiled=False, splits_sequence=True)]
+    ['sequence_parallel']
     """
     dtype, dropout = getattr(stage, "dtype", "fp32"), getattr(stage, "dropout", 0.0)
     if attention == "flash_attention_2" and dtype not in SIXTEEN_BITS:
@@ -293,6 +296,8 @@ def refused_kernels(
         yield "recompute", f"selective recomputation beside {beside} has never run; use recompute full, or none"
     if compiled and offloads_activations:
         yield "offload_activations", "inputs of compiled layers in host memory have never run; remove compile, or this"
+    if dropout and splits_sequence:
+        yield "sequence_parallel", "dropout cannot be drawn for parts of a sequence; use dropout 0, or remove this"
     if compiled and splits_sequence:
         yield "sequence_parallel", "sequence parallelism beside compile has never run; remove compile, or this"
     if compiled and stage.ROLLS_OUT:
