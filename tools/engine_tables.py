@@ -71,7 +71,7 @@ RL_TEMPLATES = ("rlvr-tiny", "constitution-rl-8b", "grpo-7b", "tools-tiny")
 
 
 def _templates() -> Iterator[str]:
-    """What each engine says to the stage `rl` of each template, on the plain machine of the other tables."""
+    """Answers of each engine to the stage `rl` of each template, on the plain machine of the other tables."""
     engines = [engine for engine in handover_engines() if "ppo" in engine.kinds]
     notes: list[str] = []
     yield "Their stage `rl` on the same node of 8 accelerators: **yes**, or the fields that are refused, and why."
