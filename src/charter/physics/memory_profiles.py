@@ -13,7 +13,9 @@ from charter.spec.layout import Adapter
 
 # -------- Memory profile of a training stack besides layout and precision: a few named traits of its code.
 
-CrossEntropy = Literal["eager", "released", "shifted", "fused", "chunked", "native", "inplace", "tiled", "each"]
+CrossEntropy = Literal[
+    "eager", "released", "shifted", "fused", "chunked", "native", "inplace", "compiled", "tiled", "each"
+]
 LOSS_BYTES: dict[str, float] = {
     "eager": 12.0,
     "released": 10.0,
@@ -22,6 +24,7 @@ LOSS_BYTES: dict[str, float] = {
     "chunked": 12.0,
     "native": 4.0,
     "inplace": 1.0,
+    "compiled": 2.0,
     "tiled": 6.0,
     "each": 6.0,
 }
@@ -32,7 +35,8 @@ shifted: a copy of the logits shifted by a position, log-probabilities and gradi
 transformers that do not upcast, without autocast);
 fused: the fp32 softmax, 4, and the 16-bit gradient, 2 (Megatron's fused vocabulary-parallel cross-entropy); chunked:
 as eager, of `LOSS_CHUNK` positions at a time; native: log-probabilities and gradients in 16 bits, 2 + 2
-(litgpt); inplace: the gradient overwrites the logits (flash-attn's fused loss, as llm-foundry uses it); tiled:
+(litgpt); inplace: the gradient overwrites the logits (flash-attn's fused loss, as llm-foundry uses it);
+compiled: its gradient in 16 bits, 2: XLA fuses the element-wise chain between the two products (MaxText); tiled:
 Charter's own summed loss, `LOSS_TILE` logits at a time, log-probabilities and probabilities in fp32, beside the fp32
 gradient of the output projection, which is made in the forward pass (`charter.models.token_forward`); each: the same
 tiles for the log-probability of each token (PPO, DPO), whose gradients come in the backward pass, from fp32
@@ -115,6 +119,10 @@ class MemoryProfile:
     16-bit copy of its own input, and a frozen embedding stays in the parameters' type."""
     workspace: float = 1.0
     """Share of the stack-independent workspace."""
+    compiled: bool = False
+    """XLA lays out the whole step: no allocator that keeps what is freed; one layer's weights are gathered at a time,
+    embedding and output projection where they are used; a gradient is reduced in the type of computation, one matrix
+    at a time. Every policy computes again what lies between products; a selective one attention, too."""
     source: str = ""
 
 
@@ -228,11 +236,16 @@ TORCHTITAN = MemoryProfile(
     step_bytes=0.0,
     source="torchtitan: compiled layers keep little, fused AdamW, FSDP2; `del pred` before the backward pass",
 )
-MAXTEXT = replace(
-    TORCHTITAN,
+MAXTEXT = MemoryProfile(
     name="maxtext",
-    cross_entropy="eager",
-    source="MaxText: compiled layers keep little; what XLA does with logits was not counted",
+    implementation="lean",
+    cross_entropy="compiled",
+    keeps_products=True,
+    compiled=True,
+    workspace=0.0,
+    source="MaxText: `remat_policy` names the products that stay (`full`: none, `minimal`: all but attention's, "
+    "`minimal_with_context`: all) of layers in one scan (layers/decoders.py, get_remat_policy); `DenseGeneral` casts "
+    "fp32 weights to the inputs' type before the product, so that its gradient has it too",
 )
 NANOTRON = MemoryProfile(
     name="nanotron",

@@ -168,6 +168,11 @@ class Ends:
     root: Array
     """Gathered through the pass, its gradients wait for its end: what is tied, or split over tensor-parallel ranks."""
 
+    @property
+    def largest(self) -> Array:
+        """The larger of the two tables."""
+        return array(np.maximum(self.head + self.root, self.embedding))
+
 
 def rank_columns(model: ModelColumns, layouts: Layouts, *, stage: Stage, layers: Array) -> RankColumns:
     """Parameters of a rank of the first, a middle or the last pipeline stage, which holds `layers` layers.
@@ -283,6 +288,9 @@ class MemoryShape:
     products_replicated: Array
     products_sharded: Array
     """0, both, where selective recomputation is that of attention's scores."""
+    context_sharded: Array
+    """Of `products_sharded`, what selective recomputation computes again: attention's output, where XLA compiles."""
+    compiled: Array
     live_replicated: Array
     live_sharded: Array
     live_scores: Array
@@ -379,6 +387,8 @@ def _layer_numbers(job: MemoryJob) -> dict[str, float]:
         "scores": _mean(layers, "scores"),
         "products_replicated": job.profile.keeps_products * _mean(layers, "products_replicated"),
         "products_sharded": job.profile.keeps_products * (_mean(layers, "products_sharded") + extra.products_sharded),
+        "context_sharded": job.profile.compiled * sum(layer.context * count for layer, count in layers) / a.num_layers,
+        "compiled": job.profile.compiled,
         "live_replicated": _largest(layers).replicated + extra.replicated,
         "live_sharded": _largest(layers).sharded + extra.sharded,
         "live_scores": max(activations.scores for activations, _ in layers),
@@ -466,8 +476,8 @@ def _run_numbers(job: MemoryJob) -> dict[str, float]:
         "last_layers": last,
         "cpu": device is not None and device.kind == "cpu",
         "context_factor": context_factor(device.name) if device else 1.0,
-        "reserved": job.reserved,
-        "context": job.context,
+        "reserved": job.reserved and not profile.compiled,
+        "context": job.context and (device is None or device.kind != "tpu"),
     }
 
 

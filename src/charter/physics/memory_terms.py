@@ -200,16 +200,19 @@ def activation_columns(rank: Rank) -> dict[str, ExplainedColumn]:
 
 def _again(rank: Rank) -> Array:
     """Share of the layers that the backward pass computes once more, all of each or all but its products."""
-    full = rank.layouts.recomputes(Recompute.FULL) * rank.shape.recompute_share
-    return array(full + rank.layouts.recomputes(Recompute.SELECTIVE) * (rank.shape.products_sharded > 0))
+    s, lay = rank.shape, rank.layouts
+    none = lay.recomputes(Recompute.NONE) * s.compiled
+    selective = lay.recomputes(Recompute.SELECTIVE) * (s.products_sharded > 0)
+    return array(lay.recomputes(Recompute.FULL) * s.recompute_share + selective + none)
 
 
 def _products(rank: Rank) -> Array:
     """Bytes of a layer's products per token that selective recomputation keeps beside the layer's input."""
-    s, is_selective = rank.shape, rank.layouts.recomputes(Recompute.SELECTIVE)
-    return array(
-        is_selective * (s.products_replicated / sequence_group(rank) + s.products_sharded / rank.layouts.tensor)
-    )
+    s, lay = rank.shape, rank.layouts
+    selective = lay.recomputes(Recompute.SELECTIVE)
+    sharded = s.products_sharded - selective * s.context_sharded
+    keeps = np.maximum(selective, lay.recomputes(Recompute.NONE) * s.compiled)
+    return array(keeps * (s.products_replicated / sequence_group(rank) + sharded / lay.tensor))
 
 
 def sequence_group(rank: Rank) -> Array:
@@ -389,13 +392,15 @@ def _gathered_columns(rank: Rank, stored: Array, live: Array) -> dict[str, Expla
     apart, layer = rank.is_apart > 0, stored * p.layer_unit
     # What is gathered beside the layers, and how many layers: one in use, and the buffer of the last or the next
     # gather, which FSDP2 frees when another begins; at the loss that of the head.
-    through = array(np.where(apart, ends.root, p.end_unit))
-    at_loss = array(np.where(apart, ends.root + 2 * ends.head, p.end_unit))
+    compiled = rank.shape.compiled > 0
+    through = array(np.where(apart, ends.root, np.where(compiled, 0.0, p.end_unit)))
+    at_loss = array(np.where(apart, ends.root + 2 * ends.head, np.where(compiled, ends.largest, p.end_unit)))
+    two = np.where(compiled, 1.0, 2.0)
     beside: dict[str, tuple[Array, Array]] = {
-        "gathered": (through, array(2.0)),
-        "gathered_loss": (at_loss, array(np.where(apart, ends.head == 0, 2.0))),
-        "gathered_backward": (through, array(2.0)),
-        "gathered_end": (array(np.where(apart, 0.0, p.end_unit)), array(np.where(apart, 0.0, 2.0))),
+        "gathered": (through, array(two)),
+        "gathered_loss": (at_loss, array(np.where(apart, ends.head == 0, np.where(compiled, 0.0, 2.0)))),
+        "gathered_backward": (through, array(two)),
+        "gathered_end": (array(np.where(apart | compiled, 0.0, p.end_unit)), array(np.where(apart, 0.0, two))),
     }
     # ZeRO-2 has all gathered; the buffer of the last gather is beside it.
     buffer = {"gathered": layer, "gathered_loss": np.where(ends.head > 0, value * ends.head, layer)}
@@ -510,11 +515,14 @@ def _unreduced_columns(rank: Rank, unit: Array) -> dict[str, ExplainedColumn]:
     # The last reduction comes when no layer runs any more: counted is what it takes beyond a layer's backward pass.
     end = np.maximum(last * trains - running, gathered + root + wide * layers)
     apart = rank.is_apart > 0
+    # XLA stacks a layer's experts: of gate, up and down one reduces at a time.
+    stack = s.model.layer_experts / (3 * rank.layouts.tensor * rank.layouts.expert)
+    matrix = np.maximum(np.maximum(stack, s.model.largest_matrix / rank.layouts.tensor), ends.largest)
+    unit, each = np.where(s.compiled > 0, np.minimum(matrix, unit), unit), np.where(s.compiled > 0, narrow, wide)
+    one = each * unit * rank.gathers
     sizes = {
-        "unreduced": np.where(apart, beside, wide * unit * rank.gathers),
-        "unreduced_end": np.where(
-            apart, end, np.where(rank.is_autocast > 0, np.maximum(alone - running, 0.0), wide * unit * rank.gathers)
-        ),
+        "unreduced": np.where(apart, beside, one),
+        "unreduced_end": np.where(apart, end, np.where(rank.is_autocast > 0, np.maximum(alone - running, 0.0), one)),
     }
     return {
         key: column(
@@ -523,7 +531,7 @@ def _unreduced_columns(rank: Rank, unit: Array) -> dict[str, ExplainedColumn]:
             size,
             "{size:g} B x largest unit {unit:,.0f}, or {size:g} B + {value:g} B of a unit that is reduced alone",
             "one unit before its reduction",
-            size=s.gradient_bytes,
+            size=array(each),
             value=narrow,
             unit=array(unit),
         )

@@ -18,13 +18,13 @@ from charter.physics.inference_memory import (
     preallocated_bytes,
 )
 from charter.physics.memory import training_memory_table
-from charter.physics.memory_profiles import MemoryJob
+from charter.physics.memory_profiles import MAXTEXT, MemoryJob
 from charter.physics.memory_shape import MemoryShape
 from charter.physics.precision import STORED_FORMATS, StoredFormat
 from charter.physics.terms import Interval
 from charter.spec.layout import Layout
 from charter.units import GB, MIB
-from charter.validation.quantities.memory_cases import MemoryCase, device_of, training_case, unit_bytes
+from charter.validation.quantities.memory_cases import MemoryCase, device_of, profile_of, training_case, unit_bytes
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import Measurement, Refusal
 
@@ -207,11 +207,16 @@ def out_of_memory(row: Measurement, fits: Mapping[str, Fitted] | None = None) ->
 def leanest(row: Measurement) -> Measurement:
     """The row with what it does not say taken as the leanest: full recomputation, and offloading in PPO.
 
+    A `partial` policy says no more than a blank one; MaxText's may have the inputs of layers in host memory, too
+    (`remat_policy: custom`, `decoder_layer_input: offload`).
     A row that asks whether a job fits (metric `oom`) keeps the habits of its stack, which errs on the safe side.
     """
     if row.metric == "oom":
         return row
-    lean = row if row.recompute else replace(row, recompute="full")
+    lean = row
+    if row.recompute in ("", "partial"):
+        moves = profile_of(row) is MAXTEXT and not row.offload
+        lean = replace(row, recompute="full", offload="activations" if moves else row.offload)
     return replace(lean, offload="optimizer+parameters") if row.kind == "ppo" and not row.offload else lean
 
 

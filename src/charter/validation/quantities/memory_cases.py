@@ -43,7 +43,7 @@ from charter.physics.shapes import count_parameters
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.units import GB, GIB, MIB
-from charter.validation.quantities.training_time import PARTIAL
+from charter.validation.quantities.training_time import COMPILED_PARTIAL, PARTIAL
 from charter.validation.rows.accelerator import accelerator_of
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import BYTES_PER_VALUE, Measurement, Refusal, probe_in
@@ -363,7 +363,7 @@ def loss_kernel(row: Measurement, profile: MemoryProfile, architecture: Architec
     a list of chunks that are all there until the backward pass (its `lm_head_chunk_size`).
     """
     own: dict[str, tuple[CrossEntropy, ...]] = {
-        "full": ("eager", "released", "native", "inplace"),
+        "full": ("eager", "released", "native", "inplace", "compiled"),
         "fused": ("fused", "inplace"),
         "chunked": ("chunked", *OWN_LOSSES) + (("native",) if profile is LITGPT else ()),
     }
@@ -514,7 +514,7 @@ def recompute_share(row: Measurement, architecture: Architecture) -> float:
     if every and re.search(r"torchtitan", row.framework.lower()):
         return 1 / int(every[1]) if every[1] else every_second_product(architecture)
     if row.recompute == "partial":
-        return PARTIAL
+        return COMPILED_PARTIAL if profile_of(row) is MAXTEXT else PARTIAL
     block = re.search(r"(?:block|full|layers?)\D{0,6}(\d+)", row.recompute.lower())
     if not block or not re.search(r"block|layer", row.recompute.lower()):
         return 1.0
