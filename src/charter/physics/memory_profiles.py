@@ -14,11 +14,12 @@ from charter.spec.layout import Adapter
 # -------- Memory profile of a training stack besides layout and precision: a few named traits of its code.
 
 CrossEntropy = Literal[
-    "eager", "released", "shifted", "fused", "chunked", "native", "inplace", "compiled", "tiled", "each"
+    "eager", "released", "sharded", "shifted", "fused", "chunked", "native", "inplace", "compiled", "tiled", "each"
 ]
 LOSS_BYTES: dict[str, float] = {
     "eager": 12.0,
     "released": 10.0,
+    "sharded": 8.0,
     "shifted": 6.0,
     "fused": 6.0,
     "chunked": 12.0,
@@ -31,6 +32,8 @@ LOSS_BYTES: dict[str, float] = {
 """Bytes per logit at the peak, besides the logit itself. eager: log-probabilities and the gradients of both in fp32,
 4 + 4 + 4 (torch cross_entropy on upcast logits: what its autograd nodes hold at the start of the backward pass);
 released: the same, the logits themselves gone before the backward pass (torchtitan: `del pred`);
+sharded: logits in fp32 and a softmax of them, which becomes their gradient, 4 + 4, beside the block of the 16-bit ones,
+which is too small for either (nanotron, `_ShardedCrossEntropy`);
 shifted: a copy of the logits shifted by a position, log-probabilities and gradients in 16 bits, 2 + 2 + 2 (classes of
 transformers that do not upcast, without autocast);
 fused: the fp32 softmax, 4, and the 16-bit gradient, 2 (Megatron's fused vocabulary-parallel cross-entropy); chunked:
@@ -87,6 +90,8 @@ class MemoryProfile:
     """FSDP of 2023 reshards a layer when its gradient arrives: frozen layers stay gathered in the backward pass."""
     ddp_buckets: bool = False
     """Torch DDP copies gradients into buckets of its own (`gradient_as_bucket_view=False`)."""
+    low_buckets: float = 0.0
+    """1 where such buckets have the 16 bits of computation, beside gradients in 32."""
     stage_outputs: float = 0.0
     """Layer outputs that a pipeline stage keeps per micro-batch in flight, beside what autograd keeps; each rank of a
     tensor-parallel group keeps its part."""
@@ -106,8 +111,9 @@ class MemoryProfile:
     """1 where a backward pass leaves 16-bit gradients of all parameters, which are then added to 32-bit ones."""
     low_gradients_stay: float = 0.0
     """1 where they stay until the next backward pass begins, not only until they are added."""
-    coalesced_copies: float = 0.0
-    """Copies of all gradients while they are reduced over ranks that share the optimizer (ZeRO), in one piece."""
+    streamed_outputs: float = 0.0
+    """1 where tensor parallelism divides the outputs of a layer's two halves by collectives on a stream of their own:
+    the allocator takes each back when the host sees it done, and the host is a forward pass ahead."""
     dequantised_copies: float = 1.0
     """16-bit copies of the largest matrix while a quantised one is used."""
     quantised_keeps_inputs: bool = False
@@ -250,12 +256,16 @@ MAXTEXT = MemoryProfile(
 NANOTRON = MemoryProfile(
     name="nanotron",
     implementation="lean",
+    cross_entropy="sharded",
     persistent_gradients=True,
     low_gradients=1.0,
-    coalesced_copies=2.0,
-    source="nanotron: fp32 gradient buffer of all parameters, to which 16-bit gradients are added after each backward "
-    "pass (its gradient accumulator); ZeRO-1 flattens all of it (`reduce_scatter_coalesced`), and NCCL's "
-    "`reduce_scatter` of a list once more; fused AdamW",
+    gather_copies=1.0,
+    low_buckets=1.0,
+    streamed_outputs=1.0,
+    source="nanotron of 2024-25: fp32 gradient buffer of all parameters, to which 16-bit ones are added after each "
+    "backward pass (its gradient accumulator), reduced in place; ZeRO-1 gathers weights as lists "
+    "(`all_gather_coalesced`), whose flat output NCCL makes; without ZeRO torch's DDP has buckets of 16-bit gradients; "
+    "fused AdamW",
 )
 COMPOSER = MemoryProfile(
     name="composer",

@@ -328,6 +328,7 @@ class MemoryShape:
     bucket_elements: Array
     live_parameters: Array
     ddp_buckets: Array
+    low_buckets: Array
     stage_outputs: Array
     flat_step: Array
     norm_bytes: Array
@@ -337,7 +338,7 @@ class MemoryShape:
     all_kernels_bytes: Array
     low_gradients: Array
     low_gradients_stay: Array
-    coalesced_copies: Array
+    streamed_outputs: Array
     dequantised_copies: Array
     workspace: Array
     recompute_share: Array
@@ -460,6 +461,7 @@ def _run_numbers(job: MemoryJob) -> dict[str, float]:
         "bucket_elements": profile.bucket_elements,
         "live_parameters": np.inf if stays else profile.live_parameters,
         "ddp_buckets": profile.ddp_buckets,
+        "low_buckets": profile.low_buckets,
         "stage_outputs": profile.stage_outputs,
         "flat_step": profile.flat_step,
         "norm_bytes": profile.norm_bytes,
@@ -469,7 +471,7 @@ def _run_numbers(job: MemoryJob) -> dict[str, float]:
         "all_kernels_bytes": ALL_KERNELS_BYTES * job.loads_all_kernels,
         "low_gradients": profile.low_gradients * (job.adapter is None),
         "low_gradients_stay": profile.low_gradients_stay,
-        "coalesced_copies": profile.coalesced_copies,
+        "streamed_outputs": profile.streamed_outputs,
         "dequantised_copies": profile.dequantised_copies,
         "workspace": profile.workspace,
         "first_layers": first,

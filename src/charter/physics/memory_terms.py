@@ -16,6 +16,8 @@ from charter.spec.layout import Recompute
 # -------- The terms of a training step's memory, over arrays of layouts: each names its formula and its source.
 
 ZERO_SOURCE = "Rajbhandari et al. 2020, figure 1"
+LAYERS_AHEAD = 1024 / 32
+"""Layers that a host can be ahead of its device: 1,024 kernels may wait to run (a limit of CUDA), about 32 a layer."""
 ASSUMED = "assumption (physics/constants.py), moved by calibration"
 
 
@@ -461,8 +463,8 @@ def _gradient_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     unit = np.minimum(p.largest_unit, trained)
     alone = rank.group <= 1
     buckets = np.where((lay.zero >= 1) & (lay.zero < 3) & ~alone, np.minimum(s.bucket_elements, trained), 0.0)
-    ddp = np.where((lay.zero == 0) & ~alone, s.ddp_buckets * trained, 0.0)
-    coalesced = np.where((lay.zero >= 1) & (lay.zero < 3) & ~alone, s.coalesced_copies * trained, 0.0)
+    plain = (lay.zero == 0) & ~alone
+    buckets, ddp = np.where(plain, s.low_buckets * trained, buckets), np.where(plain, s.ddp_buckets * trained, 0.0)
     return {
         **_unreduced_columns(rank, unit),
         "low": column(
@@ -474,20 +476,11 @@ def _gradient_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
             value=s.compute_bytes,
             trained=trained,
         ),
-        "coalesced": column(
-            "copies for the reduction",
-            "buffers",
-            s.gradient_bytes * coalesced,
-            "{size:g} B x {coalesced:,.0f}",
-            "all gradients flattened at once (nanotron `reduce_scatter_coalesced`)",
-            size=s.gradient_bytes,
-            coalesced=array(coalesced),
-        ),
         "buckets": column(
             "communication buckets",
             "buffers",
             s.compute_bytes * buckets + s.gradient_bytes * ddp,
-            "{value:g} B x {buckets:,.0f} (ZeRO) + {size:g} B x {ddp:,.0f} (DDP)",
+            "{value:g} B x {buckets:,.0f} + {size:g} B x {ddp:,.0f}",
             "DeepSpeed reduce and gather buckets; torch DDP copies gradients into buckets",
             value=s.compute_bytes,
             size=s.gradient_bytes,
@@ -503,7 +496,7 @@ def _unreduced_columns(rank: Rank, unit: Array) -> dict[str, ExplainedColumn]:
     trains = (s.adapter == 0) | (s.trained_ends > 0)
     wide, narrow, layers = s.gradient_bytes, s.compute_bytes, p.layer_unit * (s.adapter == 0)
     # One unit's copy in fp32 lives until the next is reduced. That of a layer exists when what the layer kept is gone.
-    waiting = wide * layers - stays["kept"].values / (p.layers * rank.held)
+    waiting = wide * layers - stays["kept"].values / (np.maximum(p.layers, 1.0) * rank.held)
     root = narrow * ends.root * trains
     beside = root + np.maximum(wide * ends.head * trains, np.maximum(waiting, 0.0))
     # Alone, a gradient of the embedding is added to the one that is there.
@@ -546,7 +539,10 @@ def _sequence_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     piped = lay.pipeline > 1
     divided = np.where(lay.sequence_parallel > 0, lay.tensor, 1.0)
     messages = np.where(piped, 2 + s.stage_outputs * rank.held / lay.tensor, 0.0) / divided
-    gathered = np.where((lay.sequence_parallel > 0) & (lay.tensor > 1), 2.0, 0.0)
+    split = (lay.sequence_parallel > 0) & (lay.tensor > 1)
+    # Whole outputs of attention and MLP, on the stream that divides them.
+    streamed = 2 * s.streamed_outputs * s.reserved * np.minimum(rank.parameters.layers, LAYERS_AHEAD)
+    gathered = np.where(split, 2.0 + streamed, 0.0)
     return {
         "messages": column(
             "pipeline messages",
@@ -562,7 +558,7 @@ def _sequence_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
             "buffers",
             state * gathered,
             "{copies:.3g} x {state:,.0f} B (hidden states of a micro-batch)",
-            "sequence parallelism gathers the input of a projection, forward and backward",
+            "sequence parallelism gathers the input of a projection, forward and backward; outputs on another stream",
             copies=array(gathered),
             state=array(state),
         ),

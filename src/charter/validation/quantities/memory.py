@@ -222,7 +222,7 @@ def leanest(row: Measurement) -> Measurement:
 
 def training_need(job: MemoryJob, layout: Layout, shift: Mapping[str, float]) -> float:
     """Bytes a training job needs on its fullest device, with constants moved by `shift`, in logarithms."""
-    profile = replace(job.profile, flat_step=0.0, cast_bytes=0.0, gather_copies=0.0)
+    profile = replace(job.profile, flat_step=0.0, cast_bytes=0.0, gather_copies=0.0, streamed_outputs=0.0)
     shape = MemoryShape.of(replace(job, profile=profile, reserved=True, context=True))
     constants = moved(TrainingMemoryConstants(), shift)
     return float(training_memory_table(shape, Layouts.of(layout), constants).total)
@@ -259,6 +259,7 @@ class PreparedTraining:
     layouts: Layouts
     extra_bytes: Array
     most_bytes: Array
+    first_stage: Array
     factor: Array
     """From bytes of a device to the row's unit."""
 
@@ -288,6 +289,7 @@ class TrainingMemory:
             layouts=Layouts.of([case.layout for case in cases]),
             extra_bytes=array([case.extra_bytes for case in cases]),
             most_bytes=array([case.most_bytes for case in cases]),
+            first_stage=array([case.first_stage for case in cases]),
             factor=array([case.devices / case.unit for case in cases]),
         )
 
@@ -303,7 +305,8 @@ class TrainingMemory:
     @staticmethod
     def _need(prepared: PreparedTraining, constants: TrainingMemoryConstants) -> Array:
         table = training_memory_table(prepared.shape, prepared.layouts, constants)
-        return array(table.total + prepared.extra_bytes)
+        shown = np.where(prepared.first_stage > 0, table.stages["first"].peak, table.total)
+        return array(shown + prepared.extra_bytes)
 
 
 TRAINING_MEMORY = TrainingMemory()

@@ -209,15 +209,15 @@ def unit_bytes(row: Measurement, profile_name: str) -> float:
 def probe_of(row: Measurement, profile_name: str) -> tuple[bool, bool]:
     """Return whether a figure counts reserved memory, and whether it counts the context.
 
-    By `memory_probe`; where that is unknown litgpt, torchtune and SimuMax read torch's allocated peak, Unsloth the
-    reserved one, and the rest `nvidia-smi`.
+    By `memory_probe`; where that is unknown litgpt, torchtune and SimuMax read torch's allocated peak, Unsloth and
+    nanotron the reserved one, and the rest `nvidia-smi`.
     """
     probe = row.memory_probe or probe_in(row.unit, row.notes)
     if probe != "unknown":
         return probe in ("nvidia_smi", "reserved"), probe == "nvidia_smi"
     if profile_name in ("litgpt", "torchtune", "torchtitan", "maxtext"):
         return False, False
-    if profile_name == "unsloth":
+    if profile_name in ("unsloth", "nanotron"):
         return True, False
     return True, True
 
@@ -251,6 +251,8 @@ class MemoryCase:
     """Weights and states of other models on the device (PPO)."""
     most_bytes: float = math.inf
     """What a device of a run that printed its peak can have held."""
+    first_stage: bool = False
+    """Whether the figure is that of the first pipeline stage, not of the fullest (nanotron: `log_throughput`)."""
 
 
 def training_case(row: Measurement) -> MemoryCase:
@@ -286,6 +288,7 @@ def training_case(row: Measurement) -> MemoryCase:
         devices=float(row.gpus or 1) if row.metric.endswith("_total") else 1.0,
         extra_bytes=_other_roles(row, profile, size) if row.kind == "ppo" else 0.0,
         most_bytes=_most_bytes(row, accelerator),
+        first_stage=profile is NANOTRON,
     )
 
 
@@ -363,7 +366,7 @@ def loss_kernel(row: Measurement, profile: MemoryProfile, architecture: Architec
     a list of chunks that are all there until the backward pass (its `lm_head_chunk_size`).
     """
     own: dict[str, tuple[CrossEntropy, ...]] = {
-        "full": ("eager", "released", "native", "inplace", "compiled"),
+        "full": ("eager", "released", "sharded", "native", "inplace", "compiled"),
         "fused": ("fused", "inplace"),
         "chunked": ("chunked", *OWN_LOSSES) + (("native",) if profile is LITGPT else ()),
     }
@@ -443,8 +446,19 @@ def end_layers(row: Measurement, profile: MemoryProfile, architecture: Architect
     of layers, and not that number, can be divided among the stages.
     """
     stages, layers = row.pp or 1, architecture.num_layers
+    if profile is NANOTRON and stages > 1:
+        return _by_cost(architecture, stages)
     counted = profile.name == "megatron-deepspeed" and stages > 1 and layers % stages and not (layers + 2) % stages
     return ((layers + 2) // stages - 1,) * 2 if counted else None
+
+
+def _by_cost(a: Architecture, stages: int) -> tuple[int, int]:
+    """Layers of the first and the last stage where blocks go to a stage until its share of the products is passed, and
+    the output projection is a block (nanotron `build_model`, `get_block_compute_costs`)."""
+    layer = 4 * a.num_heads * a.head_size * a.hidden_size + 3 * a.intermediate_size * a.hidden_size
+    share = (a.num_layers * layer + a.vocab_size * a.hidden_size) / stages
+    ends = [min(a.num_layers, math.floor(share * (stage + 1) / layer) + 1) for stage in range(stages)]
+    return ends[0], max(1, a.num_layers - ends[-2])
 
 
 def expert_parallel(row: Measurement, group: int) -> int:
