@@ -81,8 +81,9 @@ class MemoryProfile:
     second_stage_shards_weights: bool = False
     """ZeRO-2 is FSDP that keeps 16-bit weights gathered through a pass: those that are stepped on are sharded."""
     ends_apart: bool = False
-    """FSDP2 as Charter's engine has it: embedding and output projection are units of their own where they are two
-    tensors, and 16-bit gradients are copied to fp32 when their unit is reduced. Alone, it casts weights by autocast."""
+    """FSDP2 as Charter's engine and torchtune have it: embedding and output projection are units of their own where
+    they are two tensors, and 16-bit gradients are copied to the gradients' type when their unit is reduced. Alone,
+    autocast casts weights that are wider than what is computed in."""
     keeps_products: bool = False
     """Selective recomputation keeps what products and fused attention make of a layer, and computes the rest again;
     else it computes the scores of unfused attention again and keeps the rest."""
@@ -220,10 +221,11 @@ UNSLOTH = MemoryProfile(
 )
 TORCHTUNE = MemoryProfile(
     name="torchtune",
-    implementation="litgpt",
     cross_entropy="chunked",
     loss_parts=8.0,
-    source="torchtune: own decoder, loss over 8 chunks of the sequence, fused AdamW",
+    ends_apart=True,
+    source="torchtune: own decoder, three projections and norms in fp32, loss over 8 chunks of the sequence, fused "
+    "AdamW; its full configurations shard embedding and output projection apart (`custom_sharded_layers`)",
 )
 LITGPT = MemoryProfile(
     name="litgpt",
@@ -250,7 +252,7 @@ MAXTEXT = MemoryProfile(
     compiled=True,
     workspace=0.0,
     source="MaxText: `remat_policy` names the products that stay (`full`: none, `minimal`: all but attention's, "
-    "`minimal_with_context`: all) of layers in one scan (layers/decoders.py, get_remat_policy); `DenseGeneral` casts "
+    "`minimal_with_context`: all) of layers in one scan (its get_remat_policy); `DenseGeneral` casts "
     "fp32 weights to the inputs' type before the product, so that its gradient has it too",
 )
 NANOTRON = MemoryProfile(

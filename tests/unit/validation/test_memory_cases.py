@@ -259,3 +259,19 @@ def test_outputs_of_a_host_ahead_are_reserved_memory():
     ]
     hidden = 2 * 2048 * 4096
     assert waiting == [(2 + 2 * 16) * hidden, 2 * hidden]
+
+
+def test_torchtune_gathers_its_tables_apart():
+    cells = {
+        "framework": "torchtune", "kind": "sft", "adapter": "full", "gpus": 8, "dp": 8, "shard": "fsdp2", "mbs": 2,
+        "gbs": 16, "seq": 2048, "vocab": 128256, "params_b": None, "recompute": "full", "logits_kernel": "chunked",
+    }  # fmt: skip
+    case = training_case(row(**cells))
+    assert case.job.profile.implementation == "huggingface", "a chunked loss of its own is not Liger's"
+    phases = job_memory(case.job, case.layout).phases
+    gathered = {
+        phase: next(item.value for item in phases[phase] if item.name == "gathered weights")
+        for phase in ("loss", "backward")
+    }
+    layer = 4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096
+    assert gathered == {"loss": 2 * 2 * 128256 * 4096, "backward": 2 * 2 * layer}

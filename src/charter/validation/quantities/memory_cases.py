@@ -348,7 +348,7 @@ def with_kernels(row: Measurement, profile: MemoryProfile) -> MemoryProfile:
     """A chunked loss over Hugging Face's classes is Liger's, which by default also fuses norms, rotary embedding and
     the gated MLP (linkedin/Liger-Kernel, `apply_liger_kernel_to_*`).
     """
-    has_liger = row.logits_kernel == "chunked" and profile.cross_entropy not in OWN_LOSSES
+    has_liger = row.logits_kernel == "chunked" and profile.cross_entropy not in ("chunked", *OWN_LOSSES)
     fused = has_liger and profile.implementation == "huggingface"
     return replace(profile, implementation="triton") if fused else profile
 
