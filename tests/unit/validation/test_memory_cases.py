@@ -275,3 +275,11 @@ def test_torchtune_gathers_its_tables_apart():
     }
     layer = 4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096
     assert gathered == {"loss": 2 * 2 * 128256 * 4096, "backward": 2 * 2 * layer}
+
+
+def test_torchtitan_has_a_micro_batch_for_each_stage():
+    cells = {"framework": "torchtitan", "kind": "pretrain", "gpus": 64, "tp": 1, "pp": 8, "dp": 8, "gbs": 256}
+    layout = training_case(row(**cells)).layout
+    assert (layout.micro_batch, layout.accumulation) == (4, 8)
+    printed = training_case(row(**cells, mbs=1)).layout
+    assert (printed.micro_batch, printed.accumulation) == (1, 32)

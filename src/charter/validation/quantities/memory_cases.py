@@ -43,7 +43,7 @@ from charter.physics.shapes import count_parameters
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.units import GB, GIB, MIB
-from charter.validation.quantities.training_time import COMPILED_PARTIAL, PARTIAL
+from charter.validation.quantities.training_time import COMPILED_PARTIAL, PARTIAL, micro_batch_of_habit
 from charter.validation.rows.accelerator import accelerator_of
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import BYTES_PER_VALUE, Measurement, Refusal, probe_in
@@ -418,8 +418,10 @@ def layout_of(row: Measurement, profile: MemoryProfile, size: float, adapter: bo
     """Parallel degrees of a row; the data-parallel one from the number of devices where it is blank."""
     tensor, pipeline, context = row.tp or 1, row.pp or 1, row.cp or 1
     data = row.dp or max(1, (row.gpus or 1) // (tensor * pipeline * context))
-    micro = max(1.0, row.mbs or 1.0) * (2 if row.kind == "rm" or compares_pairs(row) else 1)
-    steps = row.gbs / (max(1.0, row.mbs or 1.0) * data) if row.gbs else (8.0 * (pipeline > 1) or 1.0)
+    habit = micro_batch_of_habit(profile.name, pipeline, row.gbs / data) if row.gbs else None
+    read = max(1.0, row.mbs or habit or 1.0)
+    micro = read * (2 if row.kind == "rm" or compares_pairs(row) else 1)
+    steps = row.gbs / (read * data) if row.gbs else (8.0 * (pipeline > 1) or 1.0)
     offload = row.offload.lower()
     return Layout(
         data=data,
