@@ -163,15 +163,11 @@ class _Answers:
         try:
             read, written = (parse_usd(part) for part in price.split(","))
         except ValueError:
-            raise UsageError(
-                f"--judge-price {price}: give usd per million tokens read and written, like 2.5,10"
-            ) from None
-        self.assumed += [
-            f"{judge} is only an API, at {API_ADDRESS}; nothing is run here for it",
-            "no limit on its requests or tokens a minute",
-        ]
-        prices = f"usd_per_million_input_tokens: {read:g}, usd_per_million_output_tokens: {written:g}"
-        return json.dumps(judge), f"serving:\n  judge: {{endpoint: {API_ADDRESS}, api_key: env:JUDGE_API_KEY, {prices}}}\n"
+            raise UsageError(f"--judge-price {price}: give usd per million tokens, read and written: 2.5,10") from None
+        self.assumed += [f"{judge} is only an API, at {API_ADDRESS}", "no limit on its requests or tokens a minute"]
+        served = f"{API_ADDRESS}, api_key: env:JUDGE_API_KEY, usd_per_million_input_tokens: {read:g}"
+        text = f"serving:\n  judge: {{endpoint: {served}, usd_per_million_output_tokens: {written:g}}}\n"
+        return json.dumps(judge), text
 
 
 API_ADDRESS = "https://api.example.com/v1"
