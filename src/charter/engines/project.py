@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from charter.engines import capabilities, engine_names, fp8_instead, fp8_refusal
@@ -29,10 +28,9 @@ def project_of(
     *,
     overrides: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
-    engines: Mapping[str, str] = MappingProxyType({}),
 ) -> Project:
     """Return the project in a document, as `spec.load.project_of` does; its engines are checked too."""
-    return load.project_of(document, overrides=overrides, env=env, engines=engines, check=engine_problems)
+    return load.project_of(document, overrides=overrides, env=env, check=engine_problems)
 
 
 def engine_problems(project: Project) -> Iterator[Problem]:

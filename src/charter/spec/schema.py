@@ -76,9 +76,6 @@ def field_docs(cls: type) -> dict[str, str]:
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
         docs.update(_own_docs(base))
-    for item in fields(cls):
-        if item.metadata.get("help"):
-            docs[item.name] = item.metadata["help"]
     return {item.name: docs[item.name] for item in fields(cls) if item.name in docs}
 
 

@@ -214,10 +214,10 @@ def _with_tags(facts: RunFacts, standing: Standing) -> RunFacts:
     return replace(facts, tags={**facts.tags, **standing.tags()})
 
 
-def backoff_seconds(failures: int, *, first: float = 1.0, longest: float = 60.0) -> float:
-    """The pause after so many failures in a row: it doubles, up to a bound.
+def backoff_seconds(failures: int) -> float:
+    """The pause after so many failures in a row: it doubles from a second, up to a minute.
 
     >>> [backoff_seconds(count) for count in (1, 2, 3, 10)]
     [1.0, 2.0, 4.0, 60.0]
     """
-    return min(longest, first * 2.0 ** min(failures - 1, 30))
+    return min(60.0, 2.0 ** min(failures - 1, 30))

@@ -121,7 +121,7 @@ class Residual:
         return cls(variance=(within / NORMAL_QUANTILE) ** 2, freedom=freedom)
 
 
-def half_width(effect: Effect, residual: Residual | None, *, coverage: float = COVERAGE) -> float:
+def half_width(effect: Effect, residual: Residual | None) -> float:
     """Half-width, in logarithms, of the interval that holds a new configuration of a new cluster.
 
     `t x sqrt(V)`, `V = effect + (1 - residual_share) x residual`, with the degrees of freedom of such a sum,
@@ -139,7 +139,7 @@ def half_width(effect: Effect, residual: Residual | None, *, coverage: float = C
     if total == 0:
         return NARROWEST
     freedom = total**2 / sum(variance**2 / freedom for variance, freedom in parts)
-    width = t_quantile(coverage, round(freedom, 1)) * total**0.5
+    width = t_quantile(COVERAGE, round(freedom, 1)) * total**0.5
     return float(min(max(width, NARROWEST), WIDEST))
 
 

@@ -76,7 +76,6 @@ def validate(
     leave_out: Sequence[str] = (),
     in_sample: bool = False,
     bundle: Bundle | None = None,
-    progress: Callable[[str], None] = lambda name: None,
 ) -> tuple[RowVerdict, ...]:
     """Predict every row once, in the order of the file.
 
@@ -91,7 +90,6 @@ def validate(
     alarms = {number: raised for number, row in enumerate(rows) if (raised := alarms_of(row))}
     flagged = {id(rows[number]) for number in alarms}
     for quantity in QUANTITIES:
-        progress(quantity.name)
         mine = [row for row in rows if quantity_of(row) is quantity and row.metric != OOM]
         cases, refused = safe_cases(quantity, mine)
         for row, reason in refused:

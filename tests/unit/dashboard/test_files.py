@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from charter.dashboard import snapshot
 from charter.dashboard.site import LineFile, MetricFiles
 from charter.dashboard.snapshot import JsonFiles, log_tail, plain
 from charter.run.events import last_events
@@ -107,10 +108,11 @@ def test_the_least_used_are_forgotten(tmp_path):
     assert len(files._kept) == 2
 
 
-def test_the_end_of_a_log(tmp_path):
+def test_the_end_of_a_log(tmp_path, monkeypatch):
     path = tmp_path / "log.txt"
     path.write_text("".join(f"line {number}\n" for number in range(10_000)))
-    tail = log_tail(path, most_bytes=1000)
+    monkeypatch.setattr(snapshot, "LOG_BYTES", 1000)
+    tail = log_tail(path)
     assert not tail.whole
     assert tail.lines[-1] == "line 9999"
     assert tail.lines[0].startswith("line ")

@@ -39,11 +39,11 @@ ZONED = frozenset({"aws", "gcp"})
 """Clouds whose machines stand in zones; our offers are of regions, so one zone stands for all."""
 
 
-def catalog_files(book: PriceBook, clouds: Iterable[str] = CLOUDS) -> dict[str, str]:
+def catalog_files(book: PriceBook) -> dict[str, str]:
     """File name -> text, for every cloud that the book has offers of."""
     files: dict[str, str] = {}
     sold_by: dict[str, set[str]] = {}
-    for cloud in sorted(set(clouds) & CLOUDS):
+    for cloud in sorted(CLOUDS):
         offers = [offer for offer in book.offers(cloud=cloud) if _is_whole(offer)]
         rows = [row for offer in offers for row in _rows(offer)]
         if rows:

@@ -178,8 +178,8 @@ def rules(
     return tuple(answers)
 
 
-def nearest_runs(compute_flops: float, count: int = 2) -> tuple[PublishedRun, ...]:
-    """The published runs whose compute is nearest, as a check on the rules.
+def nearest_runs(compute_flops: float) -> tuple[PublishedRun, ...]:
+    """The two published runs whose compute is nearest, as a check on the rules.
 
     >>> [run.name for run in nearest_runs(8.4e23)]
     ['Llama-2 70B', 'DeepSeek LLM 67B']
@@ -188,7 +188,7 @@ def nearest_runs(compute_flops: float, count: int = 2) -> tuple[PublishedRun, ..
     def distance(run: PublishedRun) -> float:
         return max(run.compute_flops / compute_flops, compute_flops / run.compute_flops)
 
-    return tuple(sorted(PUBLISHED_RUNS, key=distance)[:count])
+    return tuple(sorted(PUBLISHED_RUNS, key=distance)[:2])
 
 
 def _banded(value: float) -> Interval:

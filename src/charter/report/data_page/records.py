@@ -339,7 +339,7 @@ def record_page(path: Path, offset: int, rows: int = PAGE_ROWS) -> RecordPage:
     return RecordPage(records=records, size_bytes=size, before=before, after=end if end < size else None)
 
 
-def last_page(path: Path, rows: int = PAGE_ROWS) -> int:
+def last_page(path: Path, rows: int) -> int:
     """Return the position at which the last page begins."""
     size = path.stat().st_size
     with path.open("rb") as file:
