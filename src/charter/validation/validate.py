@@ -11,15 +11,24 @@ from charter.errors import CharterError
 from charter.physics.columns import Array
 from charter.physics.fitted import Bundle, Fitted, Knowledge, QuantityFit, bundled
 from charter.spec.suggest import nearest
-from charter.validation.alarms import alarms_of
-from charter.validation.bundled import bundled_measurements, taught_measurements
+from charter.validation.alarms import alarms_of, bundled_measurements, taught_measurements
 from charter.validation.intervals import beside_device, group_of, scatter_factor
 from charter.validation.quantities.memory import MEMORY_NAMES, out_of_memory
-from charter.validation.quantity import QUANTITIES, Quantity, quantity_of
 from charter.validation.rows.accelerator import device_family
 from charter.validation.rows.measurement import Measurement, Refusal, inferred, unknowns
 from charter.validation.rows.metrics import WRITTEN_METRICS
-from charter.validation.score import Case, ScoredRow, calibrated, cases_of, fitted_to, predict, spread_over
+from charter.validation.score import (
+    QUANTITIES,
+    Case,
+    Quantity,
+    ScoredRow,
+    calibrated,
+    cases_of,
+    fitted_to,
+    predict,
+    quantity_of,
+    spread_over,
+)
 
 OOM = "oom"
 RISK = 0.1
