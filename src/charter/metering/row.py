@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts import durable
-from charter.errors import loads_json
+from charter.artifacts.durable import object_in
 
 METER_GLOB = "meter-*.jsonl"
 NODE = re.compile(r"[^A-Za-z0-9._-]")
@@ -109,8 +109,9 @@ def meter_rows(stage_dir: Path, *, since: float = float("-inf")) -> tuple[MeterR
 
 def row_of(line: bytes | str) -> MeterRow | None:
     """The sample that a line holds; None where it holds none."""
+    if (content := object_in(line)) is None:
+        return None
     try:
-        content: Any = loads_json(line)
         gpus = content.get("gpus")
         values = _known(MeterRow, content)
         values["gpus"] = None if gpus is None else tuple(_gpu(item) for item in gpus)

@@ -12,6 +12,7 @@ from charter.dashboard import snapshot
 from charter.dashboard.site import LineFile, MetricFiles
 from charter.dashboard.snapshot import JsonFiles, log_tail, plain
 from charter.run.events import last_events
+from charter.tracking.base import MetricPoint
 
 
 def line(step, **values):
@@ -26,7 +27,10 @@ def test_only_what_was_added_is_read(tmp_path, monkeypatch):
     with path.open("a") as file:
         file.write(line(3, loss=2.0))
     parsed = []
-    monkeypatch.setattr("charter.dashboard.site._numbers", lambda text: parsed.append(text) or (3, {"loss": 2.0}))
+    monkeypatch.setattr(
+        "charter.dashboard.site.metric_point",
+        lambda text: parsed.append(text) or MetricPoint(step=3, time=None, values={"loss": 2.0}),
+    )
     assert list(files.steps(path)) == [1, 2, 3]
     assert len(parsed) == 1
 

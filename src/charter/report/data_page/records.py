@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from charter.artifacts.durable import object_in
 from charter.data.formats import find_files
 from charter.errors import DataError, loads_json
 from charter.feedback.constitution import Constitution
@@ -375,11 +376,7 @@ def _lines_with(file: BinaryIO, needles: set[bytes]) -> Iterator[tuple[int, byte
 
 
 def _id_of(line: bytes) -> str | None:
-    try:
-        value = loads_json(line)
-    except ValueError:
-        return None
-    row_id = value.get("id") if isinstance(value, dict) else None
+    row_id = (object_in(line) or {}).get("id")
     return str(row_id) if isinstance(row_id, str | int) and not isinstance(row_id, bool) else None
 
 
