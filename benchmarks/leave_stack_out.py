@@ -33,14 +33,19 @@ from charter.physics.fitted import WIDEST, Fitted  # noqa: E402
 from charter.validation.alarms import alarms_of  # noqa: E402
 from charter.validation.intervals import beside_device, group_of, spreads  # noqa: E402
 from charter.validation.quantities.memory import MEMORY_NAMES, out_of_memory  # noqa: E402
-from charter.validation.quantity import (  # noqa: E402
-    QUANTITIES,
-    Quantity,
-    quantity_of,
-)
 from charter.validation.rows.accelerator import device_family  # noqa: E402
 from charter.validation.rows.measurement import Measurement, Refusal, read_measurements  # noqa: E402
-from charter.validation.score import Case, ScoredRow, calibrated, fitted_to, predict, prepared_once  # noqa: E402
+from charter.validation.score import (  # noqa: E402  # noqa: E402
+    QUANTITIES,
+    Case,
+    Quantity,
+    ScoredRow,
+    calibrated,
+    fitted_to,
+    predict,
+    prepared_once,
+    quantity_of,
+)
 from charter.validation.validate import safe_cases  # noqa: E402
 
 FEWEST = 8

@@ -277,8 +277,6 @@ def _usual_cpu_seconds(
     make: Callable[[], Callable[[], object]],
     cores: int,
     clock: ProbeClock | None = None,
-    *,
-    budget_seconds: float = 0.1,
 ) -> float:
     """Median CPU seconds of an action on one core while the same action runs on the others.
 
@@ -293,7 +291,7 @@ def _usual_cpu_seconds(
     action()
     ready.wait()
     began, used = time.perf_counter(), time.process_time()
-    samples, end = list[float](), began + budget_seconds
+    samples, end = list[float](), began + 0.1
     while time.perf_counter() < end or len(samples) < PROBE_LEAST_RUNS:
         start = time.thread_time()
         action()

@@ -3,7 +3,6 @@
 A directory is ready when no orphan is in it, nothing in it is damaged, and its job is written.
 """
 
-import json
 import os
 import signal
 import time
@@ -22,7 +21,7 @@ from charter.artifacts.stage_dir import METRICS
 from charter.artifacts.stage_process import DISK_FULL, INTERRUPTED_EXIT, OUT_OF_MEMORY, PEER_EXIT
 from charter.artifacts.stage_state import checkpoint_position, checkpoint_step, read_progress
 from charter.engines.installed import ENGINE
-from charter.errors import BudgetError, CharterError, DataError, ExitCode, MissingExtraError, StageError, loads_json
+from charter.errors import BudgetError, CharterError, DataError, ExitCode, MissingExtraError, StageError
 from charter.launch.launcher import Launcher, StageHandle
 from charter.launch.machine import CPU, LAYOUT_DEFAULTS, asked_layout, processes_of
 from charter.ledger import Ledger, Outcome
@@ -391,16 +390,8 @@ def last_step(attempt: RunningAttempt) -> int:
 
 def _metrics(attempt: RunningAttempt) -> list[dict[str, Any]]:
     """The metrics lines of an attempt; every step has one, where `progress.json` is written twice a second."""
-    rows = []
-    path = attempt.stage.directory / METRICS
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            line = loads_json(text)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(line, dict) and line.get("time", 0) >= attempt.began_at:
-            rows.append(line)
-    return rows
+    lines = durable.objects_in(attempt.stage.directory / METRICS)
+    return [line for line in lines if line.get("time", 0) >= attempt.began_at]
 
 
 def _in_all(attempt: RunningAttempt) -> dict[str, Any]:

@@ -298,7 +298,7 @@ def examine_network(project: Project, root: Path) -> tuple[Check, ...]:
     return tuple(checks)
 
 
-def connect(where: str, address: str, *, seconds: float = CONNECT_SECONDS) -> Check:
+def connect(where: str, address: str) -> Check:
     """Return the check that something accepts connections at an address; its answer is not read."""
     parts = urlsplit(address)
     try:
@@ -311,7 +311,7 @@ def connect(where: str, address: str, *, seconds: float = CONNECT_SECONDS) -> Ch
         )
     shown, start = f"{parts.hostname}:{port}", time.monotonic()
     try:
-        with contextlib.closing(socket.create_connection((parts.hostname, port), timeout=seconds)):
+        with contextlib.closing(socket.create_connection((parts.hostname, port), timeout=CONNECT_SECONDS)):
             milliseconds = (time.monotonic() - start) * 1000
     except OSError as error:
         why = error.strerror or str(error) or type(error).__name__

@@ -35,6 +35,7 @@ together move little more than one factor of all rows; at one each row may move 
 SINGLE_SHARE = 0.5
 """Of one row, which cannot be left out of itself. Judgement: the middle of `SHARES`."""
 MOST_FOLDS = 20
+ITERATIONS = 12
 
 
 def calibrate(
@@ -71,7 +72,7 @@ def calibrate(
     theta = weights[0] * problem.begin
     for share, weight in zip(SHARES, weights[1:], strict=True):
         if weight > 0:
-            theta = theta + weight * replace(problem, stack_share=share).solved(noise, 12)
+            theta = theta + weight * replace(problem, stack_share=share).solved(noise, ITERATIONS)
     residual = problem.target - problem.logs(problem.offsets(theta))
     return problem.fitted(theta, _width(residual, problem.weights))
 
@@ -82,18 +83,8 @@ def fit(
     measured: Array,
     weights: Array,
     stacks: Sequence[str],
-    *,
-    start: Fitted | None = None,
-    noise: float = 0.12,
-    stack_share: float = 0.7,
-    shared: bool = True,
-    iterations: int = 12,
 ) -> Fitted:
-    """Shifts that bring `predict(constants, rows)` near `measured`.
-
-    `stack_share` is the spread between stacks relative to a constant's own. With `shared=False` only the stacks' shifts
-    move, and the prior is centred on where they start (calibration on a few rows of one stack, on top of `start`).
-    """
+    """Shifts that bring `predict(constants, rows)` near `measured`: what all stacks share, and each stack's own."""
     problem = _Problem(
         predict=predict,
         kind=kind,
@@ -103,11 +94,11 @@ def fit(
         sigma=array([item.sigma for item in describe(kind) if item.sigma > 0]),
         groups=tuple(sorted(set(stacks))),
         stacks=tuple(stacks),
-        start=start or Fitted(),
-        shared=shared,
-        stack_share=stack_share,
+        start=Fitted(),
+        shared=True,
+        stack_share=0.7,
     )
-    theta = problem.solved(noise, iterations)
+    theta = problem.solved(0.12, ITERATIONS)
     residual = problem.target - problem.logs(problem.offsets(theta))
     return problem.fitted(theta, _width(residual, weights))
 
@@ -128,6 +119,7 @@ class _Problem:
     start: Fitted
     shared: bool
     stack_share: float
+    """Spread between stacks relative to a constant's own."""
 
     @cached_property
     def begin(self) -> Array:

@@ -13,7 +13,7 @@ from charter.catalog import accelerators, models
 from charter.engines import capabilities, engine_names
 from charter.physics.columns import Layouts, array
 from charter.physics.step_time import rows_of
-from charter.plan import stage_time
+from charter.plan import layout_search, stage_time
 from charter.plan.knowledge import engine_knowledge, shipped
 from charter.plan.layout_search import (
     ALIKE,
@@ -175,8 +175,11 @@ def test_pruning_by_the_bound_of_the_time_changes_nothing_near_the_fastest(batch
     found, known = space(asked(question, where)), engine_knowledge("native", KNOWN)
     task = TimedStage(work=question.work, dtype="bf16", known=known, knowledge=KNOWN)
     devices = one_device(where.place.accelerator, found.size, usable)
-    whole = evaluate(task, found.layouts, devices, [found], limit=limit, chunk=found.size)
-    cut = evaluate(task, found.layouts, devices, [found], limit=limit, chunk=60)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout_search, "CHUNK", found.size)
+        whole = evaluate(task, found.layouts, devices, [found], limit=limit)
+        patch.setattr(layout_search, "CHUNK", 60)
+        cut = evaluate(task, found.layouts, devices, [found], limit=limit)
     assert not whole.too_slow.any()
     near = whole.seconds <= limit * whole.seconds.min()
     assert np.array_equal(cut.seconds[near], whole.seconds[near])

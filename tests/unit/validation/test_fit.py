@@ -66,7 +66,7 @@ def test_a_few_rows_move_a_stack_from_where_it_was_and_nothing_else() -> None:
     start = Fitted(shared={"share": 0.1}, stacks={"a": {"share": 0.2}})
     rows = slice(1, 10, 2)
     measured = truth({"a": {"share": 0.6}, "b": {}})[rows]
-    found = fit(of_rows(rows), Machine, measured, np.ones(5), ["a"] * 5, start=start, shared=False, noise=0.03)
+    found = calibrate(of_rows(rows), Machine, measured, ["a"] * 5, start=start, noise=0.03)
     assert found.shared == start.shared
     assert found.shift("a")["share"] == pytest.approx(0.6, abs=0.1)
 

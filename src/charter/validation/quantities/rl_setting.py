@@ -58,15 +58,13 @@ def zero_of(printed: str, *, usual: ZeroStage = ZeroStage.PARAMETERS) -> ZeroSta
     return ZeroStage.NONE if re.search(r"none|ddp", lowered) else usual
 
 
-def printed_layout(
-    row: Measurement, devices: int, sequences: float, *, micro_batch: int | None = None
-) -> Layout | None:
+def printed_layout(row: Measurement, devices: int, sequences: float) -> Layout | None:
     """The layout as far as the row prints one; None where it prints no degree at all."""
     if not any((row.tp, row.pp, row.cp, row.dp, row.shard)):
         return None
     tensor, pipeline, context = row.tp or 1, row.pp or 1, row.cp or 1
     data = row.dp or max(1, devices // (tensor * pipeline * context))
-    micro = int(row.mbs or micro_batch or 1)
+    micro = int(row.mbs or 1)
     micro = max(1, min(micro, int(sequences // data) or 1))
     usual = ZeroStage.OPTIMIZER if tensor * pipeline > 1 else ZeroStage.PARAMETERS
     return Layout(

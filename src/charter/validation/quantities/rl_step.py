@@ -260,7 +260,7 @@ PARTS = ("step", "generate", "update", "other", "score", "weight sync")
 
 
 class RlStep:
-    """Whole steps and phases; see `charter.validation.quantity.Quantity`."""
+    """Whole steps and phases; see `charter.validation.score.Quantity`."""
 
     name = "rl step"
     constants = RlConstants
