@@ -28,6 +28,7 @@ def handover_of(
     target_steps: int,
     rows: Mapping[str, int] = NO_ROWS,
     num_nodes: int = 1,
+    on_ray: bool = False,
 ) -> Handover:
     """Return the handover of a stage, as a renderer takes it; on several nodes its processes are shared out evenly."""
     layout = layout_of(job)
@@ -41,6 +42,7 @@ def handover_of(
         seed=job.seed,
         layout=layout,
         num_nodes=num_nodes,
+        on_ray=on_ray,
         per_node=layout.num_accelerators // num_nodes,
         accelerator=CPU if job.frozen.get("device") == "cpu" else named,
         target_steps=target_steps,

@@ -112,7 +112,9 @@ def drift(stage: PlannedStage, project: Project, here: Frozen) -> list[str]:
     values[ENGINE] = (frozen.get(ENGINE, NATIVE), here.get(ENGINE, NATIVE))
     if stage.spec.kind in MAKES_RECORDS:
         return [f"{name} {old} -> {new}" for name, (old, new) in values.items() if old != new]
-    for name, value in asked_layout(project, stage.spec).items():
+    # How many processes the file asks for depends on the accelerators of the node that computes, not on this machine's.
+    processes = {"world_size": here.get("world_size", LAYOUT_DEFAULTS["world_size"])}
+    for name, value in {**asked_layout(project, stage.spec), **processes}.items():
         values[name] = (frozen.get(name, LAYOUT_DEFAULTS[name]), value)
     return [f"{name} {old} -> {new}" for name, (old, new) in values.items() if old != new]
 

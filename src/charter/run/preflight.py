@@ -13,6 +13,7 @@ from charter.engines.common.request import HandoverPaths
 from charter.engines.installed import ABSENT, PEFT, interpreter_of, stage_versions
 from charter.errors import CharterError, DataError, MissingExtraError, Problem, SpecError, how_to_install
 from charter.launch.handing_over import data_roles, handover_of, model_roles
+from charter.launch.launcher import LOCAL, RAY, drives_engine
 from charter.launch.machine import (
     CPU,
     NodeFacts,
@@ -168,7 +169,9 @@ _SOMEWHERE = "/somewhere"
 _INSTEAD = "take one that is, or remove `engine`; `charter artifacts export` renders it for an engine elsewhere"
 
 
-def check_hosted(pipeline: Pipeline, stage: PlannedStage, *, facts: NodeFacts | None) -> Iterator[Problem]:
+def check_hosted(
+    pipeline: Pipeline, stage: PlannedStage, *, facts: NodeFacts | None, launcher: str
+) -> Iterator[Problem]:
     """Problems of one stage that another engine is to compute; `facts` are those of an engine's node."""
     where, project, name = f"pipeline.{stage.name}", pipeline.project, stage.spec.engine
     if name not in {engine.name for engine in handover_engines()}:
@@ -178,7 +181,7 @@ def check_hosted(pipeline: Pipeline, stage: PlannedStage, *, facts: NodeFacts | 
         return
     engine = handover_engine(name)
     title = engine.title
-    yield from check_one_node(project, stage.name, stage.spec)
+    yield from check_nodes(project, stage.name, stage.spec, launcher=launcher)
     gpus = None if facts is None else facts.gpus
     if not engine.has_processors and stage_device(project, stage.spec, gpus=gpus) == "cpu":
         message = f"{title} needs accelerators, and this stage runs on processors"
@@ -189,15 +192,17 @@ def check_hosted(pipeline: Pipeline, stage: PlannedStage, *, facts: NodeFacts | 
     yield from _refused(pipeline, stage, facts)
 
 
-def check_one_node(project: Project, name: str, stage: Stage) -> Iterator[Problem]:
+def check_nodes(project: Project, name: str, stage: Stage, *, launcher: str) -> Iterator[Problem]:
     """Problem of a stage on several nodes, where Charter starts its engine on one; needs nothing of them to be seen."""
     if not is_hosted(stage) or (nodes := stage_nodes(project, stage)) == 1:
         return
     engine = handover_engine(stage.engine)
-    if not engine.capabilities.several_nodes:
-        message = f"this version of Charter starts {engine.title} on one node; found {nodes}"
-        hint = "`charter artifacts export` renders the command that each of several nodes runs"
-        yield Problem(path=f"pipeline.{name}.resources.num_nodes", message=message, hint=hint)
+    if engine.capabilities.several_nodes or drives_engine(stage, launcher):
+        return
+    also = f", or on several of a Ray cluster (--on {RAY})" if drives_engine(stage, RAY) else ""
+    message = f"this version of Charter starts {engine.title} on one node{also}; found {nodes}"
+    hint = "`charter artifacts export` renders the command that each of several nodes runs"
+    yield Problem(path=f"pipeline.{name}.resources.num_nodes", message=message, hint=hint)
 
 
 def check_hosted_packages(project: Project, todo: Sequence[PlannedStage]) -> None:
@@ -209,6 +214,12 @@ def check_hosted_packages(project: Project, todo: Sequence[PlannedStage]) -> Non
         engine, python = handover_engine(name), interpreter_of(project.engines, name)
         versions = stage_versions(project.engines, stage.spec)
         wanted = {engine.package: f"{engine.package}=={engine.version}", PEFT: PEFT}
+        if engine.checkout and versions[engine.package] == ABSENT:
+            raise MissingExtraError(
+                f"stage {stage.name} names the engine {name}, whose scripts are run from a checkout that is not there\n"
+                f"  git clone https://{engine.package}, and in charter.yaml "
+                f"`engines: {{{name}: {{python: PATH, directory: CHECKOUT}}}}`"
+            )
         if lacking := [text for package, text in wanted.items() if versions.get(package) == ABSENT]:
             names = " and ".join(text.partition("==")[0] for text in lacking)
             why = " and an adapter" if PEFT in versions else ""
@@ -294,17 +305,18 @@ def check_before_start(
     *,
     modules: Mapping[str, str],
     facts_of: Callable[[str], NodeFacts | None] = lambda stage: None,
+    launcher: str = LOCAL,
 ) -> None:
     """Raise one error with everything that would stop these stages.
 
-    Configuration, pins, files and their content. `facts_of` says what an engine's nodes are, by stage.
+    Configuration, pins, files and their content. `facts_of` says what the nodes of the launcher are, by stage.
     """
     config = [*_unsupported(pipeline, modules), *_reward_models(todo), *_pins(todo)]
     config += [problem for stage in todo for problem in check_runnable(stage.name, stage.spec)]
     for stage in todo:
         facts = facts_of(stage.name)
         if is_hosted(stage.spec):
-            config += check_hosted(pipeline, stage, facts=facts)
+            config += check_hosted(pipeline, stage, facts=facts, launcher=launcher)
         else:
             config += check_layout(pipeline.project, stage.name, stage.spec, facts=facts)
     config += check_served(pipeline.project, todo)

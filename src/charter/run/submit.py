@@ -27,7 +27,7 @@ from charter.plan.plan import Plan
 from charter.plan.project_plan import plan_project, price_book
 from charter.run.graph import build_pipeline, with_project
 from charter.run.planned import keep_plan, plan_of_run, resolved_project
-from charter.run.preflight import check_one_node
+from charter.run.preflight import check_nodes
 from charter.run.runner import RunOptions, find_work, plan_work, refuse_overflow
 from charter.run.served import stage_pools
 from charter.spec.execution import CLIENT, TRAINER, Execution
@@ -96,7 +96,8 @@ def preview(
     words = run_words(overrides, anyway=anyway)
     own = supervisor_job(project, path or root, root=root, scheduler=name, only=stages, words=words, token=TOKEN)
     entries.append(_entry(own, None, SUPERVISOR, name, market="owned"))
-    refused = [str(one) for stage in jobs for one in check_one_node(project, stage, project.pipeline[stage])]
+    specs = [(stage, project.pipeline[stage]) for stage in jobs]
+    refused = [str(one) for stage, spec in specs for one in check_nodes(project, stage, spec, launcher=name)]
     texts = _texts(project, name, stages, jobs, words=words)
     return Preview(texts=texts, jobs=tuple(entries), problem=planned.problem, refused=tuple(refused))
 

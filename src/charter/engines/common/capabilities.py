@@ -133,6 +133,9 @@ class Capabilities:
     """Those of `makers` on which nobody here has seen it run, which a plan says."""
     several_nodes: bool = False
     """`charter run` starts it on several nodes: each runs the same command, with its own number and where to meet."""
+    ray_kinds: tuple[str, ...] = ()
+    """Kinds of stage whose trainer is an application of Ray: one process takes the accelerators of all nodes by itself
+    from a cluster that is there."""
 
     rewards: RewardCalls | None = None
     """How it calls a list of rewards; None where it calls none, and for the native engine, which takes every list."""
