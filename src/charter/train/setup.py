@@ -90,7 +90,7 @@ def set_up(stage: StageDir) -> Setup:
     device = configure(stage.job.frozen)
     layout = engine_layout(stage.job.frozen)
     check_engine(layout, stage.job.spec)
-    ranks = join(stage.path, device, tensor=layout.tensor)
+    ranks = join(stage.path, device, tensor=layout.tensor, context=layout.context)
     dtype = str(getattr(stage.job.spec, "dtype", "fp32"))
     meter = Meter(stage.path, device=device, peak_flops_per_second=peak_of(device, dtype), processes=ranks.world_size)
     return Setup(stage=stage, ranks=ranks, layout=layout, meter=meter)
