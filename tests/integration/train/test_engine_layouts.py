@@ -27,6 +27,7 @@ DDP, SHARDED = {"world_size": 2}, {"world_size": 2, "zero": 3}
 HYBRID = {"world_size": 4, "zero": 3, "replicas": 2}
 TENSOR = {"world_size": 2, "tensor": 2}
 SEQUENCE = {**TENSOR, "sequence_parallel": 1}
+CONTEXT = {**SHARDED, "context": 2}
 THOROUGH = pytest.mark.thorough
 CASES = [
     ("sft", HYBRID),
@@ -39,6 +40,8 @@ CASES = [
     pytest.param("preference_model", SHARDED, marks=THOROUGH),
     ("preference_model", TENSOR),
     ("sft", SEQUENCE),
+    ("sft", CONTEXT),
+    pytest.param("sft", {"world_size": 4, "context": 2}, marks=THOROUGH),
     pytest.param("dpo", SEQUENCE, marks=THOROUGH),
     pytest.param("judge", SEQUENCE, marks=THOROUGH),
     pytest.param("preference_model", SEQUENCE, marks=THOROUGH),
@@ -119,6 +122,11 @@ def test_inputs_on_the_host_change_no_bit_of_a_stage(engine_inputs, tmp_path, ki
 def test_ppo_is_refused_with_sequence_parallelism(engine_inputs, tmp_path):
     with pytest.raises(AssertionError, match="stages of kind ppo run without sequence_parallel"):
         run(short(engine_inputs, tmp_path / "stage", "ppo", frozen=SEQUENCE), ppo)
+
+
+def test_kinds_that_have_not_run_with_shared_rows_are_refused(engine_inputs, tmp_path):
+    with pytest.raises(AssertionError, match="runs context: 1 only; found 2, in a stage of kind dpo"):
+        run(short(engine_inputs, tmp_path / "stage", "dpo", frozen=CONTEXT), dpo)
 
 
 def test_processes_sample_one_rollout_by_its_numbers(engine_inputs, tmp_path):
