@@ -23,6 +23,7 @@ from charter.models.language_model import new_language_model
 from charter.models.parallel import parallelize
 from charter.models.ranks import Ranks
 from charter.models.runtime import EAGER, FLASH, FLEX
+from charter.physics.kept_activations import LayerKind, kept_by_layer
 from charter.train.packing import VARLEN, model_inputs, own_parts, pack, packed_batch
 from charter.train.pretrain import language_loss
 from charter.train.sft import collate
@@ -152,6 +153,42 @@ def deaf(ranks):
 
 def test_a_layer_that_exchanges_nothing_is_noticed():
     in_group(deaf, 2, context=2)
+
+
+SHAPE = replace(tiny.ARCHITECTURE, hidden_size=64, num_heads=4, num_kv_heads=2, intermediate_size=176)
+
+
+def saved_bytes(ranks, layers):
+    """Bytes that a decoder saves for the backward pass in this process, each storage once, weights left out."""
+    shape = replace(SHAPE, num_layers=layers)
+    model = new_language_model(shape, tiny.train_tokenizer(tiny.TEXTS, vocab_size=400), seed=3).model
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    saved, alive = {}, []
+
+    def note(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            saved[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor)
+        return tensor
+
+    parts = own_parts(ranks, model.config, "sdpa", 128)
+    ids_BP = parts.cut(torch.arange(2 * 128).view(2, 128) % 400)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        model.get_decoder()(use_cache=False, **parts.inputs({}, ids_BP))
+    return sum(saved.values())
+
+
+def saved_by_layer(ranks):
+    return (saved_bytes(ranks, 3) - saved_bytes(ranks, 1)) / 2
+
+
+def test_a_process_keeps_what_the_plan_lists():
+    kind = LayerKind(seq_len=128, value_bytes=4.0, implementation="huggingface", exchange=True)
+    listed = kept_by_layer(SHAPE, kind)
+    planned = (listed.replicated + listed.sharded) * 2 * 128 / 2
+    for saved in in_group(saved_by_layer, 2, context=2):
+        assert saved == pytest.approx(planned, rel=0.03)
 
 
 def counted(ranks):
