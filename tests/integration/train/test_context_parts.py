@@ -33,8 +33,10 @@ KEYS = (4, 2, 1)
 """Heads of keys beside 4 of queries: shared by two or four processes, or repeated for them."""
 WIDTH = 40
 LENGTHS = (17, 6, 31, 1, 12, 23)
-"""None is a multiple of the processes; the answers are the last third, so that a first part has nothing to learn."""
+"""Few are multiples of the processes; the answer of each is its last third."""
 SIXTEEN = {FLASH, VARLEN}
+LATE = "late"
+"""One row, of which the first process has nothing to learn."""
 
 
 def conversations():
@@ -47,6 +49,8 @@ def conversations():
 def batch_of(attention, packing, multiple):
     """(ids, counted, inputs beside them) of the whole batch."""
     rows = conversations()
+    if packing == LATE:
+        return *collate([max(rows, key=lambda row: len(row.ids))], padding=0), None
     if not packing:
         return *collate(rows, padding=0), None
     index = pack([len(row.ids) for row in rows], WIDTH)
@@ -55,13 +59,13 @@ def batch_of(attention, packing, multiple):
     return batch.ids_BT, batch.counted_BT, model_inputs(batch, attention=attention, device=CPU)
 
 
-def step(ranks, attention, packing, keys, recompute="none", backward=True):
+def step(ranks, attention, packing, keys, recompute="none", backward=True, zero=3):
     """Loss, its terms and tokens over all processes, and the complete gradients."""
     architecture = replace(tiny.ARCHITECTURE, num_heads=4, num_kv_heads=keys)
     model = new_language_model(architecture, tiny.train_tokenizer(tiny.TEXTS, vocab_size=400), seed=3)
     name = "sdpa" if attention == VARLEN else attention
     model.model.eval().config._attn_implementation = name
-    layout = StageLayout(world_size=ranks.world_size, context=ranks.context_size, zero=3, recompute=recompute)
+    layout = StageLayout(world_size=ranks.world_size, context=ranks.context_size, zero=zero, recompute=recompute)
     parallel = parallelize(model.model, layout, ranks, dtype="fp32")
     ids_BT, counted_BT, more = batch_of(attention, packing, ranks.context_size)
     parts = own_parts(ranks, model.model.config, name, WIDTH)
@@ -107,6 +111,7 @@ def check(cases, sizes=(2,), *, near):
 def test_parts_of_rows_compute_what_whole_rows_do():
     cases = [*itertools.product(("sdpa", EAGER), (False, True), KEYS), ("sdpa", True, 2, "full")]
     check([*cases, (EAGER, False, 4, "selective")], near=1e-5)
+    check([("sdpa", LATE, 4), ("sdpa", LATE, 4, "none", True, 0)], near=1e-5)
     check([("sdpa", True, 2), (EAGER, False, 1)], (4,), near=1e-5)
 
 
