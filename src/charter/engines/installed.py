@@ -21,7 +21,7 @@ from charter.spec.stage_base import Engine, Stage
 
 ENGINE = "engine"
 """Frozen value of a stage that another engine computes: its name."""
-HOSTED_DEGREES: Mapping[str, int] = MappingProxyType({"pipeline": 1, "context": 1, "expert": 1, "interleave": 1})
+HOSTED_DEGREES: Mapping[str, int] = MappingProxyType({"pipeline": 1, "expert": 1, "interleave": 1})
 """What the native engine has no more than one of, with the value of a stage that does not say it."""
 PEFT = "peft"
 """Computes only where there is an adapter."""

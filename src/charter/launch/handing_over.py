@@ -64,7 +64,7 @@ def layout_of(job: Job) -> Layout:
     """The layout in a job's frozen values, in the planner's terms: a micro-batch counts sequences."""
     frozen = engine_layout(job.frozen)
     degrees = {name: int(job.frozen.get(name, default)) for name, default in HOSTED_DEGREES.items()}
-    spread = frozen.tensor * degrees["pipeline"] * degrees["context"]
+    spread = frozen.tensor * degrees["pipeline"] * frozen.context
     data = max(1, frozen.world_size // spread)
     share = max(1, _batch(job) // data)
     micro = min(frozen.micro_batch or share, share)
@@ -72,7 +72,7 @@ def layout_of(job: Job) -> Layout:
         data=data,
         tensor=frozen.tensor,
         pipeline=degrees["pipeline"],
-        context=degrees["context"],
+        context=frozen.context,
         expert=degrees["expert"],
         interleave=degrees["interleave"],
         sequence_parallel=frozen.sequence_parallel,

@@ -203,10 +203,11 @@ EMBEDDING = "embedding_rowwise"
 
 def data_mesh(layout: StageLayout, ranks: Ranks) -> tuple[DeviceMesh, DeviceMesh | None]:
     """The mesh to shard over, and the one to split tensors over; neighbouring ranks split tensors."""
-    replicas = layout.data if layout.zero == 0 else layout.replicas
-    if layout.data % replicas:
-        raise StageError(f"{layout.data} data-parallel processes cannot be split into {replicas} replicas")
-    sizes = {"replicate": replicas, "shard": layout.data // replicas, "tensor": layout.tensor}
+    sharing = layout.data * layout.context
+    replicas = sharing if layout.zero == 0 else layout.replicas
+    if sharing % replicas:
+        raise StageError(f"{sharing} data-parallel processes cannot be split into {replicas} replicas")
+    sizes = {"replicate": replicas, "shard": sharing // replicas, "tensor": layout.tensor}
     used = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
     mesh = init_device_mesh(ranks.device.type, tuple(used.values()), mesh_dim_names=tuple(used))
     names = tuple(name for name in used if name != "tensor")

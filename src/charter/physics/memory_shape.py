@@ -278,7 +278,7 @@ class MemoryShape:
     replicated: Array
     sharded: Array
     sharded_ring: Array
-    """The same where context parallelism passes keys and values around."""
+    """The same where context parallelism passes keys and values around, or exchanges positions for heads."""
     scores: Array
     products_replicated: Array
     products_sharded: Array
@@ -369,7 +369,8 @@ def _layer_numbers(job: MemoryJob) -> dict[str, float]:
     keeps, extra = _kept_matrices(job), _adapter_activations(job)
     kinds = [(_kind(job, kind), count) for kind, count in layer_mix(a)]
     layers = [(kept_by_layer(a, kind, keeps), count) for kind, count in kinds]
-    rings = [(kept_by_layer(a, replace(kind, ring=True), keeps), count) for kind, count in kinds]
+    exchange = job.profile.exchanges_heads
+    rings = [(kept_by_layer(a, replace(kind, ring=not exchange, exchange=exchange), keeps), n) for kind, n in kinds]
     return {
         "hidden": a.hidden_size,
         "seq_len": job.seq_len,

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 
 from charter.catalog import accelerators
 from charter.engines import capabilities, engine_names, rl_engines
-from charter.engines.common.capabilities import refused_rewards
+from charter.engines.common.capabilities import of_kind, refused_rewards
 from charter.engines.hardware import hardware_refusal, server_refusal
 from charter.plan.knowledge import format_refusal
 from charter.plan.layout_search import NodeGroup, options_of, training_options
@@ -16,7 +16,7 @@ from charter.plan.purchase import markets
 from charter.plan.rl_search import across, rl_answers
 from charter.plan.servers import answering_options, endpoint_only, with_endpoints, without_accelerators
 from charter.plan.stage_memory import Peak
-from charter.spec.stage_base import NATIVE, Sampling
+from charter.spec.stage_base import NATIVE, Sampling, StageResources
 from charter.units import GIB, format_machines
 
 # -------- The ways to run one stage: every place, node count, layout and market that fits; and why the others do not.
@@ -139,7 +139,7 @@ def infeasible(
             f"  another engine could train it there, by its plan: {', '.join(engines)} (`engine:` of the stage)"
         )
     if answers.closest is not None and not cause:
-        lines.append(f"  {_what_would_fit(question)}")
+        lines += [f"  {advice}" for advice in (_shared_rows(question, places), _what_would_fit(question)) if advice]
     return InfeasiblePlanError("\n".join(lines), stage=name, is_overflow=answers.closest is not None)
 
 
@@ -163,6 +163,19 @@ def _what_would_fit(question: StageQuestion) -> str:
         f"nor does it fit where else engine {question.engine} was tried: up to {most_nodes} nodes x {per_node} "
         f"{', '.join(ALTERNATIVES)}; use {_less(question)}"
     )
+
+
+def _shared_rows(question: StageQuestion, places: tuple[NodeOffer, ...]) -> str:
+    """Return the fewest processes that have to share each row to fit; empty where a search has tried all by itself."""
+    own, able = question.fixed or StageResources(), of_kind(capabilities(question.engine), question.stage)
+    if not able.context or able.context_searched or own.context is not None:
+        return ""
+    most = max(place.per_node * place.nodes[-1] for place in places)
+    for degree in (2**power for power in range(1, most.bit_length())):
+        stage = replace(question.stage, resources=replace(own, context=degree))
+        if search(replace(question, stage=stage, peaks={}), places).options:
+            return f"would fit there with `resources: {{context: {degree}}}`: so many processes share each row"
+    return ""
 
 
 def _divisibility(question: StageQuestion, places: tuple[NodeOffer, ...]) -> str:

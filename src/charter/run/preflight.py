@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import product
 
 from charter.artifacts.job import JobInput
 from charter.data.sandbox import sandbox_problem
@@ -41,7 +42,8 @@ from charter.spec.stage_checks import check_runnable
 INSTEAD = {
     "pipeline": "remove it; zero: 3 or tensor spread a model that is too large for one accelerator",
     "interleave": "remove it; it cuts the stages of a pipeline",
-    "context": "remove it; tensor spreads a long sequence's layers; recompute: full needs less memory for it",
+    "context": "remove it; tensor spreads a long sequence's layers; recompute: full needs less memory for it; sft and "
+    "pretrain run with it, without tensor",
     "expert": "remove it; zero: 3 spreads the experts with everything else",
     "sequence_parallel": "remove it; `tensor` works without, and kinds without answers with it",
     "zero": "zero: 2 shards the optimizer and the gradients",
@@ -68,11 +70,12 @@ def check_layout(project: Project, name: str, stage: Stage, *, facts: NodeFacts 
     yield from _attention(project, stage, where, gpus)
     yield from check_accelerators(project, stage, where) if facts is None else ()
     layout = asked_layout(project, stage, gpus=gpus)
-    world, tensor = int(layout["world_size"]), int(layout.get("tensor", 1))
-    if world % tensor:
-        hint = f"tensor must divide {world}: {one_of(_divisors(world))}"
-        yield Problem(path=f"{where}.tensor", message=f"{tensor} does not divide the {world} processes", hint=hint)
-        return
+    world, degrees = int(layout["world_size"]), {name: int(layout.get(name, 1)) for name in ("tensor", "context")}
+    for field, degree in degrees.items():
+        if world % degree:
+            hint = f"{field} must divide {world}: {one_of(_divisors(world))}"
+            yield Problem(path=f"{where}.{field}", message=f"{degree} does not divide the {world} processes", hint=hint)
+            return
     serving = project.serving
     if (
         isinstance(stage, PpoStage)
@@ -84,12 +87,12 @@ def check_layout(project: Project, name: str, stage: Stage, *, facts: NodeFacts 
         yield Problem(
             path=f"pipeline.{name}.{'rewards' if stage.rewards else 'reward_from'}", message=message, hint=hint
         )
-    yield from _heads(project, name, tensor, where)
-    data, replicas = world // tensor, int(layout.get("replicas", 1))
-    if data % replicas:
-        hint = f"replicas must divide {data}: {one_of(_divisors(data))}"
-        yield Problem(path=f"{where}.replicas", message=f"{replicas} does not divide {data} data ranks", hint=hint)
-    yield from _batches(name, stage, data)
+    yield from _heads(project, name, degrees, where)
+    sharing, replicas = world // degrees["tensor"], int(layout.get("replicas", 1))
+    if sharing % replicas:
+        hint = f"replicas must divide {sharing}: {one_of(_divisors(sharing))}"
+        yield Problem(path=f"{where}.replicas", message=f"{replicas} does not divide {sharing} data ranks", hint=hint)
+    yield from _batches(name, stage, max(1, sharing // degrees["context"]))
 
 
 def _attention(project: Project, stage: Stage, where: str, gpus: int) -> Iterator[Problem]:
@@ -102,6 +105,7 @@ def _attention(project: Project, stage: Stage, where: str, gpus: int) -> Iterato
         recompute=resources.recompute,
         offloads_activations=bool(resources.offload_activations),
         splits_sequence=bool(resources.sequence_parallel),
+        shares_rows=(resources.context or 1) > 1,
     ):
         yield Problem(path=f"{where}.{field}", message=reason, hint="see docs/concepts/training.md")
     if kernel == "flash_attention_2" and stage_device(project, stage, gpus=gpus) == "cpu":
@@ -109,16 +113,17 @@ def _attention(project: Project, stage: Stage, where: str, gpus: int) -> Iterato
         yield Problem(path=f"{where}.attention", message=message, hint="attention: sdpa or eager")
 
 
-def _heads(project: Project, name: str, tensor: int, where: str) -> Iterator[Problem]:
-    """Attention heads that tensor parallelism cannot share, of the models a stage builds on, where the file says."""
-    for model in _models_under(project, name):
+def _heads(project: Project, name: str, degrees: Mapping[str, int], where: str) -> Iterator[Problem]:
+    """Attention heads that processes cannot share, of the models a stage builds on, where the file says."""
+    for model, (field, degree) in product(sorted(_models_under(project, name)), degrees.items()):
         if (sizes := project.models[model].architecture) is None:
             continue
         heads, kv_heads = sizes.num_heads, sizes.num_kv_heads or sizes.num_heads
-        if heads % tensor or kv_heads % tensor:
+        repeats_keys = field == "context" and degree % kv_heads == 0
+        if heads % degree or (kv_heads % degree and not repeats_keys):
             both = math.gcd(heads, kv_heads)
-            message = f"{heads} attention heads ({kv_heads} of keys) of {model} cannot be split over {tensor} processes"
-            yield Problem(path=f"{where}.tensor", message=message, hint=f"tensor: {one_of(_divisors(both))}")
+            message = f"{heads} attention heads ({kv_heads} of keys) of {model} cannot be split over {degree} processes"
+            yield Problem(path=f"{where}.{field}", message=message, hint=f"{field}: {one_of(_divisors(both))}")
 
 
 def _models_under(project: Project, name: str) -> set[str]:

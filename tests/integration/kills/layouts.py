@@ -15,11 +15,18 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "3 DDP": {"world_size": 3},
     "4 DDP": {"world_size": 4},
     "4 FSDP2": {"world_size": 4, "zero": 3},
+    "2 context": {"world_size": 2, "zero": 3, "context": 2},
 }
 KINDS_TOGETHER = ("sft", "preference_model", "ppo")
 MAKE_RECORDS = ("prepare", "generate", "critique", "label", "eval")
 """Kinds that make records or figures, with every model in their own process."""
-TOGETHER = [(kind, name) for name in LAYOUTS if name != "1" for kind in KINDS_TOGETHER]
+TOGETHER = [
+    (kind, name)
+    for name, layout in LAYOUTS.items()
+    if name != "1"
+    for kind in KINDS_TOGETHER
+    if kind == "sft" or "context" not in layout
+]
 """Kinds and layouts of several processes."""
 
 

@@ -270,6 +270,15 @@ def test_native_sequence_parallelism_waits_to_be_asked():
     assert np.all(split.layouts.sequence_parallel)
 
 
+def test_native_context_parallelism_waits_to_be_asked():
+    free, split = (space(asked(asking(**more), site("H100"))) for more in ({}, {"context": 4}))
+    assert np.all(free.layouts.context == 1)
+    assert split.size
+    assert np.all(split.layouts.context == 4)
+    assert np.all(split.layouts.tensor == 1)
+    assert space(asked(asking(context=2, tensor=2), site("H100"))).size == 0
+
+
 def test_offload_needs_the_system_memory_that_a_node_has():
     large = models.get("Llama-3.1-70B").architecture
     question = asking(architecture=large, offload="all", zero=3)

@@ -98,6 +98,11 @@ class Capabilities:
     """Two answers that are compared can be shared over accelerators as one sequence can."""
     context_only_sharded: bool = False
     """Context parallelism goes with ZeRO-3 alone."""
+    context_searched: bool = True
+    """A search tries it unasked."""
+    context_beside_tensor: bool = True
+    context_kinds: tuple[str, ...] = EVERY_KIND
+    """Kinds of stage that run with it."""
     context_divides_heads: bool = False
     """Context parallelism gives every rank complete heads (Ulysses)."""
     expert: bool = False
@@ -225,6 +230,8 @@ def unsupported(
             yield field, f"the {engine.name} engine runs tensor parallelism without sequence parallelism"
         else:
             yield field, f"the {engine.name} engine runs {field}: 1 only; found {value}"
+    if (layout.context or 1) > 1 and (layout.tensor or 1) > 1 and not engine.context_beside_tensor:
+        yield "context", f"the {engine.name} engine runs it with tensor: 1 only; found tensor: {layout.tensor}"
     if layout.zero is not None and layout.zero not in engine.zero:
         stages = one_of([int(stage) for stage in engine.zero])
         yield "zero", f"the {engine.name} engine runs zero: {stages}; found {int(layout.zero)}"
@@ -263,11 +270,16 @@ def of_kind(engine: Capabilities, stage: Stage) -> Capabilities:
     """Return what an engine can do for a kind of stage.
 
     >>> from charter.engines.native.capabilities import CAPABILITIES
-    >>> of_kind(CAPABILITIES, PpoStage(policy="a", reward_from="b", prompts=("p",), episodes=8)).sequence_parallel
-    False
+    >>> ppo = of_kind(CAPABILITIES, PpoStage(policy="a", reward_from="b", prompts=("p",), episodes=8))
+    >>> ppo.sequence_parallel, ppo.context
+    (False, False)
     """
     samples = engine.sequence_parallel_samples or not stage.ROLLS_OUT
-    return engine if samples else replace(engine, sequence_parallel=False)
+    return replace(
+        engine,
+        sequence_parallel=engine.sequence_parallel and samples,
+        context=engine.context and stage.kind in engine.context_kinds,
+    )
 
 
 def refused_kernels(
@@ -278,6 +290,7 @@ def refused_kernels(
     recompute: str | None = None,
     offloads_activations: bool = False,
     splits_sequence: bool = False,
+    shares_rows: bool = False,
 ) -> Iterator[tuple[str, str]]:
     """Yield each field of kernels with which the native engine would compute a stage wrongly, with the reason.
 
@@ -303,6 +316,9 @@ def refused_kernels(
         yield "sequence_parallel", "dropout cannot be drawn for parts of a sequence; use dropout 0, or remove this"
     if compiled and splits_sequence:
         yield "sequence_parallel", "sequence parallelism beside compile has never run; remove compile, or this"
+    if shares_rows and (dropout or compiled):
+        beside, instead = ("dropout", "use dropout 0") if dropout else ("compile", "remove compile")
+        yield "context", f"context parallelism beside {beside} has never run; {instead}, or remove this"
     if compiled and stage.ROLLS_OUT:
         yield (
             "compile",
