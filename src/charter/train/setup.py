@@ -81,7 +81,10 @@ def check_engine(layout: StageLayout, spec: Stage) -> None:
         splits_sequence=layout.sequence_parallel,
     ):
         raise StageError(reason)
-    if layout.sequence_parallel and not of_kind(CAPABILITIES, spec).sequence_parallel:
+    able = of_kind(CAPABILITIES, spec)
+    if layout.tensor > 1 and not able.tensor:
+        raise StageError("dropout cannot be drawn beside tensor parallelism; use dropout 0, or tensor 1 with zero 3")
+    if layout.sequence_parallel and not able.sequence_parallel:
         raise StageError(f"stages of kind {spec.kind} run without sequence_parallel, whose sums have other bits")
 
 

@@ -141,12 +141,12 @@ KINDS = {
 def spec_of(kind: str, layout: dict[str, int | str]):
     """The stage of a kind as a layout can run it, which is checked before a run.
 
-    The batches of PPO must be multiples of its processes; dropout cannot be drawn for parts of a sequence.
+    The batches of PPO must be multiples of its processes; dropout cannot be drawn for parts of matrices.
     """
     spec = KINDS[kind].spec
     if kind == "ppo" and layout.get("world_size") == 3:
         return replace(spec, episodes=12 * 6, rollout_batch=6, minibatch=3)
-    return replace(spec, dropout=0.0) if "sequence_parallel" in layout else spec
+    return replace(spec, dropout=0.0) if "tensor" in layout else spec
 
 
 UNITS = {"sft": 12, "preference_model": 12, "dpo": 12, "ppo": 48}
