@@ -45,6 +45,7 @@ INSTEAD = {
     "context": "remove it; tensor spreads a long sequence's layers; recompute: full needs less memory for it; sft and "
     "pretrain run with it, without tensor",
     "expert": "remove it; zero: 3 spreads the experts with everything else",
+    "tensor": "dropout: 0.0, beside which it runs; or zero: 3, which splits no matrix",
     "sequence_parallel": "remove it; `tensor` works without, and kinds without answers with it",
     "zero": "zero: 2 shards the optimizer and the gradients",
     "offload": "offload: all with zero: 3, optimizer with any, or none",

@@ -84,6 +84,8 @@ def check_engine(layout: StageLayout, spec: Stage) -> None:
     ):
         raise StageError(reason)
     able, degrees = of_kind(CAPABILITIES, spec), ExecutableLayout(tensor=layout.tensor, context=layout.context)
+    if layout.tensor > 1 and not able.tensor:
+        raise StageError("dropout cannot be drawn beside tensor parallelism; use dropout 0, or tensor 1 with zero 3")
     for _, reason in unsupported(degrees, able):
         raise StageError(f"{reason}, in a stage of kind {spec.kind}")
     if layout.sequence_parallel and not able.sequence_parallel:

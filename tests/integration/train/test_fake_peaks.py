@@ -76,13 +76,12 @@ SAMPLE = {
     ("Llama-3.1-70B", "sft", "zero 3, moments away"),
     ("Qwen3-0.6B", "sft", "tensor 4, sequence"),
     ("Qwen3-0.6B", "sft", "context 2"),
+    ("Qwen3-0.6B", "preference_model", "tensor 4, sequence, recompute"),
     ("Qwen3-0.6B", "preference_model", "one, inputs away"),
 }
 """Run by `make test`, with few layers; the others have all."""
 SHARES_ROWS = {label for label, layout in LAYOUTS.items() if layout.context > 1}
 """Layouts that the engine runs with supervised kinds alone."""
-NO_PEAK_OF_LAYERS = {"tensor 4, sequence, recompute"}
-"""Layouts under which a scalar head's peak is the embedding's gradient, which DTensor makes whole: no plan has it."""
 OFF = 0.05
 """How far the plan may be from what a step takes."""
 
@@ -429,7 +428,7 @@ def cases():
     for name, (few, every) in DEPTHS.items():
         for kind in ("sft", "preference_model"):
             for label in LAYOUTS:
-                if kind == "preference_model" and label in NO_PEAK_OF_LAYERS | SHARES_ROWS:
+                if kind == "preference_model" and label in SHARES_ROWS:
                     continue
                 sample = (name, kind, label) in SAMPLE
                 marks = [] if sample else [pytest.mark.thorough]

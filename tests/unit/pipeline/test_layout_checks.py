@@ -98,8 +98,14 @@ def test_sequence_parallelism_goes_without_answers_and_compile():
     assert problems(SFT, tensor=2, sequence_parallel=True) == []
     assert "without sequence parallelism" in problems(PPO, tensor=2, sequence_parallel=True)[0]
     assert "beside compile has never run" in problems(SFT, tensor=2, sequence_parallel=True, compile=True)[0]
+
+
+def test_dropout_beside_tensor_parallelism_is_refused():
     dropping = replace(SFT, dropout=0.1)
-    assert "use dropout 0" in problems(dropping, tensor=2, sequence_parallel=True)[0]
+    (found,) = problems(dropping, tensor=2)
+    assert "tensor: the native engine runs tensor: 1 only; found 2\n  dropout: 0.0, beside which it runs" in found
+    assert len(problems(dropping, tensor=2, sequence_parallel=True)) == 2
+    assert problems(dropping, zero=3) == []
 
 
 def test_context_parallelism_goes_where_it_has_run():

@@ -279,6 +279,13 @@ def test_native_context_parallelism_waits_to_be_asked():
     assert space(asked(asking(context=2, tensor=2), site("H100"))).size == 0
 
 
+def test_no_plan_splits_matrices_of_a_stage_with_dropout():
+    question = asking("native")
+    dropping = replace(question, stage=replace(question.stage, dropout=0.1))
+    degrees = [space(asked(each, site("H100"))).layouts.tensor.max() for each in (question, dropping)]
+    assert degrees == [8, 1]
+
+
 def test_offload_needs_the_system_memory_that_a_node_has():
     large = models.get("Llama-3.1-70B").architecture
     question = asking(architecture=large, offload="all", zero=3)

@@ -84,6 +84,8 @@ class Capabilities:
     zero_searched: tuple[ZeroStage, ...] = ()
     """ZeRO stages that a search tries; empty: all that it has."""
     tensor: bool = False
+    tensor_drops: bool = True
+    """Stages with dropout can have their matrices split."""
     sequence_parallel: bool = False
     sequence_parallel_searched: bool = True
     """A search tries it unasked."""
@@ -274,6 +276,8 @@ def of_kind(engine: Capabilities, stage: Stage) -> Capabilities:
     >>> ppo.sequence_parallel, ppo.context
     (False, False)
     """
+    if getattr(stage, "dropout", 0.0) and not engine.tensor_drops:
+        return replace(engine, tensor=False, sequence_parallel=False)
     samples = engine.sequence_parallel_samples or not stage.ROLLS_OUT
     return replace(
         engine,
@@ -298,9 +302,6 @@ def refused_kernels(
     >>> sft = SftStage(init="a", data=("d",), dtype="fp32")
     >>> list(refused_kernels(sft, attention="flash_attention_2", compiled=False))
     [('attention', 'flash_attention_2 computes in 16 bits only, dtype is fp32; use bf16, or attention sdpa')]
-    >>> dropping = SftStage(init="a", data=("d",), dropout=0.1)
-    >>> [field for field, _ in refused_kernels(dropping, attention="sdpa", compiled=False, splits_sequence=True)]
-    ['sequence_parallel']
     """
     dtype, dropout = getattr(stage, "dtype", "fp32"), getattr(stage, "dropout", 0.0)
     if attention == "flash_attention_2" and dtype not in SIXTEEN_BITS:
@@ -312,8 +313,6 @@ def refused_kernels(
         yield "recompute", f"selective recomputation beside {beside} has never run; use recompute full, or none"
     if compiled and offloads_activations:
         yield "offload_activations", "inputs of compiled layers in host memory have never run; remove compile, or this"
-    if dropout and splits_sequence:
-        yield "sequence_parallel", "dropout cannot be drawn for parts of a sequence; use dropout 0, or remove this"
     if compiled and splits_sequence:
         yield "sequence_parallel", "sequence parallelism beside compile has never run; remove compile, or this"
     if shares_rows and (dropout or compiled):

@@ -22,6 +22,8 @@ CAPABILITIES = Capabilities(
     zero_searched=(NONE, PARAMETERS),
     exact_batch=False,
     tensor=True,
+    # Ranks would draw the same numbers for different heads, and torch draws none for parts of an embedding.
+    tensor_drops=False,
     sequence_parallel=True,
     # It has run on processors alone, and answers are drawn with scores of other bits than it trains with.
     sequence_parallel_searched=False,
