@@ -149,8 +149,9 @@ Weights = Literal["fp32", "bf16", "fp8", "int8", "int4"]
 PrecisionName = Literal["fsdp", "zero", "megatron", "fp32", "bf16"]
 OptimizerName = Literal["adam", "adam8bit", "adafactor", "sgd"]
 StackName = Literal[
-    "native", "fsdp", "deepspeed", "megatron", "huggingface", "unsloth", "torchtune", "torchtitan", "litgpt", "composer"
-]
+    "native", "fsdp", "deepspeed", "megatron", "megatron-deepspeed", "huggingface", "unsloth", "torchtune",
+    "torchtitan", "maxtext", "nanotron", "internevo", "litgpt", "composer",
+]  # fmt: skip
 
 
 def mem(

@@ -61,36 +61,43 @@ def shape_share(rows: Array, columns: Array, inner: Array, multiprocessors: Arra
 # -------- Accelerators as columns: peak rates, measured ceilings, attention rates, memory, links.
 
 MULTIPROCESSORS = {
-    "V100": 80, "T4": 40, "A10": 72, "A10G": 80, "A100": 108, "A800": 108, "L4": 58, "L40S": 142, "RTX3090": 82,
-    "RTX4090": 128, "H100-SXM": 132, "H100-PCIe": 114, "H100-NVL": 132, "H800": 132, "H200": 132, "H20": 78,
-    "GH200": 132, "B200": 148, "GB200": 148, "B300": 148, "GB300": 148, "RTX-PRO-6000": 188, "MI250X": 110,
-    "MI300X": 304, "MI325X": 304, "MI355X": 256,
+    "P100": 56, "V100": 80, "T4": 40, "RTX2080Ti": 68, "Titan-RTX": 72, "Quadro-RTX": 72, "A10": 72, "A10G": 80,
+    "A100": 108, "A800": 108, "A30": 56, "A40": 84, "RTX-A4000": 48, "RTX-A5000": 64, "RTX-A6000": 84, "RTX3060": 28,
+    "RTX3070": 46, "RTX3080": 68, "RTX3090": 82, "RTX3090Ti": 84, "L4": 58, "L40": 142, "L40S": 142, "RTX4080": 76,
+    "RTX4090": 128, "RTX-6000-Ada": 142, "H100-SXM": 132, "H100-PCIe": 114, "H100-NVL": 132, "H800": 132,
+    "H800-PCIe": 114, "H200": 132, "H20": 78, "GH200": 132, "B100": 148, "B200": 148, "GB200": 148, "B300": 148,
+    "GB300": 148, "RTX5080": 84, "RTX5090": 170, "RTX-PRO-6000": 188, "GB10": 48, "MI100": 120, "MI210": 104,
+    "MI250": 104, "MI250X": 110, "MI300A": 228, "MI300X": 304, "MI325X": 304, "MI350X": 256, "MI355X": 256,
 }  # fmt: skip
-"""Streaming multiprocessors or compute units by name prefix; from memory of the vendors' sheets, to be verified."""
+"""Streaming multiprocessors or compute units by name prefix; from memory of the vendors' sheets, to be verified:
+NVIDIA's print CUDA cores, 64 in a multiprocessor of compute capability 6.0 to 8.0, 128 in one of 8.6 and later."""
 UNMEASURED_CEILING = {"NVIDIA": 0.80, "AMD": 0.60, "Google": 0.95, "Intel": 0.80}
 """Median bf16 share in matmul_ceilings.csv by vendor; Google: systolic arrays fed by a compiler, judgement."""
 OTHER_CEILING = 0.70
 """Vendors nobody measured: judgement."""
 GENERATIONS = {
-    "volta": ("V100", "T4"),
-    "ampere": ("A100", "A800", "A10", "RTX3090"),
-    "ada": ("L4", "L40S", "RTX4090"),
+    "volta": ("V100", "T4", "RTX20", "Titan-RTX", "Quadro-RTX"),
+    "ampere": ("A100", "A800", "A10", "A30", "A40", "RTX-A", "RTX30"),
+    "ada": ("L4", "RTX40", "RTX-6000-Ada"),
     "hopper": ("H100", "H800", "H200", "H20", "GH200"),
-    "blackwell": ("B200", "B300", "GB200", "GB300", "RTX-PRO-6000"),
-    "cdna": ("MI2", "MI3"),
+    "blackwell": ("B100", "B200", "B300", "GB200", "GB300"),
+    "blackwell-rtx": ("RTX50", "RTX-PRO-6000", "GB10"),
+    "cdna": ("MI1", "MI2", "MI3"),
     "tpu": ("TPU",),
 }
-"""Families by the start of their name; anything else is `other`."""
+"""Families by the start of their name; anything else is `other`. By the instructions that kernels have (NVIDIA, CUDA
+programming guide, compute capabilities: 7.x, 8.0 and 8.6, 8.9, 9.0, 10.x, 12.x; Turing's 7.5 stands with Volta's)."""
 ATTENTION_SHARE = {
     "volta": (0.20, 0.30, 0.30, 0.30), "ampere": (0.38, 0.60, 0.60, 0.60), "ada": (0.36, 0.55, 0.55, 0.55),
     "hopper": (0.22, 0.38, 0.58, 0.65), "blackwell": (0.15, 0.25, 0.50, 0.65), "cdna": (0.15, 0.28, 0.33, 0.33),
-    "tpu": (0.50, 0.50, 0.50, 0.50), "other": (0.20, 0.30, 0.30, 0.30),
+    "blackwell-rtx": (0.36, 0.55, 0.55, 0.55), "tpu": (0.50, 0.50, 0.50, 0.50), "other": (0.20, 0.30, 0.30, 0.30),
 }  # fmt: skip
 """Share of the dense 16-bit peak that fused attention reaches at head size 128 on long sequences, forward:
 FlashAttention-1, FlashAttention-2, the vendor's library, FlashAttention-3 or -4. From memory of the abstracts:
 FlashAttention-2 (arXiv:2307.08691) 50-73 % on A100; FlashAttention-3 (arXiv:2407.08608) 35 % for FlashAttention-2 on
 H100 and up to 75 % for its own; FlashAttention-4 up to 71 % on B200; causal masks at head size 128 reach less. The
-first column was set on the long sequences of Composer (FND rows) on A100 and H100; the rest is
+first column was set on the long sequences of Composer (FND rows) on A100 and H100; Blackwell's boards of compute
+capability 12 have the warp-level instructions of Ada (PTX ISA: neither wgmma nor tcgen05), so its shares; the rest is
 judgement."""
 POD_NETWORK_BYTES_PER_SECOND = 6.25 * GB
 """Per chip between TPU pods: 200 Gbit/s for each host of four; judgement."""

@@ -276,6 +276,8 @@ class LayerActivations:
     """What products of a layer give to the residual stream; divided by sequence parallelism only."""
     products_sharded: float = 0.0
     """What its other products and fused attention give, divided by the tensor-parallel degree."""
+    context: float = 0.0
+    """What fused attention gives, of `products_sharded`."""
 
     def bytes_per_token(self, layout: Layout, *, fused_attention: bool) -> float:
         """Return the bytes that one rank keeps per token under a layout, before full recomputation."""
@@ -327,6 +329,7 @@ def kept_by_layer(architecture: Architecture, kind: LayerKind, trained: Matrices
         layer_input=kind.value_bytes * architecture.hidden_size,
         products_replicated=_residual_products(architecture, kind),
         products_sharded=_inner_products(architecture, kind),
+        context=_context(architecture, kind),
     )
 
 
@@ -345,10 +348,17 @@ def _inner_products(a: Architecture, kind: LayerKind) -> float:
     """Queries, keys, values, what fused attention makes of them, and the products before an activation."""
     mixers = {"attention": _attention, "state_space": _state_space, "none": _nothing}
     mlps = {"dense": _mlp, "experts": _experts, "none": _nothing}
-    names = ("compressed projections", "queries, keys, values", "attention output", "MLP before activation")
+    names = ("compressed projections", "queries, keys, values", "MLP before activation")
     tensors = (*mixers[kind.mixer](a, kind), *mlps[kind.mlp](a, kind))
-    log_sums = LOG_SUM_BYTES * a.num_heads * (kind.mixer == "attention")
-    return sum((item.bytes_per_token for item in tensors if item.name in names), start=log_sums)
+    return sum((item.bytes_per_token for item in tensors if item.name in names), start=_context(a, kind))
+
+
+def _context(a: Architecture, kind: LayerKind) -> float:
+    """Output of fused attention, and its sums."""
+    if kind.mixer != "attention":
+        return 0.0
+    outputs = [item.bytes_per_token for item in _attention(a, kind) if item.name == "attention output"]
+    return sum(outputs, start=LOG_SUM_BYTES * a.num_heads)
 
 
 def _sum(tensors: list[KeptTensor], divided: Divided) -> float:

@@ -87,8 +87,6 @@ PHASES: dict[str, tuple[str, ...]] = {
 }
 """Which terms are alive in a phase. Gradients exist before the end of the backward pass where they are accumulated over
 micro-batches or kept in a buffer of their own."""
-REDUCTION = (*RESIDENT, "gradients", "low_kept", "coalesced", "workspace")
-"""A phase of stacks that copy all gradients to reduce them."""
 TRANSIENT = ("activations", "logits", "buffers")
 
 
@@ -195,8 +193,7 @@ def _stage_table(shape: MemoryShape, layouts: Layouts, constants: TrainingMemory
     columns["low_grown"] = _low_grown(rank, columns)
     cached = {stepping: _cached_column(rank, columns["step"].values, stepping=stepping) for stepping in (False, True)}
     always = tuple(_constant_columns(rank).values())
-    phases = PHASES | ({"reduction": REDUCTION} if np.any(shape.coalesced_copies > 0) else {})
-    tables = {name: _phase(rank, columns, name, phases[name], cached, always) for name in phases}
+    tables = {name: _phase(rank, columns, name, keys, cached, always) for name, keys in PHASES.items()}
     return StageTable(phases=tables)
 
 

@@ -13,26 +13,33 @@ from charter.spec.layout import Adapter
 
 # -------- Memory profile of a training stack besides layout and precision: a few named traits of its code.
 
-CrossEntropy = Literal["eager", "released", "shifted", "fused", "chunked", "native", "inplace", "tiled", "each"]
+CrossEntropy = Literal[
+    "eager", "released", "sharded", "shifted", "fused", "chunked", "native", "inplace", "compiled", "tiled", "each"
+]
 LOSS_BYTES: dict[str, float] = {
     "eager": 12.0,
     "released": 10.0,
+    "sharded": 8.0,
     "shifted": 6.0,
     "fused": 6.0,
     "chunked": 12.0,
     "native": 4.0,
     "inplace": 1.0,
+    "compiled": 2.0,
     "tiled": 6.0,
     "each": 6.0,
 }
 """Bytes per logit at the peak, besides the logit itself. eager: log-probabilities and the gradients of both in fp32,
 4 + 4 + 4 (torch cross_entropy on upcast logits: what its autograd nodes hold at the start of the backward pass);
 released: the same, the logits themselves gone before the backward pass (torchtitan: `del pred`);
+sharded: logits in fp32 and a softmax of them, which becomes their gradient, 4 + 4, beside the block of the 16-bit ones,
+which is too small for either (nanotron, `_ShardedCrossEntropy`);
 shifted: a copy of the logits shifted by a position, log-probabilities and gradients in 16 bits, 2 + 2 + 2 (classes of
 transformers that do not upcast, without autocast);
 fused: the fp32 softmax, 4, and the 16-bit gradient, 2 (Megatron's fused vocabulary-parallel cross-entropy); chunked:
 as eager, of `LOSS_CHUNK` positions at a time; native: log-probabilities and gradients in 16 bits, 2 + 2
-(litgpt); inplace: the gradient overwrites the logits (flash-attn's fused loss, as llm-foundry uses it); tiled:
+(litgpt); inplace: the gradient overwrites the logits (flash-attn's fused loss, as llm-foundry uses it);
+compiled: its gradient in 16 bits, 2: XLA fuses the element-wise chain between the two products (MaxText); tiled:
 Charter's own summed loss, `LOSS_TILE` logits at a time, log-probabilities and probabilities in fp32, beside the fp32
 gradient of the output projection, which is made in the forward pass (`charter.models.token_forward`); each: the same
 tiles for the log-probability of each token (PPO, DPO), whose gradients come in the backward pass, from fp32
@@ -74,8 +81,9 @@ class MemoryProfile:
     second_stage_shards_weights: bool = False
     """ZeRO-2 is FSDP that keeps 16-bit weights gathered through a pass: those that are stepped on are sharded."""
     ends_apart: bool = False
-    """FSDP2 as Charter's engine has it: embedding and output projection are units of their own where they are two
-    tensors, and 16-bit gradients are copied to fp32 when their unit is reduced. Alone, it casts weights by autocast."""
+    """FSDP2 as Charter's engine and torchtune have it: embedding and output projection are units of their own where
+    they are two tensors, and 16-bit gradients are copied to the gradients' type when their unit is reduced. Alone,
+    autocast casts weights that are wider than what is computed in."""
     keeps_products: bool = False
     """Selective recomputation keeps what products and fused attention make of a layer, and computes the rest again;
     else it computes the scores of unfused attention again and keeps the rest."""
@@ -83,6 +91,8 @@ class MemoryProfile:
     """FSDP of 2023 reshards a layer when its gradient arrives: frozen layers stay gathered in the backward pass."""
     ddp_buckets: bool = False
     """Torch DDP copies gradients into buckets of its own (`gradient_as_bucket_view=False`)."""
+    low_buckets: float = 0.0
+    """1 where such buckets have the 16 bits of computation, beside gradients in 32."""
     stage_outputs: float = 0.0
     """Layer outputs that a pipeline stage keeps per micro-batch in flight, beside what autograd keeps; each rank of a
     tensor-parallel group keeps its part."""
@@ -102,8 +112,9 @@ class MemoryProfile:
     """1 where a backward pass leaves 16-bit gradients of all parameters, which are then added to 32-bit ones."""
     low_gradients_stay: float = 0.0
     """1 where they stay until the next backward pass begins, not only until they are added."""
-    coalesced_copies: float = 0.0
-    """Copies of all gradients while they are reduced over ranks that share the optimizer (ZeRO), in one piece."""
+    streamed_outputs: float = 0.0
+    """1 where tensor parallelism divides the outputs of a layer's two halves by collectives on a stream of their own:
+    the allocator takes each back when the host sees it done, and the host is a forward pass ahead."""
     dequantised_copies: float = 1.0
     """16-bit copies of the largest matrix while a quantised one is used."""
     quantised_keeps_inputs: bool = False
@@ -117,6 +128,10 @@ class MemoryProfile:
     16-bit copy of its own input, and a frozen embedding stays in the parameters' type."""
     workspace: float = 1.0
     """Share of the stack-independent workspace."""
+    compiled: bool = False
+    """XLA lays out the whole step: no allocator that keeps what is freed; one layer's weights are gathered at a time,
+    embedding and output projection where they are used; a gradient is reduced in the type of computation, one matrix
+    at a time. Every policy computes again what lies between products; a selective one attention, too."""
     source: str = ""
 
 
@@ -208,10 +223,11 @@ UNSLOTH = MemoryProfile(
 )
 TORCHTUNE = MemoryProfile(
     name="torchtune",
-    implementation="litgpt",
     cross_entropy="chunked",
     loss_parts=8.0,
-    source="torchtune: own decoder, loss over 8 chunks of the sequence, fused AdamW",
+    ends_apart=True,
+    source="torchtune: own decoder, three projections and norms in fp32, loss over 8 chunks of the sequence, fused "
+    "AdamW; its full configurations shard embedding and output projection apart (`custom_sharded_layers`)",
 )
 LITGPT = MemoryProfile(
     name="litgpt",
@@ -230,21 +246,30 @@ TORCHTITAN = MemoryProfile(
     step_bytes=0.0,
     source="torchtitan: compiled layers keep little, fused AdamW, FSDP2; `del pred` before the backward pass",
 )
-MAXTEXT = replace(
-    TORCHTITAN,
+MAXTEXT = MemoryProfile(
     name="maxtext",
-    cross_entropy="eager",
-    source="MaxText: compiled layers keep little; what XLA does with logits was not counted",
+    implementation="lean",
+    cross_entropy="compiled",
+    keeps_products=True,
+    compiled=True,
+    workspace=0.0,
+    source="MaxText: `remat_policy` names the products that stay (`full`: none, `minimal`: all but attention's, "
+    "`minimal_with_context`: all) of layers in one scan (its get_remat_policy); `DenseGeneral` casts "
+    "fp32 weights to the inputs' type before the product, so that its gradient has it too",
 )
 NANOTRON = MemoryProfile(
     name="nanotron",
     implementation="lean",
+    cross_entropy="sharded",
     persistent_gradients=True,
     low_gradients=1.0,
-    coalesced_copies=2.0,
-    source="nanotron: fp32 gradient buffer of all parameters, to which 16-bit gradients are added after each backward "
-    "pass (its gradient accumulator); ZeRO-1 flattens all of it (`reduce_scatter_coalesced`), and NCCL's "
-    "`reduce_scatter` of a list once more; fused AdamW",
+    gather_copies=1.0,
+    low_buckets=1.0,
+    streamed_outputs=1.0,
+    source="nanotron of 2024-25: fp32 gradient buffer of all parameters, to which 16-bit ones are added after each "
+    "backward pass (its gradient accumulator), reduced in place; ZeRO-1 gathers weights as lists "
+    "(`all_gather_coalesced`), whose flat output NCCL makes; without ZeRO torch's DDP has buckets of 16-bit gradients; "
+    "fused AdamW",
 )
 COMPOSER = MemoryProfile(
     name="composer",

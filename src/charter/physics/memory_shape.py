@@ -168,6 +168,11 @@ class Ends:
     root: Array
     """Gathered through the pass, its gradients wait for its end: what is tied, or split over tensor-parallel ranks."""
 
+    @property
+    def largest(self) -> Array:
+        """The larger of the two tables."""
+        return array(np.maximum(self.head + self.root, self.embedding))
+
 
 def rank_columns(model: ModelColumns, layouts: Layouts, *, stage: Stage, layers: Array) -> RankColumns:
     """Parameters of a rank of the first, a middle or the last pipeline stage, which holds `layers` layers.
@@ -283,6 +288,9 @@ class MemoryShape:
     products_replicated: Array
     products_sharded: Array
     """0, both, where selective recomputation is that of attention's scores."""
+    context_sharded: Array
+    """Of `products_sharded`, what selective recomputation computes again: attention's output, where XLA compiles."""
+    compiled: Array
     live_replicated: Array
     live_sharded: Array
     live_scores: Array
@@ -320,6 +328,7 @@ class MemoryShape:
     bucket_elements: Array
     live_parameters: Array
     ddp_buckets: Array
+    low_buckets: Array
     stage_outputs: Array
     flat_step: Array
     norm_bytes: Array
@@ -329,7 +338,7 @@ class MemoryShape:
     all_kernels_bytes: Array
     low_gradients: Array
     low_gradients_stay: Array
-    coalesced_copies: Array
+    streamed_outputs: Array
     dequantised_copies: Array
     workspace: Array
     recompute_share: Array
@@ -380,6 +389,8 @@ def _layer_numbers(job: MemoryJob) -> dict[str, float]:
         "scores": _mean(layers, "scores"),
         "products_replicated": job.profile.keeps_products * _mean(layers, "products_replicated"),
         "products_sharded": job.profile.keeps_products * (_mean(layers, "products_sharded") + extra.products_sharded),
+        "context_sharded": job.profile.compiled * sum(layer.context * count for layer, count in layers) / a.num_layers,
+        "compiled": job.profile.compiled,
         "live_replicated": _largest(layers).replicated + extra.replicated,
         "live_sharded": _largest(layers).sharded + extra.sharded,
         "live_scores": max(activations.scores for activations, _ in layers),
@@ -451,6 +462,7 @@ def _run_numbers(job: MemoryJob) -> dict[str, float]:
         "bucket_elements": profile.bucket_elements,
         "live_parameters": np.inf if stays else profile.live_parameters,
         "ddp_buckets": profile.ddp_buckets,
+        "low_buckets": profile.low_buckets,
         "stage_outputs": profile.stage_outputs,
         "flat_step": profile.flat_step,
         "norm_bytes": profile.norm_bytes,
@@ -460,15 +472,15 @@ def _run_numbers(job: MemoryJob) -> dict[str, float]:
         "all_kernels_bytes": ALL_KERNELS_BYTES * job.loads_all_kernels,
         "low_gradients": profile.low_gradients * (job.adapter is None),
         "low_gradients_stay": profile.low_gradients_stay,
-        "coalesced_copies": profile.coalesced_copies,
+        "streamed_outputs": profile.streamed_outputs,
         "dequantised_copies": profile.dequantised_copies,
         "workspace": profile.workspace,
         "first_layers": first,
         "last_layers": last,
         "cpu": device is not None and device.kind == "cpu",
         "context_factor": context_factor(device.name) if device else 1.0,
-        "reserved": job.reserved,
-        "context": job.context,
+        "reserved": job.reserved and not profile.compiled,
+        "context": job.context and (device is None or device.kind != "tpu"),
     }
 
 

@@ -16,6 +16,8 @@ from charter.spec.layout import Recompute
 # -------- The terms of a training step's memory, over arrays of layouts: each names its formula and its source.
 
 ZERO_SOURCE = "Rajbhandari et al. 2020, figure 1"
+LAYERS_AHEAD = 1024 / 32
+"""Layers that a host can be ahead of its device: 1,024 kernels may wait to run (a limit of CUDA), about 32 a layer."""
 ASSUMED = "assumption (physics/constants.py), moved by calibration"
 
 
@@ -200,16 +202,19 @@ def activation_columns(rank: Rank) -> dict[str, ExplainedColumn]:
 
 def _again(rank: Rank) -> Array:
     """Share of the layers that the backward pass computes once more, all of each or all but its products."""
-    full = rank.layouts.recomputes(Recompute.FULL) * rank.shape.recompute_share
-    return array(full + rank.layouts.recomputes(Recompute.SELECTIVE) * (rank.shape.products_sharded > 0))
+    s, lay = rank.shape, rank.layouts
+    none = lay.recomputes(Recompute.NONE) * s.compiled
+    selective = lay.recomputes(Recompute.SELECTIVE) * (s.products_sharded > 0)
+    return array(lay.recomputes(Recompute.FULL) * s.recompute_share + selective + none)
 
 
 def _products(rank: Rank) -> Array:
     """Bytes of a layer's products per token that selective recomputation keeps beside the layer's input."""
-    s, is_selective = rank.shape, rank.layouts.recomputes(Recompute.SELECTIVE)
-    return array(
-        is_selective * (s.products_replicated / sequence_group(rank) + s.products_sharded / rank.layouts.tensor)
-    )
+    s, lay = rank.shape, rank.layouts
+    selective = lay.recomputes(Recompute.SELECTIVE)
+    sharded = s.products_sharded - selective * s.context_sharded
+    keeps = np.maximum(selective, lay.recomputes(Recompute.NONE) * s.compiled)
+    return array(keeps * (s.products_replicated / sequence_group(rank) + sharded / lay.tensor))
 
 
 def sequence_group(rank: Rank) -> Array:
@@ -389,13 +394,15 @@ def _gathered_columns(rank: Rank, stored: Array, live: Array) -> dict[str, Expla
     apart, layer = rank.is_apart > 0, stored * p.layer_unit
     # What is gathered beside the layers, and how many layers: one in use, and the buffer of the last or the next
     # gather, which FSDP2 frees when another begins; at the loss that of the head.
-    through = array(np.where(apart, ends.root, p.end_unit))
-    at_loss = array(np.where(apart, ends.root + 2 * ends.head, p.end_unit))
+    compiled = rank.shape.compiled > 0
+    through = array(np.where(apart, ends.root, np.where(compiled, 0.0, p.end_unit)))
+    at_loss = array(np.where(apart, ends.root + 2 * ends.head, np.where(compiled, ends.largest, p.end_unit)))
+    two = np.where(compiled, 1.0, 2.0)
     beside: dict[str, tuple[Array, Array]] = {
-        "gathered": (through, array(2.0)),
-        "gathered_loss": (at_loss, array(np.where(apart, ends.head == 0, 2.0))),
-        "gathered_backward": (through, array(2.0)),
-        "gathered_end": (array(np.where(apart, 0.0, p.end_unit)), array(np.where(apart, 0.0, 2.0))),
+        "gathered": (through, array(two)),
+        "gathered_loss": (at_loss, array(np.where(apart, ends.head == 0, np.where(compiled, 0.0, 2.0)))),
+        "gathered_backward": (through, array(two)),
+        "gathered_end": (array(np.where(apart | compiled, 0.0, p.end_unit)), array(np.where(apart, 0.0, two))),
     }
     # ZeRO-2 has all gathered; the buffer of the last gather is beside it.
     buffer = {"gathered": layer, "gathered_loss": np.where(ends.head > 0, value * ends.head, layer)}
@@ -456,8 +463,8 @@ def _gradient_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     unit = np.minimum(p.largest_unit, trained)
     alone = rank.group <= 1
     buckets = np.where((lay.zero >= 1) & (lay.zero < 3) & ~alone, np.minimum(s.bucket_elements, trained), 0.0)
-    ddp = np.where((lay.zero == 0) & ~alone, s.ddp_buckets * trained, 0.0)
-    coalesced = np.where((lay.zero >= 1) & (lay.zero < 3) & ~alone, s.coalesced_copies * trained, 0.0)
+    plain = (lay.zero == 0) & ~alone
+    buckets, ddp = np.where(plain, s.low_buckets * trained, buckets), np.where(plain, s.ddp_buckets * trained, 0.0)
     return {
         **_unreduced_columns(rank, unit),
         "low": column(
@@ -469,20 +476,11 @@ def _gradient_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
             value=s.compute_bytes,
             trained=trained,
         ),
-        "coalesced": column(
-            "copies for the reduction",
-            "buffers",
-            s.gradient_bytes * coalesced,
-            "{size:g} B x {coalesced:,.0f}",
-            "all gradients flattened at once (nanotron `reduce_scatter_coalesced`)",
-            size=s.gradient_bytes,
-            coalesced=array(coalesced),
-        ),
         "buckets": column(
             "communication buckets",
             "buffers",
             s.compute_bytes * buckets + s.gradient_bytes * ddp,
-            "{value:g} B x {buckets:,.0f} (ZeRO) + {size:g} B x {ddp:,.0f} (DDP)",
+            "{value:g} B x {buckets:,.0f} + {size:g} B x {ddp:,.0f}",
             "DeepSpeed reduce and gather buckets; torch DDP copies gradients into buckets",
             value=s.compute_bytes,
             size=s.gradient_bytes,
@@ -498,7 +496,7 @@ def _unreduced_columns(rank: Rank, unit: Array) -> dict[str, ExplainedColumn]:
     trains = (s.adapter == 0) | (s.trained_ends > 0)
     wide, narrow, layers = s.gradient_bytes, s.compute_bytes, p.layer_unit * (s.adapter == 0)
     # One unit's copy in fp32 lives until the next is reduced. That of a layer exists when what the layer kept is gone.
-    waiting = wide * layers - stays["kept"].values / (p.layers * rank.held)
+    waiting = wide * layers - stays["kept"].values / (np.maximum(p.layers, 1.0) * rank.held)
     root = narrow * ends.root * trains
     beside = root + np.maximum(wide * ends.head * trains, np.maximum(waiting, 0.0))
     # Alone, a gradient of the embedding is added to the one that is there.
@@ -510,11 +508,14 @@ def _unreduced_columns(rank: Rank, unit: Array) -> dict[str, ExplainedColumn]:
     # The last reduction comes when no layer runs any more: counted is what it takes beyond a layer's backward pass.
     end = np.maximum(last * trains - running, gathered + root + wide * layers)
     apart = rank.is_apart > 0
+    # XLA stacks a layer's experts: of gate, up and down one reduces at a time.
+    stack = s.model.layer_experts / (3 * rank.layouts.tensor * rank.layouts.expert)
+    matrix = np.maximum(np.maximum(stack, s.model.largest_matrix / rank.layouts.tensor), ends.largest)
+    unit, each = np.where(s.compiled > 0, np.minimum(matrix, unit), unit), np.where(s.compiled > 0, narrow, wide)
+    one = each * unit * rank.gathers
     sizes = {
-        "unreduced": np.where(apart, beside, wide * unit * rank.gathers),
-        "unreduced_end": np.where(
-            apart, end, np.where(rank.is_autocast > 0, np.maximum(alone - running, 0.0), wide * unit * rank.gathers)
-        ),
+        "unreduced": np.where(apart, beside, one),
+        "unreduced_end": np.where(apart, end, np.where(rank.is_autocast > 0, np.maximum(alone - running, 0.0), one)),
     }
     return {
         key: column(
@@ -523,7 +524,7 @@ def _unreduced_columns(rank: Rank, unit: Array) -> dict[str, ExplainedColumn]:
             size,
             "{size:g} B x largest unit {unit:,.0f}, or {size:g} B + {value:g} B of a unit that is reduced alone",
             "one unit before its reduction",
-            size=s.gradient_bytes,
+            size=array(each),
             value=narrow,
             unit=array(unit),
         )
@@ -538,7 +539,10 @@ def _sequence_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     piped = lay.pipeline > 1
     divided = np.where(lay.sequence_parallel > 0, lay.tensor, 1.0)
     messages = np.where(piped, 2 + s.stage_outputs * rank.held / lay.tensor, 0.0) / divided
-    gathered = np.where((lay.sequence_parallel > 0) & (lay.tensor > 1), 2.0, 0.0)
+    split = (lay.sequence_parallel > 0) & (lay.tensor > 1)
+    # Whole outputs of attention and MLP, on the stream that divides them.
+    streamed = 2 * s.streamed_outputs * s.reserved * np.minimum(rank.parameters.layers, LAYERS_AHEAD)
+    gathered = np.where(split, 2.0 + streamed, 0.0)
     return {
         "messages": column(
             "pipeline messages",
@@ -554,7 +558,7 @@ def _sequence_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
             "buffers",
             state * gathered,
             "{copies:.3g} x {state:,.0f} B (hidden states of a micro-batch)",
-            "sequence parallelism gathers the input of a projection, forward and backward",
+            "sequence parallelism gathers the input of a projection, forward and backward; outputs on another stream",
             copies=array(gathered),
             state=array(state),
         ),

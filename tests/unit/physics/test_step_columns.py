@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from charter.catalog import accelerators, models
 from charter.physics.columns import Layouts, array
 from charter.physics.constants import TrainingConstants, describe, moved
-from charter.physics.devices import DeviceColumns, group
+from charter.physics.devices import DeviceColumns, fused_attention_rate, generation_of, group, multiprocessors
 from charter.physics.matrix_products import EXPERT_PRODUCTS, PRODUCTS, ProductColumns
 from charter.physics.micro_batch import StepInputs, step_work
 from charter.physics.shapes import count_parameters
@@ -194,3 +194,33 @@ def test_a_compiled_step_issues_nothing():
 
 def test_every_profile_is_kept_under_its_name():
     assert all(name == profile.name for name, profile in PROFILES.items())
+
+
+def test_every_gpu_of_the_catalog_has_its_generation():
+    gpus = [item.name for item in accelerators.catalog() if item.vendor in ("NVIDIA", "AMD")]
+    assert {name for name in gpus if generation_of(name) == "other"} == {"P100-SXM2-16GB"}
+    assert not [name for name in gpus if multiprocessors(name) == 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "units"),
+    [
+        ("RTX-A6000", "ampere", 10752 / 128),
+        ("A40", "ampere", 10752 / 128),
+        ("A30", "ampere", 3584 / 64),
+        ("L40", "ada", 18176 / 128),
+        ("RTX-6000-Ada", "ada", 18176 / 128),
+        ("RTX5090", "blackwell-rtx", 21760 / 128),
+        ("RTX3090Ti", "ampere", 10752 / 128),
+        ("Titan-RTX", "volta", 4608 / 64),
+    ],
+)
+def test_boards_have_the_multiprocessors_of_their_sheets(name, family, units):
+    """CUDA cores over cores of a multiprocessor."""
+    assert (generation_of(name), multiprocessors(name)) == (family, units)
+
+
+def test_boards_of_blackwell_gain_nothing_from_new_kernels():
+    board, server = accelerators.get("RTX5090"), accelerators.get("B200")
+    assert fused_attention_rate(board, "flash3") == fused_attention_rate(board, "flash2")
+    assert fused_attention_rate(server, "flash3") > 2 * fused_attention_rate(server, "flash2")

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from charter.physics.constants import TrainingMemoryConstants
 from charter.physics.fitted import Fitted
 from charter.physics.memory import job_memory
 from charter.spec.layout import Recompute, ZeroStage
-from charter.validation.quantities.memory import inference_case, out_of_memory
+from charter.validation.quantities.memory import TRAINING_MEMORY, inference_case, out_of_memory
 from charter.validation.quantities.memory_cases import probe_of, profile_of, training_case
 from charter.validation.rows.measurement import Measurement
 
@@ -158,22 +159,25 @@ def test_all_kernels_are_loaded_by_software_of_2022():
     assert new["device context"] < 1e9
 
 
-def test_nanotron_copies_all_gradients_to_reduce_them():
+def test_nanotron_reduces_in_place_and_gathers_flat_weights():
     cells = {
         "framework": "nanotron 0.5", "kind": "pretrain", "gpus": 32, "tp": 1, "pp": 2, "dp": 16, "shard": "zero1",
         "mbs": 1, "gbs": 256, "seq": 4096, "adapter": "full", "recompute": "none",
     }  # fmt: skip
-    case = training_case(row(**cells))
-    memory = job_memory(case.job, case.layout)
-    reduction = {term.name: term.value for term in memory.phases["reduction"]}
-    assert reduction["copies for the reduction"] == pytest.approx(2 * reduction["gradients"])
-    whole = {term.name: term.value for term in memory.phases["end of backward"]}
+    whole, alone, plain = (
+        {term.name: term.value for term in job_memory(case.job, case.layout).phases["end of backward"]}
+        for case in (
+            training_case(row(**cells)),
+            training_case(row(**{**cells, "dp": 1, "gpus": 2})),
+            training_case(row(**{**cells, "shard": "none"})),
+        )
+    )
     assert whole["16-bit gradients"] == pytest.approx(whole["gradients"] / 2)
+    assert whole["cached by the allocator"] == pytest.approx(whole["weights"])
+    assert "communication buckets" not in whole
+    assert "cached by the allocator" not in alone
+    assert plain["communication buckets"] == pytest.approx(plain["weights"])
     assert training_case(row(**{**cells, "tp": 4})).layout.sequence_parallel
-    alone = training_case(row(**{**cells, "dp": 1, "gpus": 2}))
-    assert "copies for the reduction" not in {
-        term.name for term in job_memory(alone.job, alone.layout).phases["reduction"]
-    }
 
 
 def test_the_flat_step_of_internevo_stays_cached():
@@ -212,3 +216,70 @@ def test_verdicts_take_the_constants_they_are_given():
     plain = out_of_memory(row(**cells))
     more = out_of_memory(row(**cells), {"training-memory": Fitted(shared={"slack": 1.0})})
     assert more.fits_probability < plain.fits_probability
+
+
+def nanotron(**cells):
+    base = {
+        "kind": "pretrain", "model": "Llama-arch-1.34B", "params_b": 1.34, "hidden": 2048, "layers": 16, "heads": 32,
+        "ffn": 8192, "vocab": 131072, "tied_embeddings": 1, "gpus": 64, "pp": 2, "dp": 32, "mbs": 1, "gbs": 256,
+        "seq": 4096, "shard": "zero1", "recompute": "none", "framework": "nanotron",
+    }  # fmt: skip
+    return row(**{**base, **cells})
+
+
+def test_name_of_llama_means_a_gated_mlp_however_wide():
+    architecture = training_case(nanotron()).job.architecture
+    assert architecture.gated_mlp
+    assert architecture.tied_embeddings
+
+
+def test_nanotron_splits_layers_by_products():
+    """One layer is 4 x 2048^2 + 3 x 8192 x 2048 products, the head 131072 x 2048: four layers' worth. Half of 20 is 10,
+    and the layer that passes it stays."""
+    assert training_case(nanotron()).job.end_layers == (11, 5)
+    assert training_case(nanotron(pp=4, dp=16)).job.end_layers == (6, 1)
+
+
+def test_nanotron_prints_the_memory_of_its_first_stage():
+    cases = [training_case(nanotron(mbs=4, vocab=vocabulary, params_b=None)) for vocabulary in (131072, 4 * 131072)]
+    even = [replace(case, job=replace(case.job, end_layers=(8, 8))) for case in cases]
+    small, large = TRAINING_MEMORY.predict(TRAINING_MEMORY.prepare(even), TrainingMemoryConstants())
+    stages = [job_memory(case.job, case.layout).stage for case in even]
+    assert stages == ["last", "last"]
+    assert large - small < 12, "an embedding of 1.6 billion parameters in 6.4 bytes each, no logits of 64 GiB"
+
+
+def test_outputs_of_a_host_ahead_are_reserved_memory():
+    case = training_case(nanotron(pp=1, tp=2, dp=32, seqpar=1))
+    reserved, allocated = (
+        job_memory(replace(case.job, reserved=counts), case.layout).phases["loss"] for counts in (True, False)
+    )
+    waiting = [
+        next(item.value for item in terms if item.name == "gathered sequence") for terms in (reserved, allocated)
+    ]
+    hidden = 2 * 2048 * 4096
+    assert waiting == [(2 + 2 * 16) * hidden, 2 * hidden]
+
+
+def test_torchtune_gathers_its_tables_apart():
+    cells = {
+        "framework": "torchtune", "kind": "sft", "adapter": "full", "gpus": 8, "dp": 8, "shard": "fsdp2", "mbs": 2,
+        "gbs": 16, "seq": 2048, "vocab": 128256, "params_b": None, "recompute": "full", "logits_kernel": "chunked",
+    }  # fmt: skip
+    case = training_case(row(**cells))
+    assert case.job.profile.implementation == "huggingface", "a chunked loss of its own is not Liger's"
+    phases = job_memory(case.job, case.layout).phases
+    gathered = {
+        phase: next(item.value for item in phases[phase] if item.name == "gathered weights")
+        for phase in ("loss", "backward")
+    }
+    layer = 4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096
+    assert gathered == {"loss": 2 * 2 * 128256 * 4096, "backward": 2 * 2 * layer}
+
+
+def test_torchtitan_has_a_micro_batch_for_each_stage():
+    cells = {"framework": "torchtitan", "kind": "pretrain", "gpus": 64, "tp": 1, "pp": 8, "dp": 8, "gbs": 256}
+    layout = training_case(row(**cells)).layout
+    assert (layout.micro_batch, layout.accumulation) == (4, 8)
+    printed = training_case(row(**cells, mbs=1)).layout
+    assert (printed.micro_batch, printed.accumulation) == (1, 32)

@@ -18,13 +18,13 @@ from charter.physics.inference_memory import (
     preallocated_bytes,
 )
 from charter.physics.memory import training_memory_table
-from charter.physics.memory_profiles import MemoryJob
+from charter.physics.memory_profiles import MAXTEXT, MemoryJob
 from charter.physics.memory_shape import MemoryShape
 from charter.physics.precision import STORED_FORMATS, StoredFormat
 from charter.physics.terms import Interval
 from charter.spec.layout import Layout
 from charter.units import GB, MIB
-from charter.validation.quantities.memory_cases import MemoryCase, device_of, training_case, unit_bytes
+from charter.validation.quantities.memory_cases import MemoryCase, device_of, profile_of, training_case, unit_bytes
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import Measurement, Refusal
 
@@ -207,17 +207,22 @@ def out_of_memory(row: Measurement, fits: Mapping[str, Fitted] | None = None) ->
 def leanest(row: Measurement) -> Measurement:
     """The row with what it does not say taken as the leanest: full recomputation, and offloading in PPO.
 
+    A `partial` policy says no more than a blank one; MaxText's may have the inputs of layers in host memory, too
+    (`remat_policy: custom`, `decoder_layer_input: offload`).
     A row that asks whether a job fits (metric `oom`) keeps the habits of its stack, which errs on the safe side.
     """
     if row.metric == "oom":
         return row
-    lean = row if row.recompute else replace(row, recompute="full")
+    lean = row
+    if row.recompute in ("", "partial"):
+        moves = profile_of(row) is MAXTEXT and not row.offload
+        lean = replace(row, recompute="full", offload="activations" if moves else row.offload)
     return replace(lean, offload="optimizer+parameters") if row.kind == "ppo" and not row.offload else lean
 
 
 def training_need(job: MemoryJob, layout: Layout, shift: Mapping[str, float]) -> float:
     """Bytes a training job needs on its fullest device, with constants moved by `shift`, in logarithms."""
-    profile = replace(job.profile, flat_step=0.0, cast_bytes=0.0, gather_copies=0.0)
+    profile = replace(job.profile, flat_step=0.0, cast_bytes=0.0, gather_copies=0.0, streamed_outputs=0.0)
     shape = MemoryShape.of(replace(job, profile=profile, reserved=True, context=True))
     constants = moved(TrainingMemoryConstants(), shift)
     return float(training_memory_table(shape, Layouts.of(layout), constants).total)
@@ -254,6 +259,7 @@ class PreparedTraining:
     layouts: Layouts
     extra_bytes: Array
     most_bytes: Array
+    first_stage: Array
     factor: Array
     """From bytes of a device to the row's unit."""
 
@@ -283,6 +289,7 @@ class TrainingMemory:
             layouts=Layouts.of([case.layout for case in cases]),
             extra_bytes=array([case.extra_bytes for case in cases]),
             most_bytes=array([case.most_bytes for case in cases]),
+            first_stage=array([case.first_stage for case in cases]),
             factor=array([case.devices / case.unit for case in cases]),
         )
 
@@ -298,7 +305,8 @@ class TrainingMemory:
     @staticmethod
     def _need(prepared: PreparedTraining, constants: TrainingMemoryConstants) -> Array:
         table = training_memory_table(prepared.shape, prepared.layouts, constants)
-        return array(table.total + prepared.extra_bytes)
+        shown = np.where(prepared.first_stage > 0, table.stages["first"].peak, table.total)
+        return array(shown + prepared.extra_bytes)
 
 
 TRAINING_MEMORY = TrainingMemory()

@@ -43,7 +43,7 @@ from charter.physics.shapes import count_parameters
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.units import GB, GIB, MIB
-from charter.validation.quantities.training_time import PARTIAL
+from charter.validation.quantities.training_time import COMPILED_PARTIAL, PARTIAL, micro_batch_of_habit
 from charter.validation.rows.accelerator import accelerator_of
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import BYTES_PER_VALUE, Measurement, Refusal, probe_in
@@ -209,15 +209,15 @@ def unit_bytes(row: Measurement, profile_name: str) -> float:
 def probe_of(row: Measurement, profile_name: str) -> tuple[bool, bool]:
     """Return whether a figure counts reserved memory, and whether it counts the context.
 
-    By `memory_probe`; where that is unknown litgpt, torchtune and SimuMax read torch's allocated peak, Unsloth the
-    reserved one, and the rest `nvidia-smi`.
+    By `memory_probe`; where that is unknown litgpt, torchtune and SimuMax read torch's allocated peak, Unsloth and
+    nanotron the reserved one, and the rest `nvidia-smi`.
     """
     probe = row.memory_probe or probe_in(row.unit, row.notes)
     if probe != "unknown":
         return probe in ("nvidia_smi", "reserved"), probe == "nvidia_smi"
     if profile_name in ("litgpt", "torchtune", "torchtitan", "maxtext"):
         return False, False
-    if profile_name == "unsloth":
+    if profile_name in ("unsloth", "nanotron"):
         return True, False
     return True, True
 
@@ -251,6 +251,8 @@ class MemoryCase:
     """Weights and states of other models on the device (PPO)."""
     most_bytes: float = math.inf
     """What a device of a run that printed its peak can have held."""
+    first_stage: bool = False
+    """Whether the figure is that of the first pipeline stage, not of the fullest (nanotron: `log_throughput`)."""
 
 
 def training_case(row: Measurement) -> MemoryCase:
@@ -286,6 +288,7 @@ def training_case(row: Measurement) -> MemoryCase:
         devices=float(row.gpus or 1) if row.metric.endswith("_total") else 1.0,
         extra_bytes=_other_roles(row, profile, size) if row.kind == "ppo" else 0.0,
         most_bytes=_most_bytes(row, accelerator),
+        first_stage=profile is NANOTRON,
     )
 
 
@@ -345,7 +348,7 @@ def with_kernels(row: Measurement, profile: MemoryProfile) -> MemoryProfile:
     """A chunked loss over Hugging Face's classes is Liger's, which by default also fuses norms, rotary embedding and
     the gated MLP (linkedin/Liger-Kernel, `apply_liger_kernel_to_*`).
     """
-    has_liger = row.logits_kernel == "chunked" and profile.cross_entropy not in OWN_LOSSES
+    has_liger = row.logits_kernel == "chunked" and profile.cross_entropy not in ("chunked", *OWN_LOSSES)
     fused = has_liger and profile.implementation == "huggingface"
     return replace(profile, implementation="triton") if fused else profile
 
@@ -363,7 +366,7 @@ def loss_kernel(row: Measurement, profile: MemoryProfile, architecture: Architec
     a list of chunks that are all there until the backward pass (its `lm_head_chunk_size`).
     """
     own: dict[str, tuple[CrossEntropy, ...]] = {
-        "full": ("eager", "released", "native", "inplace"),
+        "full": ("eager", "released", "sharded", "native", "inplace", "compiled"),
         "fused": ("fused", "inplace"),
         "chunked": ("chunked", *OWN_LOSSES) + (("native",) if profile is LITGPT else ()),
     }
@@ -415,8 +418,10 @@ def layout_of(row: Measurement, profile: MemoryProfile, size: float, adapter: bo
     """Parallel degrees of a row; the data-parallel one from the number of devices where it is blank."""
     tensor, pipeline, context = row.tp or 1, row.pp or 1, row.cp or 1
     data = row.dp or max(1, (row.gpus or 1) // (tensor * pipeline * context))
-    micro = max(1.0, row.mbs or 1.0) * (2 if row.kind == "rm" or compares_pairs(row) else 1)
-    steps = row.gbs / (max(1.0, row.mbs or 1.0) * data) if row.gbs else (8.0 * (pipeline > 1) or 1.0)
+    habit = micro_batch_of_habit(profile.name, pipeline, row.gbs / data) if row.gbs else None
+    read = max(1.0, row.mbs or habit or 1.0)
+    micro = read * (2 if row.kind == "rm" or compares_pairs(row) else 1)
+    steps = row.gbs / (read * data) if row.gbs else (8.0 * (pipeline > 1) or 1.0)
     offload = row.offload.lower()
     return Layout(
         data=data,
@@ -443,8 +448,19 @@ def end_layers(row: Measurement, profile: MemoryProfile, architecture: Architect
     of layers, and not that number, can be divided among the stages.
     """
     stages, layers = row.pp or 1, architecture.num_layers
+    if profile is NANOTRON and stages > 1:
+        return _by_cost(architecture, stages)
     counted = profile.name == "megatron-deepspeed" and stages > 1 and layers % stages and not (layers + 2) % stages
     return ((layers + 2) // stages - 1,) * 2 if counted else None
+
+
+def _by_cost(a: Architecture, stages: int) -> tuple[int, int]:
+    """Layers of the first and the last stage where blocks go to a stage until its share of the products is passed, and
+    the output projection is a block (nanotron `build_model`, `get_block_compute_costs`)."""
+    layer = 4 * a.num_heads * a.head_size * a.hidden_size + 3 * a.intermediate_size * a.hidden_size
+    share = (a.num_layers * layer + a.vocab_size * a.hidden_size) / stages
+    ends = [min(a.num_layers, math.floor(share * (stage + 1) / layer) + 1) for stage in range(stages)]
+    return ends[0], max(1, a.num_layers - ends[-2])
 
 
 def expert_parallel(row: Measurement, group: int) -> int:
@@ -514,7 +530,7 @@ def recompute_share(row: Measurement, architecture: Architecture) -> float:
     if every and re.search(r"torchtitan", row.framework.lower()):
         return 1 / int(every[1]) if every[1] else every_second_product(architecture)
     if row.recompute == "partial":
-        return PARTIAL
+        return COMPILED_PARTIAL if profile_of(row) is MAXTEXT else PARTIAL
     block = re.search(r"(?:block|full|layers?)\D{0,6}(\d+)", row.recompute.lower())
     if not block or not re.search(r"block|layer", row.recompute.lower()):
         return 1.0

@@ -191,8 +191,14 @@ def with_batches(job: MeasuredJob, layout: Layout) -> Layout:
     if not batch:
         batch = max(data, round(TOKENS_PER_STEP / job.seq)) if row.kind == "pretrain" else 16.0 * data
     each = max(1.0, batch / data)
-    micro = min(row.mbs or _guessed_micro_batch(job, layout, each), each)
+    habit = micro_batch_of_habit(job.profile.name, layout.pipeline, each)
+    micro = min(row.mbs or habit or _guessed_micro_batch(job, layout, each), each)
     return replace(layout, micro_batch=max(1, round(micro)), accumulation=max(1, math.ceil(each / micro - 1e-6)))
+
+
+def micro_batch_of_habit(stack: str, pipeline: int, each: float) -> float | None:
+    """Part of a replica's batch for each pipeline stage (torchtitan's `pipeline_parallel_microbatches`), or None."""
+    return max(1.0, each / pipeline) if stack == "torchtitan" and pipeline > 1 else None
 
 
 def _guessed_micro_batch(job: MeasuredJob, layout: Layout, each: float) -> float:

@@ -194,7 +194,7 @@ def plain_architecture(row: Measurement) -> Architecture:
     hidden, layers = row.hidden or 0, row.layers or 0
     heads = row.heads or max(1, hidden // (row.head_dim or HEAD))
     ffn = row.ffn or (PLAIN_EXPANSION * hidden if not row.expert_ffn else row.expert_ffn)
-    llama_like = bool(row.n_experts) or ffn != PLAIN_EXPANSION * hidden
+    llama_like = bool(row.n_experts) or ffn != PLAIN_EXPANSION * hidden or family_of(row.model).startswith("llama")
     shape = Architecture(
         hidden_size=hidden,
         num_layers=layers,
