@@ -159,7 +159,7 @@ class Groups:
     def weighed(self, names: tuple[str, ...]) -> Array:
         """Seconds of a group as a step counts them."""
         update, score = self.seconds(names)
-        return array(update * self.constants.update_factor + score * self.constants.score_factor)
+        return array(update * self.constants.update_factor + score * self.constants.scoring)
 
     @cached_property
     def modes(self) -> tuple[Mode, ...]:
@@ -495,7 +495,7 @@ def busy_shares(item: Placed, constants: RlConstants, step_seconds: float) -> tu
     The group that shares its accelerators with the generator waits for nobody for long: 1.
     """
     factor = float(constants.unmodelled)
-    score, update = float(constants.score_factor) * factor, float(constants.update_factor) * factor
+    score, update = float(constants.scoring) * factor, float(constants.update_factor) * factor
     trainers = tuple(min(1.0, (g.score * score + g.update * update) / step_seconds) for g in item.trainers)
     if item.together:
         return (1.0, *trainers[1:]), 1.0
