@@ -337,8 +337,10 @@ def _missed(question: StageQuestion, searched: Searched, counted: Missed) -> Mis
         return replace(counted, rejected=(Rejected(option=searched.site.label, reason=reason),))
     layout = searched.space.layout(int(searched.by_need()[0]))
     peak = peak_of(question, searched.site.place, layout)
-    rejected = Rejected(option=f"{searched.site.label} {layout.label}", reason=does_not_fit(peak, searched.capacity))
-    return replace(counted, rejected=(rejected,), peaks=((peak, searched.capacity),))
+    device, risk = searched.site.place.accelerator, question.knowledge.memory_risk
+    reason = does_not_fit(peak, searched.capacity, device, risk)
+    rejected = Rejected(option=f"{searched.site.label} {layout.label}", reason=reason)
+    return replace(counted, rejected=(rejected,), peaks=((peak, searched.capacity, device),))
 
 
 def nothing_to_try(question: StageQuestion) -> str:
@@ -517,6 +519,7 @@ def _missing(question: StageQuestion, searched: Searched) -> Iterator[Rejected]:
         layout = searched.space.layout(row)
         needs = f"needs at least {searched.peak[row] / 2**30:.1f} GiB of {searched.capacity / 2**30:.1f} usable"
         if shown < SHOWN[1]:
-            needs = does_not_fit(peak_of(question, searched.site.place, layout), searched.capacity)
+            device, risk = searched.site.place.accelerator, question.knowledge.memory_risk
+            needs = does_not_fit(peak_of(question, searched.site.place, layout), searched.capacity, device, risk)
         shown += 1
         yield Rejected(option=f"{searched.site.label} {layout.label}", reason=needs)

@@ -167,10 +167,11 @@ def on_processors(question: StageQuestion, place: NodeOffer) -> tuple[tuple[Opti
         layout, label, peak = _training_option(question, work, place)
     else:
         layout, label, peak = _answering_option(question, place)
-    capacity = question.knowledge.usable_bytes(place.accelerator)
+    capacity, risk = question.knowledge.usable_bytes(place.accelerator), question.knowledge.memory_risk
     if peak.total_bytes > capacity:
         return (), Missed(
-            rejected=(Rejected(option=place.label, reason=does_not_fit(peak, capacity)),), peaks=((peak, capacity),)
+            rejected=(Rejected(option=place.label, reason=does_not_fit(peak, capacity, place.accelerator, risk)),),
+            peaks=((peak, capacity, place.accelerator),),
         )
     terms = tuple(_seconds(question, work, place, layout))
     return (make_option(question, place, 1, layout, label, peak, terms),), Missed()

@@ -10,12 +10,11 @@ from charter.engines.hardware import hardware_refusal, server_refusal
 from charter.plan.knowledge import format_refusal
 from charter.plan.layout_search import NodeGroup, options_of, training_options
 from charter.plan.offers import LOCAL, UNPRICED, NodeOffer
-from charter.plan.option import Found, Missed, Option, Rejected, StageQuestion, does_not_fit, largest_term
+from charter.plan.option import Found, Missed, Option, Overflow, Rejected, StageQuestion, does_not_fit, largest_term
 from charter.plan.plan import InfeasiblePlanError
 from charter.plan.purchase import markets
 from charter.plan.rl_search import across, rl_answers
 from charter.plan.servers import answering_options, endpoint_only, with_endpoints, without_accelerators
-from charter.plan.stage_memory import Peak
 from charter.spec.stage_base import NATIVE, Sampling, StageResources
 from charter.units import GIB, format_machines
 
@@ -25,7 +24,7 @@ from charter.units import GIB, format_machines
 def search(question: StageQuestion, places: tuple[NodeOffer, ...]) -> Found:
     """Options over all places; of each place, node count and market those that may be chosen."""
     options: list[Option] = []
-    misses: list[tuple[Peak, float]] = []
+    misses: list[Overflow] = []
     refusals = {place: _refusal(question, place) for place in places}
     rejected = [Rejected(option=place.label, reason=reason) for place, reason in refusals.items() if reason]
     places = tuple(place for place, reason in refusals.items() if reason is None)
@@ -121,9 +120,9 @@ def infeasible(
     if cause:
         lines.append(f"  {cause}")
     elif answers.closest is not None:
-        peak, capacity = answers.closest
+        peak, capacity, device = answers.closest
         term = largest_term(peak)
-        lines.append(f"  {does_not_fit(peak, capacity)} (at {peak.moment})")
+        lines.append(f"  {does_not_fit(peak, capacity, device, question.knowledge.memory_risk)} (at {peak.moment})")
         lines.append(f"  the largest part is {term.name}: {term.value / GIB:.1f} GiB = {term.formula}")
         lines += [
             f"  {item.option}: {item.reason}" for item in answers.rejected if item.reason.startswith(SHORT_OF_HOST)

@@ -32,6 +32,9 @@ DEGREES_OF_FREEDOM = 4.0
 SHARES = (0.25, 0.5, 1.0)
 """Widths of the prior, relative to a constant's own, between which a few rows choose. At a quarter the constants
 together move little more than one factor of all rows; at one each row may move what it speaks for."""
+STILL_ODDS = float(len(SHARES))
+"""Prior weight of nothing moved, over that of each of `SHARES`: before any row is read, staying and moving are equally
+likely. Five rows of a stack that was predicted well otherwise move it by their scatter."""
 SINGLE_SHARE = 0.5
 """Of one row, which cannot be left out of itself. Judgement: the middle of `SHARES`."""
 MOST_FOLDS = 20
@@ -50,9 +53,9 @@ def calibrate(
     """Constants of the stacks of a few rows: a mean of nothing moved and of fits under priors of several widths.
 
     The weight of each is the likelihood of the rows, each predicted without itself (stacking by pseudo-likelihood;
-    Geisser and Eddy 1979, JASA 74:153), with predictions linear around the start. So rows that scatter both ways
-    around the start leave it where it is. Limit: between five rows of much noise the choice itself is noisy, and a
-    stack that was predicted better than its rows scatter gets somewhat worse (docs/concepts/accuracy.md).
+    Geisser and Eddy 1979, JASA 74:153), with predictions linear around the start, times its prior odds. So rows that
+    scatter both ways around the start leave it where it is. Limit: between five rows of much noise the choice itself is
+    noisy, and a stack that was predicted better than its rows scatter gets somewhat worse (docs/concepts/accuracy.md).
     """
     shares, width = (0.0, *SHARES), describe(kind)
     problem = _Problem(
@@ -184,7 +187,7 @@ class _Problem:
                 missed[inside] -= slopes[inside] @ moved_by
             far = (missed / noise) ** 2
             logs.append(-(DEGREES_OF_FREEDOM + 1) / 2 * float(np.sum(np.log1p(far / DEGREES_OF_FREEDOM))))
-        weights = np.exp(np.array(logs) - max(logs))
+        weights = np.exp(np.array(logs) - max(logs)) * [1.0 if share > 0 else STILL_ODDS for share in shares]
         weights[weights < 0.01 * weights.sum()] = 0.0
         return list(map(float, weights / weights.sum()))
 

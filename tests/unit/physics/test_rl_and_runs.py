@@ -63,7 +63,7 @@ def test_a_side_by_side_step_takes_the_slower_side(generate, score, update):
     table = rl_step_terms(phases, constants)
     together = float(table.part("generate") + table.part("score") + table.part("update"))
     plain = generate * float(constants.generation_factor)
-    training = score * float(constants.score_factor) + update * float(constants.update_factor)
+    training = score * float(constants.scoring) + update * float(constants.update_factor)
     assert together == pytest.approx(max(plain, training))
     assert float(table.total) <= float(rl_step_terms(replace(phases, side_by_side=array(0.0)), constants).total)
 

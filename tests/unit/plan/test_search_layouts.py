@@ -344,7 +344,7 @@ def test_where_nothing_fits_the_layout_that_needs_least_is_told_though_only_boun
     question = asking(engine, architecture=models.get("Llama-3.1-70B").architecture, offload="none")
     where = site("H100", 1)
     found = search(question, (where.place,))
-    peak, capacity = found.closest
+    peak, capacity, _ = found.closest
     layouts = next(search_sites(question, [where])).space
     every = peak_bytes(
         question.work,

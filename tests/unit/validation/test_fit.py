@@ -95,6 +95,14 @@ def test_few_rows_that_scatter_both_ways_move_almost_nothing() -> None:
     assert max(abs(shift) for shift in moved_by.values()) < 0.08
 
 
+def test_rows_that_say_little_leave_a_stack_near_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any row is read, staying and moving are equally likely; rows that agree move it all the way still."""
+    scatter = [0.08, -0.03, 0.06, -0.05, 0.02]
+    wary = few(0.05, scatter).shift("a")["share"]
+    monkeypatch.setattr("charter.validation.fit.STILL_ODDS", 1.0)
+    assert abs(wary) < 0.8 * abs(few(0.05, scatter).shift("a")["share"])
+
+
 def test_a_single_row_moves_its_stack_part_of_the_way() -> None:
     assert 0.05 < few(0.4, [0.0]).shift("a")["share"] < 0.4
 
