@@ -108,7 +108,7 @@ GROUPS: dict[str, tuple[Suite, ...]] = {
     ),
     "handover": tuple(
         Suite(name=name, arguments=(f"tests/handover/{name}",), budget_seconds=300)
-        for name in ("huggingface", "verl", "openrlhf", "dali", "openenv")
+        for name in ("huggingface", "verl", "openrlhf", "dali", "openenv", "verifiers")
     ),
     "engines": (
         Suite(name="vllm", arguments=("tests/engines/test_vllm_generator.py",), budget_seconds=600),
