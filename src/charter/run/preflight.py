@@ -34,7 +34,7 @@ from charter.spec.graph import inputs_of
 from charter.spec.layout import WHOLE_BITS
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Project
-from charter.spec.rewards import EXPRESSION, IN_SANDBOX
+from charter.spec.rewards import EXPRESSION, IN_SANDBOX, VERIFIERS
 from charter.spec.stage import TRAINS, EvalStage, PrepareStage, is_hosted
 from charter.spec.stage_base import NATIVE, Stage, StageResources
 from charter.spec.stage_checks import check_runnable
@@ -408,6 +408,9 @@ def _check_rewards(todo: Sequence[PlannedStage]) -> None:
             raise MissingExtraError(f"{calls[call]}: {problem}")
     if EXPRESSION in calls and find_spec("math_verify") is None:
         raise MissingExtraError(f"{EXPRESSION} of {calls[EXPRESSION]} needs math-verify: {how_to_install('math')}")
+    for call, stage in calls.items():
+        if call.startswith(VERIFIERS) and find_spec("verifiers") is None:
+            raise MissingExtraError(f"{call} of {stage} needs verifiers: {how_to_install('verifiers')}")
 
 
 def _reward_models(todo: Sequence[PlannedStage]) -> list[Problem]:
