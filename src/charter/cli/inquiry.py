@@ -64,6 +64,14 @@ OPTIONS = (*WORK[1:], "nodes", "price", "market", "budget", "deadline")
 """Parameters of a command that describe a question, beside its kind and model."""
 
 
+def check_limits_asked(fail_over_budget: bool, allow_over_budget: bool) -> None:
+    """Raise a `UsageError` for two options that contradict each other."""
+    from charter.errors import UsageError
+
+    if fail_over_budget and allow_over_budget:
+        raise UsageError("--fail-over-budget and --allow-over-budget ask for opposites; give one of them")
+
+
 def said_in(context: typer.Context) -> dict[str, str | None]:
     """Return what a command line says of a question, by parameter."""
     return {name: context.params[name] for name in OPTIONS}

@@ -110,7 +110,7 @@ class RowParts:
         return given_RBPSD.permute(1, 2, 0, 3, 4).flatten(2, 3)
 
 
-class _Exchange(torch.autograd.Function):
+class _PositionExchange(torch.autograd.Function):
     """Part r of the first dimension goes to process r, whose part comes back in its place; its own inverse."""
 
     @staticmethod
@@ -129,7 +129,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def _exchanged(sent: Tensor, group: Any) -> Tensor:
-    given: Tensor = _Exchange.apply(sent, group)  # type: ignore[no-untyped-call]
+    given: Tensor = _PositionExchange.apply(sent, group)  # type: ignore[no-untyped-call]
     return given
 
 

@@ -556,9 +556,8 @@ def _adapter_activations(job: MemoryJob) -> LayerActivations:
     }
     chosen = [name for name in inputs if name in adapter.groups]
     shared = {"qkv": a.hidden_size, "up": a.hidden_size}
-    copied = (
-        value * job.profile.autocast_adapters * sum(inputs[name] - shared.get(name, inputs[name]) for name in chosen)
-    )
+    further = sum(inputs[name] - shared.get(name, inputs[name]) for name in chosen)
+    copied = value * job.profile.autocast_adapters * further
     dropped = (value + 1) * adapter.dropout * sum(inputs[name] for name in chosen)
     scaled = value * adapter.scaled_outputs * sum(outputs.values())
     narrow = value * adapter.rank * len(chosen) * 1.5

@@ -196,19 +196,19 @@ CGROUP_USED, CGROUP_IDLE = ("memory.current", "memory.usage_in_bytes"), ("inacti
 CGROUP, MEMINFO, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/meminfo"), Path("/proc/self/cgroup")
 
 
-def usable_memory_bytes(cgroup: Path = CGROUP, meminfo: Path = MEMINFO, own: Path = OWN_CGROUP) -> float:
+def usable_memory_bytes(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> float:
     """Bytes of memory this process may use: physical, or the least limit of its cgroups (v2 or v1) if that is lower."""
     physical = _meminfo_bytes(meminfo, "MemTotal", 8 * 2.0**30)
-    return min([physical, *(limit for limit, _ in _memory_limits(cgroup, own))])
+    return min([physical, *(limit for limit, _ in _memory_limits(cgroup))])
 
 
-def free_memory_bytes(cgroup: Path = CGROUP, meminfo: Path = MEMINFO, own: Path = OWN_CGROUP) -> float:
+def free_memory_bytes(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> float:
     """Bytes of memory that a process here can still take before the system or one of its cgroups ends a process.
 
     What the page cache could give back counts as free, in the system's own count and in that of a cgroup.
     """
-    free = _meminfo_bytes(meminfo, "MemAvailable", usable_memory_bytes(cgroup, meminfo, own))
-    return max(0.0, min([free, *(limit - _cgroup_use(place) for limit, place in _memory_limits(cgroup, own))]))
+    free = _meminfo_bytes(meminfo, "MemAvailable", usable_memory_bytes(cgroup, meminfo))
+    return max(0.0, min([free, *(limit - _cgroup_use(place) for limit, place in _memory_limits(cgroup))]))
 
 
 def _meminfo_bytes(meminfo: Path, name: str, otherwise: float) -> float:
@@ -216,9 +216,9 @@ def _meminfo_bytes(meminfo: Path, name: str, otherwise: float) -> float:
     return next((float(words[1]) * 1024 for words in lines if words and words[0] == f"{name}:"), otherwise)
 
 
-def _memory_limits(cgroup: Path, own: Path) -> list[tuple[float, Path]]:
+def _memory_limits(cgroup: Path) -> list[tuple[float, Path]]:
     """Each limit of memory on this process and its directory: a job of Slurm has it some levels below the root."""
-    below = next((line[3:] for line in _read(own).splitlines() if line.startswith("0::")), "/").strip("/")
+    below = next((line[3:] for line in _read(OWN_CGROUP).splitlines() if line.startswith("0::")), "/").strip("/")
     places = [cgroup, *(cgroup / part for part in reversed(Path(below).parents)), cgroup / below]
     files = [*(place / "memory.max" for place in dict.fromkeys(places)), cgroup / "memory" / "memory.limit_in_bytes"]
     texts = ((_read(file).strip(), file.parent) for file in files)
