@@ -55,8 +55,10 @@ test-accelerator: $(DEV_READY)  ## what accelerators would show and processors c
 N ?= 3000
 chaos: export CHARTER_CHAOS_KILLS = $(N)
 chaos: export CHARTER_CHAOS_FLIPS = 100
+chaos: export CHARTER_CHAOS_FUZZ_SECONDS ?= 600
 chaos: export CHARTER_KILL_RESULTS ?= $(CURDIR)/.kill-results.jsonl
-chaos: $(DEV_READY)  ## the full matrix of kills and faults, N random kills among them, and the page of results
+chaos: $(DEV_READY)  ## the full matrix of kills and faults, N random kills among them, fuzzing, and the page of results
+	@$(BIN)/python -m pip install --quiet "atheris==3.0.0" || echo "no atheris here: Hypothesis alone fuzzes the readers"
 	@rm -f "$$CHARTER_KILL_RESULTS"
 	@$(BIN)/python tools/suites.py chaos
 	@$(BIN)/python tools/kill_results.py "$$CHARTER_KILL_RESULTS"

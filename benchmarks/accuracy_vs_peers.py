@@ -28,10 +28,15 @@ ENVIRONMENT = ROOT / ".venv-peers"
 sys.path.insert(0, str(ROOT / "src"))
 
 from charter.physics.fitted import bundled  # noqa: E402
-from charter.validation.bundled import MEASUREMENTS, bundled_measurements  # noqa: E402
-from charter.validation.quantity import TRAINING_TIME  # noqa: E402
+from charter.validation.alarms import MEASUREMENTS, bundled_measurements  # noqa: E402
 from charter.validation.rows.measurement import Measurement, read_measurements  # noqa: E402
-from charter.validation.score import Case, calibrated, cases_of, predict  # noqa: E402
+from charter.validation.score import (  # noqa: E402
+    TRAINING_TIME,
+    Case,
+    calibrated,
+    cases_of,
+    predict,
+)
 from charter.validation.validate import RowVerdict, score, validate, without  # noqa: E402
 
 CLASSIC_SHAPE = ("id", "model_hidden", "layers", "heads", "kv_heads", "ffn", "vocab", "seq")

@@ -33,14 +33,19 @@ from charter.physics.fitted import WIDEST, Fitted  # noqa: E402
 from charter.validation.alarms import alarms_of  # noqa: E402
 from charter.validation.intervals import beside_device, group_of, spreads  # noqa: E402
 from charter.validation.quantities.memory import MEMORY_NAMES, out_of_memory  # noqa: E402
-from charter.validation.quantity import (  # noqa: E402
-    QUANTITIES,
-    Quantity,
-    quantity_of,
-)
 from charter.validation.rows.accelerator import device_family  # noqa: E402
 from charter.validation.rows.measurement import Measurement, Refusal, read_measurements  # noqa: E402
-from charter.validation.score import Case, ScoredRow, calibrated, fitted_to, predict, prepared_once  # noqa: E402
+from charter.validation.score import (  # noqa: E402  # noqa: E402
+    QUANTITIES,
+    Case,
+    Quantity,
+    ScoredRow,
+    calibrated,
+    fitted_to,
+    predict,
+    prepared_once,
+    quantity_of,
+)
 from charter.validation.validate import safe_cases  # noqa: E402
 
 FEWEST = 8
@@ -54,6 +59,8 @@ LADDERS = ("FND", "IEV", "BSC", "TTN", "NTR")
 """Sources that measured one job on several numbers of accelerators; from the issue."""
 WIDTH = 120
 """Of printed text, which docs/concepts/accuracy.md holds as it is."""
+WIDTHS = tuple(step / 100 for step in range(2, 150))
+"""Half-widths that are tried with the errors in sight."""
 WHOLE_STEPS = ("step_time_s", "ppo_step_time_s")
 
 
@@ -252,20 +259,57 @@ def interval_score(error: float, half_width: float) -> float:
     return 2 * half_width + MISS * max(0.0, abs(error) - half_width)
 
 
-def interval_line(items: Sequence[tuple[str, ScoredRow, float]]) -> dict[str, object]:
-    """Coverage and mean interval score over stacks, beside the best constant half-width and the best of each stack.
+def quarters(value: float | None) -> int | None:
+    """A size in factors of four."""
+    return round(math.log2(value) / 2) if value else None
 
-    Both are chosen with the errors in sight: what one width can reach, and what knowing each stack's scatter would.
+
+CELLS: Mapping[str, Callable[[Measurement], object]] = {
+    "device": device_family,
+    "accelerators": lambda row: quarters(row.gpus),
+    "parameters": lambda row: quarters(row.params_b),
+    "length": lambda row: quarters(row.seq or row.isl),
+    "micro-batch": lambda row: quarters(row.mbs),
+    "number format": lambda row: row.compute_dtype or row.dtype,
+    "recomputation": lambda row: row.recompute_kind,
+    "attention": lambda row: row.attention_kernel,
+    "sharding": lambda row: row.shard_kind,
+}
+"""What a row says that a width might follow."""
+
+
+def best_by_cell(
+    items: Sequence[tuple[str, ScoredRow, float]], shares: Mapping[str, float], cell_of: Callable[[Measurement], object]
+) -> float:
+    """Mean score where each value of a column has the width that suits its own errors best."""
+    cells: dict[object, list[tuple[float, float]]] = {}
+    for stack, item, _ in items:
+        cells.setdefault(cell_of(item.row), []).append((item.log_error, shares[stack]))
+    return sum(
+        min(sum(share * interval_score(error, width) for error, share in rows) for width in WIDTHS)
+        for rows in cells.values()
+    )
+
+
+def interval_line(items: Sequence[tuple[str, ScoredRow, float]]) -> dict[str, object]:
+    """Coverage and mean interval score over stacks, beside best half-widths: constant, of each stack, of each cell.
+
+    They are chosen with the errors in sight: what one width can reach, and what knowing the scatter of each stack, or
+    of each value of the most telling column, would.
     """
     stacks: dict[str, list[tuple[float, float]]] = {}
     for stack, item, width in items:
         stacks.setdefault(stack, []).append((item.log_error, width))
-    widths = [step / 100 for step in range(2, 150)]
     fixed = {
-        stack: [mean(interval_score(error, width) for error, _ in rows) for width in widths]
+        stack: [mean(interval_score(error, width) for error, _ in rows) for width in WIDTHS]
         for stack, rows in stacks.items()
     }
+    shares = {stack: 1 / len(stacks) / len(rows) for stack, rows in stacks.items()}
+    columns = {name: best_by_cell(items, shares, cell_of) for name, cell_of in CELLS.items()}
+    column = min(columns, key=lambda name: columns[name])
     return {
+        "best_by_column": columns[column],
+        "column": column,
         "coverage": mean(mean(abs(error) <= width for error, width in rows) for rows in stacks.values()),
         "score": mean(mean(interval_score(error, width) for error, width in rows) for rows in stacks.values()),
         "best_constant": min(map(mean, zip(*fixed.values(), strict=True))),
@@ -419,12 +463,13 @@ def table(figures: dict[str, object]) -> str:
     for name, item in figures["lines"].items():  # type: ignore[attr-defined]
         cells = [percent(item[key]) for key in ("zero_shot", "before_5", "after_5", "under_by_5_percent")]
         lines.append(f"| {name} | {item['stacks']}, {item['configurations']} | {' | '.join(cells)} |")
-    head = "| 80 % interval, zero-shot | inside | score | best constant | ratio | best width of each stack |"
-    lines += ["", head, "| --- " * 6 + "|"]
+    head = "| 80 % interval, zero-shot | inside | score | best constant | ratio | best width of each stack | of each |"
+    lines += ["", head, "| --- " * 7 + "|"]
     for name, item in figures["intervals"].items():  # type: ignore[attr-defined]
         score, best = item["score"], item["best_constant"]
         cells = f"{percent(item['coverage'])} | {score:.2f} | {best:.2f} | {score / best:.2f}"
-        lines.append(f"| {name} | {cells} | {item['best_of_each_stack']:.2f} |")
+        column = f"{item['column']}: {item['best_by_column']:.2f}"
+        lines.append(f"| {name} | {cells} | {item['best_of_each_stack']:.2f} | {column} |")
     judged: Mapping[str, Any] = figures["fits"]  # type: ignore[assignment]
     above = ", ".join(judged["oom_above_half"]) or "none"
     worse, compared = figures["made_worse_by_5"]  # type: ignore[misc]

@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT / "src"))
 import numpy as np  # noqa: E402
 
 from charter.physics.fitted import bundled  # noqa: E402
-from charter.validation.bundled import MEASUREMENTS  # noqa: E402
+from charter.validation.alarms import MEASUREMENTS  # noqa: E402
 from charter.validation.quantities.training_time import TRAINING_TIME  # noqa: E402
 from charter.validation.rows.measurement import read_measurements  # noqa: E402
 from charter.validation.score import ScoredRow, cases_of, scored  # noqa: E402

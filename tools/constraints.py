@@ -52,11 +52,16 @@ def closure() -> dict[str, Distribution]:
 
 
 def main() -> None:
-    """Print the file."""
+    """Print the file; an extra that is not installed here (verifiers) keeps the pins that the file has."""
+    installed = {normal(package.name) for package in distributions()}
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    before = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    pins = {name: version for name, version in before.items() if normal(name) not in installed}
+    # `+cpu` names a build, not a version: any build of the version will do.
+    pins |= {name: package.version.split("+")[0] for name, package in closure().items()}
     print(HEAD, end="")
-    for name, package in sorted(closure().items()):
-        # `+cpu` names a build, not a version: any build of the version will do.
-        print(f"{name}=={package.version.split('+')[0]}")
+    for name, version in sorted(pins.items()):
+        print(f"{name}=={version}")
 
 
 if __name__ == "__main__":

@@ -55,7 +55,11 @@ def _support() -> Iterator[str]:
 def _nodes(engine: TrainingEngine) -> str:
     if engine.adapter is None or engine.reads == NO_ROWS:
         return "none: exported"
-    return "one node or several" if engine.capabilities.several_nodes else "one node"
+    if engine.capabilities.several_nodes:
+        return "one node or several"
+    on_ray = engine.capabilities.ray_kinds
+    kinds = "" if on_ray == engine.kinds else f" ({', '.join(f'`{kind}`' for kind in on_ray)})"
+    return f"one node; several of Ray{kinds}" if on_ray else "one node"
 
 
 def _resume(engine: TrainingEngine) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unreferenced import Module, called, imported_from, read_modules, unreferenced, users
+from unreferenced import Module, called, imported_from, read_modules, unpassed, unreferenced, users
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = "tools/house_limits.toml"
@@ -203,6 +203,7 @@ def figures(root: Path, public: Sequence[str] = (), waiting: Collection[str] = (
             tuple(f"{unit.label} ({', '.join(by[unit.label]) or 'nothing'})" for unit in dead),
         ),
         "waiting": Figure("dead definitions that wait for an issue", tuple(unit.label for unit in idle)),
+        "unpassed": Figure("parameters that no caller passes", tuple(unpassed(root, modules, public))),
         "class_names": Figure(
             "class names used twice or more",
             tuple(f"{name} {len(places)}" for name, places in sorted(classes.items()) if len(places) > 1),

@@ -26,7 +26,7 @@ TITLES = {
     "shards": "SIGKILL of processes that share the batches of a stage",
     "flips": "Flipped bits and cut-off ends of the files of a stage",
 }
-ORDER = ("1", "2 DDP", "2 FSDP2", "3 DDP", "4 DDP", "4 FSDP2", "2 shards", "3 shards")
+ORDER = ("1", "2 DDP", "2 FSDP2", "3 DDP", "4 DDP", "4 FSDP2", "2 TP SP", "4 TP SP FSDP2", "2 shards", "3 shards")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +90,11 @@ def page(cases: Sequence[Mapping[str, Any]], *, machine: str, found: Sequence[st
         f"- Date: {dates[0]}" + ("" if dates[0] == dates[-1] else f" to {dates[-1]}"),
         f"- Machine: {machine}",
         f"- Seeds: {', '.join(seeds) or 'none'}",
-        "- Stages: a llama of 40 thousand parameters with dropout; 12 steps of SFT, preference model and DPO; PPO of",
-        "  12 rollouts with 3 epochs, a checkpoint after each: 48 places; records and figures by prepare, generate,",
-        "  critique, label and eval with models in the stage's process. Served: a pipeline of four such stages on a",
-        "  server that counts every request; no record is lost or doubled, the bill lies within the ledger's interval",
-        "  and is the server's after reconciliation",
+        "- Stages: a llama of 40 thousand parameters, with dropout unless its sequences are split (SP); 12 steps of",
+        "  SFT, preference model and DPO; PPO of 12 rollouts with 3 epochs, a checkpoint after each: 48 places;",
+        "  records and figures by prepare, generate, critique, label and eval with models in the stage's process.",
+        "  Served: a pipeline of four such stages on a server that counts every request; no record is lost or",
+        "  doubled, the bill lies within the ledger's interval and is the server's after reconciliation",
         "- Again: `make chaos N=3000`, or with another number of random kills",
     ]
     for test, title in TITLES.items():

@@ -83,6 +83,7 @@ def _doctests() -> tuple[str, ...]:
 
 FAST = ("tests/unit", "tests/plans", "tests/published", "tests/golden")
 KILLS = "tests/integration/kills"
+FUZZED = "tests/chaos/test_fuzz_readers.py"
 
 GROUPS: dict[str, tuple[Suite, ...]] = {
     "test": (
@@ -108,7 +109,7 @@ GROUPS: dict[str, tuple[Suite, ...]] = {
     ),
     "handover": tuple(
         Suite(name=name, arguments=(f"tests/handover/{name}",), budget_seconds=300)
-        for name in ("huggingface", "verl", "openrlhf", "dali", "openenv")
+        for name in ("huggingface", "verl", "openrlhf", "dali", "openenv", "verifiers")
     ),
     "engines": (
         Suite(name="vllm", arguments=("tests/engines/test_vllm_generator.py",), budget_seconds=600),
@@ -121,7 +122,8 @@ GROUPS: dict[str, tuple[Suite, ...]] = {
     "chaos": (
         Suite(name="kills", arguments=(KILLS,), budget_seconds=7200),
         Suite(name="integration", arguments=("tests/integration", "-m", "thorough", *BY_FILE), budget_seconds=600),
-        Suite(name="random kills", arguments=("tests/chaos",), budget_seconds=900),
+        Suite(name="random kills", arguments=("tests/chaos", f"--ignore={FUZZED}"), budget_seconds=900),
+        Suite(name="fuzzed readers", arguments=(FUZZED,), budget_seconds=900),
         Suite(
             name="properties",
             arguments=("tests/unit", "tests/plans", *BY_TEST, "--hypothesis-profile=thorough"),

@@ -393,3 +393,100 @@ def users(units: Sequence[Unit], folders: Mapping[str, Path]) -> dict[str, list[
         for name, folder in folders.items()
     }
     return {unit.label: [name for name in folders if unit.name in words[name]] for unit in units}
+
+
+OUTSIDE = {
+    "argv", "arguments", "clock", "now", "sleep", "pause", "seed", "draws", "environ", "environment", "command",
+    "commands", "child", "die", "kubectl", "nvml", "device", "devices", "driver", "module", "root", "cpu_info",
+    "cgroup", "meminfo", "facts_file", "adjustment", "machine", "node",
+}  # fmt: skip
+"""Parameters through which the world comes in (CONTRIBUTING, style 3): clock, chance, files and programs of a machine.
+A test gives another one; nobody else does. Of waits that a test shortens, the names end in `_seconds`."""
+Passed = tuple[Sequence[ast.expr], Sequence[ast.keyword]]
+
+
+def unpassed(root: Path, modules: Sequence[Module], public: Collection[str] = ()) -> list[str]:
+    """Return the parameters with a default that no call of the package, its tools or benchmarks gives.
+
+    Left out is what somebody else may call: commands, `public` modules, subclasses of classes from outside, functions
+    that are looked up by text or handed on as values. Methods are told apart by name alone, so that a call of any
+    method of that name counts.
+    """
+    names, open_classes = _Names(modules), _open_classes(modules)
+    callers = [*modules, *(module for name in ("tools", "benchmarks") for module in read_modules(root / name))]
+    names.bindings |= {module.name: bindings_of(module) for module in callers[len(modules) :]}
+    calls: dict[tuple[str, str], list[Passed]] = {}
+    values: set[tuple[str, str]] = set()
+    patterns: set[tuple[str, str]] = set()
+    for module in callers:
+        not_values = {id(node) for top in module.nodes for part in _not_values(top) for node in ast.walk(part)}
+        for node in module.nodes:
+            if isinstance(node, ast.Call):
+                not_values.add(id(node.func))
+                calls.setdefault(_target(names, module, node.func), []).append((node.args, node.keywords))
+                if called(node) in LOOKUPS and node.args:
+                    where, name = _target(names, module, node.args[0])
+                    patterns.update(("" if name else where, text) for text in map(_pattern, node.args) if text)
+        for node in module.nodes:
+            if isinstance(node, (ast.Name, ast.Attribute)) and id(node) not in not_values:
+                values.add(_target(names, module, node))
+    places = []
+    for module in modules:
+        if module.name in public or ".cli." in module.name:
+            continue
+        owners = (node for node in module.nodes if isinstance(node, (ast.Module, ast.ClassDef)))
+        for owner, node in ((each, node) for each in owners for node in each.body):
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or _registers(node):
+                continue
+            if node.name.startswith("__") and node.name != "__init__":
+                continue
+            of_class = owner.name if isinstance(owner, ast.ClassDef) else ""
+            builds = node.name == "__init__"
+            key = ("", node.name) if of_class and not builds else (module.name, of_class if builds else node.name)
+            by_text = any(base == key[0] and re.fullmatch(text, key[1]) for base, text in patterns)
+            if key in values or by_text or of_class in open_classes:
+                continue
+            given = [*calls.get(key, ()), *(calls.get(("", "__init__"), ()) if builds else ())]
+            places += [
+                f"{module.path.relative_to(root)}:{node.lineno} {node.name}({name})"
+                for name, position in _optional(node, bool(of_class))
+                if name not in OUTSIDE and not name.endswith("_seconds")
+                if not any(_gives(call, name, position) for call in given)
+            ]
+    return places
+
+
+def _not_values(node: ast.AST) -> list[ast.AST]:
+    """Return the parts of a node in which a name stands for a type."""
+    parts = [getattr(node, "annotation", None), getattr(node, "returns", None), getattr(node, "type", None)]
+    return [part for part in (*parts, *getattr(node, "bases", ())) if isinstance(part, ast.AST)]
+
+
+def _target(names: _Names, module: Module, node: ast.expr) -> tuple[str, str]:
+    """Return what a name or attribute stands for: (module, name) of a definition, ("", name) of a method."""
+    if isinstance(node, ast.Name):
+        return names.resolve(module.name, node.id)
+    if not isinstance(node, ast.Attribute):
+        return "", ""
+    where, name = _target(names, module, node.value)
+    is_module = not name and where in names.modules
+    return names.resolve(where, node.attr) if is_module else ("", node.attr)
+
+
+def _optional(function: ast.FunctionDef | ast.AsyncFunctionDef, in_class: bool) -> Iterator[tuple[str, int | None]]:
+    """Yield the parameters with a default, and the position at which a call gives them."""
+    arguments = function.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    first = int(in_class and not any(ast.unparse(each) == "staticmethod" for each in function.decorator_list))
+    for number in range(len(positional) - len(arguments.defaults), len(positional)):
+        yield positional[number].arg, number - first
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        if default is not None:
+            yield argument.arg, None
+
+
+def _gives(call: Passed, name: str, position: int | None) -> bool:
+    values, keywords = call
+    if any(keyword.arg in (None, name) for keyword in keywords):
+        return True
+    return position is not None and (len(values) > position or any(isinstance(v, ast.Starred) for v in values))

@@ -5,10 +5,9 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
-from charter.engines.project import project_json_schema
+from charter.engines.project import BLOCKS, field_docs, project_json_schema
 from charter.spec.load import PRESETS, preset_contents
 from charter.spec.quantity import is_execution
-from charter.spec.schema import BLOCKS, field_docs
 from charter.spec.stage import STAGE_KINDS
 from charter.spec.stage_base import Optimization, Sampling, Stage
 from generated import write_part

@@ -126,18 +126,21 @@ def cases() -> tuple[Case, ...]:
             Case(kind="sft", shape="8M-deep", batch=4, seq=256, recompute="full"),
             Case(kind="sft", shape="8M-deep", batch=4, seq=256),
             Case(kind="sft", shape="4M", batch=4, seq=256, adapter_rank=8),
+            Case(kind="sft", shape="4M", batch=4, seq=256, dtype="bf16"),
         ],
         [
             Case(kind="pretrain", shape="1M", batch=8, seq=256),
             Case(kind="pretrain", shape="4M", batch=16, seq=128, micro=8),
             Case(kind="pretrain", shape="16M", batch=4, seq=128),
             Case(kind="pretrain", shape="16M-wide-vocabulary", batch=8, seq=64, micro=2),
+            Case(kind="pretrain", shape="1M", batch=8, seq=256, dtype="bf16"),
         ],
         [
             Case(kind="preference_model", shape="0.1M", batch=8, seq=64),
             Case(kind="preference_model", shape="1M", batch=8, seq=128),
             Case(kind="preference_model", shape="8M-deep", batch=4, seq=128),
             Case(kind="preference_model", shape="16M", batch=4, seq=128, micro=2),
+            Case(kind="preference_model", shape="8M-deep", batch=4, seq=128, dtype="bf16"),
         ],
         [
             Case(kind="dpo", shape="1M", batch=8, seq=128),
@@ -151,6 +154,7 @@ def cases() -> tuple[Case, ...]:
             Case(kind="ppo", shape="4M", batch=8, seq=64, rollout=16),
             Case(kind="ppo", shape="8M-deep", batch=4, seq=64, rollout=8),
             Case(kind="ppo", shape="16M-wide-vocabulary", batch=4, seq=64, rollout=8),
+            Case(kind="ppo", shape="1M", batch=8, seq=128, rollout=32, dtype="bf16"),
         ],
     ]
     longest = max(map(len, lists))

@@ -29,6 +29,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "adapters": ("peft", "bitsandbytes"),
     "data": ("pyarrow", "datasketch"),
     "math": ("math_verify",),
+    "verifiers": ("verifiers",),
     "store": ("fsspec", "s3fs"),
     "postgres": ("psycopg",),
     "ray": ("ray",),

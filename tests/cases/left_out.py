@@ -3,7 +3,7 @@
 from functools import cache
 
 from charter.physics.fitted import bundled
-from charter.validation.bundled import taught_measurements
+from charter.validation.alarms import taught_measurements
 from charter.validation.score import cases_of, scored
 from charter.validation.validate import without
 

@@ -116,7 +116,11 @@ def project_at(name: str, root: Path) -> Project:
 
 def native_commands(name: str, root: Path) -> Iterator[Command]:
     """Commands of the stages that the native engine trains on accelerators; other engines have starts of their own."""
-    project = project_at(name, root)
+    yield from commands_of(project_at(name, root), root)
+
+
+def commands_of(project: Project, root: Path) -> Iterator[Command]:
+    """The same of a project that has been read."""
     pipeline = build_pipeline(project, root)
     planned = plan_of_run(pipeline)
     assert planned.plan is not None, planned.problem

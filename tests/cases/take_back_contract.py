@@ -105,7 +105,7 @@ def test_what_was_lost_is_decided_anew(ledger):
 def test_imports_are_listed_with_their_attempts(ledger):
     assert ledger.imports(run="demo") == ()
     own = own_attempt(ledger)
-    ledger.settle(own, started_at=1.0, duration_milliseconds=1, source="imported")
+    ledger.settle(own, started_at=1.0, duration_milliseconds=1)
     later = note_of("elsewhere", "trl", at=1_782_896_500.0)
     ledger.record_imported([replace(FOREIGN, note=later), replace(SECOND, note=FOREIGN.note)])
     ledger.record_imported([replace(FOREIGN, key="def:0", stage="dpo", price_micro_usd_per_hour=None, note="by hand")])

@@ -16,8 +16,8 @@ from charter.catalog.price_book import PriceBook
 from charter.engines.project import load_project
 from charter.errors import StageError
 from charter.launch.rendered.skypilot import PIPELINE
-from charter.launch.rendered.skypilot_dry_run import HOME, TIMES, run_optimizer, write_dry_run
 from charter.plan.project_plan import plan_project
+from charter.run.submit import HOME, TIMES, run_optimizer, write_dry_run
 from charter.templates.shipped import find_template, write_template
 
 VERSION = "0.14.1"

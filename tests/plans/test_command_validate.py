@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from charter.cli.main import app
 from charter.errors import CharterError, DataError, UsageError
 from charter.physics.fitted import load
-from charter.validation.bundled import MEASUREMENTS
+from charter.validation.alarms import MEASUREMENTS
 
 
 def run(*arguments: object) -> str:

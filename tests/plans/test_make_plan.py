@@ -200,6 +200,18 @@ def test_nothing_fits_names_the_part_and_what_would_fit(lab):
         lab.one(PPO, replace(lab.H100, max_nodes=1), architecture=lab.LLAMA_70B)
 
 
+def test_nothing_fits_names_processes_that_could_share_rows(lab):
+    long = replace(SFT, seq_len=524_288, global_batch=8)
+    one_node = replace(lab.H100, max_nodes=1)
+    with pytest.raises(InfeasibleError, match=r"would fit there with `resources: \{context: 4\}`"):
+        lab.one(long, one_node, architecture=lab.LLAMA_8B)
+    shared = replace(long, resources=StageResources(context=4))
+    assert lab.one(shared, one_node, architecture=lab.LLAMA_8B).stages[0].option.layout.context == 4
+    with pytest.raises(InfeasibleError) as refused:
+        lab.one(replace(long, resources=StageResources(context=2)), one_node, architecture=lab.LLAMA_8B)
+    assert "would fit there with" not in str(refused.value)
+
+
 def test_accelerator_that_no_provider_offers_is_an_error_with_the_reason(lab):
     with pytest.raises(InfeasibleError, match=r"no such offer in the price snapshot; set resources\.price"):
         lab.one(SFT, Resources(infra="lambda", accelerators=("Gaudi3:8",)))

@@ -87,6 +87,7 @@ def asked_of(command):
     return {
         "processes": int(options.get("--processes", 1)),
         "nodes": int(options.get("--nodes", 1)),
+        "engine_nodes": int(options.get("--engine-nodes", 0)),
         "layout": layout,
         "pools": {item["model"]: item for item in json.loads(options.get("--pools", "[]"))},
     }
@@ -102,7 +103,9 @@ def differences(stage, got):
             wrong.append(f"{stage['name']}.{what}: planned {planned}, given {found}")
 
     same("nodes", made["nodes"], got["nodes"])
-    same("agents", made["nodes"], got["command"]["nodes"])
+    # An application of Ray takes the accelerators itself, so that its job is one process and reserves none of them.
+    same("agents", 1 if got.get("drives") else made["nodes"], got["command"]["nodes"])
+    same("engine_nodes", made["nodes"] if got.get("drives") else 0, got["command"]["engine_nodes"])
     same("accelerators_per_node", made["accelerators_per_node"], got["per_node"])
     same("accelerator", made["accelerator"].split("-")[0].lower(), got["kind"].split("-")[0].lower())
     same("memory", math.ceil(stage["node"]["system_memory_bytes"] / GIB), got["memory"] / GIB)
@@ -115,8 +118,8 @@ def differences(stage, got):
         ranks = layout["data"] * layout["tensor"] * layout["pipeline"] * layout["context"]
         same("ranks", ranks, int(given["world_size"]))
         # Of another engine's processes the agents start none themselves: one of Charter's on each node does.
-        own = ranks if made["engine"] == "native" else made["nodes"]
-        same("processes", own, got["nodes"] * got["command"]["processes"])
+        own = ranks if made["engine"] == "native" else 1 if got.get("drives") else made["nodes"]
+        same("processes", own, got["command"]["nodes"] * got["command"]["processes"])
         for name in ("tensor", "zero", "replicas", "micro_batch"):
             same(name, layout[name], int(given[name]))
         for name in ("recompute", "offload"):
@@ -179,12 +182,18 @@ def by_kubernetes(job, directory, project):
 
 def by_ray(job, directory, project):
     asked = request_of(job, project.launch.ray)
-    (kind,) = [name.partition(":")[2] for name in asked["resources_per_task"] if name.startswith("accelerator_type")]
+    taken = asked["tasks"].get("engine_takes")
+    nodes, resources = asked["tasks"]["nodes"], asked["resources_per_task"]
+    if taken:
+        assert (nodes, "GPU" in resources) == (1, False), "accelerators would be reserved twice"
+        nodes, resources = taken["nodes"], taken["resources_per_node"]
+    (kind,) = [name.partition(":")[2] for name in resources if name.startswith("accelerator_type")]
     return {
-        "nodes": asked["tasks"]["nodes"],
-        "per_node": int(asked["resources_per_task"]["GPU"]),
-        "memory": int(asked["resources_per_task"]["memory"]),
+        "nodes": nodes,
+        "per_node": int(resources["GPU"]),
+        "memory": int(resources["memory"]),
         "kind": kind,
+        "drives": taken is not None,
         "spot": not asked["label_selector"],
         "command": asked_of(asked["entrypoint"]),
     }

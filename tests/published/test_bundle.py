@@ -8,10 +8,9 @@ import pytest
 from left_out import fitted_without
 
 from charter.physics.fitted import bundled
-from charter.validation.bundled import bundled_measurements, fingerprint, taught_measurements
+from charter.validation.alarms import bundled_measurements, fingerprint, taught_measurements
 from charter.validation.quantities.memory import TRAINING_MEMORY
-from charter.validation.quantity import QUANTITIES
-from charter.validation.score import cases_of, fitted_to
+from charter.validation.score import QUANTITIES, cases_of, fitted_to
 from charter.validation.validate import grouped, score, validate
 
 REFIT = "refit: .venv/bin/charter validate calibrate src/charter/validation/data/measurements.csv -o " + (

@@ -28,7 +28,7 @@ from charter.spec.architecture import Architecture
 from charter.spec.project import DataSpec, ModelSpec, Project, Resources
 from charter.spec.stage import PreferenceModelStage, PretrainStage, SftStage
 from charter.spec.stage_base import StageResources
-from charter.validation.bundled import bundled_measurements
+from charter.validation.alarms import bundled_measurements
 from charter.validation.validate import validate
 
 PRETRAINING = (0.30, 0.45)

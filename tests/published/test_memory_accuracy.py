@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from left_out import cases, left_out
 
-from charter.validation.bundled import bundled_measurements
+from charter.validation.alarms import bundled_measurements
 from charter.validation.quantities.memory import INFERENCE_MEMORY, TRAINING_MEMORY, out_of_memory
 from charter.validation.score import by, summary
 

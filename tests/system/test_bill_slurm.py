@@ -84,7 +84,7 @@ def ledger(cluster, jobs, tmp_path_factory):
                 attempt = opened.begin(
                     run="demo", stage=f"job{job}", kind="sft", fingerprint="f", at=start.started_at + 0.7,
                     accelerator="H100-SXM-80GB", infra="slurm", price_micro_usd_per_hour=PRICE_MICRO_USD,
-                    shard=start.shard,
+                    count=start.accelerators or 1, shard=start.shard,
                 )  # fmt: skip
                 opened.end(attempt, at=start.started_at + 99.9, outcome="done", step=1)
                 opened.settle(
@@ -93,7 +93,6 @@ def ledger(cluster, jobs, tmp_path_factory):
                     duration_milliseconds=round((start.seconds or 0.0) * 1000),
                     job_id=start.job_id,
                     nodes=",".join(start.nodes),
-                    count=start.accelerators,
                 )
         yield opened
 

@@ -4,7 +4,6 @@ A checkpoint is a directory that appeared whole under the name of its position a
 longer on the path is renamed, never deleted; what retention removes is older than enough verified ones.
 """
 
-import fnmatch
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -295,12 +294,12 @@ def damage(path: Path, *, share: int = 0, shares: int = 1) -> str | None:
     return None
 
 
-def files_of(path: Path, pattern: str = "*") -> dict[str, FileFact]:
-    """Return the facts in a checkpoint's manifest of the files whose names match."""
+def files_of(path: Path) -> dict[str, FileFact]:
+    """Return the facts of the files in a checkpoint's manifest."""
     files = read_sealed(path / MANIFEST)["files"]
     for name in files:
         below(path, name)
-    return {name: FileFact(**fact) for name, fact in files.items() if fnmatch.fnmatchcase(name, pattern)}
+    return {name: FileFact(**fact) for name, fact in files.items()}
 
 
 def _metric(path: Path) -> float | None:

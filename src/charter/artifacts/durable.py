@@ -130,6 +130,25 @@ def append_lines(path: Path, values: Iterable[object], *, sync: bool = False) ->
             os.close(descriptor)
 
 
+def object_in(line: bytes | str) -> dict[str, Any] | None:
+    """Return the JSON object of a line; None for a line that is torn, as by a kill, or holds something else.
+
+    >>> object_in(b'{"step": 1}'), object_in('{"st'), object_in("[1]")
+    ({'step': 1}, None, None)
+    """
+    try:
+        value = loads_json(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def objects_in(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects in a file of JSON lines, without what a kill tore; none where there is no file to read."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        yield from (value for line in file if (value := object_in(line)) is not None)
+
+
 def make_dir(path: Path) -> None:
     """Make a directory and what is missing above it, durably; one that is there is left as it is."""
     if path.is_dir():

@@ -4,6 +4,7 @@ Prompts and answers lie beside the outputs of the stage, remarks in the run dire
 that is trained follows from them.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,15 +122,9 @@ def was_answering(stage_dir: Path) -> bool:
 def sample_seconds(stage_dir: Path) -> float:
     """Return the seconds that a stage spent on answers for people to read, over all its attempts."""
     total = 0.0
-    try:
-        lines = (stage_dir / SAMPLE_TIMES).read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError):
-        return total
-    for line in lines:
-        try:
-            total += max(0.0, float(loads_json(line)["seconds"]))
-        except (ValueError, KeyError, TypeError):  # a torn line
-            continue
+    for row in durable.objects_in(stage_dir / SAMPLE_TIMES):
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            total += max(0.0, float(row["seconds"]))
     return total
 
 
@@ -155,17 +150,10 @@ def append_note(run_dir: Path, sample: str, note: SampleNote, *, stage: str = ""
 def read_notes(run_dir: Path) -> dict[str, SampleNote]:
     """Return the remarks of a run by the identifier of the sample; a torn line is left out."""
     notes: dict[str, SampleNote] = {}
-    try:
-        lines = (run_dir / SAMPLE_NOTES).read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError):
-        return notes
-    for line in lines:
-        try:
-            row = loads_json(line)
+    for row in durable.objects_in(run_dir / SAMPLE_NOTES):
+        with contextlib.suppress(KeyError):
             note = SampleNote(flagged=bool(row["flagged"]), note=str(row["note"]), by=str(row["by"]))
             notes[str(row["id"])] = note
-        except (ValueError, KeyError, TypeError):
-            continue
     return notes
 
 

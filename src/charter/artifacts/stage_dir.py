@@ -5,13 +5,11 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from charter.artifacts import durable, faults
 from charter.artifacts.batch_files import BATCHES
 from charter.artifacts.checkpoints import Checkpoint, Checkpoints, Position
-from charter.artifacts.fingerprint import FileFact
 from charter.artifacts.group import GROUP, PUBLISH, SAVE, Heartbeat, rank_of_process
 from charter.artifacts.job import Job, read_job
 from charter.artifacts.record import OUTPUTS, RECORD_FILE, record_of, write_record
@@ -129,13 +127,10 @@ class StageDir:
         self.cut_metrics(checkpoint.step if checkpoint else 0)
         return checkpoint
 
-    def save_checkpoint(
-        self, step: int, write: Callable[[Path], None], *, kept: Mapping[str, FileFact] = MappingProxyType({})
-    ) -> None:
+    def save_checkpoint(self, step: int, write: Callable[[Path], None]) -> None:
         """Publish a checkpoint of `step` finished steps; `write` fills the directory it is given.
 
-        Files taken over from an earlier one must still be as `kept` says: what went bad on the disk since is not given
-        a new hash. Old ones are removed only when the new one is durable, so that `keep_last` verified ones stay.
+        Old ones are removed only when the new one is durable, so that `keep_last` verified ones stay.
         """
         position = Position(step)
         target = self.checkpoints.path_of(position)
@@ -146,7 +141,7 @@ class StageDir:
         publish_dir(
             target,
             write,
-            manifest=lambda files: self.checkpoints.manifest_text(position, _as_kept(files, kept)),
+            manifest=lambda files: self.checkpoints.manifest_text(position, files),
             expected_bytes=self.checkpoints.expected_bytes(),
         )
         faults.boundary(self.job.stage, "checkpoint", step, "after")
@@ -262,16 +257,6 @@ def _cut_lines(path: Path, step: int) -> int:
     if keep_bytes < path.stat().st_size:
         durable.truncate(path, keep_bytes)
     return last
-
-
-def _as_kept(files: Mapping[str, FileFact], earlier: Mapping[str, FileFact]) -> Mapping[str, FileFact]:
-    changed = sorted(name for name, fact in earlier.items() if files.get(name) != fact)
-    if changed:
-        raise StageError(
-            f"{changed[0]} is no longer as it was in the checkpoint it comes from; the disk may be failing\n"
-            "  the stage goes on from the newest checkpoint that is whole"
-        )
-    return files
 
 
 def _step_of(line: bytes) -> float:

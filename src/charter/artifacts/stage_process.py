@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -49,11 +49,11 @@ _OOM_RAISE, _OOM_MOST = 500, 1000
 """Half of the memory that the kernel counts for; 1,000 is the most it takes (proc(5))."""
 
 
-def stage_main(run: Callable[[StageDir], None], argv: Sequence[str] | None = None) -> NoReturn:
+def stage_main(run: Callable[[StageDir], None]) -> NoReturn:
     """Run a stage module as a process of its own: parse `--stage-dir`, run, exit."""
     parser = argparse.ArgumentParser(description="Run one stage of a Charter pipeline.")
     parser.add_argument("--stage-dir", type=Path, required=True)
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args()
     if parent := os.environ.get(faults.SUPERVISOR_PID):
         die_with_parent(int(parent) or os.getppid())
     code = run_stage(lambda: run, arguments.stage_dir.resolve())

@@ -152,9 +152,7 @@ def processor(
     memory_bytes_per_second: float,
     memory_bytes: float,
     cores: int,
-    name: str = CPU,
     source: str = "probe of this machine",
-    as_of: str = "now",
 ) -> Accelerator:
     """The processors of a machine as one accelerator, from measured figures, so that a local run can be planned.
 
@@ -163,9 +161,9 @@ def processor(
     >>> processor(flops_per_second=1e11, memory_bytes_per_second=2e10, memory_bytes=8e9, cores=2).kind
     'cpu'
     """
-    provenance = Provenance(source=source, as_of=as_of, confidence="measured here")
+    provenance = Provenance(source=source, as_of="now", confidence="measured here")
     return Accelerator(
-        name=name,
+        name=CPU,
         vendor="host",
         form_factor=f"{cores} cores",
         kind=CPU,
@@ -419,18 +417,18 @@ SPELLINGS = tuple(alias for aliases in _SPELLINGS.values() for alias in aliases)
 """The aliases as people write them, for suggestions."""
 
 
-def closest(name: str, names: Iterable[str], *, limit: int = 3) -> str:
+def closest(name: str, names: Iterable[str]) -> str:
     """`; did you mean A, B?` for a name that is nearly a known one, else nothing.
 
     >>> closest("H10O", ["H100", "A100"])
     '; did you mean H100?'
     """
-    near = _closest(name, tuple(names), limit)
+    near = _closest(name, tuple(names))
     return f"; did you mean {', '.join(near)}?" if near else ""
 
 
 @lru_cache(maxsize=1024)
-def _closest(name: str, names: tuple[str, ...], limit: int) -> tuple[str, ...]:
+def _closest(name: str, names: tuple[str, ...]) -> tuple[str, ...]:
     spelled = {item.casefold(): item for item in names}
-    near = get_close_matches(name.casefold(), list(spelled), n=limit, cutoff=0.6)
+    near = get_close_matches(name.casefold(), list(spelled), n=3, cutoff=0.6)
     return tuple(spelled[item] for item in near)

@@ -105,15 +105,15 @@ class PriceBook:
             issues=(*self.issues, *issues),
         )
 
-    def stale(self, today: date, days: int = STALE_DAYS) -> tuple[Offer, ...]:
-        """Latest offers whose date may be more than `days` before today; a row without a date is stale.
+    def stale(self, today: date) -> tuple[Offer, ...]:
+        """Latest offers whose date may be more than `STALE_DAYS` before today; a row without a date is stale.
 
         A date without day or month is read as the first day that it may mean. Contracts are stale once ended.
 
         >>> len(PriceBook.bundled().stale(date(2026, 8, 21))) < len(PriceBook.bundled().stale(date(2027, 8, 21)))
         True
         """
-        return tuple(offer for offer in self.offers() if offer.is_stale(today, days))
+        return tuple(offer for offer in self.offers() if offer.is_stale(today, STALE_DAYS))
 
 
 @cache
@@ -248,14 +248,14 @@ class Value:
         return None if price is None else price / (self.accelerator.memory_bytes_per_second / TB)
 
 
-def usd_per_pflop_hour(usd_per_accelerator_hour: float, accelerator: Accelerator, dtype: str = "bf16") -> float:
-    """Price per dense PFLOP-hour: `price / (peak / 10^15)`.
+def usd_per_pflop_hour(usd_per_accelerator_hour: float, accelerator: Accelerator) -> float:
+    """Price per dense bf16 PFLOP-hour: `price / (peak / 10^15)`.
 
     >>> from charter.catalog.accelerators import get
     >>> round(usd_per_pflop_hour(4.20, get("TPU-v5p")), 1), round(usd_per_pflop_hour(4.89, get("B200")), 1)
     (9.2, 2.2)
     """
-    return usd_per_accelerator_hour / (accelerator.peak_flops_per_second(dtype) / PETA)
+    return usd_per_accelerator_hour / (accelerator.peak_flops_per_second("bf16") / PETA)
 
 
 def values(accelerators: Iterable[Accelerator], book: PriceBook, market: Market) -> tuple[Value, ...]:

@@ -437,10 +437,8 @@ def format_of(header: Sequence[str], file: str) -> PriceFormat:
     )
 
 
-def read_prices(
-    text: str, about: Import, *, layout: PriceFormat | None = None, book: PriceBook | None = None, today: date
-) -> Checked:
-    """Read and check a price list; `book` is what its prices are compared with, the bundled one if left out."""
+def read_prices(text: str, about: Import, *, layout: PriceFormat | None = None, today: date) -> Checked:
+    """Read and check a price list; its prices are compared with those that ship with Charter."""
     header, lines, ragged = read_lines(text, about.file)
     detected = format_of(header, about.file)
     if layout is not None and layout is not detected:
@@ -449,7 +447,7 @@ def read_prices(
             f"{about.file}: --format {layout} needs the column{'s' if ',' in missing else ''} "
             f"{missing or 'usd_per_hour or usd_per_accelerator_hour'}; the header is that of {detected}"
         )
-    offers = (book or PriceBook.bundled()).offers()
+    offers = PriceBook.bundled().offers()
     instances = {(offer.cloud, offer.instance_type): (offer.accelerator, offer.count) for offer in offers}
     reading = _READERS[detected](lines, replace(about, instances=instances))
     checked = check_rows(reading.rows, reference=reference_of(offers), today=today)

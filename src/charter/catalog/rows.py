@@ -137,14 +137,13 @@ class OnPremAssumption:
 
 
 @cache
-def storage_prices(provider: str | None = None, product: str | None = None) -> tuple[StoragePrice, ...]:
+def storage_prices() -> tuple[StoragePrice, ...]:
     """Storage, request and transfer prices.
 
-    >>> storage_prices("aws", "S3")[0].usd
+    >>> next(price.usd for price in storage_prices() if (price.provider, price.product) == ("aws", "S3"))
     0.023
     """
-    prices = read_table("storage_prices.csv", _storage_price)
-    return tuple(p for p in prices if provider in (None, p.provider) and product in (None, p.product))
+    return tuple(read_table("storage_prices.csv", _storage_price))
 
 
 @cache

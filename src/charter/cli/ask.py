@@ -14,6 +14,7 @@ from charter.cli.inquiry import (
     Budget,
     Deadline,
     Judge,
+    JudgePrice,
     Lora,
     Market,
     Nodes,
@@ -69,6 +70,7 @@ def ask(
     seq: Seq = None,
     lora: Lora = None,
     judge: Judge = None,
+    judge_price: JudgePrice = None,
     price: Price = None,
     market: Market = None,
     directory: Pilot = None,
@@ -136,7 +138,7 @@ def _ask_pilot(context: typer.Context, directory: Path, overrides: list[str], *,
 
     said = {name: text for name, text in said_in(context).items() if text is not None}
     others = [f"--{name}" for name in ("kind", "model", "hardware") if _is_given(context, name)]
-    others += [f"--{name}" for name in said if name not in ("budget", "deadline")]
+    others += [f"--{name.replace('_', '-')}" for name in said if name not in ("budget", "deadline")]
     if others:
         raise UsageError(
             f"{', '.join(others)}: the project of -C says it; only --budget, --deadline and --set go with -C"

@@ -71,11 +71,10 @@ def _fitted(file: Path, alone: bool) -> "tuple[Bundle, dict[str, tuple[str, ...]
 
     from charter.errors import UsageError
     from charter.physics.fitted import bundled
-    from charter.validation.alarms import flagged
-    from charter.validation.bundled import MEASUREMENTS, taught_measurements
-    from charter.validation.fitting import extend, make
-    from charter.validation.quantity import QUANTITIES
+    from charter.validation.alarms import MEASUREMENTS, flagged, taught_measurements
+    from charter.validation.intervals import extend, make
     from charter.validation.rows.measurement import read_measurements
+    from charter.validation.score import QUANTITIES
 
     rows, today = read_measurements(file), date.today().isoformat()
     alarms = flagged(rows)

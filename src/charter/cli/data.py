@@ -1,14 +1,15 @@
 """`charter data`: look at data sets, and bring them into a format that stages read."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from charter.cli.common import DirOption, JsonOption, SetOption, open_project, print_json
 
 if TYPE_CHECKING:
-    from charter.data.convert import Converted
+    from collections.abc import Callable, Iterable, Mapping
+
     from charter.spec.project import DataSpec
 
 
@@ -124,12 +125,15 @@ def convert(
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
 ) -> None:
     """Write a data set in TRL's formats: from HH-RLHF's text, NeMo-Aligner's JSONL, tar shards, Parquet or Arrow."""
+    from charter.data.convert import Conversion
     from charter.errors import UsageError
 
     if out.exists() and (not force or out.is_dir() or out.samefile(path)):
         hint = "give another name" if out.is_dir() or out.samefile(path) else "give another name, or --force"
         raise UsageError(f"{out} is there already; {hint}")
-    written = _write(path, out, _spec(path, format, on_bad_row="skip" if skip_bad_rows else "fail"))
+    conversion = Conversion(path, _spec(path, format, on_bad_row="skip" if skip_bad_rows else "fail"))
+    _write(conversion.rows, out)
+    written = conversion.made
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in written.kinds.items())
     print(f"wrote {written.rows:,} rows to {out}: {kinds}; {written.changed:,} were in another layout")
     for name, count in written.dropped.items():
@@ -138,24 +142,50 @@ def convert(
         print(line)
 
 
-def _write(path: Path, out: Path, spec: "DataSpec") -> "Converted":
-    """Convert to a temporary file beside the target, which appears whole or not at all."""
+@data_app.command("tasks")
+def tasks(
+    taskset: Annotated[str, typer.Argument(help="Its id, or the path of a file.", show_default=False)],
+    out: Annotated[Path, typer.Argument(help="File to write: .jsonl.", show_default=False)],
+    arguments: Annotated[
+        str, typer.Option("--arguments", metavar="JSON", help="As the environment's `arguments` in charter.yaml.")
+    ] = "{}",
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="So many tasks at most.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+) -> None:
+    """Write prompts for the tasks of a taskset of verifiers, whose code runs here, with your rights and network."""
+    from importlib.util import find_spec
+
+    from charter.errors import MissingExtraError, UsageError, how_to_install, loads_json
+    from charter.inference.verifiers import rows_of
+
+    if find_spec("verifiers") is None:
+        raise MissingExtraError(f"tasksets are of the package verifiers: {how_to_install('verifiers')}")
+    if out.exists() and (not force or out.is_dir()):
+        raise UsageError(f"{out} is there already; give another name, or --force")
+    try:
+        rows = list(rows_of(taskset, loads_json(arguments.encode()), limit))
+    except Exception as error:  # of the taskset's own code too
+        raise UsageError(f"{taskset}: {error}") from error
+    _write(lambda: rows, out)
+    print(f"wrote {len(rows):,} tasks to {out}")
+
+
+def _write(rows: "Callable[[], Iterable[Mapping[str, Any]]]", out: Path) -> None:
+    """Write to a temporary file beside the target, which appears whole or not at all."""
     import uuid
 
     from charter.artifacts import durable
-    from charter.data.convert import Conversion, write_rows
+    from charter.data.convert import write_rows
     from charter.errors import UsageError
 
     temporary = out.with_name(f"{durable.TEMPORARY}{out.name}-{uuid.uuid4().hex[:8]}")
-    conversion = Conversion(path, spec)
     try:
-        write_rows(conversion.rows, out, temporary)
+        write_rows(rows, out, temporary)
         durable.move(temporary, out)
     except OSError as error:
         raise UsageError(f"{out}: {error.strerror}; give a file in a directory that exists") from None
     finally:
         temporary.unlink(missing_ok=True)
-    return conversion.made
 
 
 def _spec(path: Path, format: DataFormat, *, on_bad_row: Literal["fail", "skip"] = "fail") -> "DataSpec":

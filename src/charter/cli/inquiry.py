@@ -39,6 +39,10 @@ Turns = Annotated[
 Seq = Annotated[str | None, _option("--seq", "N", "Tokens of a row.")]
 Lora = Annotated[str | None, _option("--lora", "RANK", "Train adapters of this rank, not all weights.")]
 Judge = Annotated[str | None, _option("--judge", "MODEL", "With cai: who compares answers, like 70B.")]
+JudgePrice = Annotated[
+    str | None,
+    _option("--judge-price", "IN,OUT", "With cai, label: USD per 1M tokens of a judge that is an API."),
+]
 On = Annotated[
     str | None, _option("--on --gpus", "GPU:N", "A machine, like H100:8; if left out, all of the price book.")
 ]
@@ -54,15 +58,28 @@ Save = Annotated[
     typer.Option("--save", metavar="FILE", help="With KIND: write the charter.yaml that the question stands for."),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace the file of --save if it is there.")]
-WORK = ("model", "tokens", "pairs", "prompts", "answers", "turns", "seq", "lora", "judge", "on")
+WORK = ("model", "tokens", "pairs", "prompts", "answers", "turns", "seq", "lora", "judge", "judge_price", "on")
 """Parameters of a command that are words of `--what-if` too; for the others it has words of its own."""
 OPTIONS = (*WORK[1:], "nodes", "price", "market", "budget", "deadline")
 """Parameters of a command that describe a question, beside its kind and model."""
 
 
+def check_limits_asked(fail_over_budget: bool, allow_over_budget: bool) -> None:
+    """Raise a `UsageError` for two options that contradict each other."""
+    from charter.errors import UsageError
+
+    if fail_over_budget and allow_over_budget:
+        raise UsageError("--fail-over-budget and --allow-over-budget ask for opposites; give one of them")
+
+
 def said_in(context: typer.Context) -> dict[str, str | None]:
     """Return what a command line says of a question, by parameter."""
     return {name: context.params[name] for name in OPTIONS}
+
+
+def _spelt(name: str) -> str:
+    """Return a parameter as the command line spells it."""
+    return name.replace("_", "-")
 
 
 def question_file(context: typer.Context, changes: Sequence[str]) -> "KindFile | None":
@@ -87,7 +104,7 @@ def question_file(context: typer.Context, changes: Sequence[str]) -> "KindFile |
     typed = context.find_root().meta.get(WORDS, ())
     names = {"on": "gpus"} if any(word.partition("=")[0] == "--gpus" for word in typed) else {}
     given = [str(model)] if model else []
-    given += [f"--{names.get(name, name)}" for name, text in said.items() if text is not None]
+    given += [f"--{_spelt(names.get(name, name))}" for name, text in said.items() if text is not None]
     given += [f"--{name}" for name, is_given in (("save", save is not None), ("force", force)) if is_given]
     if given:
         raise UsageError(
@@ -226,6 +243,7 @@ def inquiry_of(kind: str, model: str | None, said: Mapping[str, str | None]) -> 
         nodes=read("nodes", parse_count),
         turns=read("turns", parse_count),
         judge=said["judge"],
+        judge_price=said["judge_price"],
         accelerators=None if said["on"] is None else usual_request(said["on"]),
         price=said["price"],
         market=market,

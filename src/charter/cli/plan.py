@@ -25,6 +25,7 @@ from charter.cli.inquiry import (
     Deadline,
     Force,
     Judge,
+    JudgePrice,
     Lora,
     Market,
     Nodes,
@@ -37,6 +38,7 @@ from charter.cli.inquiry import (
     Tokens,
     Turns,
     advised_in_options,
+    check_limits_asked,
     going_on,
     project_reader,
     question_file,
@@ -109,14 +111,6 @@ def check_asked(
         raise UsageError(f"--explain prints one stage and {other} the plan; give one of them")
     for question in what_if or ():
         read(overrides_of(question, project))
-
-
-def check_limits_asked(fail_over_budget: bool, allow_over_budget: bool) -> None:
-    """Raise a `UsageError` for two options that contradict each other."""
-    from charter.errors import UsageError
-
-    if fail_over_budget and allow_over_budget:
-        raise UsageError("--fail-over-budget and --allow-over-budget ask for opposites; give one of them")
 
 
 def probe_first(
@@ -332,6 +326,7 @@ def plan(
     seq: Seq = None,
     lora: Lora = None,
     judge: Judge = None,
+    judge_price: JudgePrice = None,
     on: On = None,
     nodes: Nodes = None,
     price: Price = None,

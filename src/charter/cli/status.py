@@ -12,7 +12,7 @@ from charter.errors import ExitCode
 
 if TYPE_CHECKING:
     from charter.spec.project import Project
-    from charter.tracking.status import TrackerStatus
+    from charter.tracking.delivery import TrackerStatus
 
 
 WATCH_SECONDS = 2.0
@@ -207,7 +207,7 @@ def track_status(directory: DirOption = Path("."), as_json: JsonOption = False) 
     """Show how much each tracker has received, and what went wrong last."""
     from charter.cli.common import open_project, print_json
     from charter.run.paths import run_dir
-    from charter.tracking.status import status_of_trackers
+    from charter.tracking.delivery import status_of_trackers
 
     _, root = open_project(directory)
     statuses = status_of_trackers(run_dir(root))

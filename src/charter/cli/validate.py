@@ -38,7 +38,7 @@ def validate(
 ) -> None:
     """Check the planner against measured runs: error, bias and coverage per source; refusals with their reason."""
     from charter.physics.fitted import load
-    from charter.validation.bundled import fingerprint
+    from charter.validation.alarms import fingerprint
     from charter.validation.rows.measurement import read_measurements
     from charter.validation.validate import grouped
     from charter.validation.validate import validate as predict

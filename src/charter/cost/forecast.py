@@ -475,16 +475,13 @@ def budget_verdict(
     remaining_p90_usd: float,
     remaining_p10_usd: float = 0.0,
     running_p10_usd: float = 0.0,
-    stop_usd: float = 0.0,
-    checkpoint_done: bool = True,
     on_forecast: BudgetState = BudgetState.WARN,
     warmed_up: bool = True,
     unsettled_usd: float = 0.0,
 ) -> BudgetVerdict:
     """The state of a budget: `ok`, then `warn`, `hold` and `checkpoint and stop`.
 
-    `spent` counts what stopping would still cost (disks, idle commitments). Stop at 100 % of the limit, and only once
-    a checkpoint is complete; hold (start nothing new) when what runs uses up the rest even at its p10; warn at 50, 80
+    Stop at 100 % of the limit; hold (start nothing new) when what runs uses up the rest even at its p10; warn at 50, 80
     and 90 % and when the forecast, spent + p50 of the remaining plan, is above the limit.
 
     `remaining` is the plan that is left, `running` the part of it that has started. `on_forecast` is what a forecast
@@ -498,20 +495,15 @@ def budget_verdict(
     >>> budget_verdict(limit_usd=100, spent_usd=40, remaining_p50_usd=70, remaining_p90_usd=90).state.value
     'warn'
     """
-    if (
-        limit_usd <= 0
-        or min(spent_usd, remaining_p50_usd, remaining_p90_usd, remaining_p10_usd, running_p10_usd, stop_usd) < 0
-    ):
+    if limit_usd <= 0 or min(spent_usd, remaining_p50_usd, remaining_p90_usd, remaining_p10_usd, running_p10_usd) < 0:
         raise UsageError("a budget needs a limit above zero and amounts that are not negative")
-    spent = spent_usd + stop_usd
-    passed = max((share for share in WARN_SHARES if spent >= share * limit_usd), default=None)
+    passed = max((share for share in WARN_SHARES if spent_usd >= share * limit_usd), default=None)
     state, reason = _state(
         limit_usd,
-        spent,
+        spent_usd,
         (remaining_p10_usd, remaining_p50_usd),
         running_p10_usd,
         passed,
-        checkpoint_done,
         on_forecast,
         warmed_up,
         unsettled_usd,
@@ -519,10 +511,10 @@ def budget_verdict(
     return BudgetVerdict(
         state=state,
         reason=reason,
-        spent_usd=spent,
-        forecast_p10_usd=spent + remaining_p10_usd,
-        forecast_p50_usd=spent + remaining_p50_usd,
-        forecast_p90_usd=spent + remaining_p90_usd,
+        spent_usd=spent_usd,
+        forecast_p10_usd=spent_usd + remaining_p10_usd,
+        forecast_p50_usd=spent_usd + remaining_p50_usd,
+        forecast_p90_usd=spent_usd + remaining_p90_usd,
         limit_usd=limit_usd,
         passed_share=passed,
     )
@@ -534,16 +526,13 @@ def _state(
     remaining: tuple[float, float],
     running: float,
     passed: float | None,
-    checkpoint_done: bool,
     on_forecast: BudgetState,
     warmed_up: bool,
     unsettled: float,
 ) -> tuple[BudgetState, str]:
     if spent >= limit:
         why = "the budget is spent" if spent - unsettled >= limit else "the budget may be spent: calls are not settled"
-        if checkpoint_done:
-            return BudgetState.STOP, why
-        return BudgetState.HOLD, f"{why}; the running stage stops after its next checkpoint"
+        return BudgetState.STOP, why
     at_least, median = remaining
     surely_over = spent + at_least > limit
     if surely_over and on_forecast is not BudgetState.WARN and not warmed_up:

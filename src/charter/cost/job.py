@@ -66,18 +66,11 @@ class ComputeBuckets:
     lost_and_restart: float
     """Work done twice after failures, restarts, and the first start of the machines."""
     idle: float
-    rework: float
 
     @property
     def total(self) -> float:
         """All that is billed."""
-        return self.useful + self.checkpoint + self.lost_and_restart + self.idle + self.rework
-
-    @property
-    def by_bucket(self) -> dict[str, float]:
-        """The five by their names in a report."""
-        values = (self.useful, self.checkpoint, self.lost_and_restart, self.idle, self.rework)
-        return dict(zip(BUCKETS, values, strict=True))
+        return self.useful + self.checkpoint + self.lost_and_restart + self.idle
 
 
 def compute_buckets(
@@ -86,44 +79,35 @@ def compute_buckets(
     checkpoint: float,
     billed: float,
     waiting: float = 0.0,
-    idle_share: float = 0.0,
-    rework: float = 0.0,
 ) -> ComputeBuckets:
-    """Buckets of `billed x (1 + rework) / (1 - idle)`, where `billed` is one run with its failures.
+    """Buckets of `billed`, which is one run with its failures.
 
-    `lost and restart = billed - useful - waiting - checkpoint`; reruns cost `rework x billed`, failures included; idle
-    time is what accelerators wait for each other within a run, and `idle / (1 - idle)` of everything that ran. Any
+    `lost and restart = billed - useful - waiting - checkpoint`; idle is what accelerators wait for each other. Any
     unit of time or money. Source: OpenCost specification v0.1 (idle = allocated - used); Daly 2006 for the losses.
 
-    >>> found = compute_buckets(useful=90, checkpoint=4, billed=100, idle_share=0.2, rework=0.3)
-    >>> found.lost_and_restart, round(found.idle, 6), round(found.rework, 6), round(found.total, 6)
-    (6.0, 32.5, 30.0, 162.5)
+    >>> buckets = compute_buckets(useful=80, checkpoint=4, billed=100, waiting=10)
+    >>> buckets.lost_and_restart, buckets.idle, buckets.total
+    (6, 10, 100)
     """
-    if not 0 <= idle_share < 1 or rework < 0:
-        raise UsageError(f"idle time must be a share below 1 and rework not negative; got {idle_share} and {rework}")
     worked = useful + waiting + checkpoint
     if min(useful, waiting, checkpoint) < 0 or billed < worked * (1 - 1e-9):
         raise UsageError(f"{billed} billed cannot hold {useful} useful, {waiting} waiting, {checkpoint} of checkpoints")
-    ran = billed * (1 + rework)
     return ComputeBuckets(
         useful=useful,
         checkpoint=checkpoint,
         lost_and_restart=max(0.0, billed - worked),
-        idle=waiting + ran * idle_share / (1 - idle_share),
-        rework=billed * rework,
+        idle=waiting,
     )
 
 
 # -------- Cost of a job: accelerators, hours and the market they are bought on.
 
 
-def job_usd(
-    *, accelerators: int, hours: float, usd_per_accelerator_hour: float, managed_multiplier: float = 1.0
-) -> float:
-    """Cost of a job in usd: `accelerators x hours x price x managed premium`.
+def job_usd(*, accelerators: int, hours: float, usd_per_accelerator_hour: float) -> float:
+    """Cost of a job in usd: `accelerators x hours x price`.
 
     `hours` are billed hours. Linear in each factor; providers that bill by the started hour or minute cost
-    a little more. A managed service (SageMaker, Vertex) is a multiplier on the machine's price.
+    a little more.
 
     >>> round(job_usd(accelerators=8, hours=9, usd_per_accelerator_hour=32.77 / 8), 2)
     294.93
@@ -132,7 +116,7 @@ def job_usd(
         raise UsageError(
             f"a job cannot have {accelerators} accelerators, {hours} hours and ${usd_per_accelerator_hour} per hour"
         )
-    return accelerators * hours * usd_per_accelerator_hour * managed_multiplier
+    return accelerators * hours * usd_per_accelerator_hour
 
 
 def commitment_break_even_utilisation(*, committed_usd_per_hour: float, on_demand_usd_per_hour: float) -> float:

@@ -1,7 +1,7 @@
 """Distribution of a project's cost and finish: uncertain multipliers by cause, joint draws, the share of each cause."""
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
@@ -262,14 +262,12 @@ def drawn_finish(
     noise: Noise,
     *,
     capacity: Mapping[str, float] = NOTHING,
-    finished: Container[str] = (),
-    actual_seconds: Mapping[str, float] = NOTHING,
 ) -> Finish:
     """Every stage as early as its inputs, its queue and the pools allow, per draw; placed in the given order.
 
     `end = start + seconds x factors + waits`, and `start` the earliest moment after the inputs, the lags and the queue
     at which what runs until `end` holds no more than `capacity`. `durations` stand in an order in which every stage
-    comes after its inputs. A stage in `finished` takes what `actual_seconds` says, else its median, and holds nothing.
+    comes after its inputs.
     Quantiles of sums are those of the sums, since causes that stages share move together and others do not. The order
     of placing does not depend on the draw. Source: serial schedule generation (Kelley 1963); Monte Carlo of project
     networks (Van Slyke 1963).
@@ -280,15 +278,10 @@ def drawn_finish(
     """
     placed = _Placed(size=noise.size)
     for item in durations:
-        if item.stage in finished:
-            placed.add(
-                item, *_after(item, placed, {}), np.full(noise.size, actual_seconds.get(item.stage, item.seconds))
-            )
-            continue
-        ready, last = _after(item, placed, item.lags)
+        ready, last = _after(item, placed)
         ready = np.maximum(ready + _sum(item.queue, noise), item.not_before_seconds)
         duration = product(item.seconds, item.factors, noise) + _sum(item.waits, noise)
-        others = [name for name in placed.beside(item, capacity) if name not in finished]
+        others = placed.beside(item, capacity)
         start = _with_room(item, placed, others, ready, duration, capacity)
         for name in others:
             last = np.where((start > ready) & (placed.ends[name] == start), placed.position(name), last)
@@ -343,11 +336,11 @@ class _Placed:
         return Finish(names=tuple(self.items), starts=starts, ends=ends, waited_for=last)
 
 
-def _after(item: Duration, placed: _Placed, lags: Mapping[str, float]) -> tuple[Draws, Draws]:
+def _after(item: Duration, placed: _Placed) -> tuple[Draws, Draws]:
     """Return the moment at which the last input is here, and the input that it is."""
     ready, last = np.zeros(placed.size), np.full(placed.size, -1.0)
     for name in placed.inputs(item):
-        arrived = placed.ends[name] + lags.get(name, 0.0)
+        arrived = placed.ends[name] + item.lags.get(name, 0.0)
         last, ready = np.where(arrived > ready, placed.position(name), last), np.maximum(ready, arrived)
     return ready, last
 
@@ -467,28 +460,19 @@ def simulate(
     seed: int = 0,
     draws: int = DRAWS,
     contingency: float = 0.0,
-    actual_usd: Mapping[str, float] | None = None,
-    actual_seconds: Mapping[str, float] | None = None,
 ) -> CostDistribution:
-    """Draw cost and finish `draws` times; a stage in `actual_usd` costs what it did cost, without spread.
+    """Draw cost and finish `draws` times.
 
-    `durations` in an order in which every stage comes after its inputs, `capacity` of what they hold. A finished stage
-    whose duration is not given takes its median. Shares of the causes are squared correlations of a cause's noise with
-    the logarithm of the total: exact for a product of independent factors, first-order for sums of such products.
+    `durations` in an order in which every stage comes after its inputs, `capacity` of what they hold. Shares of
+    the causes are squared correlations of a cause's noise with the logarithm of the total: exact for a product of
+    independent factors, first-order for sums of such products.
     """
     if draws < 100:
         raise UsageError(f"quantiles need at least 100 draws; got {draws}")
     noise = Noise(seed=seed, size=draws)
-    spent_usd = dict(actual_usd or {})
-    finish = drawn_finish(
-        durations, noise, capacity=capacity, finished=spent_usd.keys(), actual_seconds=actual_seconds or {}
-    ).total
-    drawn = [
-        product(item.usd, item.factors, noise) + item.usd_per_second * finish
-        for item in amounts
-        if item.stage not in spent_usd
-    ]
-    total = math.fsum(spent_usd.values()) + sum(drawn, start=np.zeros(draws)) * (1 + contingency)
+    finish = drawn_finish(durations, noise, capacity=capacity).total
+    drawn = [product(item.usd, item.factors, noise) + item.usd_per_second * finish for item in amounts]
+    total = sum(drawn, start=np.zeros(draws)) * (1 + contingency)
     return CostDistribution(
         usd=quantiles(total),
         seconds=quantiles(finish),

@@ -66,13 +66,13 @@ def owned_usd_per_year(server: OwnedServer) -> dict[str, float]:
     }
 
 
-def owned_usd_per_accelerator_hour(server: OwnedServer, *, utilisation: float = 1.0) -> float:
-    """Usd per accelerator-hour in use: yearly cost over `8760 x availability x utilisation x accelerators`.
+def owned_usd_per_accelerator_hour(server: OwnedServer) -> float:
+    """Usd per accelerator-hour of a server in constant use: yearly cost over `8760 x availability x accelerators`.
 
     >>> round(owned_usd_per_accelerator_hour(listed_server("H100-SXM-80GB")), 2)
     2.12
     """
-    hours = HOURS_PER_YEAR * server.availability * utilisation * server.accelerators
+    hours = HOURS_PER_YEAR * server.availability * server.accelerators
     return sum(owned_usd_per_year(server).values()) / hours
 
 

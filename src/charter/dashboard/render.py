@@ -285,9 +285,9 @@ def render_plain(template: str, **values: Any) -> str:
     return environment().get_template(template).render(charter_version=__version__, **values)
 
 
-def error_page(status: int, title: str, message: str, *, steps: Sequence[str] = ()) -> Response:
+def error_page(status: int, title: str, message: str) -> Response:
     """An error as a page like the others."""
-    page = render_plain("error.html", title=title, message=message, steps=steps, links=PLAIN_LINKS, status=status)
+    page = render_plain("error.html", title=title, message=message, links=PLAIN_LINKS, status=status)
     return HTMLResponse(page, status_code=status)
 
 

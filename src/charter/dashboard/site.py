@@ -14,9 +14,10 @@ from charter.dashboard.reading import ProjectReader, find_projects
 from charter.dashboard.snapshot import Snapshot, Stamp, stamp_of
 from charter.dashboard.view.run_parts import Curve, PhaseShare, Steady, curves_of, phases_of, steady_of
 from charter.dashboard.work.pool import Workers
-from charter.errors import UsageError, loads_json
+from charter.errors import UsageError
 from charter.inference.serve.protocol import is_loopback
 from charter.metering.row import METER_GLOB, MeterRow, row_of
+from charter.tracking.base import TIME, metric_point
 
 SHORTEST_TOKEN = 32
 """Characters of a token of one's own: as many as 128 bits in hexadecimal."""
@@ -200,27 +201,12 @@ class MetricFiles:
         with cached.lock:
             fresh = cached.file.new_lines(cached.steps.clear)
             for line in fresh:
-                if (numbers := _numbers(line)) is not None:
-                    cached.steps[numbers[0]] = numbers[1]
+                if (point := metric_point(line)) is not None:
+                    moment = {} if point.time is None else {TIME: point.time}
+                    cached.steps[point.step] = {**point.values, **moment}
             if fresh and list(cached.steps) != sorted(cached.steps):
                 cached.steps = dict(sorted(cached.steps.items()))
             return dict(cached.steps)
-
-
-def _numbers(line: bytes) -> tuple[int, dict[str, float]] | None:
-    """Step and finite numbers of one line; None for a line that is none."""
-    try:
-        content: Any = loads_json(line)
-    except ValueError:
-        return None
-    if not isinstance(content, dict) or not isinstance(step := content.pop("step", None), int):
-        return None
-    finite = {
-        str(name): float(value)
-        for name, value in content.items()
-        if isinstance(value, int | float) and value - value == 0
-    }
-    return step, finite
 
 
 # -------- All projects that this dashboard shows.

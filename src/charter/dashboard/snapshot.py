@@ -74,10 +74,10 @@ class LogTail:
     size_bytes: int
 
 
-def log_tail(path: Path, *, most_bytes: int = LOG_BYTES) -> LogTail:
+def log_tail(path: Path) -> LogTail:
     """The end of a log as plain lines, from a whole line on; empty where there is no log."""
     try:
-        content, size = end_of_file(path, most_bytes)
+        content, size = end_of_file(path, LOG_BYTES)
     except OSError:
         return LogTail(lines=(), whole=True, size_bytes=0)
     complete = len(content) == size
@@ -91,10 +91,10 @@ SEARCHED_BYTES = 32 * 1024**2
 MOST_LINES = 500
 
 
-def log_lines_with(path: Path, text: str, *, most: int = MOST_LINES, searched_bytes: int = SEARCHED_BYTES) -> LogTail:
+def log_lines_with(path: Path, text: str) -> LogTail:
     """Return the last lines of a log that hold a text, whatever its case, each with its number where that is known."""
     try:
-        content, size = end_of_file(path, searched_bytes)
+        content, size = end_of_file(path, SEARCHED_BYTES)
     except OSError:
         return LogTail(lines=(), whole=True, size_bytes=0)
     complete, needle = len(content) == size, text.casefold()
@@ -104,7 +104,7 @@ def log_lines_with(path: Path, text: str, *, most: int = MOST_LINES, searched_by
         for number, line in enumerate(lines, start=1)
         if needle in line.casefold()
     ]
-    return LogTail(lines=tuple(hits[-most:]), whole=complete and len(hits) <= most, size_bytes=size)
+    return LogTail(lines=tuple(hits[-MOST_LINES:]), whole=complete and len(hits) <= MOST_LINES, size_bytes=size)
 
 
 def plain(line: str) -> str:

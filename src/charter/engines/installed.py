@@ -21,7 +21,7 @@ from charter.spec.stage_base import Engine, Stage
 
 ENGINE = "engine"
 """Frozen value of a stage that another engine computes: its name."""
-HOSTED_DEGREES: Mapping[str, int] = MappingProxyType({"pipeline": 1, "context": 1, "expert": 1, "interleave": 1})
+HOSTED_DEGREES: Mapping[str, int] = MappingProxyType({"pipeline": 1, "expert": 1, "interleave": 1})
 """What the native engine has no more than one of, with the value of a stage that does not say it."""
 PEFT = "peft"
 """Computes only where there is an adapter."""
@@ -68,7 +68,29 @@ def stage_versions(engines: Mapping[Engine, EngineEnvironment], stage: Stage) ->
     """The versions of what computes a stage, as its engine's interpreter has them; `absent` for what it lacks."""
     engine = handover_engine(stage.engine)
     adapters = (PEFT,) if engine.has_peft and getattr(stage, "adapter", None) is not None else ()
-    return versions_at(interpreter_of(engines, engine.name), (engine.package, *engine.beside, *adapters))
+    python, beside = interpreter_of(engines, engine.name), (*engine.beside, *adapters)
+    if not engine.checkout:
+        return versions_at(python, (engine.package, *beside))
+    return {engine.package: commit_of(checkout_of(engines, engine.name)), **versions_at(python, beside)}
+
+
+def checkout_of(engines: Mapping[Any, EngineEnvironment], name: Engine) -> str:
+    """The checkout of an engine whose scripts are run from one; empty where the file names none."""
+    environment = engines.get(name)
+    return (environment.directory or "") if environment is not None else ""
+
+
+@functools.cache
+def commit_of(directory: str) -> str:
+    """Return the commit of a checkout, `unknown` of a directory without one, `absent` where there is no directory."""
+    if not directory or not os.path.isdir(directory):
+        return ABSENT
+    try:
+        command = ["git", "-C", directory, "rev-parse", "HEAD"]
+        answer = subprocess.run(command, capture_output=True, timeout=_ASK_SECONDS, check=True, text=True)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return answer.stdout.strip()
 
 
 @functools.cache

@@ -284,14 +284,14 @@ class Bin:
     """1 where the more probable side was true, 0 where not, 1/2 where neither was more probable."""
 
 
-def bins(confidences: Sequence[float], right: Sequence[float], *, lowest: float = 0.5) -> tuple[Bin, ...]:
-    """The bins from `lowest` to 1 that hold any row."""
-    member = _membership(confidences, lowest)
-    width = (1 - lowest) / BINS
+def bins(confidences: Sequence[float], right: Sequence[float]) -> tuple[Bin, ...]:
+    """The bins from 1/2 to 1 that hold any row."""
+    member = _membership(confidences, 0.5)
+    width = 0.5 / BINS
     return tuple(
         Bin(
-            low=lowest + number * width,
-            high=lowest + (number + 1) * width,
+            low=0.5 + number * width,
+            high=0.5 + (number + 1) * width,
             confidence=sum(confidences[row] for row in rows) / len(rows),
             right=tuple(right[row] for row in rows),
         )
@@ -488,28 +488,28 @@ def features(texts: Sequence[str], words: Sequence[str]) -> Floats:
     return matrix
 
 
-def train(pairs: Sequence[tuple[str, str]], *, l2: float = L2) -> BagOfWords:
+def train(pairs: Sequence[tuple[str, str]]) -> BagOfWords:
     """Fit the model to (chosen, rejected) answers."""
     words = vocabulary(text for pair in pairs for text in pair)
     if not words:
         raise DataError(f"bag of words: {len(pairs)} pairs have no word in common; give more pairs")
     difference = features([a for a, _ in pairs], words) - features([b for _, b in pairs], words)
-    return BagOfWords(words=words, weights=_minimise(difference, l2))
+    return BagOfWords(words=words, weights=_minimise(difference))
 
 
-def _minimise(difference: Floats, l2: float) -> Floats:
-    """argmin_w mean(log(1 + exp(-D w))) + l2 |w|^2 / 2, by Nesterov's method for strongly convex functions.
+def _minimise(difference: Floats) -> Floats:
+    """argmin_w mean(log(1 + exp(-D w))) + L2 |w|^2 / 2, by Nesterov's method for strongly convex functions.
 
-    The Hessian lies between l2 and l2 + |D|^2/(4n), which fixes step and momentum.
+    The Hessian lies between L2 and L2 + |D|^2/(4n), which fixes step and momentum.
     """
     rows = len(difference)
-    curvature = l2 + _largest_eigenvalue(difference) / (4 * rows)
-    root = math.sqrt(curvature / l2)
+    curvature = L2 + _largest_eigenvalue(difference) / (4 * rows)
+    root = math.sqrt(curvature / L2)
     momentum = (root - 1) / (root + 1)
     weights = ahead = np.zeros(difference.shape[1])
     for _ in range(MAX_BAG_STEPS):
         slope = 1 / (1 + np.exp(np.clip(difference @ ahead, -500, 500)))
-        gradient = l2 * ahead - difference.T @ slope / rows
+        gradient = L2 * ahead - difference.T @ slope / rows
         if np.abs(gradient).max() < GRADIENT_TOLERANCE:
             return ahead
         new = ahead - gradient / curvature

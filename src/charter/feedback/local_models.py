@@ -208,8 +208,8 @@ class LocalModels:
 
     batches_at_once = 1
 
-    def __init__(self, models: Mapping[str, LanguageModel], *, dtype: str = "fp32") -> None:
-        self._models, self._dtype = models, dtype
+    def __init__(self, models: Mapping[str, LanguageModel]) -> None:
+        self._models = models
 
     def submit(self, asks: Sequence[Ask]) -> "Future[list[Reply]]":
         """The replies, computed before this returns."""
@@ -231,7 +231,7 @@ class LocalModels:
             raise DataError("questions with different choices are asked one kind after the other")
         limit = question_limit(model)
         encoded = [_encoded(model, ask, limit) for ask in asks]
-        by_question = choice_log_probabilities(model, encoded, asks[0].choices, dtype=self._dtype)
+        by_question = choice_log_probabilities(model, encoded, asks[0].choices, dtype="fp32")
         return [ChoiceReply(log_probabilities=values, missing=(False,) * len(values)) for values in by_question]
 
     def confirm(self) -> None:

@@ -5,6 +5,7 @@ Charter's on each starts the engine there; what they tell one another lies in fi
 """
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import NoReturn
 
 from charter.artifacts import durable
@@ -21,10 +23,12 @@ from charter.artifacts.group import GROUP, NODE_ADDRESS, failure_name, rank_of_p
 from charter.artifacts.lease import host_id
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import PEER_EXIT, PEER_LOST
-from charter.engines.installed import interpreter_of
+from charter.engines import handover_engine
+from charter.engines.installed import checkout_of, interpreter_of
 from charter.errors import DataError, InterruptedRunError, StageError
 from charter.hosted import guard
-from charter.launch.machine import LOOPBACK, free_port
+from charter.launch.job import ENGINE_NODES
+from charter.launch.machine import LOOPBACK, VISIBLE, free_port
 
 _MOST_BYTES = 1 << 20
 _END_BYTES = 1 << 16
@@ -124,13 +128,31 @@ class EngineProcess:
     _held: int | None
 
 
+def driven_nodes() -> int:
+    """Nodes of a Ray cluster whose accelerators the engine takes by itself; 0 where its processes are on this node."""
+    return int(os.environ.get(ENGINE_NODES, "0"))
+
+
+def ray_environment(variables: Mapping[str, str], *, python: str) -> dict[str, str]:
+    """Variables by which what an engine starts through Ray, on whichever node, runs in its environment as here.
+
+    Ray's processes have the variables and the Python of the node's own daemon. `RAY_JOB_CONFIG_JSON_ENV_VAR` is how
+    `ray job submit` tells a program's `ray.init` otherwise (Ray 2.60, _private/worker.py); what the engine itself says
+    there comes first.
+    """
+    sent = {"HF_HUB_OFFLINE": "1", "PATH": f"{os.path.dirname(python)}{os.pathsep}${{PATH}}", **variables}
+    config = {"runtime_env": {"py_executable": python, "env_vars": sent}}
+    return {**variables, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(config), "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1"}
+
+
 def engine_environment(extra: Mapping[str, str], *, python: str) -> dict[str, str]:
     """The variables of an engine's processes: those of this one, without what names its own place, and `extra`.
 
     Programs of the engine's environment (`accelerate`, `torchrun`) are found first. Nothing is fetched from a hub
     unless `extra` says so: what a stage reads lies in directories.
     """
-    own = {name: value for name, value in os.environ.items() if name not in _OF_CHARTERS_PROCESS}
+    hidden = {*_OF_CHARTERS_PROCESS, *((VISIBLE,) if driven_nodes() else ())}  # Ray shows a driver's node no devices
+    own = {name: value for name, value in os.environ.items() if name not in hidden}
     path = os.pathsep.join([os.path.dirname(python), own.get("PATH", os.defpath)])
     return {**own, "HF_HUB_OFFLINE": "1", "PATH": path, **extra}
 
@@ -197,6 +219,9 @@ NODE_LOOK_SECONDS = 0.2
 """How often these files are looked at; on a shared disk every look is a request."""
 
 
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineStart:
     """One start of an engine, as every node of the stage begins it."""
@@ -209,8 +234,8 @@ class EngineStart:
     host_id: str
     """Two nodes with the same one are on one machine, and meet on its loopback."""
 
-    def words(self, *, node: int, python: str) -> list[str]:
-        """Return the command of one node.
+    def words(self, *, node: int, python: str, variables: Mapping[str, str] = NO_VARIABLES) -> list[str]:
+        """Return the command of one node; in it stand names of `variables` and of the node's place.
 
         >>> command = ("python", "--rank", "${NODE_RANK}", "--at", "${MASTER_ADDR}:${MASTER_PORT}")
         >>> start = EngineStart(command=command, environment={}, address="10.0.0.7", port=29500, host_id="another")
@@ -218,7 +243,7 @@ class EngineStart:
         ['/opt/bin/python', '--rank', '1', '--at', '10.0.0.7:29500']
         """
         address = LOOPBACK if self.host_id == host_id() else self.address
-        values = {"NODE_RANK": str(node), "MASTER_ADDR": address, "MASTER_PORT": str(self.port)}
+        values = {**variables, "NODE_RANK": str(node), "MASTER_ADDR": address, "MASTER_PORT": str(self.port)}
         words = [python if word == "python" else word for word in self.command]
         for name, value in values.items():
             words = [word.replace(f"${{{name}}}", value) for word in words]
@@ -365,8 +390,12 @@ def start_engine(stage: StageDir, start: EngineStart, *, log: Path, nodes: Engin
     python = interpreter_of(job.engines, job.spec.engine)
     own = job.engines.get(job.spec.engine)
     variables = {**start.environment, **(own.environment if own else {})}
+    if variable := handover_engine(job.spec.engine).checkout:
+        variables[variable] = checkout_of(job.engines, job.spec.engine)
+    if driven_nodes():
+        variables = ray_environment(variables, python=python)
     return EngineProcess(
-        start.words(node=nodes.node, python=python),
+        start.words(node=nodes.node, python=python, variables=variables),
         directory=log.parent,
         log=log,
         environment=engine_environment(variables, python=python),

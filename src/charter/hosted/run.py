@@ -50,6 +50,7 @@ from charter.hosted.engine_process import (
     EngineNodes,
     EngineProcess,
     LogPump,
+    driven_nodes,
     end_as_lost,
     end_left,
     run_beside,
@@ -346,6 +347,8 @@ def _written(directory: Path, *, levels: int = 3) -> Iterator[tuple[str, int]]:
 SIGNALLED = 128
 _ERROR = re.compile(r"^(?:\[rank\d+\]: *)?[\w.]*(?:Error|Exception)\b.*", re.MULTILINE)
 """A line of a traceback that names the error, as torch's processes print it."""
+LOST_TO_RAY = ("ActorDiedError", "ActorUnavailableError", "NodeDiedError", "WorkerCrashedError", "LocalRayletDiedError")
+"""The same by Ray 2.60: its classes (`ray.exceptions`) for processes and nodes that it has lost."""
 _SHOWN_LINES = 12
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|DefaultCPUAllocator: can't allocate memory")
 
@@ -353,7 +356,7 @@ _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|DefaultCPUAllo
 def _is_effect(text: str) -> bool:
     """Return True if all errors in it are of processes that lost another one."""
     errors = _ERROR.findall(text)
-    return bool(errors) and all(any(words in error for words in LOST_PEER_WORDS) for error in errors)
+    return bool(errors) and all(any(words in error for words in (*LOST_PEER_WORDS, *LOST_TO_RAY)) for error in errors)
 
 
 def run(stage: StageDir) -> None:
@@ -427,7 +430,8 @@ class HostedStage:
             architectures=models.architectures,
             target_steps=data.target_steps,
             rows=data.rows,
-            num_nodes=self.nodes.count,
+            num_nodes=driven_nodes() or self.nodes.count,
+            on_ray=driven_nodes() > 0,
         )
         rendered = render(handover)
         for name, text in rendered.files.items():
@@ -520,7 +524,7 @@ class HostedStage:
             if number > 0:
                 end_as_lost(self.stage, f"{title} was killed by signal {number}{where[node]}")
         own_faults = [node for node, end in failed.items() if not _is_effect(end.last_lines)]
-        if nodes.count > 1 and failed and not own_faults:
+        if (nodes.count > 1 or driven_nodes()) and failed and not own_faults:
             end_as_lost(self.stage, f"{title} lost the connection between its nodes {at}")
         node = next(iter(own_faults), nodes.node)
         tail = "\n".join(ends[node].last_lines.splitlines()[-_SHOWN_LINES:])

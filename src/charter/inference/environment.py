@@ -17,7 +17,8 @@ from typing import Any
 from charter.data.sandbox import python
 from charter.inference.limited import Request, Service, load_attribute, serve
 from charter.inference.openenv import OpenEnvSession
-from charter.spec.rewards import OPENENV, SHIPPED_REWARD, TOOL_CALL
+from charter.inference.verifiers import VerifiersSession
+from charter.spec.rewards import OPENENV, SHIPPED_REWARD, TOOL_CALL, VERIFIERS
 
 EXPRESSION = re.compile(r"[0-9+\-*/(). ]{1,64}")
 """Expressions that the calculator reads: at most 64 characters."""
@@ -159,7 +160,7 @@ class Toolbox:
             "steps": self.steps,
             "has_class": self.environment is not None,
             "rewards": hasattr(self.environment, "reward"),
-            "sessions": self.environment is OpenEnvSession,
+            "sessions": self.environment in (OpenEnvSession, VerifiersSession),
         }
 
     def reset(self, request: Request) -> dict[str, Any]:
@@ -218,9 +219,14 @@ class Toolbox:
         }
 
     def reward(self, request: Request) -> dict[str, Any]:
-        """Ask what the environment says of the whole answer."""
+        """Ask what the environment says of the whole answer: a number, or a mapping of `reward` and named `scores`."""
         own = self._restored(request["state"])
-        return {"reward": _number(_called_by_name(own.reward, request["offered"]))}
+        result = _called_by_name(own.reward, request["offered"])
+        if not isinstance(result, Mapping):
+            return {"reward": _number(result)}
+        scores = {str(name): _number(value) for name, value in (result.get("scores") or {}).items()}
+        repeated = {"repeated": True} if result.get("repeated") else {}
+        return {"reward": _number(result.get("reward")), "scores": scores, **repeated}
 
 
 def _named(tag: str, text: str) -> tuple[str, str]:
@@ -284,10 +290,14 @@ def open_toolbox(settings: Request) -> tuple[Service, dict[str, Any]]:
         place, _, attribute = call.rpartition(":")
         is_shipped = call.startswith(SHIPPED_REWARD)
         functions[name] = SHIPPED[attribute] if is_shipped else load_attribute(place, attribute)
-    environment, arguments = None, settings["arguments"]
+    environment: type | None = None
+    arguments = settings["arguments"]
     if (call := settings["environment"]) is not None and call.startswith(OPENENV):
         environment, arguments = OpenEnvSession, {"url": call.removeprefix(OPENENV)}
         OpenEnvSession(**arguments)  # a server that does not answer stops the stage here
+    elif call is not None and call.startswith(VERIFIERS):
+        environment, arguments = VerifiersSession, {"taskset": call.removeprefix(VERIFIERS), "settings": arguments}
+        VerifiersSession(**arguments)  # so does a taskset that cannot be played
     elif call is not None:
         place, _, attribute = call.rpartition(":")
         environment = load_attribute(place, attribute)

@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TextIO
 
 from charter.data.sandbox import FORKS, no_processes
@@ -128,7 +129,12 @@ def _keep_names(user: int, group: int) -> None:
 
 
 def load_attribute(path: str, name: str) -> Any:
-    """A function or class of a Python file, loaded once; its module is called by its content."""
+    """A function or class of a Python file."""
+    return getattr(load_file(path), name)
+
+
+def load_file(path: str) -> ModuleType:
+    """A Python file as a module, loaded once; it is called by its content."""
     digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     spec = importlib.util.spec_from_file_location(f"own_{digest[:16]}", path)
     if spec is None or spec.loader is None:
@@ -138,7 +144,7 @@ def load_attribute(path: str, name: str) -> Any:
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
-    return getattr(module, name)
+    return module
 
 
 def serve(open_service: Callable[[Request], tuple[Service, dict[str, Any]]]) -> None:

@@ -155,11 +155,10 @@ def score_answers(
     model: PreferenceModel,
     conversations: Sequence[tuple[Sequence[Turn], str]],
     *,
-    budget_tokens: int = SCORING_TOKENS,
     dtype: str = "fp32",
     groups: int | None = None,
 ) -> Tensor:
-    """Normalised rewards of answers, one per conversation, scored by batches of at most `budget_tokens` tokens.
+    """Normalised rewards of answers, one per conversation, scored by batches of at most `SCORING_TOKENS` tokens.
 
     With `groups` (see `score_rows`), which several processes need, by `SCORING_ROWS` rows instead.
     """
@@ -167,7 +166,7 @@ def score_answers(
     limit = int(model.settings["seq_len"])
     encoded = [encode_scored(model, turns, answer, max_tokens=limit) for turns, answer in conversations]
     if groups is None:
-        batches = token_batches([len(row) for row, _ in encoded], budget_tokens=budget_tokens)
+        batches = token_batches([len(row) for row, _ in encoded], budget_tokens=SCORING_TOKENS)
     else:
         batches = [slice(start, start + SCORING_ROWS) for start in range(0, len(encoded), SCORING_ROWS)]
     scores = [

@@ -29,7 +29,7 @@ from charter.inference.generate import Answers, SamplingSettings, pad_left
 from charter.inference.limited import Failed, LimitedProcess
 from charter.models.chat import encode_prompt, encode_reply
 from charter.models.language_model import LanguageModel
-from charter.spec.rewards import ENVIRONMENT_SOURCES, PYTHON_TOOL, TOOL_CALL, Environment
+from charter.spec.rewards import ENVIRONMENT_SOURCES, PYTHON_TOOL, TOOL_CALL, VERIFIERS, Environment
 
 Why = Literal["completed", "done", "max_turns", "max_tool_calls", "max_tokens", "context_overflow", "failed"]
 """`completed`: a turn without a call; `done`: the environment says so."""
@@ -84,12 +84,19 @@ class Trajectory:
     """Calls made again since a kill left it open whether they had run."""
     reward: float | None = None
     """The environment's, where it gave one."""
+    scores: Mapping[str, float | None] = field(default_factory=dict)
+    """What the environment gave beside it, by name."""
     state: str | None = None
 
     @property
     def own_tokens(self) -> int:
         """Tokens that the policy wrote."""
         return sum(self.is_own)
+
+    @property
+    def is_cut(self) -> bool:
+        """Return True if the last turn ran out of tokens, so that nothing has replied to it."""
+        return self.why == "max_tokens" and self.turns > len(self.history) // 2
 
     def figures(self) -> dict[str, float]:
         """Counts that metrics report the means of."""
@@ -161,6 +168,8 @@ class Tools:
 
         def located(call: str) -> str:
             place, _, name = call.rpartition(":")
+            if spec.taskset in spec.sources and call == spec.call:
+                return f"{VERIFIERS}{files[spec.taskset]}"
             return f"{files[place]}:{name}" if place in spec.sources else call
 
         settings = {
@@ -382,12 +391,13 @@ class TurnTaking:
         if not self.tools.facts["rewards"]:
             return
         asking = [item for item in trajectories if item.why != "failed"]
-        requests = [
-            [{"operation": "reward", "offered": {**item.start.offered(), "answer": item.text}}] for item in asking
+        offered = [
+            {**item.start.offered(), "answer": item.text, **({"cut": True} if item.is_cut else {})} for item in asking
         ]
+        requests = [[{"operation": "reward", "offered": own}] for own in offered]
         for item, (reply,) in zip(asking, self._replies(trajectories, asking, requests, store), strict=True):
             if not self._ends(item, reply):
-                item.reward = reply["reward"]
+                item.reward, item.scores = reply["reward"], reply.get("scores", {})
 
     def _replies(
         self,

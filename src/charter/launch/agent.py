@@ -30,7 +30,7 @@ from charter.artifacts.lease import host_id
 from charter.artifacts.stage_process import INTERRUPTED_EXIT, PEER_EXIT
 from charter.errors import ExitCode
 from charter.launch.children import CAUSE_SECONDS, GroupHandle, NodeProcesses, Torchrun
-from charter.launch.job import RESTART
+from charter.launch.job import ENGINE_NODES, RESTART
 from charter.launch.machine import LOOPBACK, MeetingPlace, free_port, meeting_place, route_address
 from charter.launch.servers import ServerKeeper, pools_of
 from charter.metering.sampler import MeterSampler
@@ -66,6 +66,8 @@ class AgentTask:
     """Pools of servers that all nodes start beside the stage, which is then one process on the first of them."""
     accelerators: int = 0
     """Of this node, that the servers share."""
+    engine_nodes: int = 0
+    """Nodes whose accelerators the stage's engine takes by itself; 0 where the agents' nodes are the stage's."""
     layout: str = ""
     """How the stage is spread over its processes: what the plan said, and the stage's job has to say too."""
     with_parent: bool = False
@@ -108,6 +110,7 @@ def parse(argv: Sequence[str]) -> AgentTask:
     parser.add_argument("--expected", type=int, default=AgentTask.expected)
     parser.add_argument("--pools", default=AgentTask.pools)
     parser.add_argument("--accelerators", type=int, default=AgentTask.accelerators)
+    parser.add_argument("--engine-nodes", type=int, default=AgentTask.engine_nodes)
     parser.add_argument("--layout", default=AgentTask.layout)
     parser.add_argument("--with-parent", action="store_true")
     return AgentTask(**vars(parser.parse_args(argv)))
@@ -396,6 +399,7 @@ def _processes(task: AgentTask, files: JobFiles, record: NodeRecord, chosen: Cho
         TERM: str(LeaseTerm(task.job, record.restart)),
         faults.ATTEMPT: str(task.attempt + record.restart),
         NODE_ADDRESS: record.address,
+        **({ENGINE_NODES: str(task.engine_nodes)} if task.engine_nodes else {}),
     }
     torchrun = None
     if task.pools:

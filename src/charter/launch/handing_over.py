@@ -28,6 +28,7 @@ def handover_of(
     target_steps: int,
     rows: Mapping[str, int] = NO_ROWS,
     num_nodes: int = 1,
+    on_ray: bool = False,
 ) -> Handover:
     """Return the handover of a stage, as a renderer takes it; on several nodes its processes are shared out evenly."""
     layout = layout_of(job)
@@ -41,6 +42,7 @@ def handover_of(
         seed=job.seed,
         layout=layout,
         num_nodes=num_nodes,
+        on_ray=on_ray,
         per_node=layout.num_accelerators // num_nodes,
         accelerator=CPU if job.frozen.get("device") == "cpu" else named,
         target_steps=target_steps,
@@ -62,7 +64,7 @@ def layout_of(job: Job) -> Layout:
     """The layout in a job's frozen values, in the planner's terms: a micro-batch counts sequences."""
     frozen = engine_layout(job.frozen)
     degrees = {name: int(job.frozen.get(name, default)) for name, default in HOSTED_DEGREES.items()}
-    spread = frozen.tensor * degrees["pipeline"] * degrees["context"]
+    spread = frozen.tensor * degrees["pipeline"] * frozen.context
     data = max(1, frozen.world_size // spread)
     share = max(1, _batch(job) // data)
     micro = min(frozen.micro_batch or share, share)
@@ -70,7 +72,7 @@ def layout_of(job: Job) -> Layout:
         data=data,
         tensor=frozen.tensor,
         pipeline=degrees["pipeline"],
-        context=degrees["context"],
+        context=frozen.context,
         expert=degrees["expert"],
         interleave=degrees["interleave"],
         sequence_parallel=frozen.sequence_parallel,

@@ -22,6 +22,8 @@ SENT = "CHARTER_SENT"
 """Variable of such a job: the scheduler that it was sent to."""
 RESTART = "CHARTER_RESTART"
 """Variable of every job: how often its scheduler has started it again."""
+ENGINE_NODES = "CHARTER_ENGINE_NODES"
+"""Variable of a job that drives an engine on a Ray cluster: the nodes whose accelerators the engine takes by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,8 @@ class StageJob:
     spare_nodes: int = 0
     """Nodes asked for beside these; agents on them wait until one of the others fails its checks."""
     processes_per_node: int = 1
+    drives: bool = False
+    """One process on any node, which is given no accelerators: its engine takes those of all nodes by itself."""
     shards: int = 1
     """More than 1: independent tasks of one process each, any number at a time."""
     accelerator: str = ""

@@ -312,6 +312,7 @@ class JobLauncher:
             nodes=1,
             spare_nodes=0,
             processes_per_node=1,
+            drives=False,
             accelerators_per_node=min(1, like.accelerators_per_node),
             cpus_per_node=1,
             memory_bytes_per_node=None,

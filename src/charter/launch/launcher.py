@@ -7,12 +7,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
+from charter.engines import capabilities
 from charter.errors import UsageError
 from charter.launch.machine import NodeFacts
 from charter.launch.rendered import TARGETS
 from charter.launch.scheduler import Scheduler
 from charter.launch.servers import PoolSpec
 from charter.spec.project import Project
+from charter.spec.stage import is_hosted
+from charter.spec.stage_base import Stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,10 +161,11 @@ LOCAL = "local"
 SUBPROCESS = "subprocess"
 """This machine too, with stages as jobs."""
 HERE = (LOCAL, SUBPROCESS)
+RAY = "ray"
 RUNS: Mapping[str, str] = MappingProxyType(
     {
         "slurm": "a Slurm cluster",
-        "ray": "a Ray cluster",
+        RAY: "a Ray cluster",
         "kubernetes": "a Kubernetes cluster",
         SUBPROCESS: "this machine, as jobs that outlive the supervisor",
     }
@@ -175,6 +179,11 @@ def launcher_name(project: Project, wanted: str | None) -> str:
     if wanted is not None and name not in (LOCAL, *RUNS, *TARGETS):
         raise UsageError(f"no launcher is called {name!r}; there are {', '.join((LOCAL, *RUNS, *TARGETS))}")
     return name if name in (*RUNS, *TARGETS) else LOCAL
+
+
+def drives_engine(stage: Stage, launcher: str) -> bool:
+    """Return True if a stage's job on a launcher is one process, whose engine takes the accelerators of all nodes."""
+    return launcher == RAY and is_hosted(stage) and stage.kind in capabilities(stage.engine).ray_kinds
 
 
 def open_scheduler(project: Project, name: str) -> Scheduler:

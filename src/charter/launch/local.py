@@ -219,7 +219,7 @@ class ForkHandle:
         self._exit = code
 
 
-def _wait_gone(pid: int | None, *, seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
+def _wait_gone(pid: int | None) -> None:
+    deadline = time.monotonic() + 5.0
     while pid is not None and time.monotonic() < deadline and os.path.isdir(f"/proc/{pid}"):
         time.sleep(0.005)

@@ -267,16 +267,16 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def meeting_place(
-    files: JobFiles, mine: NodeRecord, *, first: int = 0, seconds: float = MEETING_SECONDS
-) -> MeetingPlace:
+def meeting_place(files: JobFiles, mine: NodeRecord, *, first: int = 0) -> MeetingPlace:
     """Wait for the record of the node of rank 0; nodes of one machine meet on its loopback."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + MEETING_SECONDS
     while True:
         record = files.read_node(mine.restart, first)
         if record is not None and record.port:
             break
         if time.monotonic() > deadline:
-            raise StageError(f"node {first} of the job has not started within {seconds:g} s of node {mine.place}")
+            raise StageError(
+                f"node {first} of the job has not started within {MEETING_SECONDS:g} s of node {mine.place}"
+            )
         time.sleep(_LOOK_SECONDS)
     return MeetingPlace(address=LOOPBACK if record.host_id == host_id() else record.address, port=record.port)

@@ -16,7 +16,7 @@ from charter.errors import UsageError
 from charter.launch.agent import AgentTask, command_of
 from charter.launch.job import SENT, StageJob, safe_name, secrets_of
 from charter.launch.job import SUPERVISOR as SUPERVISOR
-from charter.launch.launcher import StageStart
+from charter.launch.launcher import StageStart, drives_engine
 from charter.launch.local import stage_environment
 from charter.launch.machine import (
     CPU,
@@ -53,13 +53,14 @@ class SubmissionFacts:
 def stage_job(project: Project, request: StageStart, order: SubmissionFacts, *, scheduler: str) -> StageJob:
     """One attempt at a stage as a job; the same for the same arguments."""
     stage, launch = project.pipeline[request.stage], project.launch
+    drives = drives_engine(stage, scheduler)
     nodes = stage_nodes(project, stage) if stage.kind in TRAINS or request.pools else 1
     kind, accelerators = _accelerators(project, stage, has_pools=bool(request.pools))
     ranks = _ranks(project, stage, request, accelerators)
     per_node = _per_node(request, ranks, nodes) if stage.kind in TRAINS else 1
     threads = stage_threads(project, stage, processes=ranks)
     files = JobFiles(request.stage_dir, order.number)
-    spares = launch.node_checks.spares if stage.kind in TRAINS and nodes > 1 else 0
+    spares = launch.node_checks.spares if stage.kind in TRAINS and nodes > 1 and not drives else 0
     checks = launch.node_checks.enabled and not order.shards and stage.kind in TRAINS
     task = AgentTask(
         stage_dir=request.stage_dir,
@@ -67,7 +68,8 @@ def stage_job(project: Project, request: StageStart, order: SubmissionFacts, *, 
         job=order.number,
         token=order.token,
         attempt=request.attempt,
-        nodes=nodes,
+        nodes=1 if drives else nodes,
+        engine_nodes=nodes if drives else 0,
         processes=1 if is_hosted(stage) else per_node,
         apart=bool(order.shards),
         launcher=launch.launcher if stage.kind in TRAINS and not is_hosted(stage) else "direct",
@@ -96,6 +98,7 @@ def stage_job(project: Project, request: StageStart, order: SubmissionFacts, *, 
         nodes=nodes,
         spare_nodes=spares,
         processes_per_node=per_node,
+        drives=drives,
         shards=max(1, len(order.shards)),
         accelerator=kind,
         accelerators_per_node=accelerators,
@@ -141,7 +144,7 @@ def submission_of(
         number=order.number,
         settings=settings_of(job),
         attempt=request.attempt,
-        nodes=job.nodes,
+        nodes=1 if job.drives else job.nodes,
         spares=job.spare_nodes,
         processes=request.processes,
         accelerator=job.accelerator,
@@ -267,6 +270,7 @@ def supervisor_job(
         nodes=1,
         spare_nodes=0,
         processes_per_node=1,
+        drives=False,
         shards=1,
         accelerator="",
         accelerators_per_node=0,

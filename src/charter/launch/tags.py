@@ -54,14 +54,14 @@ def kubernetes_labels(tags: Mapping[str, str], *, prefix: str = KUBERNETES_PREFI
     return labels
 
 
-def kubernetes_annotations(tags: Mapping[str, str], *, prefix: str = KUBERNETES_PREFIX) -> dict[str, str]:
+def kubernetes_annotations(tags: Mapping[str, str]) -> dict[str, str]:
     """The words of tags that a label cannot hold, unchanged, under the label's own name with `-tag` behind it.
 
     >>> kubernetes_annotations({"owner": "team α/alignment", "cost centre": "42"})
     {'charter/owner-tag': 'team α/alignment'}
     """
     return {
-        f"{prefix}{_label_part(key)[: LABEL_CHARACTERS - 4]}-tag": value
+        f"{KUBERNETES_PREFIX}{_label_part(key)[: LABEL_CHARACTERS - 4]}-tag": value
         for key, value in tags.items()
         if _label_part(key) and _label_part(value) != value
     }

@@ -179,9 +179,9 @@ def keys_of(connection: Connection, database: Database, scope: int, call_ids: Se
     return {call_id: key for call_id, key in _by_chunks(connection, database, statement, scope, "call_id", call_ids)}
 
 
-def read_calls(connection: Connection, database: Database, scope: int, *, where: str = "") -> Iterator[Call]:
-    """The calls of a stage by id, every row checked; `where` narrows them down (a condition on i and s)."""
-    statement = f"{CALLS}{database.mark}{' AND ' + where if where else ''} ORDER BY i.call_id"
+def read_calls(connection: Connection, database: Database, scope: int) -> Iterator[Call]:
+    """The calls of a stage by id, every row checked."""
+    statement = f"{CALLS}{database.mark} ORDER BY i.call_id"
     for row in connection.execution_options(stream_results=True).exec_driver_sql(statement, (scope,)):
         intent, settlement = row[:7], row[8:16]
         if row_check(tuple(intent)) != row[7]:

@@ -23,7 +23,7 @@ PRICING_CATEGORIES = {"on_demand": "Standard", "spot": "Dynamic", "reserved": "C
 Charge = dict[str, str | int | float | None]
 
 
-def charge(item: Accounted, *, labels: Mapping[str, str] | None = None) -> Charge:
+def charge(item: Accounted) -> Charge:
     """The charge of one attempt. An attempt without a price has empty costs and its full quantity.
 
     `BilledCost` stays empty until an invoice is matched. `ListCost` and `EffectiveCost` are both at the price
@@ -33,7 +33,7 @@ def charge(item: Accounted, *, labels: Mapping[str, str] | None = None) -> Charg
     ended_at = attempt.started_at + attempt.duration_milliseconds / 1000
     own = {"run": attempt.run, "stage": attempt.stage, "attempt": str(attempt.number)}
     owner = {"owner": attempt.owner} if attempt.owner else {}
-    tags = {**(labels or {}), **json.loads(attempt.tags), **owner, **own}
+    tags = {**json.loads(attempt.tags), **owner, **own}
     unit = "Machine-Hours" if attempt.accelerator == "cpu" else "Accelerator-Hours"
     return {
         "x_AttemptId": attempt.attempt_id,
@@ -143,14 +143,14 @@ def refuse_fewer(seen_before: int | None, item: ApiUsage) -> None:
         )
 
 
-def usage_charge(item: ApiUsage, *, labels: Mapping[str, str] | None = None) -> Charge:
+def usage_charge(item: ApiUsage) -> Charge:
     """The charge of some calls. `EffectiveCost` is what is settled; what may come on top is `x_UnknownMicroUsd`.
 
     The quantity is in tokens of all kinds, so there is no unit price: tokens in, cached and out differ in price.
     """
     route, sums = item.route, item.route.sums
     owner = {"owner": item.owner} if item.owner else {}
-    tags = {**(labels or {}), **json.loads(item.tags), **owner, "run": item.run, "stage": item.stage}
+    tags = {**json.loads(item.tags), **owner, "run": item.run, "stage": item.stage}
     cost = None if sums.unpriced and not sums.settled_micro_usd else sums.settled_micro_usd
     return {
         "x_Run": item.run,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from charter.errors import UsageError
-from charter.ledger.attempt import Attempt, Clock, Outcome, Reached, tags_text
+from charter.ledger.attempt import Attempt, Outcome, Reached, tags_text
 from charter.ledger.focus import ApiUsage
 from charter.ledger.imported import Change, ImportedAttempt
 from charter.ledger.opening import open_database
@@ -189,12 +189,8 @@ class Ledger(LedgerReading):
         *,
         started_at: float,
         duration_milliseconds: int,
-        source: Clock = "engine",
         job_id: str | None = None,
         nodes: str | None = None,
-        count: int | None = None,
-        energy_joules: int | None = None,
-        energy_source: str | None = None,
     ) -> None:
         """Put a scheduler's own record of an ended attempt in the place of what was measured here.
 
@@ -204,17 +200,11 @@ class Ledger(LedgerReading):
         from charter.ledger import rows, sum_rows
         from charter.ledger.database import repeated
 
-        reported = {
-            "job_id": job_id,
-            "nodes": nodes,
-            "count": count,
-            "energy_joules": energy_joules,
-            "energy_source": energy_source,
-        }
+        reported = {"job_id": job_id, "nodes": nodes}
         values = {
             "started_at": started_at,
             "duration_milliseconds": duration_milliseconds,
-            "clock": source,
+            "clock": "engine",
             **{name: value for name, value in reported.items() if value is not None},
         }
         if duration_milliseconds < 0:

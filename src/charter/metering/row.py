@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts import durable
-from charter.errors import loads_json
+from charter.artifacts.durable import object_in
 
 METER_GLOB = "meter-*.jsonl"
 NODE = re.compile(r"[^A-Za-z0-9._-]")
@@ -97,20 +97,21 @@ def append_row(stage_dir: Path, row: MeterRow) -> None:
     durable.append_line(meter_path(stage_dir, row.node), values)
 
 
-def meter_rows(stage_dir: Path, *, since: float = float("-inf"), until: float = float("inf")) -> tuple[MeterRow, ...]:
-    """The samples of all nodes of a stage between two times (Unix), in order of time; empty where nothing was metered.
+def meter_rows(stage_dir: Path, *, since: float = float("-inf")) -> tuple[MeterRow, ...]:
+    """The samples of all nodes of a stage from a time (Unix) on, in order of time; empty where nothing was metered.
 
-    An attempt's samples are those between its start and its end. Lines that cannot be read, say one that a kill tore,
+    Lines that cannot be read, say one that a kill tore,
     are left out: a sample more or less decides nothing.
     """
     rows = (row for path in sorted(stage_dir.glob(METER_GLOB)) for row in _rows(path))
-    return tuple(sorted((row for row in rows if since <= row.time <= until), key=lambda row: (row.time, row.node)))
+    return tuple(sorted((row for row in rows if since <= row.time), key=lambda row: (row.time, row.node)))
 
 
 def row_of(line: bytes | str) -> MeterRow | None:
     """The sample that a line holds; None where it holds none."""
+    if (content := object_in(line)) is None:
+        return None
     try:
-        content: Any = loads_json(line)
         gpus = content.get("gpus")
         values = _known(MeterRow, content)
         values["gpus"] = None if gpus is None else tuple(_gpu(item) for item in gpus)

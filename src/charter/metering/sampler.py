@@ -430,12 +430,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--every", type=float, default=10.0, help="seconds")
     parser.add_argument("--gpus", default=None, help="as CUDA_VISIBLE_DEVICES; empty for none, all unless given")
     parser.add_argument("--below", type=int, default=None, help="meter what is below this process, not itself")
-    parser.add_argument("--pid", type=int, action="append", default=[], help="meter this process and what is below it")
     options = parser.parse_args(arguments)
     os.nice(NICENESS)
 
     def processes() -> Sequence[int]:
-        roots = [*options.pid, *([] if options.below is None else [options.below])]
+        roots = [] if options.below is None else [options.below]
         return [pid for pid in with_descendants(roots, without=os.getpid()) if pid != options.below]
 
     meter = NodeMeter(node=options.node, gpus=open_gpu_meter(options.gpus))
@@ -464,11 +463,10 @@ class MeterSampler:
         *,
         every_seconds: float,
         below: int | None = None,
-        pids: Sequence[int] = (),
         node: str | None = None,
         gpus: str | None = None,
     ) -> None:
-        """`below`: every process below this one counts, as they come; `pids`: these and what is below them.
+        """`below`: every process below this one counts, as they come.
 
         `gpus`: those of the job, as in CUDA_VISIBLE_DEVICES; "" for none; all of the node unless given.
         """
@@ -476,7 +474,6 @@ class MeterSampler:
         self._command = [sys.executable, "-m", "charter.metering.sampler", "--stage-dir", str(stage_dir)]
         self._command += ["--node", node or this_node(), "--every", str(every_seconds)]
         self._command += [] if below is None else ["--below", str(below)]
-        self._command += [part for pid in pids for part in ("--pid", str(pid))]
         self._command += [] if gpus is None else [f"--gpus={gpus}"]
         self._process: subprocess.Popen[bytes] | None = None
 

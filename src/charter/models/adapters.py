@@ -25,16 +25,16 @@ QUANTISED = {"Linear4bit", "Linear8bitLt"}
 """Classes of bitsandbytes."""
 
 
-def add_adapter(module: nn.Module, adapter: Adapter, *, seed: int, dtype: torch.dtype = torch.float32) -> None:
+def add_adapter(module: nn.Module, adapter: Adapter, *, seed: int) -> None:
     """Freeze every Hugging Face model in `module` and put trained low-rank matrices beside its linear layers.
 
     What is around it, such as a scalar head, stays trained. The first matrix is drawn from `seed`, the second is
-    zero, so the model computes what it did before. A base in 4 bits computes in `dtype`.
+    zero, so the model computes what it did before. A base in 4 bits computes in fp32.
     """
     peft = _peft()
     for model in hugging_face_models(module).values():
         if adapter.base_bits != WHOLE_BITS:
-            _quantise(model, adapter.base_bits, dtype)
+            _quantise(model, adapter.base_bits)
         settings = peft.LoraConfig(
             r=adapter.rank, lora_alpha=adapter.alpha, lora_dropout=0.0, target_modules=_targets(model)
         )
@@ -170,7 +170,7 @@ def _targets(model: Any) -> list[str]:
     return sorted(names)
 
 
-def _quantise(model: Any, bits: int, dtype: torch.dtype) -> None:
+def _quantise(model: Any, bits: int) -> None:
     """Replace the decoder's linear layers by bitsandbytes' of 4 (NF4) or 8 bits."""
     if bits not in (4, 8):
         raise StageError(f"an adapter's base_bits is 16, 8 or 4, not {bits}")
@@ -178,14 +178,14 @@ def _quantise(model: Any, bits: int, dtype: torch.dtype) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and child is not output:
-                setattr(parent, name, _small_linear(child, bits, dtype))
+                setattr(parent, name, _small_linear(child, bits))
 
 
-def _small_linear(layer: nn.Linear, bits: int, dtype: torch.dtype) -> nn.Module:
+def _small_linear(layer: nn.Linear, bits: int) -> nn.Module:
     bnb = _bitsandbytes()
     shape, has_bias = (layer.in_features, layer.out_features), layer.bias is not None
     if bits == 4:
-        small = bnb.nn.Linear4bit(*shape, bias=has_bias, quant_type="nf4", compute_dtype=dtype)
+        small = bnb.nn.Linear4bit(*shape, bias=has_bias, quant_type="nf4", compute_dtype=torch.float32)
         small.weight = bnb.nn.Params4bit(layer.weight.data, requires_grad=False, quant_type="nf4")
     else:
         small = bnb.nn.Linear8bitLt(*shape, bias=has_bias, has_fp16_weights=False)

@@ -11,7 +11,7 @@ stage that was started before there was a choice has none, and goes on as it beg
 
 @dataclass(frozen=True, kw_only=True)
 class StageLayout:
-    """Parallel degrees and memory knobs of one stage; `world_size = data * tensor`."""
+    """Parallel degrees and memory knobs of one stage; `world_size = data * context * tensor`."""
 
     world_size: int = 1
     zero: int = 0
@@ -21,6 +21,8 @@ class StageLayout:
     tensor: int = 1
     sequence_parallel: bool = False
     """Between split matrices each process of `tensor` has its own positions of a row."""
+    context: int = 1
+    """Processes that share each row, with positions of their own."""
     micro_batch: int = 0
     """Rows of one forward and backward pass in one process; 0: its whole share of the batch."""
     recompute: str = "none"
@@ -33,7 +35,7 @@ class StageLayout:
     @property
     def data(self) -> int:
         """Processes that read different rows."""
-        return self.world_size // self.tensor
+        return self.world_size // (self.tensor * self.context)
 
     @property
     def is_plain(self) -> bool:
@@ -58,6 +60,7 @@ def engine_layout(frozen: Mapping[str, str | int]) -> StageLayout:
         replicas=int(frozen.get("replicas", 1)),
         tensor=int(frozen.get("tensor", 1)),
         sequence_parallel=bool(int(frozen.get("sequence_parallel", 0))),
+        context=int(frozen.get("context", 1)),
         micro_batch=int(frozen.get("micro_batch", 0)),
         recompute=str(frozen.get("recompute", "none")),
         offload=str(frozen.get("offload", "none")),

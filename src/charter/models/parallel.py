@@ -35,7 +35,7 @@ from charter.errors import StageError
 from charter.models.adapters import check_layout, has_adapter
 from charter.models.engine_layout import StageLayout
 from charter.models.ranks import Ranks
-from charter.models.sequence_split import sequence_styles, split_sequence
+from charter.models.sequence_split import sequence_styles, split_gradient, split_sequence
 from charter.models.sharded_load import decoder_layers, fill_weights, hugging_face_models, is_empty, tie, tied_weights
 from charter.models.token_forward import AskedHead, give_asked_head
 from charter.spec.layout import Recompute
@@ -198,15 +198,15 @@ def plain_name(name: str) -> str:
 
 HEADS_DIMENSION = 2
 """Of queries and keys when they are normalised per head: batch, token, head, width."""
-EMBEDDING = "embedding_rowwise"
 
 
 def data_mesh(layout: StageLayout, ranks: Ranks) -> tuple[DeviceMesh, DeviceMesh | None]:
     """The mesh to shard over, and the one to split tensors over; neighbouring ranks split tensors."""
-    replicas = layout.data if layout.zero == 0 else layout.replicas
-    if layout.data % replicas:
-        raise StageError(f"{layout.data} data-parallel processes cannot be split into {replicas} replicas")
-    sizes = {"replicate": replicas, "shard": layout.data // replicas, "tensor": layout.tensor}
+    sharing = layout.data * layout.context
+    replicas = sharing if layout.zero == 0 else layout.replicas
+    if sharing % replicas:
+        raise StageError(f"{sharing} data-parallel processes cannot be split into {replicas} replicas")
+    sizes = {"replicate": replicas, "shard": sharing // replicas, "tensor": layout.tensor}
     used = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
     mesh = init_device_mesh(ranks.device.type, tuple(used.values()), mesh_dim_names=tuple(used))
     names = tuple(name for name in used if name != "tensor")
@@ -224,6 +224,7 @@ def split_tensors(module: nn.Module, layout: StageLayout, ranks: Ranks) -> Devic
         if layout.sequence_parallel:
             styles |= sequence_styles(model, dict(model.tp_plan))
         parallelize_module(model, tensor, styles)
+        split_gradient(model.get_input_embeddings())
         _check_ties(module, ties, prefix)
     tie(module, ties)
     if layout.sequence_parallel:

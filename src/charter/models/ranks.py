@@ -35,16 +35,22 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 class Ranks:
     """This process among the processes of its stage; a stage of one process is a group of one.
 
-    `data` ranks read different rows; ranks that hold parts of the same tensors (tensor parallelism) read the same.
+    `data` ranks read different rows; ranks that hold parts of the same tensors (tensor parallelism) read the same, as
+    do those that have different positions of each row (context parallelism).
     """
 
     rank: int = 0
     world_size: int = 1
     data_rank: int = 0
     data_size: int = 1
+    context_rank: int = 0
+    context_size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     data_group: Any = None
-    """Process group of the data ranks that this process adds up with; None for one process."""
+    """Process group of the ranks that this process adds up with, which have other rows or other positions of its own;
+    None for one process."""
+    context_group: Any = None
+    """Process group of those that have the other positions of its rows."""
     host_group: Any = None
     """Gloo group of all processes, for what is said on the host."""
     saving_group: Any = None
@@ -55,21 +61,26 @@ class Ranks:
         """Return True if this process publishes, reports and logs."""
         return self.rank == 0
 
+    @property
+    def summed_size(self) -> int:
+        """Number of processes that `sum` adds up."""
+        return self.data_size * self.context_size
+
     def share(self, rows: Sequence[Any]) -> list[Any]:
         """This process's rows of a batch: every `data_size`-th, so that shares differ by one at most."""
         return list(rows[self.data_rank :: self.data_size])
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over the data ranks."""
-        if self.data_size == 1:
+        """The sum over the data ranks, and over the positions of their rows."""
+        if self.summed_size == 1:
             return values
         summed = values.clone()
         dist.all_reduce(summed, group=self.data_group)
         return summed
 
     def total(self, sums: dict[str, float]) -> dict[str, float]:
-        """Named numbers summed over the data ranks, in fp64; every process must name the same."""
-        if self.data_size == 1 or not sums:
+        """Named numbers added up as by `sum`, in fp64; every process must name the same."""
+        if self.summed_size == 1 or not sums:
             return dict(sums)
         names = sorted(sums)
         values = torch.tensor([sums[name] for name in names], dtype=torch.float64, device=self.device)
@@ -101,28 +112,47 @@ class Ranks:
             dist.barrier(group=self.host_group)
 
 
-def join(stage_dir: Path, device: torch.device, *, tensor: int = 1) -> Ranks:
-    """Meet the other processes of the stage; with `tensor` > 1, neighbouring ranks share one copy of the model."""
+def join(stage_dir: Path, device: torch.device, *, tensor: int = 1, context: int = 1) -> Ranks:
+    """Meet the other processes of the stage.
+
+    With `tensor` > 1 neighbouring ranks share one copy of the model, with `context` > 1 such groups share rows.
+    """
     rank, world = rank_of_process(), world_size()
     if world == 1:
         return Ranks(device=device)
     if world % tensor:
         raise StageError(f"{world} processes cannot be split into groups of {tensor} for tensor parallelism")
+    if world % (tensor * context):
+        raise StageError(f"{world} processes cannot be split into groups of {tensor * context} for context parallelism")
     if not dist.is_initialized():
         store = PrefixStore(os.environ.get(GROUP, "charter"), _store(stage_dir, rank, world))
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=COLLECTIVE_TIMEOUT)
     groups = [dist.new_group([*range(first, world, tensor)]) for first in range(tensor)]
+    own = tensor * context
     return Ranks(
         rank=rank,
         world_size=world,
-        data_rank=rank // tensor,
-        data_size=world // tensor,
+        data_rank=rank // own,
+        data_size=world // own,
+        context_rank=rank % own // tensor,
+        context_size=context,
         device=device,
         data_group=groups[rank % tensor],
+        context_group=_context_group(rank, world, tensor, context),
         host_group=dist.new_group(backend="gloo"),
         saving_group=dist.new_group(backend="gloo"),
     )
+
+
+def _context_group(rank: int, world: int, tensor: int, context: int) -> Any:
+    """Return the group of the ranks that have the other positions of this one's rows; every rank makes every group."""
+    own = tensor * context
+    if context == 1:
+        return None
+    members = [[*range(first + part, first + own, tensor)] for first in range(0, world, own) for part in range(tensor)]
+    groups = [dist.new_group(ranks) for ranks in members]
+    return next(group for ranks, group in zip(members, groups, strict=True) if rank in ranks)
 
 
 def leave() -> None:

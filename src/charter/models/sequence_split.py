@@ -1,4 +1,4 @@
-"""Sequence parallelism beside tensor parallelism: between split matrices each rank has its own positions of a row.
+"""Splits that torch's tensor parallelism has not: positions of a row between split matrices, an embedding's gradient.
 
 Legend: B sequences, T tokens, P tokens of one rank, H hidden size. Lengths that do not divide are split unevenly.
 """
@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Size, Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel, SequenceParallel
 
 from charter.errors import StageError
@@ -74,6 +74,36 @@ def _join_inside(layer: nn.Module, mesh: DeviceMesh) -> None:
     layer.get_submodule("self_attn").register_forward_pre_hook(attends, with_kwargs=True)
     layer.get_submodule("mlp").register_forward_pre_hook(feeds)
     setattr(layer, SPLIT, True)
+
+
+class SplitEmbedding(nn.Embedding):
+    """A lookup in this rank's part of the vocabulary, whose gradient is of that part alone.
+
+    torch's own backward pass of a split embedding makes the gradient of the whole vocabulary on every rank.
+    """
+
+    def forward(self, ids_BT: DTensor) -> DTensor:  # type: ignore[override]
+        """Return the vectors of this rank's tokens and zeros for others, to be added up over the ranks."""
+        weight = self.weight
+        assert isinstance(weight, DTensor)
+        mesh, own = weight.device_mesh, weight.to_local()
+        rows, first = own.shape[0], mesh.get_local_rank() * -(-weight.shape[0] // mesh.size())
+        own_BT = ids_BT.to_local() - first
+        is_other_BT = (own_BT < 0) | (own_BT >= rows)
+        padding = -1 if self.padding_idx is None else self.padding_idx - first
+        part_BTH = nn.functional.embedding(
+            own_BT.masked_fill_(is_other_BT, 0), own, padding if 0 <= padding < rows else None
+        )
+        part_BTH = part_BTH.masked_fill_(is_other_BT[..., None], 0)
+        return DTensor.from_local(part_BTH, mesh, [Partial()], run_check=False)
+
+
+def split_gradient(embedding: nn.Module) -> None:
+    """Have an embedding whose vocabulary is split look up its own part; what its class does around a lookup stays."""
+    kind, placements = type(embedding), getattr(embedding.weight, "placements", ())
+    if placements != (Shard(0),):
+        return
+    embedding.__class__ = SplitEmbedding if kind is nn.Embedding else type(kind.__name__, (kind, SplitEmbedding), {})
 
 
 def _length(kwargs: dict[str, Any]) -> int:

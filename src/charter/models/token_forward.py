@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from transformers.cache_utils import Cache
 
+from charter.models.context_split import RowParts
 from charter.models.runtime import is_queued, on_device
 from charter.models.sequence_split import is_split
 from charter.models.sharded_load import decoder_layers, hugging_face_models
@@ -563,19 +564,26 @@ def token_losses(
     *,
     more: Mapping[str, Any] | None = None,
     device: torch.device | None = None,
+    parts: RowParts | None = None,
 ) -> LossFigures:
     """Summed cross-entropy of the counted tokens, each predicted from those before it; the first is never counted.
 
     `more` are inputs of the model beside the ids: a mask, positions, where conversations of a row begin. Padding at
     the right needs none: what follows a token does not reach it. Ids and counted tokens on the host are moved to
     `device` here, after the counted ones are numbered: on an accelerator the host would have to wait for their number.
+    With `parts` the figures are those of this process's positions.
     """
-    counted_BT = counted_BT.clone()
-    counted_BT[:, 0] = False
-    after_N = counted_BT.flatten().nonzero().squeeze(1)
-    target_N = ids_BT.flatten().index_select(0, after_N)
+    asked_BT, next_BT = (nn.functional.pad(item[:, 1:], (0, 1)) for item in (counted_BT, ids_BT))
+    if parts is not None:
+        ids_BT, asked_BT, next_BT = (parts.cut(item) for item in (ids_BT, asked_BT, next_BT))
+    at_N = asked_BT.flatten().nonzero().squeeze(1)
+    target_N = next_BT.flatten().index_select(0, at_N)
     place = ids_BT.device if device is None else device
-    ids_BT, at_N, target_N = (on_device(item, place) for item in (ids_BT, after_N - 1, target_N))
+    ids_BT, at_N, target_N = (on_device(item, place) for item in (ids_BT, at_N, target_N))
     inputs = {"attention_mask": None, "position_ids": None, **(more or {}), "input_ids": ids_BT}
+    if parts is not None:
+        inputs = parts.inputs(inputs, ids_BT)
     losses: LossFigures = call(**inputs, at_N=at_N, target_N=target_N, summed=True)
+    if parts is not None:
+        parts.check()
     return losses

@@ -178,7 +178,7 @@ class Bundle:
     source: str
     as_of: str
     sha256: str
-    """Of the measurements (`charter.validation.bundled.fingerprint`)."""
+    """Of the measurements (`charter.validation.alarms.fingerprint`)."""
     paces: tuple[Pace, ...] = ()
     """What a run's own steps took over their estimate."""
 

@@ -162,7 +162,6 @@ def training_flops_per_token(
     causal: bool = True,
     head_share: float = 1.0,
     frozen_base: bool = False,
-    mtp: bool = False,
 ) -> float:
     """Model operations per token of a training step: forward plus twice as many backward.
 
@@ -171,7 +170,7 @@ def training_flops_per_token(
     is no function that a gradient passes, and the loss that DeepSeek trains it with is left out.
     Source: Kaplan et al. 2020, section 2.1; PaLM, appendix B.
     """
-    forward = forward_flops_per_token(architecture, seq_len, causal=causal, head_share=head_share, mtp=mtp)
+    forward = forward_flops_per_token(architecture, seq_len, causal=causal, head_share=head_share)
     trained = forward.total - forward.indexing
     if not frozen_base:
         return 3 * trained + forward.indexing
@@ -212,7 +211,6 @@ def kv_cache_bytes(
     *,
     bytes_per_value: float = 2.0,
     tensor: int = 1,
-    state_bytes_per_value: float = 4.0,
 ) -> float:
     """Bytes of one sequence of `num_tokens` on one rank: keys, values and recurrent states.
 
@@ -223,7 +221,7 @@ def kv_cache_bytes(
     >>> round(kv_cache_bytes(nemotron, 8192) / 2**20), round(kv_cache_bytes(nemotron, 65536) / 2**20)
     (225, 1121)
     """
-    state = recurrent_state_bytes(architecture, bytes_per_value=state_bytes_per_value, tensor=tensor)
+    state = recurrent_state_bytes(architecture, tensor=tensor)
     layers = architecture.attention_layers
     if not layers:
         return state

@@ -59,6 +59,8 @@ class LayerKind:
     ring: bool = False
     """Context parallelism in a ring copies keys and values into one buffer, so the joint projection is freed
     (TransformerEngine: `AttnFuncWithCPAndKVP2P`)."""
+    exchange: bool = False
+    """Context parallelism exchanges positions for heads: what attention gives is kept before it and behind it."""
     fp8: bool = False
     """Matrices multiply in 8 bits and keep their input so (TransformerEngine); attention and norms stay in 16."""
 
@@ -160,6 +162,9 @@ def _attention(a: Architecture, kind: LayerKind) -> Iterator[KeptTensor]:
         yield KeptTensor(name="compressed projections", bytes_per_token=value * compressed, divided="tensor")
     yield KeptTensor(name="queries, keys, values", bytes_per_token=value * (query + keys + values), divided="tensor")
     yield KeptTensor(name="attention output", bytes_per_token=value * output, divided="tensor")
+    if kind.exchange:
+        own = value * output
+        yield KeptTensor(name="attention output exchanged", bytes_per_token=own, divided="tensor", needed_by="out")
     if kind.fp8:
         yield KeptTensor(name="attention output in fp8", bytes_per_token=output, divided="tensor", needed_by="out")
     if joint and not kind.ring:

@@ -121,6 +121,8 @@ class MemoryProfile:
     """The quantised product keeps its input though its weight is frozen (bitsandbytes until 0.42)."""
     moments_visit: bool = False
     """Moments in host memory come to the device for their step, `VISITING_BYTES` at a time; gradients stay there."""
+    exchanges_heads: bool = False
+    """Context parallelism exchanges positions for heads around attention (`StackProfile.exchanges_heads`)."""
     autocast_adapters: bool = False
     """Adapters of peft under autocast over a base of which only linear layers are cast: each adapted matrix keeps a
     16-bit copy of its own input, and a frozen embedding stays in the parameters' type."""
@@ -283,6 +285,7 @@ NATIVE = MemoryProfile(
     second_stage_shards_weights=True,
     ends_apart=True,
     moments_visit=True,
+    exchanges_heads=True,
     autocast_adapters=True,
     source="Charter's own engine: transformers classes under FSDP2, a loss of its own in tiles",
 )

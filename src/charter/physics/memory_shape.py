@@ -283,7 +283,7 @@ class MemoryShape:
     replicated: Array
     sharded: Array
     sharded_ring: Array
-    """The same where context parallelism passes keys and values around."""
+    """The same where context parallelism passes keys and values around, or exchanges positions for heads."""
     scores: Array
     products_replicated: Array
     products_sharded: Array
@@ -378,7 +378,8 @@ def _layer_numbers(job: MemoryJob) -> dict[str, float]:
     keeps, extra = _kept_matrices(job), _adapter_activations(job)
     kinds = [(_kind(job, kind), count) for kind, count in layer_mix(a)]
     layers = [(kept_by_layer(a, kind, keeps), count) for kind, count in kinds]
-    rings = [(kept_by_layer(a, replace(kind, ring=True), keeps), count) for kind, count in kinds]
+    exchange = job.profile.exchanges_heads
+    rings = [(kept_by_layer(a, replace(kind, ring=not exchange, exchange=exchange), keeps), n) for kind, n in kinds]
     return {
         "hidden": a.hidden_size,
         "seq_len": job.seq_len,
@@ -555,9 +556,8 @@ def _adapter_activations(job: MemoryJob) -> LayerActivations:
     }
     chosen = [name for name in inputs if name in adapter.groups]
     shared = {"qkv": a.hidden_size, "up": a.hidden_size}
-    copied = (
-        value * job.profile.autocast_adapters * sum(inputs[name] - shared.get(name, inputs[name]) for name in chosen)
-    )
+    further = sum(inputs[name] - shared.get(name, inputs[name]) for name in chosen)
+    copied = value * job.profile.autocast_adapters * further
     dropped = (value + 1) * adapter.dropout * sum(inputs[name] for name in chosen)
     scaled = value * adapter.scaled_outputs * sum(outputs.values())
     narrow = value * adapter.rank * len(chosen) * 1.5

@@ -70,6 +70,9 @@ class StepWork:
     tensor_message: Array
     routed_message: Array
     key_value_message: Array
+    heads_message: Array
+    """Queries, keys and values of the positions of a rank; then what attention gives."""
+    attended_message: Array
     stage_message: Array
     rank_parameters: Array
     """Parameters on a rank of an average stage."""
@@ -115,6 +118,9 @@ def step_work(model: ProductColumns, device: DeviceColumns, job: StepJob, stack:
         tensor_message=array(width * tokens * m.hidden),
         routed_message=array(width * tokens * m.hidden * m.experts_per_token / at.tensor),
         key_value_message=array(width * tokens * at.context * m.kv_width / at.tensor),
+        # Under autocast rotation has made queries and keys fp32, and they travel with the values.
+        heads_message=array(np.where(job.autocast > 0, 4.0, width) * tokens * (m.heads * m.head_size + m.kv_width)),
+        attended_message=array(width * tokens * m.heads * m.head_size),
         stage_message=array(width * tokens * m.hidden / at.tensor),
         rank_parameters=array(rank),
         rank_experts=array(experts),

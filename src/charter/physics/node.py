@@ -175,24 +175,22 @@ def model_checkpoint_bytes(architecture: Architecture, *, adapter: Adapter | Non
     return checkpoint_bytes(count_parameters(architecture).total)
 
 
-def weights_bytes(architecture: Architecture, *, bytes_per_parameter: float = WEIGHT_BYTES_SAVED) -> float:
+def weights_bytes(architecture: Architecture) -> float:
     """Bytes of the weights alone.
 
     >>> from charter.catalog import models
     >>> round(weights_bytes(models.get("bloom").architecture) / 1e9)
     352
     """
-    return bytes_per_parameter * count_parameters(architecture).total
+    return WEIGHT_BYTES_SAVED * count_parameters(architecture).total
 
 
-def retained_bytes(
-    full_checkpoint_bytes: float, weights_only_bytes: float, *, keep_last: int, weights_only_kept: int = 1
-) -> float:
-    """Bytes kept under a retention policy: the last full checkpoints and some weights-only ones.
+def retained_bytes(full_checkpoint_bytes: float, *, keep_last: int) -> float:
+    """Bytes kept under a retention policy: the last full checkpoints.
 
     One more full checkpoint exists while it is being written (written, verified, renamed, then the oldest removed).
     """
-    return (keep_last + 1) * full_checkpoint_bytes + weights_only_kept * weights_only_bytes
+    return (keep_last + 1) * full_checkpoint_bytes
 
 
 def log_bytes(num_steps: float) -> float:

@@ -72,6 +72,13 @@ class RlStack:
     """Sequences are packed, so padding costs nothing."""
     resharding: bool = True
     """Weights are gathered, converted and handed to a separate engine every step."""
+    together: int | None = None
+    """Answers that a replica decodes as one batch, until the longest ends; None: as many as fit, each leaves as it
+    ends."""
+    tensor: bool = False
+    """Trains with tensor and pipeline parallelism, of degrees that somebody tuned."""
+    wakes_in_generation: bool = False
+    """Its timer of generation holds the weights' hand-over and the engine's waking, where accelerators are shared."""
     overhead: float = 1.0
     """Seconds per step outside of all phases, over the usual of a system with separate engines."""
 
@@ -79,8 +86,13 @@ class RlStack:
 _STACKS: tuple[tuple[str, RlStack], ...] = (
     (r"\bcharter\b", RlStack(label="native", engine="charter", packs=False, resharding=False, overhead=0.05)),
     (r"nemo[- ]?rl", RlStack(label="nemo-rl", engine="vllm")),
-    (r"nemo[- ]?aligner", RlStack(label="nemo-aligner", engine="tensorrt-llm", packs=False)),
-    (r"verl|hybridflow", RlStack(label="verl", engine="vllm", overhead=0.7)),
+    (
+        # examples/nlp/gpt/conf/gpt_ppo_actor.yaml: rollout_micro_batch_size 8
+        r"nemo[- ]?aligner",
+        RlStack(label="nemo-aligner", engine="tensorrt-llm", packs=False, tensor=True, together=8),
+    ),
+    # verl/workers/fsdp_workers.py: generate_sequences enters the sharding manager, later rollout_mode, by itself.
+    (r"verl|hybridflow", RlStack(label="verl", engine="vllm", wakes_in_generation=True, overhead=0.7)),
     (r"openrlhf", RlStack(label="openrlhf", engine="vllm", overhead=0.7)),
     (r"areal|real-?(hf|rl)?\b", RlStack(label="areal", engine="sglang", overhead=0.7)),
     (r"slime|miles", RlStack(label="slime", engine="sglang", overhead=0.7)),
@@ -132,7 +144,9 @@ class RlConstants:
     generation_factor: Array = constant(
         1.1, sigma=0.3, unit="factor", source="judgement: engines inside a training loop start cold every step"
     )
-    score_factor: Array = constant(1.0, sigma=0.25, unit="factor", source="forward passes; 1 until measured")
+    score_factor: Array = constant(
+        1.0, sigma=0.25, unit="factor", source="forward passes beside updates of the same sequences; 1 until measured"
+    )
     update_factor: Array = constant(
         1.1, sigma=0.25, unit="factor", source="judgement: ragged sequences leave ranks waiting"
     )
@@ -153,6 +167,14 @@ class RlConstants:
         source="engine sleeps and wakes, optimizer states leave and return, caches are made again; judgement",
     )
     unmodelled: Array = constant(1.0, sigma=0.15, unit="factor", source="everything else; 1 until measured")
+
+    @property
+    def scoring(self) -> Array:
+        """Factor on plain forward passes: what makes an update slow (ragged sequences, waiting ranks) does it to both.
+
+        So rows that print an update alone, or a whole step, keep the share that scoring has of it.
+        """
+        return array(self.score_factor * self.update_factor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +210,7 @@ def generate_seconds(phases: RlPhases, constants: RlConstants) -> Array:
 def rl_step_terms(phases: RlPhases, constants: RlConstants) -> TermTable:
     """Seconds of one step; of two sides that run together only what the slower one takes longer is counted."""
     generate = generate_seconds(phases, constants)
-    score = phases.score * constants.score_factor * constants.unmodelled
+    score = phases.score * constants.scoring * constants.unmodelled
     update = phases.update * constants.update_factor * constants.unmodelled
     direct = (phases.side_by_side > 0) | (phases.separate > 0)
     refit = phases.refit_bytes / constants.refit_bytes_per_second * np.where(direct, DIRECT_REFIT, 1.0)

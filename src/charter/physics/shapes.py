@@ -102,23 +102,20 @@ def _small_parameters(architecture: Architecture, space: StateSpace) -> int:
     return space.inner_size * (space.state_size + 2) + norms
 
 
-def scan_flops_per_token(space: StateSpace, seq_len: float, *, decode: bool = False) -> float:
+def scan_flops_per_token(space: StateSpace, seq_len: float) -> float:
     """Operations of one mixer's convolution and recurrence for one token, forward.
 
     Mamba-2 in chunks of Q positions (state N, inner width D, G groups): `2 Q N G` for C B', `2 Q D` for its product
     with x, `2 N D` into the state and `2 N D` out of it (arXiv:2405.21060, section 6, block decomposition; kernels
     compute whole squares). A delta net (arXiv:2412.06464) takes per head `6 Q dk + 4 Q dv + 6 dk dv`: an
-    approximation, the triangular solve left out. Mamba-1 `9 N D` (its scan is no matrix product). One token at a
-    time (`decode`): `7 N D`, as Megatron counts it.
+    approximation, the triangular solve left out. Mamba-1 `9 N D` (its scan is no matrix product).
 
     >>> space = StateSpace(num_layers=1, inner_size=8192, state_size=128, num_heads=128, num_groups=8)
-    >>> round(scan_flops_per_token(space, 8192) / 1e6, 2), round(scan_flops_per_token(space, 1, decode=True) / 1e6, 2)
-    (8.99, 7.42)
+    >>> round(scan_flops_per_token(space, 8192) / 1e6, 2)
+    8.99
     """
     inner, state = space.inner_size, space.state_size
     convolution = 2.0 * space.conv_channels * space.conv_kernel
-    if decode:
-        return convolution + 7.0 * inner * state
     if space.kind == "mamba1":
         return convolution + 9.0 * inner * state
     chunk = min(seq_len, space.chunk_size)
@@ -128,13 +125,11 @@ def scan_flops_per_token(space: StateSpace, seq_len: float, *, decode: bool = Fa
     return convolution + 6 * chunk * keys + 4 * chunk * inner + 6.0 * inner * state
 
 
-def recurrent_state_bytes(
-    architecture: Architecture, *, bytes_per_value: float = 4.0, conv_bytes_per_value: float = 2.0, tensor: int = 1
-) -> float:
+def recurrent_state_bytes(architecture: Architecture, *, tensor: int = 1) -> float:
     """Bytes of the recurrent states of one sequence on one tensor-parallel rank, whatever its length.
 
-    `layers * (inner * state * bytes + conv_channels * (kernel - 1) * conv bytes) / tensor`. The state is kept in fp32
-    unless a serving engine is told otherwise. Source: arXiv:2405.21060, section 2; the caches of transformers.
+    `layers * (inner * state * 4 + conv_channels * (kernel - 1) * 2) / tensor`: the state is kept in fp32, the
+    convolution's inputs in 16 bits. Source: arXiv:2405.21060, section 2; the caches of transformers.
 
     >>> from charter.catalog import models
     >>> round(recurrent_state_bytes(models.get("Nemotron-H-8B").architecture) / 2**20, 1)
@@ -143,8 +138,8 @@ def recurrent_state_bytes(
     space = architecture.state_space
     if space is None:
         return 0.0
-    state = space.inner_size * space.state_size * bytes_per_value
-    convolution = space.conv_channels * (space.conv_kernel - 1) * conv_bytes_per_value
+    state = space.inner_size * space.state_size * 4.0
+    convolution = space.conv_channels * (space.conv_kernel - 1) * 2.0
     return space.num_layers * (state + convolution) / tensor
 
 

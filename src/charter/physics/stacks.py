@@ -74,6 +74,8 @@ class StackProfile:
     """1 where selective recomputation repeats what lies between products (`MemoryProfile.keeps_products`)."""
     moments_visit: float = 0.0
     """1 where moments in host memory come to the device for their step (`MemoryProfile.moments_visit`)."""
+    exchanges_heads: float = 0.0
+    """1 where context parallelism exchanges positions for heads around attention, and nothing hides it."""
     host: float = 1.0
     """Multiple of the host time per operation; 0 where the whole step is one compiled program."""
 
@@ -207,6 +209,7 @@ PROFILES = {
             attention="flash2",
             selective_traffic=1.0,
             moments_visit=1.0,
+            exchanges_heads=1.0,
         ),
         StackProfile(
             name="unsloth",
@@ -331,6 +334,7 @@ class StackColumns:
     unmodelled: Array
     selective_traffic: Array
     moments_visit: Array
+    exchanges_heads: Array
     host: Array
 
     @classmethod

@@ -99,11 +99,18 @@ def expert_parallel(given: StepInputs) -> Array:
 
 
 def context_parallel(given: StepInputs, forward_attention: Array) -> Array:
-    """Per micro-batch: keys and values around the ring, once forward and twice backward, beside attention."""
-    at = given.job.layouts
-    ring = _group(given, at.context, at.tensor).gather_seconds(given.work.key_value_message)
-    total = 3 * given.model.attention_layers * ring
-    return array(np.maximum(RING_EXPOSED * total, total - forward_attention))
+    """Per micro-batch: keys and values around the ring, once forward and twice backward, beside attention.
+
+    Where positions are exchanged for heads: two all-to-alls of each layer forward, which any recomputation repeats, and
+    two backward (Jacobs et al. 2023, arXiv:2309.14509, section 3.2).
+    """
+    at, work = given.job.layouts, given.work
+    links = _group(given, at.context, at.tensor)
+    total = 3 * given.model.attention_layers * links.gather_seconds(work.key_value_message)
+    around = np.maximum(RING_EXPOSED * total, total - forward_attention)
+    one, again = array(1.0), np.where(at.recompute > 0, 3.0, 2.0)
+    both = links.exchange_seconds(work.heads_message, one) + links.exchange_seconds(work.attended_message, one)
+    return array(np.where(given.stack.exchanges_heads > 0, again * given.model.attention_layers * both, around))
 
 
 def pipeline_send(given: StepInputs) -> Array:
@@ -205,8 +212,9 @@ _FORMULAS = {
                         "Shoeybi et al. 2019, section 3"),
     "expert parallel": ("communication", "m 4 all-to-alls of 2 n k h bytes per routed layer, exposed share",
                         "GShard, arXiv:2006.16668"),
-    "context parallel": ("communication", "m 3 rings of keys and values per layer, less attention",
-                         "Ring Attention, arXiv:2310.01889"),
+    "context parallel": ("communication", "m 3 rings of keys and values per layer, less attention; native: m 2 (3 with "
+                         "recomputation) all-to-alls of queries, keys, values per layer, as many of attention's output",
+                         "Ring Attention, arXiv:2310.01889; DeepSpeed-Ulysses, arXiv:2309.14509"),
     "pipeline sends": ("communication", "m 2 v (alpha + 2 n h / (TP W)), exposed share", "Narayanan et al. 2021, 2.2"),
     "sharded weights": ("communication", "m (2 gathers + 1 reduction of psi, less what hides)",
                         "Rajbhandari et al. 2020, section 7"),

@@ -86,7 +86,6 @@ def training_step(
     precision: TrainingPrecision = FSDP_MIXED,
     adapter: Adapter | None = None,
     head_share: float = 1.0,
-    causal: bool = True,
     stack: StackProfile | None = None,
     constants: TrainingConstants | None = None,
 ) -> StepTime:
@@ -105,9 +104,7 @@ def training_step(
     True
     """
     fitted_stack = with_precision(stack or native_profile(accelerator), precision)
-    job = step_job(
-        layout, seq_len=seq_len, dtype=dtype, precision=precision, adapter=adapter, head_share=head_share, causal=causal
-    )
+    job = step_job(layout, seq_len=seq_len, dtype=dtype, precision=precision, adapter=adapter, head_share=head_share)
     model, device, profile = (
         ProductColumns.of(architecture),
         DeviceColumns.of(accelerator),
@@ -123,9 +120,7 @@ def training_step(
     )
     terms = step_table(given).at()
     tokens = layout.micro_batch * seq_len * layout.accumulation * layout.data
-    flops = training_flops_per_token(
-        architecture, seq_len, causal=causal, head_share=head_share, frozen_base=adapter is not None
-    )
+    flops = training_flops_per_token(architecture, seq_len, head_share=head_share, frozen_base=adapter is not None)
     return StepTime(
         terms=terms,
         tokens=tokens,
@@ -158,13 +153,12 @@ def step_job(
     precision: TrainingPrecision,
     adapter: Adapter | None,
     head_share: float,
-    causal: bool,
 ) -> StepJob:
     """One training step as columns without dimensions, or many that differ in layout and length of sequences."""
     return StepJob(
         layouts=Layouts.of(layout) if isinstance(layout, Layout) else layout,
         seq=array(seq_len),
-        causal=array(causal),
+        causal=array(True),
         head_share=array(head_share),
         bits=array(DTYPE_BITS.get(dtype, 16.0)),
         block_scaled=array(dtype in BLOCK_SCALED),

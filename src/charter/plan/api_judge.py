@@ -72,12 +72,11 @@ def api_judgement(
     requests: float,
     input_tokens: float,
     output_tokens: float,
-    cached_share: float | None = None,
 ) -> ApiJudgement:
     """Seconds and dollars of `requests` requests of `input_tokens` and `output_tokens` tokens each.
 
     Seconds: those of a batch, or the slowest of the four limits, `requests / rpm`, `tokens / tpm`, and `requests x
-    answer time / concurrency`. `cached_share` of the prompt is a prefix seen before (that of the price unless given).
+    answer time / concurrency`. The price's `cached_share` of the prompt is a prefix seen before.
     Retries after refused requests are not counted.
 
     >>> price = ApiPrice(input_usd_per_million=3.0, output_usd_per_million=15.0, requests_per_minute=1000)
@@ -85,7 +84,7 @@ def api_judgement(
     >>> round(found.usd), round(found.seconds / 60), found.bound_by
     (315, 100, 'requests per minute')
     """
-    usd = _usd(price, requests, input_tokens, output_tokens, cached_share)
+    usd = _usd(price, requests, input_tokens, output_tokens)
     if price.by_batch:
         return ApiJudgement(seconds=BATCH_SECONDS if requests else 0.0, usd=usd, bound_by="batch window")
     answer = price.first_token_seconds + output_tokens / price.tokens_per_second
@@ -101,14 +100,12 @@ def api_judgement(
     return ApiJudgement(seconds=times[bound_by], usd=usd, bound_by=bound_by)
 
 
-def _usd(
-    price: ApiPrice, requests: float, input_tokens: float, output_tokens: float, cached_share: float | None
-) -> float | None:
+def _usd(price: ApiPrice, requests: float, input_tokens: float, output_tokens: float) -> float | None:
     """Return `requests x (input tokens x their price + output tokens x theirs)`; None without a price."""
     fresh, written = price.input_usd_per_million, price.output_usd_per_million
     if fresh is None or written is None:
         return None
-    share = price.cached_share if cached_share is None else cached_share
+    share = price.cached_share
     cached = fresh if price.cached_input_usd_per_million is None else price.cached_input_usd_per_million
     per_input = share * cached + (1 - share) * fresh
     usd = requests * (input_tokens * per_input + output_tokens * written) / MILLION

@@ -1,5 +1,6 @@
 """Questions without a file: the project that a question stands for, and what fits hardware, budget and deadline."""
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from charter.spec.layout import Adapter
 from charter.spec.project import Resources
 from charter.spec.stage import STAGE_KINDS
 from charter.spec.suggest import nearest
+from charter.units import parse_usd
 
 # -------- Projects for a question without a file: `charter plan sft Llama-3.1-8B --tokens 100M` stands for the text
 # made here.
@@ -72,6 +74,7 @@ OPTION_OF = {
     "lora": "--lora",
     "turns": "--turns",
     "judge": "--judge",
+    "judge_price": "--judge-price",
 }
 """How the command line spells what a kind can be asked about; the rest goes with every kind."""
 
@@ -94,6 +97,8 @@ class Inquiry:
     turns: int | None = None
     """Of an answer, with a tool's reply between two."""
     judge: str | None = None
+    judge_price: str | None = None
+    """Of a judge that is only an API, in usd per million tokens read and written, like `2.5,10`."""
     accelerators: str | None = None
     """Like `H100:8`; every machine of the price book without."""
     nodes: int | None = None
@@ -143,6 +148,30 @@ class _Answers:
         if getattr(self.inquiry, name) is None or given.upper() in catalog_models.SIZES:
             self.assumed.append(f"{OPTION_OF.get(name, name)} {given}: {full}")
         return full
+
+    def judge(self, name: str) -> tuple[str, str]:
+        """Return the name of the judge, and the lines that say where it is served: none for a catalog's model."""
+        price, judge = self.inquiry.judge_price, getattr(self.inquiry, name)
+        if price is None:
+            try:
+                return self.model(name, "70B"), ""
+            except UsageError as error:
+                api = "; of a model that is only an API, --judge-price IN,OUT says what a million tokens cost"
+                raise UsageError(f"{error}{api}") from None
+        if judge is None:
+            raise UsageError(f"--judge-price {price}: {OPTION_OF[name]} names the judge, which has no weights here")
+        try:
+            read, written = (parse_usd(part) for part in price.split(","))
+        except ValueError:
+            raise UsageError(f"--judge-price {price}: give usd per million tokens, read and written: 2.5,10") from None
+        self.assumed += [f"{judge} is only an API, at {API_ADDRESS}", "no limit on its requests or tokens a minute"]
+        served = f"{API_ADDRESS}, api_key: env:JUDGE_API_KEY, usd_per_million_input_tokens: {read:g}"
+        text = f"serving:\n  judge: {{endpoint: {served}, usd_per_million_output_tokens: {written:g}}}\n"
+        return json.dumps(judge), text
+
+
+API_ADDRESS = "https://api.example.com/v1"
+"""Where a judge's address goes, since a plan needs none."""
 
 
 def short(value: "int | str | None") -> "int | str | None":
@@ -404,7 +433,7 @@ def _answering(inquiry: Inquiry, given: _Answers) -> str:
     """Write a stage that trains nothing: a model answers prompts, or a judge compares two answers to each."""
     is_label = inquiry.kind == "label"
     name = "judge" if is_label else "policy"
-    model = given.model("model", "70B")
+    model, serving = given.judge("model") if is_label else (given.model("model", "70B"), "")
     if is_label:
         pairs = given.number("pairs", 60_000, "of answers to compare")
         stage = "    judge: judge\n    candidates: rows\n"
@@ -422,7 +451,8 @@ def _answering(inquiry: Inquiry, given: _Answers) -> str:
     return (
         _head(inquiry, model)
         + ("constitution: constitution.yaml\n" if is_label else "")
-        + f"models:\n  {name}: {{model: {model}, precision: bf16}}\n"
+        + f"models:\n  {name}: {{model: {model}{'' if serving else ', precision: bf16'}}}\n"
+        + serving
         + f"data:\n{data}pipeline:\n  {inquiry.kind}:\n    kind: {inquiry.kind}\n{stage}"
         + _resources(inquiry, given)
     )
@@ -430,15 +460,16 @@ def _answering(inquiry: Inquiry, given: _Answers) -> str:
 
 def _constitutional(inquiry: Inquiry, given: _Answers) -> str:
     """Write the template `cai-8b` with other models and resources."""
-    base, judge = given.model("model", "8B"), given.model("judge", "70B")
+    base, (judge, serving) = given.model("model", "8B"), given.judge("judge")
     text = (resources.files("charter.templates") / "cai-8b" / "charter.yaml").read_text(encoding="utf-8")
     body = text[text.index("models:") : text.index("# ---- where and how")]
-    body = body.replace("meta-llama/Llama-3.1-8B", base).replace("meta-llama/Llama-3.1-70B-Instruct", judge)
+    written = "meta-llama/Llama-3.1-70B-Instruct, precision: bf16" if serving else "meta-llama/Llama-3.1-70B-Instruct"
+    body = body.replace("meta-llama/Llama-3.1-8B", base).replace(written, judge)
     given.assumed += [
         "stages, data and batches of the template cai-8b: 60,000 pairs labelled, PPO of 262,144 answers",
         "all weights trained",
     ]
-    return _head(inquiry, base) + body + _resources(inquiry, given)
+    return _head(inquiry, base) + body + serving + _resources(inquiry, given)
 
 
 _Writer = Callable[[Inquiry, _Answers], str]
@@ -450,8 +481,8 @@ _WRITERS: Mapping[str, tuple[_Writer, tuple[str, ...]]] = {
     "ppo": (_rl, ("model", "prompts", "answers", "lora")),
     "grpo": (_rl, ("model", "prompts", "answers", "turns", "lora")),
     "generate": (_answering, ("model", "prompts", "answers")),
-    "label": (_answering, ("model", "pairs")),
-    "cai": (_constitutional, ("model", "judge")),
+    "label": (_answering, ("model", "pairs", "judge_price")),
+    "cai": (_constitutional, ("model", "judge", "judge_price")),
 }
 """The writer of a kind, and what it can be asked about."""
 

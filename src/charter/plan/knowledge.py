@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from math import exp
+from statistics import NormalDist
 from typing import TypeVar
 
 from charter.catalog.accelerators import CPU, Accelerator, catalog
@@ -24,6 +25,7 @@ from charter.physics.serving_devices import GenerationEngine
 from charter.physics.stacks import PROFILES, StackProfile
 from charter.physics.step_time import native_profile
 from charter.physics.terms import Z90
+from charter.spec.sections import RiskSettings
 from charter.spec.stage_base import FP8, NATIVE, Optimization, Stage
 
 # -------- Constants of the planner beside its formulas: fitted ones, their uncertainty, and paces measured on a run.
@@ -70,6 +72,8 @@ class Knowledge:
     errors: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     """Quantity -> group -> situation -> typical error of rows that were predicted without their stack or source."""
     paces: tuple[Pace, ...] = ()
+    memory_risk: float = RiskSettings.out_of_memory
+    """Probability of not fitting up to which a layout counts as fitting."""
     source: str = "priors of the constants"
     as_of: str = ""
 
@@ -135,10 +139,14 @@ class Knowledge:
         return f", and {group} of {where} left out is {error:.0%} off in the median"
 
     def usable_bytes(self, accelerator: Accelerator) -> float:
-        """Bytes that an estimate may reach so that its 90th percentile still fits the device."""
+        """Bytes that an estimate may reach so that it fits the device but for `memory_risk`."""
         if accelerator.kind == CPU:
             return CPU_USABLE_SHARE * accelerator.memory_bytes
-        return accelerator.memory_bytes * exp(-self.half_width(TRAINING_MEMORY, "training memory"))
+        return self.below(accelerator.memory_bytes, self.half_width(TRAINING_MEMORY, "training memory"))
+
+    def below(self, limit_bytes: float, half_width: float) -> float:
+        """Bytes whose need stays within a limit but for `memory_risk`, the half-width being that of 80 %."""
+        return limit_bytes * exp(-half_width * NormalDist().inv_cdf(1 - self.memory_risk) / Z90)
 
     def pace(self, accelerator: Accelerator, kind: str) -> Pace | None:
         """Return the measured over the estimated time of a stage of this kind on this accelerator."""
@@ -251,10 +259,10 @@ class EngineKnowledge:
         return FP32 if dtype == "fp32" or accelerator.kind == CPU else self.does.precision
 
     def usable_bytes(self, accelerator: Accelerator, knowledge: Knowledge) -> float:
-        """Bytes that an estimate may reach so that its 90th percentile still fits."""
+        """Bytes that an estimate may reach so that it fits the device but for the plan's risk."""
         if self.memory_half_width is None or accelerator.kind == CPU:
             return knowledge.usable_bytes(accelerator)
-        return accelerator.memory_bytes * exp(-self.memory_half_width)
+        return knowledge.below(accelerator.memory_bytes, self.memory_half_width)
 
 
 def engine_knowledge(name: str, knowledge: Knowledge) -> EngineKnowledge:

@@ -204,11 +204,10 @@ def evaluate(
     spaces: Sequence[Space],
     *,
     limit: float,
-    chunk: int = CHUNK,
 ) -> Evaluated:
     """Bounds first, then memory of what they leave, then time of what fits.
 
-    More than a chunk of layouts (always of one site) are taken in the order of the bound of their time; when the next
+    More than `CHUNK` layouts (always of one site) are taken in the order of the bound of their time; when the next
     cannot be within `limit` of the fastest so far, the rest cannot either.
     """
     bound = least_bytes(task.work, layouts, devices, dtype=task.dtype, known=task.known)
@@ -218,14 +217,14 @@ def evaluate(
     left = np.flatnonzero(bound <= devices.room)
     peak, seconds, slow = bound.copy(), np.full(bound.size, np.inf), np.zeros(bound.size)
     least = np.zeros(bound.size)
-    if left.size > chunk:
+    if left.size > CHUNK:
         least[left] = least_update_seconds(task, rows_of(layouts, left), some_rows(devices, left))
         left = left[np.argsort(least[left], kind="stable")]
-    for start in range(0, left.size, chunk):
+    for start in range(0, left.size, CHUNK):
         if least[left[start]] > limit * seconds.min():
             slow[left[start:]] = 1.0
             break
-        rows = left[start : start + chunk]
+        rows = left[start : start + CHUNK]
         fitted = fit_of(task.work, rows_of(layouts, rows), some_rows(devices, rows), dtype=task.dtype, known=task.known)
         peak[rows] = fitted.peak
         inside = fitted.peak <= devices.room[rows]
@@ -338,8 +337,10 @@ def _missed(question: StageQuestion, searched: Searched, counted: Missed) -> Mis
         return replace(counted, rejected=(Rejected(option=searched.site.label, reason=reason),))
     layout = searched.space.layout(int(searched.by_need()[0]))
     peak = peak_of(question, searched.site.place, layout)
-    rejected = Rejected(option=f"{searched.site.label} {layout.label}", reason=does_not_fit(peak, searched.capacity))
-    return replace(counted, rejected=(rejected,), peaks=((peak, searched.capacity),))
+    device, risk = searched.site.place.accelerator, question.knowledge.memory_risk
+    reason = does_not_fit(peak, searched.capacity, device, risk)
+    rejected = Rejected(option=f"{searched.site.label} {layout.label}", reason=reason)
+    return replace(counted, rejected=(rejected,), peaks=((peak, searched.capacity, device),))
 
 
 def nothing_to_try(question: StageQuestion) -> str:
@@ -518,6 +519,7 @@ def _missing(question: StageQuestion, searched: Searched) -> Iterator[Rejected]:
         layout = searched.space.layout(row)
         needs = f"needs at least {searched.peak[row] / 2**30:.1f} GiB of {searched.capacity / 2**30:.1f} usable"
         if shown < SHOWN[1]:
-            needs = does_not_fit(peak_of(question, searched.site.place, layout), searched.capacity)
+            device, risk = searched.site.place.accelerator, question.knowledge.memory_risk
+            needs = does_not_fit(peak_of(question, searched.site.place, layout), searched.capacity, device, risk)
         shown += 1
         yield Rejected(option=f"{searched.site.label} {layout.label}", reason=needs)

@@ -144,6 +144,8 @@ def families(request: SpaceRequest) -> Iterator[Family]:
     every replica gets at least one sequence (or pair).
     """
     for tensor, context in product(_tensor_degrees(request), _context_degrees(request)):
+        if tensor > 1 and context > 1 and not request.engine.context_beside_tensor:
+            continue
         for pipeline in _pipeline_degrees(request, tensor * context):
             if request.num_accelerators % (tensor * context * pipeline):
                 continue
@@ -231,6 +233,7 @@ def _tensor_degrees(request: SpaceRequest) -> tuple[int, ...]:
 def _context_degrees(request: SpaceRequest) -> tuple[int, ...]:
     engine, shape = request.engine, request.architecture
     shares = engine.context and not request.together and (engine.context_of_pairs or request.unit == 1)
+    shares = shares and (engine.context_searched or request.fixes("context") is not None)
     most = request.longest // SHORTEST_SHARD if shares else 1
     degrees = _powers(max(1, min(most, request.num_accelerators)))
     if engine.context_divides_heads:

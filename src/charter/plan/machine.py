@@ -192,15 +192,45 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     return cores if quota <= 0 or period <= 0 else max(1, min(cores, quota // period))
 
 
-def usable_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path("/proc/meminfo")) -> float:
-    """Bytes of memory this process may use: physical, or the limit of its cgroup (v2 or v1) if that is lower."""
+CGROUP_USED, CGROUP_IDLE = ("memory.current", "memory.usage_in_bytes"), ("inactive_file", "total_inactive_file")
+CGROUP, MEMINFO, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/meminfo"), Path("/proc/self/cgroup")
+
+
+def usable_memory_bytes(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> float:
+    """Bytes of memory this process may use: physical, or the least limit of its cgroups (v2 or v1) if that is lower."""
+    physical = _meminfo_bytes(meminfo, "MemTotal", 8 * 2.0**30)
+    return min([physical, *(limit for limit, _ in _memory_limits(cgroup))])
+
+
+def free_memory_bytes(cgroup: Path = CGROUP, meminfo: Path = MEMINFO) -> float:
+    """Bytes of memory that a process here can still take before the system or one of its cgroups ends a process.
+
+    What the page cache could give back counts as free, in the system's own count and in that of a cgroup.
+    """
+    free = _meminfo_bytes(meminfo, "MemAvailable", usable_memory_bytes(cgroup, meminfo))
+    return max(0.0, min([free, *(limit - _cgroup_use(place) for limit, place in _memory_limits(cgroup))]))
+
+
+def _meminfo_bytes(meminfo: Path, name: str, otherwise: float) -> float:
     lines = (line.split() for line in _read(meminfo).splitlines())
-    physical = next((float(words[1]) * 1024 for words in lines if words and words[0] == "MemTotal:"), 8 * 2.0**30)
-    for limit in (cgroup / "memory.max", cgroup / "memory" / "memory.limit_in_bytes"):
-        text = _read(limit).strip()
-        if text.isdecimal():
-            return min(physical, float(text))
-    return physical
+    return next((float(words[1]) * 1024 for words in lines if words and words[0] == f"{name}:"), otherwise)
+
+
+def _memory_limits(cgroup: Path) -> list[tuple[float, Path]]:
+    """Each limit of memory on this process and its directory: a job of Slurm has it some levels below the root."""
+    below = next((line[3:] for line in _read(OWN_CGROUP).splitlines() if line.startswith("0::")), "/").strip("/")
+    places = [cgroup, *(cgroup / part for part in reversed(Path(below).parents)), cgroup / below]
+    files = [*(place / "memory.max" for place in dict.fromkeys(places)), cgroup / "memory" / "memory.limit_in_bytes"]
+    texts = ((_read(file).strip(), file.parent) for file in files)
+    return [(float(text), place) for text, place in texts if text.isdecimal()]
+
+
+def _cgroup_use(place: Path) -> float:
+    """Bytes in use in a cgroup of either version, without file pages that nobody has used lately."""
+    used = next((_read(place / name).strip() for name in CGROUP_USED if (place / name).exists()), "0")
+    fields = (line.split() for line in _read(place / "memory.stat").splitlines())
+    idle = next((float(words[1]) for words in fields if words and words[0] in CGROUP_IDLE), 0.0)
+    return float(used or 0) - idle
 
 
 def _read(path: Path) -> str:
@@ -247,8 +277,6 @@ def _usual_cpu_seconds(
     make: Callable[[], Callable[[], object]],
     cores: int,
     clock: ProbeClock | None = None,
-    *,
-    budget_seconds: float = 0.1,
 ) -> float:
     """Median CPU seconds of an action on one core while the same action runs on the others.
 
@@ -263,7 +291,7 @@ def _usual_cpu_seconds(
     action()
     ready.wait()
     began, used = time.perf_counter(), time.process_time()
-    samples, end = list[float](), began + budget_seconds
+    samples, end = list[float](), began + 0.1
     while time.perf_counter() < end or len(samples) < PROBE_LEAST_RUNS:
         start = time.thread_time()
         action()

@@ -288,7 +288,7 @@ def make_plan(
         architectures=architectures,
         data=data_facts,
         machine=machine,
-        knowledge=knowledge or shipped(),
+        knowledge=replace(knowledge or shipped(), memory_risk=project.risk.out_of_memory),
         prices=prices,
     )
     gathered = gather(project, facts)

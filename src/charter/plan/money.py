@@ -26,7 +26,6 @@ from charter.cost.monte_carlo import (
     simulate,
 )
 from charter.cost.storage import EGRESS_SOURCES, internet_egress, transfer_usd
-from charter.errors import UsageError
 from charter.physics.terms import Z90, Interval
 from charter.plan.offers import LOCAL, ON_PREM
 from charter.plan.option import SETTLED_MARKETS
@@ -436,12 +435,9 @@ def project_cost(
     stages: Sequence[StagePlan],
     project: Project,
     *,
-    seed: int = 0,
     draws: int = DRAWS,
     sharing: Sharing | None = None,
     book: PriceBook | None = None,
-    actual_usd: Mapping[str, float] | None = None,
-    actual_seconds: Mapping[str, float] | None = None,
 ) -> ProjectCost:
     """Lines of every stage and of the project around them, the spread of the total, and unit costs.
 
@@ -449,13 +445,9 @@ def project_cost(
     managed service + endpoints + fixed services + labels + staff + contingency. Without a section `costs:` the lines
     are those of the stages alone. `sharing` is what stages hold of while they run; without it they start as soon as
     their inputs allow. The finish is drawn as the plan's is, and stretched by the reruns and idle time of `costs:`.
-    Services and staff by the month are paid for the finish of the random draws. In the spread a stage in
-    `actual_usd` costs what it did cost; the lines stay those of the plan. `book` is the plan's, or the bundled one.
+    Services and staff by the month are paid for the finish of the random draws. `book` is the
+    plan's, or the bundled one.
     """
-    unknown = sorted(set(actual_usd or {}) - {stage.name for stage in stages})
-    if unknown:
-        names = ", ".join(stage.name for stage in stages)
-        raise UsageError(f"actual costs of {', '.join(unknown)}, but the stages are {names}")
     costs, prices = project.costs, book or PriceBook.bundled()
     lines = [line for stage in stages for line in stage_lines(stage, project, prices)]
     if costs.download_results:
@@ -465,11 +457,8 @@ def project_cost(
         amounts(stages, lines, project, _usd_per_second(costs), prices),
         durations(stages, sharing, costs),
         capacity={} if sharing is None else sharing.capacity,
-        seed=seed,
         draws=draws,
         contingency=costs.contingency,
-        actual_usd=actual_usd,
-        actual_seconds=actual_seconds,
     )
     lines += _monthly(costs, spread.seconds)
     if costs.contingency:

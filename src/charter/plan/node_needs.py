@@ -427,7 +427,7 @@ def storage_terms(work: Workload, keep_last: int) -> Breakdown:
     """Bytes on disk of a stage at its fullest: what it writes, checkpoints by retention, weights, logs."""
     full = checkpoint_bytes(work)
     published = weights_bytes(work.trained[0].architecture) if work.trained else 0.0
-    retained = retained_bytes(full, 0.0, keep_last=keep_last) if full else 0.0
+    retained = retained_bytes(full, keep_last=keep_last) if full else 0.0
     steps = work.phases[0].steps if work.phases else 0.0
     terms = (
         *_data_terms(work),

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
-from charter.catalog.accelerators import Accelerator
+from charter.catalog.accelerators import CPU, Accelerator
 from charter.cost.job import job_usd
 from charter.cost.monte_carlo import lognormal
 from charter.engines import capabilities
@@ -314,14 +315,18 @@ class StageQuestion:
         return generates, fixed
 
 
+Overflow = tuple[Peak, float, Accelerator]
+"""Peak of a layout that does not fit, the bytes that a plan may fill, and the device."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Found:
     """Options that fit, and what did not."""
 
     options: tuple[Option, ...]
     rejected: tuple[Rejected, ...]
-    closest: tuple[Peak, float] | None
-    """Of the layouts that do not fit, the one that overflows least, with its capacity."""
+    closest: Overflow | None
+    """Of the layouts that do not fit, the one that overflows least."""
     evaluated: int = 0
     """Layouts whose peak, and where they fit whose time, were computed."""
     pruned: int = 0
@@ -340,7 +345,7 @@ class Missed:
     """Options that did not fit at one place and node count."""
 
     rejected: tuple[Rejected, ...] = ()
-    peaks: tuple[tuple[Peak, float], ...] = ()
+    peaks: tuple[Overflow, ...] = ()
     evaluated: int = 0
     pruned: int = 0
 
@@ -373,13 +378,22 @@ class EngineLayout:
 PARTS_NAMED = 4
 
 
-def does_not_fit(peak: Peak, capacity_bytes: float) -> str:
-    """`needs 96.2 GiB of 74.4 usable: optimizer 48.2, parameters 24.1, ...; largest: policy: optimizer 48.2`."""
+def does_not_fit(peak: Peak, capacity_bytes: float, device: Accelerator, risk: float) -> str:
+    """`needs 96.2 GiB of 74.4 usable: optimizer 48.2, parameters 24.1, ...; largest: policy: optimizer 48.2`.
+
+    Of a need between what a plan fills and what the device has, the probability that it fits after all is said.
+    """
     parts = sorted(peak.by_part().items(), key=lambda item: -item[1])[:PARTS_NAMED]
     named = ", ".join(f"{name.replace('_', ' ')} {value / GIB:.1f}" for name, value in parts)
     largest = largest_term(peak)
     tensor = f"largest: {largest.name} {largest.value / GIB:.1f}"
-    return f"needs {peak.total_bytes / GIB:.1f} GiB of {capacity_bytes / GIB:.1f} usable: {named}; {tensor}"
+    needs = f"needs {peak.total_bytes / GIB:.1f} GiB of {capacity_bytes / GIB:.1f} usable: {named}; {tensor}"
+    if device.kind == CPU or not capacity_bytes < peak.total_bytes <= device.memory_bytes:
+        return needs
+    sigma = math.log(device.memory_bytes / capacity_bytes) / NormalDist().inv_cdf(1 - risk)
+    chance = Interval.around(peak.total_bytes, sigma=sigma).probability_below(device.memory_bytes)
+    may = f"it fits the {device.memory_bytes / GIB:.1f} GiB of the device with a probability of {chance * 100:.0f} %"
+    return f"{needs}; {may}, where a plan asks for {100 - risk * 100:.0f} % (risk.out_of_memory: {risk:g})"
 
 
 def largest_term(peak: Peak) -> Term:

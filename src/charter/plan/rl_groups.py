@@ -8,6 +8,7 @@ from math import ceil, inf
 from operator import itemgetter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from charter.catalog.accelerators import Accelerator
 from charter.engines.common.capabilities import Arrangement, RlEngine
@@ -159,7 +160,7 @@ class Groups:
     def weighed(self, names: tuple[str, ...]) -> Array:
         """Seconds of a group as a step counts them."""
         update, score = self.seconds(names)
-        return array(update * self.constants.update_factor + score * self.constants.score_factor)
+        return array(update * self.constants.update_factor + score * self.constants.scoring)
 
     @cached_property
     def modes(self) -> tuple[Mode, ...]:
@@ -226,14 +227,8 @@ class Groups:
     def _fastest_pair(
         self, size: int, names: tuple[str, ...], capacity: float, *, offloaded: bool
     ) -> tuple[TrainerChoice, GeneratorChoice] | None:
-        rows = np.flatnonzero(self._size == size)
-        generators = [row for row in self._generators if row.replicas * row.tensor == size]
-        if not len(rows) or not generators:
-            return None
-        generator_bytes = array([row.peak_bytes for row in generators])
-        resident = 0.0 if offloaded else self.memory.resident(names)[rows, None]
-        generating = self.memory.fixed[rows, None] + resident + generator_bytes[None, :]
-        fits = (generating <= capacity) & (self.memory.peak(names, offloaded=offloaded)[rows, None] <= capacity)
+        rows, generators, fullest = self._pairs(size, names, offloaded=offloaded)
+        fits = fullest <= capacity
         if not fits.any():
             return None
         factor = self.constants.generation_factor
@@ -241,10 +236,41 @@ class Groups:
         first, second = np.unravel_index(int(np.argmin(np.where(fits, seconds, inf))), fits.shape)
         return self.at(int(rows[first]), names, offloaded=offloaded), generators[int(second)]
 
+    def _pairs(
+        self, size: int, names: tuple[str, ...], *, offloaded: bool
+    ) -> tuple[NDArray[np.intp], list[GeneratorChoice], Array]:
+        """Layouts and generators of that size, and the bytes of the fullest moment of each pair of them."""
+        rows = np.flatnonzero(self._size == size)
+        generators = self._generators_of(size)
+        if not len(rows) or not generators:
+            return rows, generators, np.empty((len(rows), len(generators)))
+        generator_bytes = array([row.peak_bytes for row in generators])
+        resident = 0.0 if offloaded else self.memory.resident(names)[rows, None]
+        generating = self.memory.fixed[rows, None] + resident + generator_bytes[None, :]
+        return rows, generators, np.maximum(generating, self.memory.peak(names, offloaded=offloaded)[rows, None])
+
+    def leanest_pair(
+        self, size: int, names: tuple[str, ...], *, offloaded: bool
+    ) -> tuple[TrainerChoice, GeneratorChoice, float] | None:
+        """Roles and the generator on the same accelerators with the lowest fullest moment, and its bytes."""
+        rows, generators, fullest = self._pairs(size, names, offloaded=offloaded)
+        if not fullest.size:
+            return None
+        first, second = np.unravel_index(int(np.argmin(fullest)), fullest.shape)
+        chosen = self.at(int(rows[first]), names, offloaded=offloaded)
+        return chosen, generators[int(second)], float(fullest[first, second])
+
+    def leanest_generator(self, size: int) -> GeneratorChoice | None:
+        """The replicas on `size` accelerators of their own that need least."""
+        return min(self._generators_of(size), key=lambda row: row.peak_bytes, default=None)
+
+    def _generators_of(self, size: int) -> list[GeneratorChoice]:
+        return [row for row in self._generators if row.replicas * row.tensor == size]
+
     def generator(self, size: int, capacity: float) -> GeneratorChoice | None:
         """The fastest replicas on `size` accelerators of their own."""
         room = capacity - (float(self.memory.fixed[0]) if self.layouts else 0.0)
-        fitting = [row for row in self._generators if row.replicas * row.tensor == size and row.peak_bytes <= room]
+        fitting = [row for row in self._generators_of(size) if row.peak_bytes <= room]
         return min(fitting, key=lambda row: row.seconds, default=None)
 
     @cached_property
@@ -495,7 +521,7 @@ def busy_shares(item: Placed, constants: RlConstants, step_seconds: float) -> tu
     The group that shares its accelerators with the generator waits for nobody for long: 1.
     """
     factor = float(constants.unmodelled)
-    score, update = float(constants.score_factor) * factor, float(constants.update_factor) * factor
+    score, update = float(constants.scoring) * factor, float(constants.update_factor) * factor
     trainers = tuple(min(1.0, (g.score * score + g.update * update) / step_seconds) for g in item.trainers)
     if item.together:
         return (1.0, *trainers[1:]), 1.0

@@ -32,7 +32,7 @@ from charter.plan.rl_groups import (
     role_groups,
     step_table,
 )
-from charter.plan.rl_work import TENSORS, RlWork, rl_work
+from charter.plan.rl_work import RlWork, rl_work
 from charter.plan.stage_memory import Peak
 from charter.units import GIB
 
@@ -170,7 +170,7 @@ def _placements(question: StageQuestion, site: NodeGroup) -> Answer:
     if options:
         return options, Missed()
     option, reason, peak = _closest(setting, site.num_nodes)
-    peaks = ((peak, setting.capacity),) if peak is not None else ()
+    peaks = ((peak, setting.capacity, site.place.accelerator),) if peak is not None else ()
     return (), Missed(rejected=(Rejected(option=option, reason=reason),), peaks=peaks)
 
 
@@ -359,14 +359,41 @@ def _closest(setting: Setting, num_nodes: int) -> tuple[str, str, Peak | None]:
     for arrangement in arrangements_of(setting.work, setting.engine):
         for item in placed(setting.work, setting.engine, arrangement, groups, size=size, capacity=setting.capacity):
             return label_of(item), host_shortage(setting, item) or "", None
-    offloaded = "offloaded" in setting.engine.arrangements
-    index = groups.leanest(size, setting.work.names, offloaded=offloaded)
-    if index is None:
+    nearest = [(item, _fullest_moment(setting, item)) for item in _leanest(setting, size)]
+    if not nearest and size == 1 and setting.work.ahead:
+        return label, "the generator has accelerators of its own, beside those that train: two at least", None
+    if not nearest:
         return label, "no layout divides the batch over so many accelerators", None
-    tensor = max(degree for degree in TENSORS if size % degree == 0 and degree <= setting.place.per_node)
-    job = replace(groups.job, layout=groups.layouts[index], rollout_sequences=1.0, generation_tensor=tensor)
-    peak = fullest(setting, job, setting.work.names, generates=True, offloaded=offloaded)
-    return f"{label} {groups.layouts[index].label}", does_not_fit(peak, setting.capacity), peak
+    item, peak = min(nearest, key=lambda pair: pair[1].total_bytes)
+    if peak.total_bytes <= setting.capacity:
+        return f"{label} {label_of(item)}", CROWDED, None
+    device, risk = setting.place.accelerator, setting.question.knowledge.memory_risk
+    return f"{label} {label_of(item)}", does_not_fit(peak, setting.capacity, device, risk), peak
+
+
+CROWDED = "each group of roles has room by itself, and no division into groups that the engine runs has room for all"
+
+
+def _fullest_moment(setting: Setting, item: Placed) -> Peak:
+    groups = [_trainer_group(setting, item, group, 0.0, generates=item.together) for group in item.trainers]
+    groups += [] if item.together else [_generator_group(setting, item.generator, 0.0)]
+    return max((group.peak for group in groups), key=lambda peak: peak.total_bytes)
+
+
+def _leanest(setting: Setting, size: int) -> Iterator[Placed]:
+    """Of every arrangement the placement of all roles that needs least, whatever it needs."""
+    groups, names = setting.groups, setting.work.names
+    for arrangement in arrangements_of(setting.work, setting.engine):
+        if arrangement in ("colocated", "offloaded"):
+            pair = groups.leanest_pair(size, names, offloaded=arrangement == "offloaded")
+            if pair is not None:
+                yield Placed(arrangement=arrangement, trainers=(pair[0],), generator=pair[1])
+            continue
+        for part in group_sizes(size, groups.per_node):
+            index = groups.leanest(size - part, names, offloaded=False)
+            generator = groups.leanest_generator(part)
+            if index is not None and generator is not None:
+                yield Placed(arrangement=arrangement, trainers=(groups.at(index, names),), generator=generator)
 
 
 # -------- PPO on two kinds of accelerators at once: generation on cheaper ones beside the trainers.

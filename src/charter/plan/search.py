@@ -5,18 +5,17 @@ from dataclasses import fields, replace
 
 from charter.catalog import accelerators
 from charter.engines import capabilities, engine_names, rl_engines
-from charter.engines.common.capabilities import refused_rewards
+from charter.engines.common.capabilities import of_kind, refused_rewards
 from charter.engines.hardware import hardware_refusal, server_refusal
 from charter.plan.knowledge import format_refusal
 from charter.plan.layout_search import NodeGroup, options_of, training_options
 from charter.plan.offers import LOCAL, UNPRICED, NodeOffer
-from charter.plan.option import Found, Missed, Option, Rejected, StageQuestion, does_not_fit, largest_term
+from charter.plan.option import Found, Missed, Option, Overflow, Rejected, StageQuestion, does_not_fit, largest_term
 from charter.plan.plan import InfeasiblePlanError
 from charter.plan.purchase import markets
 from charter.plan.rl_search import across, rl_answers
 from charter.plan.servers import answering_options, endpoint_only, with_endpoints, without_accelerators
-from charter.plan.stage_memory import Peak
-from charter.spec.stage_base import NATIVE, Sampling
+from charter.spec.stage_base import NATIVE, Sampling, StageResources
 from charter.units import GIB, format_machines
 
 # -------- The ways to run one stage: every place, node count, layout and market that fits; and why the others do not.
@@ -25,7 +24,7 @@ from charter.units import GIB, format_machines
 def search(question: StageQuestion, places: tuple[NodeOffer, ...]) -> Found:
     """Options over all places; of each place, node count and market those that may be chosen."""
     options: list[Option] = []
-    misses: list[tuple[Peak, float]] = []
+    misses: list[Overflow] = []
     refusals = {place: _refusal(question, place) for place in places}
     rejected = [Rejected(option=place.label, reason=reason) for place, reason in refusals.items() if reason]
     places = tuple(place for place, reason in refusals.items() if reason is None)
@@ -121,9 +120,9 @@ def infeasible(
     if cause:
         lines.append(f"  {cause}")
     elif answers.closest is not None:
-        peak, capacity = answers.closest
+        peak, capacity, device = answers.closest
         term = largest_term(peak)
-        lines.append(f"  {does_not_fit(peak, capacity)} (at {peak.moment})")
+        lines.append(f"  {does_not_fit(peak, capacity, device, question.knowledge.memory_risk)} (at {peak.moment})")
         lines.append(f"  the largest part is {term.name}: {term.value / GIB:.1f} GiB = {term.formula}")
         lines += [
             f"  {item.option}: {item.reason}" for item in answers.rejected if item.reason.startswith(SHORT_OF_HOST)
@@ -139,7 +138,7 @@ def infeasible(
             f"  another engine could train it there, by its plan: {', '.join(engines)} (`engine:` of the stage)"
         )
     if answers.closest is not None and not cause:
-        lines.append(f"  {_what_would_fit(question)}")
+        lines += [f"  {advice}" for advice in (_shared_rows(question, places), _what_would_fit(question)) if advice]
     return InfeasiblePlanError("\n".join(lines), stage=name, is_overflow=answers.closest is not None)
 
 
@@ -163,6 +162,19 @@ def _what_would_fit(question: StageQuestion) -> str:
         f"nor does it fit where else engine {question.engine} was tried: up to {most_nodes} nodes x {per_node} "
         f"{', '.join(ALTERNATIVES)}; use {_less(question)}"
     )
+
+
+def _shared_rows(question: StageQuestion, places: tuple[NodeOffer, ...]) -> str:
+    """Return the fewest processes that have to share each row to fit; empty where a search has tried all by itself."""
+    own, able = question.fixed or StageResources(), of_kind(capabilities(question.engine), question.stage)
+    if not able.context or able.context_searched or own.context is not None:
+        return ""
+    most = max(place.per_node * place.nodes[-1] for place in places)
+    for degree in (2**power for power in range(1, most.bit_length())):
+        stage = replace(question.stage, resources=replace(own, context=degree))
+        if search(replace(question, stage=stage, peaks={}), places).options:
+            return f"would fit there with `resources: {{context: {degree}}}`: so many processes share each row"
+    return ""
 
 
 def _divisibility(question: StageQuestion, places: tuple[NodeOffer, ...]) -> str:

@@ -158,9 +158,10 @@ def _served(question: StageQuestion, place: NodeOffer, num_nodes: int) -> tuple[
         return (), Missed(rejected=(Rejected(option=place.machines(num_nodes), reason=ONE_EACH),))
     if smallest is None:
         return options, Missed()
-    reason = does_not_fit(smallest[0], capacity)
+    reason = does_not_fit(smallest[0], capacity, place.accelerator, knowledge.memory_risk)
     option = f"{place.machines(num_nodes)} tp{smallest[1]}"
-    return options, Missed(rejected=(Rejected(option=option, reason=reason),), peaks=((smallest[0], capacity),))
+    overflow = (smallest[0], capacity, place.accelerator)
+    return options, Missed(rejected=(Rejected(option=option, reason=reason),), peaks=(overflow,))
 
 
 def own_roles(stage: Stage, work: Workload) -> tuple[str, ...]:

@@ -369,7 +369,6 @@ def step_inputs(task: TimedStage, phase: RolePhase, layouts: Layouts, devices: L
         precision=precision,
         adapter=role.adapter,
         head_share=0.0 if role.scalar_head else phase.logit_share,
-        causal=True,
     )
     return StepInputs(
         model=ProductColumns.of(role.architecture),

@@ -18,7 +18,6 @@ from charter.physics.node import checkpoint_bytes
 from charter.physics.scaling.laws import FLOPS_PER_PARAMETER_AND_TOKEN
 from charter.physics.shapes import count_parameters
 from charter.physics.terms import Interval
-from charter.plan.knowledge import Knowledge
 from charter.plan.make import make_plan
 from charter.plan.offers import NodeOffer, Price
 from charter.plan.risk import PRICE_SIGMA, Overhead, overhead
@@ -127,7 +126,7 @@ def at_utilisation(run: TrainingRun, cluster: RunCluster, utilisation: float, so
     return _schedule(cluster, around, (STATED_SIGMA,), utilisation, source, "")
 
 
-def by_the_planner(run: TrainingRun, cluster: RunCluster, knowledge: Knowledge | None = None) -> Schedule:
+def by_the_planner(run: TrainingRun, cluster: RunCluster) -> Schedule:
     """The schedule of the layout that the planner takes for this cluster, under Megatron.
 
     The planner's model has its own architecture (`dense_shape`); its time is scaled to the run's `6 N D`.
@@ -139,7 +138,6 @@ def by_the_planner(run: TrainingRun, cluster: RunCluster, knowledge: Knowledge |
         _project(shape, cluster, batch, steps),
         architectures={"model": shape},
         data_facts={},
-        knowledge=knowledge,
     )
     option = plan.stages[0].option
     work = FLOPS_PER_PARAMETER_AND_TOKEN * count_parameters(shape).active * steps * batch * SEQ_LEN

@@ -437,7 +437,11 @@ def judge(stage: JudgeStage, models: Models, library: Library) -> Workload:
     tokens = min(question_tokens(corpus, stage.format, library), stage.seq_len)
     steps = training_steps(stage, corpus.rows)
     assume_padding(library)
-    phase = train("model", steps=steps, batch=2 * stage.global_batch, tokens=tokens, longest=stage.seq_len, unit=2)
+    read = min(corpus.response_tokens, tokens) if stage.format == "yes_no_mean" else 1.0
+    phase = replace(
+        train("model", steps=steps, batch=2 * stage.global_batch, tokens=tokens, longest=stage.seq_len, unit=2),
+        masked_positions=read,
+    )
     pairs = steps * stage.global_batch
     return Workload(roles=(role,), phases=(phase,), counters=Counters(tokens=phase.sequences * tokens, pairs=pairs))
 

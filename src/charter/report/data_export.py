@@ -217,7 +217,6 @@ def export_data(
     *,
     format: DataFormat,
     licence: str = UNKNOWN_LICENCE,
-    per_shard: int = ROWS_PER_SHARD,
 ) -> DataExported:
     """Write the records of a finished stage, with their card, to a directory that does not exist yet."""
     stage = build_pipeline(project, root).stage(name)
@@ -238,7 +237,7 @@ def export_data(
         return (exported_row(row.value, stage.spec.kind) for row in selected_rows(source))
 
     def write(path: Path) -> None:
-        write_files(rows, path, format, count=kinds.total(), per_shard=per_shard)
+        write_files(rows, path, format, count=kinds.total())
         card = data_card(record.to_json(), format=format, columns=columns, kinds=kinds, licence=licence)
         (path / CARD).write_text(card, encoding="utf-8")
 

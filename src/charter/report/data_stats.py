@@ -3,7 +3,7 @@
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -286,8 +286,8 @@ class DataCheck:
         }
 
 
-def check_data(path: Path, spec: DataSpec | None = None, *, tell: Callable[[int], None] = lambda _: None) -> DataCheck:
-    """Read every row as a stage would; one hash per row is held. `tell` hears of every row."""
+def check_data(path: Path, spec: DataSpec | None = None) -> DataCheck:
+    """Read every row as a stage would; one hash per row is held."""
     bad = _BadRows()
     kinds: Counter[str] = Counter()
     blank, repeated, duplicates = FaultCount(), FaultCount(), FaultCount()
@@ -296,7 +296,6 @@ def check_data(path: Path, spec: DataSpec | None = None, *, tell: Callable[[int]
     rows = 0
     for row in selected_rows(path, spec, bad):
         rows += 1
-        tell(rows)
         try:
             kind, key = _kind(row), _key(row)
         except BadRowError as error:

@@ -470,8 +470,9 @@ def _readme(
     yield "## Bring it back"
     yield ""
     run = f"charter run -C {PROJECT}"
-    if handover.num_nodes == 1 or engine.capabilities.several_nodes:
-        where = " --on slurm" if handover.num_nodes > 1 else ""
+    on_ray = handover.stage.kind in engine.capabilities.ray_kinds
+    if handover.num_nodes == 1 or engine.capabilities.several_nodes or on_ray:
+        where = "" if handover.num_nodes == 1 else " --on ray" if on_ray else " --on slurm"
         yield f"With `engine: {engine.name}` in the stage `{run}{where}` starts it, with its record and resume."
     else:
         yield f"`{run}` starts {engine.title} on one node; on several it is started as above."

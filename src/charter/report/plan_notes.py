@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from charter.plan.assemble import NO_NATIVE_ROW
-from charter.plan.offers import known_memory_bytes
+from charter.plan.offers import known_memory_bytes, node_memory_bytes
 from charter.plan.option import Option, Rejected
 from charter.plan.plan import Plan
 from charter.plan.project_plan import MODEL
@@ -34,14 +34,23 @@ def placement_lines(plan: Plan) -> Iterator[str]:
 
 
 def memory_lines(plan: Plan) -> Iterator[str]:
-    """A line for each stage whose nodes have less system memory than it is planned to need there."""
+    """A line for each stage whose nodes have less system memory than it is planned to need, or may have."""
     for stage in plan.stages:
         place, need = stage.option.place, stage.node.memory.total
-        have = None if place.is_cpu else known_memory_bytes(place)
-        if have is not None and need > have:
+        if place.is_cpu or need <= node_memory_bytes(place):
+            continue
+        begin = f"System memory of {stage.name}: a node needs about {format_bytes(need)}, and"
+        have = known_memory_bytes(place)
+        if have is None:
+            guess = format_bytes(node_memory_bytes(place))
             yield (
-                f"System memory of {stage.name}: a node needs about {format_bytes(need)}, and {place.label} has "
-                f"{format_bytes(have)}; its job would wait for a larger one (`memory` in its resources asks for less)."
+                f"{begin} nobody says how much {place.label} has: {guess} is assumed, which holds what waits there but "
+                f"no copies of a checkpoint (`memory` in its resources says it)."
+            )
+        else:
+            yield (
+                f"{begin} {place.label} has {format_bytes(have)}; its job would wait for a larger one (`memory` in its "
+                f"resources asks for less)."
             )
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from charter.artifacts.durable import object_in
 from charter.artifacts.sample_prompts import ROLLOUTS_FILE, SAMPLES_FILE, SampleNote, read_notes
-from charter.errors import loads_json
 
 RECORDS = Path("outputs") / "records.jsonl"
 MOST_BYTES = 32 * 1024**2
@@ -293,11 +293,7 @@ def _read(source: SampleSource) -> Iterator[ShownSample | None]:
 
 def _sample(stage: str, line: bytes) -> ShownSample | None:
     """A line as a sample; None for one that holds no answer, or is torn."""
-    try:
-        row = loads_json(line)
-    except ValueError:
-        return None
-    if not isinstance(row, dict):
+    if (row := object_in(line)) is None:
         return None
     step = row.get("step") if "answer" in row and isinstance(row.get("step"), int) else None
     parts = _parts(row) if step is None else (SampleText(label=f"step {step:,}", text=_clean(row["answer"])),)

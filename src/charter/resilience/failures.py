@@ -13,14 +13,13 @@ def transfer_seconds(
     *,
     bytes_per_second_per_writer: float,
     num_writers: int = 1,
-    store_bytes_per_second: float = float("inf"),
 ) -> float:
-    """Seconds to write (or read) a checkpoint: bytes over the slower of the writers together and the store.
+    """Seconds to write (or read) a checkpoint: bytes over the rate of the writers together.
 
     >>> transfer_seconds(2.3e12, bytes_per_second_per_writer=1.2e9, num_writers=48)
     39.93055555555556
     """
-    return num_bytes / min(bytes_per_second_per_writer * num_writers, store_bytes_per_second)
+    return num_bytes / (bytes_per_second_per_writer * num_writers)
 
 
 # -------- Value of a warning before a preemption: AWS gives 120 s, GCP 30 s (their docs), Azure 30 s (from memory).
@@ -179,8 +178,8 @@ def detection(wanted: str | float) -> Detection:
 HOURS_PER_MONTH = 720.0
 
 
-def spare_nodes(*, num_nodes: int, failures_per_node_day: float, repair_days: float, availability: float = 0.99) -> int:
-    """Smallest number s of spares with P(nodes in repair > s) < 1 - availability.
+def spare_nodes(*, num_nodes: int, failures_per_node_day: float, repair_days: float) -> int:
+    """Smallest number s of spares with P(nodes in repair > s) < 1 %.
 
     Nodes in repair are Poisson with mean `N r T_repair` (M/G/infinity, any distribution of repair time).
     It assumes independent failures; a switch that takes out a rack is outside it.
@@ -192,7 +191,7 @@ def spare_nodes(*, num_nodes: int, failures_per_node_day: float, repair_days: fl
     log_term = -mean
     below = math.exp(log_term)
     spares = 0
-    while 1 - below >= 1 - availability:
+    while 1 - below >= 1 - 0.99:
         spares += 1
         log_term += math.log(mean) - math.log(spares)
         below += math.exp(log_term)

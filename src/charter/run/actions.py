@@ -197,7 +197,7 @@ def approve_stage(pipeline: Pipeline, stage: PlannedStage, *, note: str = "", by
     return given
 
 
-def accept_model(project: Project, root: Path, name: str, *, by: str | None = None) -> list[str]:
+def accept_model(project: Project, root: Path, name: str) -> list[str]:
     """Take what an endpoint serves now as a new revision of a model; return the finished stages that stay as they are.
 
     Stages that are not finished start anew with it; answers of the revision before stay stored under that one.
@@ -209,7 +209,7 @@ def accept_model(project: Project, root: Path, name: str, *, by: str | None = No
     revisions = read_revisions(run_dir(root))
     before = build_pipeline(project, root, revisions=revisions)
     number = revision_number(serving, revisions.get(name)) + 1
-    who = by or who_is_here()
+    who = who_is_here()
     entry = {"number": number, "revision": serving.revision, "accepted_at": time.time(), "by": who}
     raised = {**revisions, name: entry}
     stays = [stage for stage in before.stages.values() if _asks(stage, name) and assess(stage, before.root).done]

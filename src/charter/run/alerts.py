@@ -24,7 +24,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from charter.artifacts import durable
-from charter.errors import CharterError, UsageError, loads_json
+from charter.errors import CharterError, UsageError
 from charter.inference.serve.protocol import is_loopback
 from charter.spec.project import Project
 from charter.spec.sections import Alerts
@@ -101,11 +101,15 @@ class AlertBook:
 
     def alerts(self) -> tuple[Alert, ...]:
         """All alerts, oldest first."""
-        return tuple(Alert(**line) for line in _lines(self.directory / ALERTS_FILE))
+        return tuple(Alert(**line) for line in durable.objects_in(self.directory / ALERTS_FILE))
 
     def unsent(self, channels: tuple[str, ...]) -> tuple[tuple[Alert, str], ...]:
         """Return the alerts still to be sent, each with its channel."""
-        sent = {(line["key"], line["channel"]) for line in _lines(self.directory / SENT_FILE) if "error" not in line}
+        sent = {
+            (line["key"], line["channel"])
+            for line in durable.objects_in(self.directory / SENT_FILE)
+            if "error" not in line
+        }
         return tuple((alert, name) for alert in self.alerts() for name in channels if (alert.key, name) not in sent)
 
 
@@ -171,16 +175,6 @@ def channels_of(settings: Alerts) -> tuple[str, ...]:
     ('webhook',)
     """
     return (("webhook",) if settings.webhook else ()) + (("email",) if settings.email else ())
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file; one that a kill tore is left out."""
-    rows = []
-    with contextlib.suppress(FileNotFoundError):
-        for line in path.read_bytes().splitlines():
-            with contextlib.suppress(ValueError):
-                rows.append(loads_json(line))
-    return rows
 
 
 TIMEOUT_SECONDS = 10.0

@@ -3,7 +3,6 @@
 A directory is ready when no orphan is in it, nothing in it is damaged, and its job is written.
 """
 
-import json
 import os
 import signal
 import time
@@ -22,7 +21,7 @@ from charter.artifacts.stage_dir import METRICS
 from charter.artifacts.stage_process import DISK_FULL, INTERRUPTED_EXIT, OUT_OF_MEMORY, PEER_EXIT
 from charter.artifacts.stage_state import checkpoint_position, checkpoint_step, read_progress
 from charter.engines.installed import ENGINE
-from charter.errors import BudgetError, CharterError, DataError, ExitCode, MissingExtraError, StageError, loads_json
+from charter.errors import BudgetError, CharterError, DataError, ExitCode, MissingExtraError, StageError
 from charter.launch.launcher import Launcher, StageHandle
 from charter.launch.machine import CPU, LAYOUT_DEFAULTS, asked_layout, processes_of
 from charter.ledger import Ledger, Outcome
@@ -113,7 +112,9 @@ def drift(stage: PlannedStage, project: Project, here: Frozen) -> list[str]:
     values[ENGINE] = (frozen.get(ENGINE, NATIVE), here.get(ENGINE, NATIVE))
     if stage.spec.kind in MAKES_RECORDS:
         return [f"{name} {old} -> {new}" for name, (old, new) in values.items() if old != new]
-    for name, value in asked_layout(project, stage.spec).items():
+    # How many processes the file asks for depends on the accelerators of the node that computes, not on this machine's.
+    processes = {"world_size": here.get("world_size", LAYOUT_DEFAULTS["world_size"])}
+    for name, value in {**asked_layout(project, stage.spec), **processes}.items():
         values[name] = (frozen.get(name, LAYOUT_DEFAULTS[name]), value)
     return [f"{name} {old} -> {new}" for name, (old, new) in values.items() if old != new]
 
@@ -391,16 +392,8 @@ def last_step(attempt: RunningAttempt) -> int:
 
 def _metrics(attempt: RunningAttempt) -> list[dict[str, Any]]:
     """The metrics lines of an attempt; every step has one, where `progress.json` is written twice a second."""
-    rows = []
-    path = attempt.stage.directory / METRICS
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            line = loads_json(text)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(line, dict) and line.get("time", 0) >= attempt.began_at:
-            rows.append(line)
-    return rows
+    lines = durable.objects_in(attempt.stage.directory / METRICS)
+    return [line for line in lines if line.get("time", 0) >= attempt.began_at]
 
 
 def _in_all(attempt: RunningAttempt) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from charter.run.cluster_checks import Check, examine_launcher, examine_plan
 from charter.run.paths import earlier_stage_dirs
 from charter.run.preflight import RUN_PACKAGES, called_functions
 from charter.spec.project import Project
-from charter.spec.rewards import EXPRESSION, IN_SANDBOX, OPENENV
+from charter.spec.rewards import EXPRESSION, IN_SANDBOX, OPENENV, VERIFIERS
 from charter.spec.stage import is_hosted
 from charter.units import GIB, format_bytes
 
@@ -186,6 +186,8 @@ def needed_extras(project: Project, root: Path, launcher: str) -> Iterator[tuple
         yield "adapters", "a stage trains an adapter"
     if EXPRESSION in called_functions(project.pipeline):
         yield "math", "a reward compares expressions"
+    if any(call.startswith(VERIFIERS) for call in called_functions(project.pipeline)):
+        yield "verifiers", "a policy plays a taskset of verifiers"
     if any(item.format in ("parquet", "hf") or item.path.endswith(".parquet") for item in project.data.values()):
         yield "data", "a data set is Parquet or Arrow"
     if project.metering.prometheus_port is not None:
@@ -298,7 +300,7 @@ def examine_network(project: Project, root: Path) -> tuple[Check, ...]:
     return tuple(checks)
 
 
-def connect(where: str, address: str, *, seconds: float = CONNECT_SECONDS) -> Check:
+def connect(where: str, address: str) -> Check:
     """Return the check that something accepts connections at an address; its answer is not read."""
     parts = urlsplit(address)
     try:
@@ -311,7 +313,7 @@ def connect(where: str, address: str, *, seconds: float = CONNECT_SECONDS) -> Ch
         )
     shown, start = f"{parts.hostname}:{port}", time.monotonic()
     try:
-        with contextlib.closing(socket.create_connection((parts.hostname, port), timeout=seconds)):
+        with contextlib.closing(socket.create_connection((parts.hostname, port), timeout=CONNECT_SECONDS)):
             milliseconds = (time.monotonic() - start) * 1000
     except OSError as error:
         why = error.strerror or str(error) or type(error).__name__

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts import durable
-from charter.errors import loads_json
 
 Listener = Callable[[Mapping[str, Any]], None]
 EVENTS_FILE = "events.jsonl"
@@ -65,11 +64,7 @@ def actions_of(path: Path) -> tuple[Mapping[str, Any], ...]:
 
 def _events_in(lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
     for line in lines:
-        try:
-            event = loads_json(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and isinstance(event.get("time"), int | float):
+        if (event := durable.object_in(line)) is not None and isinstance(event.get("time"), int | float):
             yield event
 
 

@@ -24,11 +24,11 @@ from charter.spec.project import Project
 from charter.spec.sections import MlflowSettings, Tracked, WandbSettings, trackers_of
 from charter.spec.sweep import POINT_TAG, SWEEP_TAG
 from charter.tracking.base import is_reference, read_secret
+from charter.tracking.delivery import TrackerStatus, status_of_trackers
 from charter.tracking.journal import PROMETHEUS, Collector, TrackingLock, live_path, log_path, tracking_dir
 from charter.tracking.progress import EVENTS_FILE, RunProgress
 from charter.tracking.run_facts import Followed, read_followed, write_followed
 from charter.tracking.send import deliver_once
-from charter.tracking.status import TrackerStatus, status_of_trackers
 
 POLL_SECONDS = 0.02
 MARGIN_SECONDS = 5.0

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import product
 
 from charter.artifacts.job import JobInput
 from charter.data.sandbox import sandbox_problem
@@ -13,6 +14,7 @@ from charter.engines.common.request import HandoverPaths
 from charter.engines.installed import ABSENT, PEFT, interpreter_of, stage_versions
 from charter.errors import CharterError, DataError, MissingExtraError, Problem, SpecError, how_to_install
 from charter.launch.handing_over import data_roles, handover_of, model_roles
+from charter.launch.launcher import LOCAL, RAY, drives_engine
 from charter.launch.machine import (
     CPU,
     NodeFacts,
@@ -32,7 +34,7 @@ from charter.spec.graph import inputs_of
 from charter.spec.layout import WHOLE_BITS
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Project
-from charter.spec.rewards import EXPRESSION, IN_SANDBOX
+from charter.spec.rewards import EXPRESSION, IN_SANDBOX, VERIFIERS
 from charter.spec.stage import TRAINS, EvalStage, PrepareStage, is_hosted
 from charter.spec.stage_base import NATIVE, Stage, StageResources
 from charter.spec.stage_checks import check_runnable
@@ -40,8 +42,10 @@ from charter.spec.stage_checks import check_runnable
 INSTEAD = {
     "pipeline": "remove it; zero: 3 or tensor spread a model that is too large for one accelerator",
     "interleave": "remove it; it cuts the stages of a pipeline",
-    "context": "remove it; tensor spreads a long sequence's layers; recompute: full needs less memory for it",
+    "context": "remove it; tensor spreads a long sequence's layers; recompute: full needs less memory for it; sft and "
+    "pretrain run with it, without tensor",
     "expert": "remove it; zero: 3 spreads the experts with everything else",
+    "tensor": "dropout: 0.0, beside which it runs; or zero: 3, which splits no matrix",
     "sequence_parallel": "remove it; `tensor` works without, and kinds without answers with it",
     "zero": "zero: 2 shards the optimizer and the gradients",
     "offload": "offload: all with zero: 3, optimizer with any, or none",
@@ -67,11 +71,12 @@ def check_layout(project: Project, name: str, stage: Stage, *, facts: NodeFacts 
     yield from _attention(project, stage, where, gpus)
     yield from check_accelerators(project, stage, where) if facts is None else ()
     layout = asked_layout(project, stage, gpus=gpus)
-    world, tensor = int(layout["world_size"]), int(layout.get("tensor", 1))
-    if world % tensor:
-        hint = f"tensor must divide {world}: {one_of(_divisors(world))}"
-        yield Problem(path=f"{where}.tensor", message=f"{tensor} does not divide the {world} processes", hint=hint)
-        return
+    world, degrees = int(layout["world_size"]), {name: int(layout.get(name, 1)) for name in ("tensor", "context")}
+    for field, degree in degrees.items():
+        if world % degree:
+            hint = f"{field} must divide {world}: {one_of(_divisors(world))}"
+            yield Problem(path=f"{where}.{field}", message=f"{degree} does not divide the {world} processes", hint=hint)
+            return
     serving = project.serving
     if (
         isinstance(stage, PpoStage)
@@ -83,12 +88,12 @@ def check_layout(project: Project, name: str, stage: Stage, *, facts: NodeFacts 
         yield Problem(
             path=f"pipeline.{name}.{'rewards' if stage.rewards else 'reward_from'}", message=message, hint=hint
         )
-    yield from _heads(project, name, tensor, where)
-    data, replicas = world // tensor, int(layout.get("replicas", 1))
-    if data % replicas:
-        hint = f"replicas must divide {data}: {one_of(_divisors(data))}"
-        yield Problem(path=f"{where}.replicas", message=f"{replicas} does not divide {data} data ranks", hint=hint)
-    yield from _batches(name, stage, data)
+    yield from _heads(project, name, degrees, where)
+    sharing, replicas = world // degrees["tensor"], int(layout.get("replicas", 1))
+    if sharing % replicas:
+        hint = f"replicas must divide {sharing}: {one_of(_divisors(sharing))}"
+        yield Problem(path=f"{where}.replicas", message=f"{replicas} does not divide {sharing} data ranks", hint=hint)
+    yield from _batches(name, stage, max(1, sharing // degrees["context"]))
 
 
 def _attention(project: Project, stage: Stage, where: str, gpus: int) -> Iterator[Problem]:
@@ -101,6 +106,7 @@ def _attention(project: Project, stage: Stage, where: str, gpus: int) -> Iterato
         recompute=resources.recompute,
         offloads_activations=bool(resources.offload_activations),
         splits_sequence=bool(resources.sequence_parallel),
+        shares_rows=(resources.context or 1) > 1,
     ):
         yield Problem(path=f"{where}.{field}", message=reason, hint="see docs/concepts/training.md")
     if kernel == "flash_attention_2" and stage_device(project, stage, gpus=gpus) == "cpu":
@@ -108,16 +114,17 @@ def _attention(project: Project, stage: Stage, where: str, gpus: int) -> Iterato
         yield Problem(path=f"{where}.attention", message=message, hint="attention: sdpa or eager")
 
 
-def _heads(project: Project, name: str, tensor: int, where: str) -> Iterator[Problem]:
-    """Attention heads that tensor parallelism cannot share, of the models a stage builds on, where the file says."""
-    for model in _models_under(project, name):
+def _heads(project: Project, name: str, degrees: Mapping[str, int], where: str) -> Iterator[Problem]:
+    """Attention heads that processes cannot share, of the models a stage builds on, where the file says."""
+    for model, (field, degree) in product(sorted(_models_under(project, name)), degrees.items()):
         if (sizes := project.models[model].architecture) is None:
             continue
         heads, kv_heads = sizes.num_heads, sizes.num_kv_heads or sizes.num_heads
-        if heads % tensor or kv_heads % tensor:
+        repeats_keys = field == "context" and degree % kv_heads == 0
+        if heads % degree or (kv_heads % degree and not repeats_keys):
             both = math.gcd(heads, kv_heads)
-            message = f"{heads} attention heads ({kv_heads} of keys) of {model} cannot be split over {tensor} processes"
-            yield Problem(path=f"{where}.tensor", message=message, hint=f"tensor: {one_of(_divisors(both))}")
+            message = f"{heads} attention heads ({kv_heads} of keys) of {model} cannot be split over {degree} processes"
+            yield Problem(path=f"{where}.{field}", message=message, hint=f"{field}: {one_of(_divisors(both))}")
 
 
 def _models_under(project: Project, name: str) -> set[str]:
@@ -168,7 +175,9 @@ _SOMEWHERE = "/somewhere"
 _INSTEAD = "take one that is, or remove `engine`; `charter artifacts export` renders it for an engine elsewhere"
 
 
-def check_hosted(pipeline: Pipeline, stage: PlannedStage, *, facts: NodeFacts | None) -> Iterator[Problem]:
+def check_hosted(
+    pipeline: Pipeline, stage: PlannedStage, *, facts: NodeFacts | None, launcher: str
+) -> Iterator[Problem]:
     """Problems of one stage that another engine is to compute; `facts` are those of an engine's node."""
     where, project, name = f"pipeline.{stage.name}", pipeline.project, stage.spec.engine
     if name not in {engine.name for engine in handover_engines()}:
@@ -178,7 +187,7 @@ def check_hosted(pipeline: Pipeline, stage: PlannedStage, *, facts: NodeFacts | 
         return
     engine = handover_engine(name)
     title = engine.title
-    yield from check_one_node(project, stage.name, stage.spec)
+    yield from check_nodes(project, stage.name, stage.spec, launcher=launcher)
     gpus = None if facts is None else facts.gpus
     if not engine.has_processors and stage_device(project, stage.spec, gpus=gpus) == "cpu":
         message = f"{title} needs accelerators, and this stage runs on processors"
@@ -189,15 +198,17 @@ def check_hosted(pipeline: Pipeline, stage: PlannedStage, *, facts: NodeFacts | 
     yield from _refused(pipeline, stage, facts)
 
 
-def check_one_node(project: Project, name: str, stage: Stage) -> Iterator[Problem]:
+def check_nodes(project: Project, name: str, stage: Stage, *, launcher: str) -> Iterator[Problem]:
     """Problem of a stage on several nodes, where Charter starts its engine on one; needs nothing of them to be seen."""
     if not is_hosted(stage) or (nodes := stage_nodes(project, stage)) == 1:
         return
     engine = handover_engine(stage.engine)
-    if not engine.capabilities.several_nodes:
-        message = f"this version of Charter starts {engine.title} on one node; found {nodes}"
-        hint = "`charter artifacts export` renders the command that each of several nodes runs"
-        yield Problem(path=f"pipeline.{name}.resources.num_nodes", message=message, hint=hint)
+    if engine.capabilities.several_nodes or drives_engine(stage, launcher):
+        return
+    also = f", or on several of a Ray cluster (--on {RAY})" if drives_engine(stage, RAY) else ""
+    message = f"this version of Charter starts {engine.title} on one node{also}; found {nodes}"
+    hint = "`charter artifacts export` renders the command that each of several nodes runs"
+    yield Problem(path=f"pipeline.{name}.resources.num_nodes", message=message, hint=hint)
 
 
 def check_hosted_packages(project: Project, todo: Sequence[PlannedStage]) -> None:
@@ -209,6 +220,12 @@ def check_hosted_packages(project: Project, todo: Sequence[PlannedStage]) -> Non
         engine, python = handover_engine(name), interpreter_of(project.engines, name)
         versions = stage_versions(project.engines, stage.spec)
         wanted = {engine.package: f"{engine.package}=={engine.version}", PEFT: PEFT}
+        if engine.checkout and versions[engine.package] == ABSENT:
+            raise MissingExtraError(
+                f"stage {stage.name} names the engine {name}, whose scripts are run from a checkout that is not there\n"
+                f"  git clone https://{engine.package}, and in charter.yaml "
+                f"`engines: {{{name}: {{python: PATH, directory: CHECKOUT}}}}`"
+            )
         if lacking := [text for package, text in wanted.items() if versions.get(package) == ABSENT]:
             names = " and ".join(text.partition("==")[0] for text in lacking)
             why = " and an adapter" if PEFT in versions else ""
@@ -294,17 +311,18 @@ def check_before_start(
     *,
     modules: Mapping[str, str],
     facts_of: Callable[[str], NodeFacts | None] = lambda stage: None,
+    launcher: str = LOCAL,
 ) -> None:
     """Raise one error with everything that would stop these stages.
 
-    Configuration, pins, files and their content. `facts_of` says what an engine's nodes are, by stage.
+    Configuration, pins, files and their content. `facts_of` says what the nodes of the launcher are, by stage.
     """
     config = [*_unsupported(pipeline, modules), *_reward_models(todo), *_pins(todo)]
     config += [problem for stage in todo for problem in check_runnable(stage.name, stage.spec)]
     for stage in todo:
         facts = facts_of(stage.name)
         if is_hosted(stage.spec):
-            config += check_hosted(pipeline, stage, facts=facts)
+            config += check_hosted(pipeline, stage, facts=facts, launcher=launcher)
         else:
             config += check_layout(pipeline.project, stage.name, stage.spec, facts=facts)
     config += check_served(pipeline.project, todo)
@@ -390,6 +408,9 @@ def _check_rewards(todo: Sequence[PlannedStage]) -> None:
             raise MissingExtraError(f"{calls[call]}: {problem}")
     if EXPRESSION in calls and find_spec("math_verify") is None:
         raise MissingExtraError(f"{EXPRESSION} of {calls[EXPRESSION]} needs math-verify: {how_to_install('math')}")
+    for call, stage in calls.items():
+        if call.startswith(VERIFIERS) and find_spec("verifiers") is None:
+            raise MissingExtraError(f"{call} of {stage} needs verifiers: {how_to_install('verifiers')}")
 
 
 def _reward_models(todo: Sequence[PlannedStage]) -> list[Problem]:

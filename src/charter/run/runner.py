@@ -226,7 +226,8 @@ def check_work(ready: "PlannedWork", options: RunOptions, launcher: Launcher | N
 
 def _check_setting(work: Work, options: RunOptions, launcher: Launcher | None) -> None:
     facts = {stage.name: launcher.facts_of(stage.name) if launcher else None for stage in work.todo}
-    check_before_start(work.pipeline, work.todo, modules=options.modules, facts_of=facts.get)
+    where = launcher_name(work.pipeline.project, options.launcher)
+    check_before_start(work.pipeline, work.todo, modules=options.modules, facts_of=facts.get, launcher=where)
     if not work.todo:
         return
     if options.packages is not None:

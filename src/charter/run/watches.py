@@ -409,7 +409,6 @@ def sample_now(
     tell: Callable[[str], None],
     place: str | None = None,
     held_bytes: int = 0,
-    sent_bytes: int = 0,
 ) -> None:
     """Sample the run's directory and a place of copies for a command, where the project has a ledger.
 
@@ -422,6 +421,6 @@ def sample_now(
                 meter = StorageMeter(project, root, ledger)
                 meter.directory(why)
                 if place is not None:
-                    meter.copies(held_bytes, sent_bytes, where=place, why=why)
+                    meter.copies(held_bytes, 0, where=place, why=why)
     except CharterError as error:
         tell(f"what is stored now could not be written into the ledger: {error}")

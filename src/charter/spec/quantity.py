@@ -58,12 +58,12 @@ Names = Annotated[
 EXECUTION = "execution"
 
 
-def execution(default: Any = None, *, help: str = "") -> Any:
+def execution(default: Any = None) -> Any:
     """A field that says where or how, not what: it never invalidates a finished stage.
 
     The mark is in the type (`dataclasses.field` metadata), so `artifacts/fingerprint` leaves it out by rule.
     """
-    return field(default=default, metadata={EXECUTION: True, "help": help})
+    return field(default=default, metadata={EXECUTION: True})
 
 
 ADDED = "added"

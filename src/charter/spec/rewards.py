@@ -59,6 +59,8 @@ SHIPPED_TOOLS = ("calculator", "python")
 """Tools by the name after `charter:`."""
 OPENENV = "openenv:"
 """Begins the address of a server of OpenEnv."""
+VERIFIERS = "verifiers:"
+"""Begins the id of a taskset of verifiers, or the path of a file that exports one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +115,8 @@ class Reward:
     model: str | None = None
     """`preference_model`, `judge`: the model that scores; a judge gives its expected rating, from -1 to 1. `env` needs
     none: the stage's environment gives it."""
+    score: str | None = None
+    """`env`: one of the named scores that the environment gives beside its reward, instead of the reward."""
     rubric: Rubric | None = None
     """`judge`: criteria, and how they are asked; without it, how helpful, honest and harmless the answer is."""
     weight: float = 1.0
@@ -145,9 +149,11 @@ class Environment:
     """A class of your own, `path/to/file.py:Class`: `reset(row)` says how the conversation begins; then `step(answer)`
     replies to every turn (`observation`, `reward`, `done`), or its other public methods are tools; `reward()` is the
     reward of kind `env`, else the sum of what the steps gave. Its attributes are kept as JSON between calls. Or
-    `openenv:http://host:port`, a server of OpenEnv, whose `reset` takes the row's column `reset`."""
+    `openenv:http://host:port`, a server of OpenEnv, whose `reset` takes the row's column `reset`. Or
+    `verifiers:taskset`, an installed taskset of verifiers, or the path of a file that exports one; the row's column
+    `task` has the data of its task."""
     arguments: Mapping[str, Any] | None = None
-    """Arguments of the class."""
+    """Arguments of the class; of verifiers, the fields of its `env` section."""
     tools: Mapping[str, str] | None = None
     """Functions by the name that the policy calls them by: `charter:calculator`, `charter:python` (a program in a
     sandbox of bubblewrap), or `path/to/file.py:function`, whose annotations say what types its parameters have."""
@@ -184,9 +190,17 @@ class Environment:
         return self.call.removeprefix(OPENENV) if self.call is not None and self.call.startswith(OPENENV) else None
 
     @property
+    def taskset(self) -> str | None:
+        """Id or file of the taskset of verifiers that replies, where one does."""
+        return self.call.removeprefix(VERIFIERS) if self.call is not None and self.call.startswith(VERIFIERS) else None
+
+    @property
     def sources(self) -> tuple[str, ...]:
-        """Files of the user's own tools and class, each once."""
-        files = [call.rpartition(":")[0] for call in self.calls if not call.startswith((SHIPPED_REWARD, OPENENV))]
+        """Files of the user's own tools, class and taskset, each once."""
+        elsewhere = (SHIPPED_REWARD, OPENENV, VERIFIERS)
+        files = [call.rpartition(":")[0] for call in self.calls if not call.startswith(elsewhere)]
+        if self.taskset is not None and self.taskset.endswith(".py"):
+            files.append(self.taskset)
         return tuple(dict.fromkeys(files))
 
     @property
@@ -215,6 +229,7 @@ class Mismatch:
 
 
 TOOL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+TASKSET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@/-]*")
 PLAYED_SUITE = "exact_match"
 TOOL_CALL = "tool_call"
 """Tag around a call that is JSON, so no tool's name."""
@@ -236,12 +251,14 @@ def check_environment(environment: Environment | None, path: str, *, suites: Seq
     if environment.arguments and environment.call is None:
         yield Problem(message="are for a class, and none is named", path=f"{path}.arguments", hint="give `call`")
     yield from _check_server(environment, path)
+    yield from _check_taskset(environment, path)
     places = {f"{path}.tools.{name}": call for name, call in (environment.tools or {}).items()}
     for name in environment.tools or {}:
         if TOOL_NAME.fullmatch(name) is None or name == TOOL_CALL:
             message = f"{name!r} cannot be the name of a tool"
             yield Problem(message=message, path=f"{path}.tools", hint="letters, digits and _")
-    own = {} if environment.call is None or environment.server is not None else {f"{path}.call": environment.call}
+    is_class = environment.call is not None and environment.server is None and environment.taskset is None
+    own = {f"{path}.call": str(environment.call)} if is_class else {}
     for place, call in {**own, **places}.items():
         file, _, name = call.rpartition(":")
         if call.startswith(SHIPPED_REWARD) and place in places:
@@ -272,6 +289,22 @@ def _check_server(environment: Environment, path: str) -> Iterator[Problem]:
         yield Problem(message="a server has been started with its own", path=f"{path}.arguments", hint=hint)
 
 
+def _check_taskset(environment: Environment, path: str) -> Iterator[Problem]:
+    """Problems of a taskset of verifiers: no name, tools that it would not call, replies that are no user's."""
+    if (taskset := environment.taskset) is None:
+        return
+    if TASKSET.fullmatch(taskset) is None and not taskset.endswith(".py"):
+        hint = "verifiers:name, as its package is called, or verifiers:path/to/file.py"
+        yield Problem(message=f"{taskset!r} names no taskset", path=f"{path}.call", hint=hint)
+    if environment.tools:
+        hint = "remove tools, or write a class of your own"
+        message = "an environment of verifiers replies to every turn; nothing would call a tool"
+        yield Problem(message=message, path=f"{path}.tools", hint=hint)
+    if environment.role != "user":
+        message = "an environment of verifiers replies as the user"
+        yield Problem(message=message, path=f"{path}.role", hint="role: user")
+
+
 def check_turns(environment: Environment | None, rewards: Sequence[Reward], path: str) -> Iterator[Problem]:
     """Problems of an environment beside the rewards: several turns need a list, and a reward of one needs its class.
 
@@ -290,10 +323,14 @@ def check_turns(environment: Environment | None, rewards: Sequence[Reward], path
     for index, item in enumerate(rewards):
         if item.kind == "env" and item.model is not None:
             yield Problem(message="an environment has no model", path=f"{path}.rewards[{index}].model")
-    count = sum(item.kind == "env" for item in rewards)
-    if count > 1:
-        yield Problem(message="more than one env; a list has at most one", path=f"{path}.rewards")
-    if count and (environment is None or environment.call is None):
+        if item.kind != "env" and item.score is not None:
+            message = f"a reward of kind {item.kind} has no named scores"
+            yield Problem(message=message, path=f"{path}.rewards[{index}].score", hint="kind: env, or remove score")
+    scores = [item.score for item in rewards if item.kind == "env"]
+    if len(scores) > len(set(scores)):
+        message = "the same score of the environment twice"
+        yield Problem(message=message, path=f"{path}.rewards", hint="give each a `score` of its own, one none")
+    if scores and (environment is None or environment.call is None):
         hint = "give `environment` with `call`, a class that rewards"
         yield Problem(message="a reward is of an environment, and there is none", path=f"{path}.rewards", hint=hint)
 

@@ -338,6 +338,12 @@ class RiskSettings:
     """Own spare nodes: `auto` says how many pay and counts no wait for repairs; a number plans that wait."""
     repair_days: float = 3.0
     """Days until a failed node of one's own is back. Judgement."""
+    out_of_memory: float = 0.1
+    """Probability that the chosen layout does not fit, up to which it may be chosen: 0.5 takes estimates of memory as
+    they are, less leaves room for their error."""
+
+
+MOST_RISK = 0.5
 
 
 def check_risk(risk: RiskSettings) -> Iterator[Problem]:
@@ -351,10 +357,14 @@ def check_risk(risk: RiskSettings) -> Iterator[Problem]:
         ("spot_mean_up", POSITIVE),
         ("spot_availability", SHARE_ABOVE_ZERO),
         ("repair_days", POSITIVE),
+        ("out_of_memory", SHARE_ABOVE_ZERO),
     ]
     yield from check_ranges(risk, "risk", ranges)
     if isinstance(risk.spares, int) and not 0 <= risk.spares <= 100_000:
         yield Problem(message=f"must be auto or from 0 to 100,000; found {risk.spares}", path="risk.spares")
+    if risk.out_of_memory > MOST_RISK:
+        message = f"must be at most {MOST_RISK:g}, a layout that fits as often as not; found {risk.out_of_memory:g}"
+        yield Problem(message=message, path="risk.out_of_memory")
 
 
 TrackerName = Literal["jsonl", "mlflow", "wandb", "tensorboard"]

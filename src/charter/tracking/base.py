@@ -5,10 +5,11 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from charter.artifacts.durable import object_in
 from charter.artifacts.stage_state import TrackerState
-from charter.errors import DataError, UsageError, loads_json
+from charter.errors import DataError, UsageError
 from charter.redaction import without_values
 
 
@@ -209,15 +210,10 @@ def metric_point(line: bytes) -> MetricPoint | None:
     >>> metric_point(b'{"step": 40, "loss": 2.31}').values
     {'loss': 2.31}
     """
-    try:
-        content: Any = loads_json(line)
-    except ValueError:
+    content = object_in(line)
+    if content is None or not isinstance(step := content.pop(STEP, None), int):
         return None
-    if not isinstance(content, dict) or not isinstance(content.get(STEP), int):
-        return None
-    values = {
-        name: float(value)
-        for name, value in content.items()
-        if name not in (STEP, TIME) and isinstance(value, int | float) and math.isfinite(value)
+    numbers = {
+        name: float(value) for name, value in content.items() if isinstance(value, int | float) and math.isfinite(value)
     }
-    return MetricPoint(step=content[STEP], time=content.get(TIME), values=values)
+    return MetricPoint(step=step, time=numbers.pop(TIME, None), values=numbers)

@@ -12,7 +12,7 @@ from typing import Any
 from charter.artifacts import durable
 from charter.artifacts.fingerprint import sha256_file
 from charter.tracking.base import Destination, RunFacts
-from charter.tracking.journal import JournalPosition, count_rows, delivered_path, journal_path, read_rows
+from charter.tracking.journal import JournalPosition, count_rows, delivered_path, health_of, journal_path, read_rows
 from charter.tracking.progress import RunProgress, Standing
 from charter.tracking.run_facts import (
     Followed,
@@ -20,6 +20,7 @@ from charter.tracking.run_facts import (
     digest,
     plan_of,
     point_facts,
+    read_followed,
     run_facts,
     stage_facts,
     sweep_facts,
@@ -214,10 +215,63 @@ def _with_tags(facts: RunFacts, standing: Standing) -> RunFacts:
     return replace(facts, tags={**facts.tags, **standing.tags()})
 
 
-def backoff_seconds(failures: int, *, first: float = 1.0, longest: float = 60.0) -> float:
-    """The pause after so many failures in a row: it doubles, up to a bound.
+def backoff_seconds(failures: int) -> float:
+    """The pause after so many failures in a row: it doubles from a second, up to a minute.
 
     >>> [backoff_seconds(count) for count in (1, 2, 3, 10)]
     [1.0, 2.0, 4.0, 60.0]
     """
-    return min(longest, first * 2.0 ** min(failures - 1, 30))
+    return min(60.0, 2.0 ** min(failures - 1, 30))
+
+
+# -------- Delivery status of every tracker of a run, from the files of the run.
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerStatus:
+    """One tracker of a run."""
+
+    tracker: str
+    told_rows: int
+    waiting_rows: int
+    is_closed: bool
+    """Whether the tracker knows how every stage and the run are."""
+    failures: int
+    """Tries in a row that went wrong, up to now."""
+    message: str | None
+    """What went wrong last."""
+    run: str | None
+    """The tracker's number of the pipeline."""
+
+    @property
+    def is_up_to_date(self) -> bool:
+        """Return True if the tracker has received everything that is there."""
+        return self.waiting_rows == 0 and self.is_closed
+
+
+def status_of_trackers(run_dir: Path) -> tuple[TrackerStatus, ...]:
+    """All trackers that the last run named; empty where none was."""
+    followed = read_followed(run_dir)
+    if followed is None:
+        return ()
+    progress = RunProgress(run_dir=run_dir)
+    progress.look()
+    stages = {path.name: standing for path, standing in progress.stages.items()}
+    wanted = {PIPELINE: progress.run, **progress.swept(), **stages}
+    statuses = []
+    for tracker in followed.trackers:
+        deliveries, health = read_told(run_dir, tracker), health_of(run_dir, tracker)
+        statuses.append(
+            TrackerStatus(
+                tracker=tracker,
+                told_rows=sum(item.rows for item in deliveries.values()),
+                waiting_rows=waiting_rows(run_dir, deliveries),
+                is_closed=all(
+                    key in deliveries and deliveries[key].state == standing.state for key, standing in wanted.items()
+                ),
+                failures=int(health.get("failures", 0)),
+                message=health.get("message"),
+                run=deliveries[PIPELINE].id if PIPELINE in deliveries else None,
+            )
+        )
+    return tuple(statuses)

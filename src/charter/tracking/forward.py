@@ -12,15 +12,200 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from charter.artifacts import durable
+from charter.artifacts.stage_state import read_progress
+from charter.errors import DataError
+from charter.metering.row import METER_GLOB, MeterRow, row_of
 from charter.metering.sampler import LocalMeters
-from charter.tracking.destinations.prometheus import Endpoint
-from charter.tracking.journal import Collector, TrackingLock, health_of, health_path, log_path
-from charter.tracking.progress import RunProgress
+from charter.tracking.journal import (
+    PROMETHEUS,
+    Collector,
+    TrackingLock,
+    health_of,
+    health_path,
+    live_path,
+    log_path,
+    tracking_dir,
+)
+from charter.tracking.progress import RunProgress, Standing
 from charter.tracking.run_facts import Followed, read_followed
 from charter.tracking.send import DRAIN, Orders, said
+
+# -------- The last figures of a run for Prometheus, on the loopback interface, while the run lasts.
+
+ADDRESS = "127.0.0.1"
+TAIL_BYTES = 65536
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gauge:
+    """One gauge: a name, what it is, and its values by labels."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...]
+    values: tuple[tuple[tuple[str, ...], float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMetrics:
+    """Latest figures of one stage."""
+
+    name: str
+    standing: Standing
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    machines: tuple[MeterRow, ...] = ()
+    """The last sample of every node."""
+
+
+def figures(run: str, standing: Standing, stages: tuple[StageMetrics, ...], *, cost_usd: float | None) -> list[Gauge]:
+    """All gauges of a run; what is unknown has no value rather than zero. Pure."""
+    machines = [(stage.name, row) for stage in stages for row in stage.machines if stage.standing.state == "running"]
+    return [
+        _gauge("charter_run_running", "Whether the run goes on.", ("run",), [((run,), standing.state == "running")]),
+        _gauge("charter_run_cost_usd", "Spent so far.", ("run",), [((run,), cost_usd)]),
+        *_stage_figures(run, stages),
+        *_node_figures(run, machines),
+        *_gpu_figures(run, machines),
+    ]
+
+
+def _stage_figures(run: str, stages: tuple[StageMetrics, ...]) -> Iterator[Gauge]:
+    """Yield how far every stage is, and its last metrics."""
+    labels = ("run", "stage")
+    states = [((run, stage.name, stage.standing.state), 1.0) for stage in stages]
+    yield _gauge("charter_stage_state", "1 for the state that a stage is in.", (*labels, "state"), states)
+    attempts = [((run, stage.name), stage.standing.attempts) for stage in stages]
+    yield _gauge("charter_stage_attempts", "Starts of a stage.", labels, attempts)
+    for key, name, text in (
+        ("step", "charter_stage_step", "Finished steps."),
+        ("target_step", "charter_stage_target_step", "Steps that make the stage done."),
+    ):
+        yield _gauge(name, text, labels, [((run, stage.name), stage.progress.get(key)) for stage in stages])
+    metrics = [
+        ((run, stage.name, metric), float(value))
+        for stage in stages
+        for metric, value in (stage.progress.get("metrics") or {}).items()
+        if isinstance(value, int | float)
+    ]
+    text = "The last value of a metric: loss, reward_mean, kl, tokens_per_second."
+    yield _gauge("charter_stage_metric", text, (*labels, "metric"), metrics)
+
+
+def _node_figures(run: str, machines: Sequence[tuple[str, MeterRow]]) -> Iterator[Gauge]:
+    """Yield what running stages take of their nodes."""
+    for field_name, name, text in (
+        ("processes", "charter_node_processes", "Processes of the stage on a node."),
+        ("node_cpu_share", "charter_node_cpu_ratio", "Share of the node's processors that is busy."),
+        ("resident_bytes", "charter_job_resident_bytes", "Memory of the stage's processes on a node."),
+    ):
+        values = [((run, stage, row.node), getattr(row, field_name)) for stage, row in machines]
+        yield _gauge(name, text, ("run", "stage", "node"), values)
+
+
+def _gpu_figures(run: str, machines: Sequence[tuple[str, MeterRow]]) -> Iterator[Gauge]:
+    """Yield what running stages take of their accelerators."""
+    labels = ("run", "stage", "node", "gpu", "name")
+    gpus = [
+        ((run, stage, row.node, str(gpu.index), gpu.name), gpu) for stage, row in machines for gpu in row.gpus or ()
+    ]
+    for field_name, name, text in (
+        ("activity", "charter_gpu_activity_ratio", "SM activity, or the share of time with a kernel."),
+        ("memory_used_bytes", "charter_gpu_memory_used_bytes", "Memory taken of an accelerator."),
+        ("power_watts", "charter_gpu_power_watts", "Power of an accelerator."),
+    ):
+        yield _gauge(name, text, labels, [(values, getattr(gpu, field_name)) for values, gpu in gpus])
+
+
+class Endpoint:
+    """Serves what it was shown last; without a port it does nothing."""
+
+    def __init__(self, run_dir: Path, run: str) -> None:
+        self._run_dir, self._run = run_dir, run
+        self._figures: list[Gauge] = []
+        self._server: Any = None
+
+    @classmethod
+    def open(cls, run_dir: Path, followed: Followed) -> "Endpoint":
+        """Serve at the port that `metering` names; what is in the way is said in the log."""
+        endpoint = cls(run_dir, followed.name)
+        if followed.prometheus_port is not None:
+            try:
+                endpoint.serve(followed.prometheus_port)
+            except (ImportError, OSError) as error:
+                print(f"no Prometheus endpoint: {error}", file=sys.stderr, flush=True)
+        return endpoint
+
+    def serve(self, port: int) -> None:
+        """Listen; 0 is any free port. Which one it is stands in `prometheus.json`."""
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        registry = CollectorRegistry()
+        registry.register(self)
+        self._server, _ = start_http_server(port, addr=ADDRESS, registry=registry)
+        address = f"http://{ADDRESS}:{self._server.server_port}/metrics"
+        durable.write_hint(tracking_dir(self._run_dir) / PROMETHEUS, {"address": address})
+
+    def show(self, progress: RunProgress) -> None:
+        """Take in how the run is."""
+        if self._server is None:
+            return
+        stages = tuple(
+            StageMetrics(
+                name=path.name.rpartition("-")[0],
+                standing=standing,
+                progress=read_progress(path),
+                machines=tuple(last_rows(path)),
+            )
+            for path, standing in progress.stages.items()
+        )
+        self._figures = figures(self._run, progress.run, stages, cost_usd=_cost_usd(self._run_dir))
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the metric families that `prometheus_client` asks for at each scrape."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        for figure in self._figures:
+            family = GaugeMetricFamily(figure.name, figure.help, labels=figure.labels)
+            for labels, value in figure.values:
+                family.add_metric(labels, value)
+            yield family
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            (tracking_dir(self._run_dir) / PROMETHEUS).unlink(missing_ok=True)
+
+
+def last_rows(stage_dir: Path) -> Iterator[MeterRow]:
+    """The last sample of every node of a stage."""
+    for path in sorted(stage_dir.glob(METER_GLOB)):
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - TAIL_BYTES))
+            rows = [row for row in map(row_of, file.read().splitlines()) if row is not None]
+        yield from rows[-1:]
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...], values: Sequence[tuple[tuple[str, ...], Any]]) -> Gauge:
+    samples = tuple((label_values, float(value)) for label_values, value in values if value is not None)
+    return Gauge(name=name, help=text, labels=labels, values=samples)
+
+
+def _cost_usd(run_dir: Path) -> float | None:
+    try:
+        cost = durable.read_json(live_path(run_dir)).get("cost_usd")
+    except DataError:
+        return None
+    return None if cost is None else float(cost)
+
 
 RESTART_SECONDS = 10.0
 """A sender that ended by itself is started again, but not sooner than this."""

@@ -17,8 +17,9 @@ from types import TracebackType
 from typing import Any
 
 from charter.artifacts import durable
+from charter.artifacts.durable import object_in
 from charter.artifacts.stage_dir import METRICS
-from charter.errors import DataError, UsageError, loads_json
+from charter.errors import DataError, UsageError
 from charter.metering.row import METER_GLOB, MeterRow, row_of
 from charter.tracking.base import MetricRow, metric_point
 
@@ -155,11 +156,8 @@ def depends_on_clock(name: str) -> bool:
 def _entry(line: bytes) -> dict[str, Any] | None:
     if not line.endswith(b"\n"):
         return None
-    try:
-        entry = loads_json(line)
-    except ValueError:
-        return None
-    return entry if isinstance(entry, dict) and "values" in entry else None
+    entry = object_in(line)
+    return entry if entry is not None and "values" in entry else None
 
 
 def _row(number: int, entry: Mapping[str, Any]) -> MetricRow:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from charter.artifacts.durable import object_in
 from charter.artifacts.lease import LEASE, read_holder
 from charter.artifacts.stage_state import TRACKER_STATES, State, TrackerState, read_stage, stage_state
 from charter.artifacts.whole_dir import wrong_name
-from charter.errors import loads_json
 from charter.tracking.run_facts import SweptPoint, point_of, sweep_key
 
 EVENTS_FILE = "events.jsonl"
@@ -116,9 +116,10 @@ class RunProgress:
         return [path for path, standing in self.stages.items() if (standing.ended_at or since) >= since]
 
     def _take(self, line: bytes) -> None:
+        entry = object_in(line) or {}
+        event = str(entry.get("event"))
         try:
-            entry: Any = loads_json(line)
-            event, at = str(entry["event"]), float(entry["time"])
+            at = float(entry["time"])
         except (ValueError, KeyError, TypeError):
             return
         if event == "run_started":

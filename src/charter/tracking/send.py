@@ -31,17 +31,17 @@ def open_destination(run_dir: Path, followed: Followed, tracker: str, secrets: S
     root = Path(followed.root)
     directory = tracking_dir(run_dir)
     if isinstance(settings, MlflowSettings):
-        from charter.tracking.destinations.trackers import open_mlflow
+        from charter.tracking.trackers import open_mlflow
 
         opened: Destination = open_mlflow(
             settings, run_name=followed.name, root=root, directory=directory, secrets=secrets
         )
         return opened
     if isinstance(settings, WandbSettings):
-        from charter.tracking.destinations.trackers import open_wandb
+        from charter.tracking.trackers import open_wandb
 
         return open_wandb(settings, run_name=followed.name, directory=directory / "wandb", secrets=secrets)
-    from charter.tracking.destinations.trackers import TensorboardDestination
+    from charter.tracking.trackers import TensorboardDestination
 
     where = run_dir / TENSORBOARD if settings.directory is None else root / settings.directory
     return TensorboardDestination(where)

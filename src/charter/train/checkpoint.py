@@ -5,6 +5,7 @@ written, or copied: then a thread writes the copy with a process group of its ow
 save is in flight; what went wrong in it is raised by the next `save` or `finish`.
 """
 
+import math
 import os
 import shutil
 import statistics
@@ -25,12 +26,13 @@ from torch.distributed.tensor import DTensor
 from charter.artifacts import faults
 from charter.artifacts.checkpoints import Position, damage
 from charter.artifacts.fingerprint import FileFact
-from charter.artifacts.group import SAVE
+from charter.artifacts.group import LOCAL_WORLD_SIZE, SAVE
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.whole_dir import begin_dir, finish_dir, removed_on_error, settle
 from charter.errors import CharterError, UsageError
 from charter.models.parallel import own_part
 from charter.models.ranks import Ranks
+from charter.plan.machine import free_memory_bytes
 from charter.train.state import (
     TrainState,
     check_fit,
@@ -171,6 +173,10 @@ class Background:
         self.seconds = time.perf_counter() - began
 
 
+ROOM_SHARE = 0.8
+"""Of the free system memory that a copy of the state may take; the rest is for what training and loaders still take."""
+
+
 class HostBuffers:
     """Buffers on the host that are filled anew by every save; pinned where the state is on a device."""
 
@@ -185,10 +191,22 @@ class HostBuffers:
             torch.cuda.synchronize()
         return copies
 
+    def further_bytes(self, tensors: Mapping[str, Tensor]) -> int:
+        """Bytes of memory that copies of the tensors would take beyond the buffers that are there."""
+        locals_ = {name: own_part(tensor) for name, tensor in tensors.items()}
+        sizes = ((local.nbytes, local.is_cuda) for name, local in locals_.items() if self._fitting(name, local) is None)
+        # Page-locked memory comes in powers of two (torch's CachingHostAllocator).
+        return sum(1 << max(size - 1, 0).bit_length() if pinned else size for size, pinned in sizes)
+
+    def _fitting(self, name: str, local: Tensor) -> Tensor | None:
+        buffer = self._held.get(name)
+        fits = buffer is not None and buffer.shape == local.shape and buffer.dtype == local.dtype
+        return buffer if fits else None
+
     def _copy(self, name: str, tensor: Tensor) -> Tensor:
         local = own_part(tensor)
-        buffer = self._held.get(name)
-        if buffer is None or buffer.shape != local.shape or buffer.dtype != local.dtype:
+        buffer = self._fitting(name, local)
+        if buffer is None:
             buffer = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
             self._held[name] = buffer
         buffer.copy_(local, non_blocking=local.is_cuda)
@@ -235,6 +253,10 @@ class _Content:
     metric: float | None
 
 
+def _all_of(tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {**tensors, **{f"buffers/{name}": value for name, value in buffers.items()}}
+
+
 @dataclass
 class Checkpointer:
     """Saves and loads one training state; every process of the stage calls the same methods in the same order."""
@@ -250,6 +272,7 @@ class Checkpointer:
     _part_beside: bool = False
     _metrics: dict[str, float] = field(default_factory=dict)
     _told: bool = False
+    _said_no_room: bool = False
 
     def __post_init__(self) -> None:
         self._saving = replace(self.ranks, host_group=self.ranks.saving_group)
@@ -294,6 +317,8 @@ class Checkpointer:
         if there or position == self._last:
             return
         self._tell()
+        if mode == "async" and self._lacks_room():
+            mode = "sync"
         content = self._content(metric, copied=mode == "async")
         if mode == "async":
             self._in_flight = Background(f"checkpoint {position}", partial(self._publish, position, content))
@@ -335,11 +360,29 @@ class Checkpointer:
         metrics, self._metrics = self._metrics, {}
         return metrics
 
-    def _content(self, metric: float | None, *, copied: bool) -> _Content:
-        tensors = own_tensors(tensors_of(self.state), self.ranks)
+    def _lacks_room(self) -> bool:
+        """Return True, in every process, if some node has no room in memory for a copy of what its processes save.
+
+        The copy is a convenience, and the kernel would end the stage for it.
+        """
+        copied = _all_of(*self._own())
+        need = self._buffers.further_bytes(copied) * int(os.environ.get(LOCAL_WORLD_SIZE, "1"))
+        room = ROOM_SHARE * free_memory_bytes() if need else math.inf
+        lacks = self.ranks.any(need > room)
+        if lacks and self.ranks.is_first and not self._said_no_room:
+            self._said_no_room = True
+            print("checkpoints are written while training waits: no room for a copy in system memory", file=sys.stderr)
+        return lacks
+
+    def _own(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Tensors of the state that this process writes, and the buffers that rank 0 does."""
         buffers = dict(self.state.buffers) if self.ranks.is_first else {}
+        return own_tensors(tensors_of(self.state), self.ranks), buffers
+
+    def _content(self, metric: float | None, *, copied: bool) -> _Content:
+        tensors, buffers = self._own()
         if copied:
-            copies = self._buffers.copy({**tensors, **{f"buffers/{name}": value for name, value in buffers.items()}})
+            copies = self._buffers.copy(_all_of(tensors, buffers))
             tensors = {name: copies[name] for name in tensors}
             buffers = {name: copies[f"buffers/{name}"] for name in buffers}
         return _Content(tensors=tensors, values=values_of(self.state), buffers=buffers, metric=metric)

@@ -15,7 +15,9 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from charter.errors import StageError
 from charter.models.chat import Encoded
+from charter.models.context_split import RowParts
 from charter.models.engine_layout import DEFAULT_ATTENTION
+from charter.models.ranks import Ranks
 from charter.models.runtime import EAGER, FLASH, FLEX, SIXTEEN_BITS, on_device
 
 VARLEN = "varlen"
@@ -64,16 +66,32 @@ def check_packable(config: Any, seq_len: int) -> None:
     The mask takes the place of a layer's own, a sliding window with it; a recurrent state or a convolution passes from
     one conversation to the next whatever the mask.
     """
+    if reason := _other_attention(config, seq_len, carries="from one conversation of a row to the next"):
+        raise StageError(f"{config.model_type} has {reason}; conversations cannot share rows: use packing: false")
+
+
+def own_parts(ranks: Ranks, config: Any, attention: str, seq_len: int) -> RowParts | None:
+    """Return how processes share each row (context parallelism), from now on; None where each has complete rows.
+
+    Masks are those of complete rows in every layer.
+    """
+    if ranks.context_size == 1:
+        return None
+    if reason := _other_attention(config, seq_len, carries="from one token of a row to the next"):
+        raise StageError(f"{config.model_type} has {reason}; processes cannot share rows: use context: 1")
+    return RowParts(ranks, config, attention)
+
+
+def _other_attention(config: Any, seq_len: int, *, carries: str) -> str:
+    """Return what layers do other than attend to all earlier tokens of a row; empty where there is nothing."""
     for layer in DynamicCache(config=config).layers:
         if type(layer) is DynamicLayer:
             continue
         if not isinstance(layer, DynamicSlidingWindowLayer):
-            reason = "layers that carry a state from one conversation of a row to the next"
-        elif layer.sliding_window < seq_len:
-            reason = f"layers that attend to the last {layer.sliding_window} tokens only, fewer than seq_len {seq_len}"
-        else:
-            continue
-        raise StageError(f"{config.model_type} has {reason}; conversations cannot share rows: use packing: false")
+            return f"layers that carry a state {carries}"
+        if layer.sliding_window < seq_len:
+            return f"layers that attend to the last {layer.sliding_window} tokens only, fewer than seq_len {seq_len}"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -88,15 +106,19 @@ class PackedBatch:
     segments_BT: Tensor
     """1, 2, ... for the conversations of a row, 0 for padding."""
 
-    def flattened(self) -> "PackedBatch":
+    def flattened(self, multiple: int = 1) -> "PackedBatch":
         """The same tokens as one row without padding, which is what flash attention reads.
 
-        Conversations are numbered on from row to row; since no first token is counted, the loss is the same sum.
+        Conversations are numbered on from row to row; since no first token is counted, the loss is the same sum. Where
+        the row has to be a `multiple`, tokens that count for nothing follow, as a conversation of their own.
         """
-        kept_BT = self.segments_BT > 0
-        begins_N = self.positions_BT[kept_BT] == 0
-        columns = (self.ids_BT[kept_BT], self.counted_BT[kept_BT], self.positions_BT[kept_BT], begins_N.cumsum(0))
-        return PackedBatch(*(values_N[None] for values_N in columns))
+        is_used_BT = self.segments_BT > 0
+        columns = [item[is_used_BT] for item in (self.ids_BT, self.counted_BT, self.positions_BT)]
+        rest = torch.arange(-len(columns[0]) % multiple)
+        more = (torch.zeros_like(rest), torch.zeros_like(rest, dtype=torch.bool), rest)
+        ids_N, counted_N, positions_N = (torch.cat(both) for both in zip(columns, more, strict=True))
+        values = (ids_N, counted_N, positions_N, (positions_N == 0).cumsum(0))
+        return PackedBatch(*(values_N[None] for values_N in values))
 
     @property
     def tokens(self) -> int:
@@ -104,9 +126,10 @@ class PackedBatch:
         return int((self.segments_BT > 0).sum())
 
 
-def packed_batch(rows: Sequence[Sequence[Encoded]], *, padding: int) -> PackedBatch:
-    """The conversations of each row end to end, as wide as the longest row needs."""
+def packed_batch(rows: Sequence[Sequence[Encoded]], *, padding: int, multiple: int = 1) -> PackedBatch:
+    """The conversations of each row end to end, as wide as the longest row needs, by a `multiple`."""
     width = max(sum(len(item.ids) for item in row) for row in rows)
+    width += -width % multiple
     ids_BT = torch.full((len(rows), width), padding, dtype=torch.long)
     counted_BT = torch.zeros((len(rows), width), dtype=torch.bool)
     positions_BT = torch.zeros((len(rows), width), dtype=torch.long)

@@ -38,7 +38,15 @@ from charter.train.ppo_math import KlController, stops_update
 from charter.train.ppo_rollout import PpoModels, Rollout, Sampler
 from charter.train.ppo_step import MinibatchPosition, Update
 from charter.train.pretraining_mix import pretraining_mix
-from charter.train.rewards.mixture import DIRECTORY, Answer, FunctionReward, RewardList, Score, own_file
+from charter.train.rewards.mixture import (
+    DIRECTORY,
+    Answer,
+    FunctionReward,
+    RewardList,
+    Score,
+    environment_score,
+    own_file,
+)
 from charter.train.samples import sample_drawer
 from charter.train.schedule import learning_rate_factor
 from charter.train.setup import Setup, set_up
@@ -414,7 +422,7 @@ def open_rewards(
             case "preference_model":
                 return preferred
             case "env":
-                return lambda answers: [answer.environment_reward for answer in answers]
+                return lambda answers: [environment_score(answer, item.score) for answer in answers]
 
     return RewardList(
         spec.rewards,

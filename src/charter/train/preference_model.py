@@ -13,8 +13,9 @@ from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.data.dataset import Pair, read_pairs
 from charter.errors import DataError
-from charter.inference.score import score_rows
+from charter.inference.score import SCORING_TOKENS, score_rows
 from charter.models.adapters import add_adapter, published_weights
+from charter.models.length_groups import token_batches
 from charter.models.parallel import parallelize
 from charter.models.preference import PreferenceModel, ScalarModel
 from charter.models.runtime import on_device, seeded
@@ -98,16 +99,22 @@ def score_statistics(
     *,
     dtype: str,
     groups: int | None = None,
+    budget_tokens: int = SCORING_TOKENS,
     tell: Callable[[], None] = lambda: None,
 ) -> tuple[float, float]:
-    """Mean and deviation of the raw scores over all answers of the training pairs; `tell` is called at every batch."""
+    """Mean and deviation of the raw scores over all answers of the training pairs; `tell` is called at every batch.
+
+    A pass has at most `budget_tokens`, or is one of `groups`.
+    """
     model.scalar.eval()
     parts = []
     for start in range(0, len(pairs), SCORING_BATCH // 2):
         part = pairs[start : start + SCORING_BATCH // 2]
         rows = [ids for pair in part for ids in pair.ids]
         lengths = [count for pair in part for count in pair.answer_tokens]
-        parts.append(score_rows(model, rows, lengths, dtype=dtype, groups=groups))
+        counts = [len(row) for row in rows]
+        batches = token_batches(counts, budget_tokens=budget_tokens) if groups is None else [slice(0, len(rows))]
+        parts += [score_rows(model, rows[one], lengths[one], dtype=dtype, groups=groups) for one in batches]
         tell()
     scores = torch.cat(parts).double()
     return scores.mean().item(), max(scores.std(unbiased=False).item(), 1e-6)
@@ -145,9 +152,16 @@ def run(stage: StageDir) -> None:
     )
     SupervisedTask(setup, parallel, optimizer, spec, len(pairs), target, loss_of).train()
     setup.stage.beat(PUBLISH)
+    # No pass is larger than those of training: weights, moments and gradients leave no more room at the end.
+    trained_rows = 2 * setup.layout.micro_batch or SCORING_BATCH
     with parallel.gathered():
         mean, deviation = score_statistics(
-            model, pairs, dtype=spec.dtype, groups=passes(setup, SCORING_BATCH), tell=setup.stage.alive
+            model,
+            pairs,
+            dtype=spec.dtype,
+            groups=passes(setup, SCORING_BATCH, of_a_pass=min(ROWS_OF_A_PASS, trained_rows)),
+            budget_tokens=min(SCORING_TOKENS, trained_rows * spec.seq_len),
+            tell=setup.stage.alive,
         )
     settings |= {"score_mean": mean, "score_deviation": deviation}
 
@@ -167,9 +181,9 @@ def stage_pairs(setup: Setup, spec: PreferenceModelStage) -> list[Pair]:
     return shuffled(pairs, seed=setup.seed("shuffle")) if spec.shuffle_labels else pairs
 
 
-def passes(setup: Setup, rows: int) -> int | None:
+def passes(setup: Setup, rows: int, *, of_a_pass: int = ROWS_OF_A_PASS) -> int | None:
     """In how many passes rows of like length go through the model: the same everywhere where processes must agree."""
-    return None if setup.ranks.world_size == 1 else max(1, rows // ROWS_OF_A_PASS)
+    return None if setup.ranks.world_size == 1 else max(1, rows // of_a_pass)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,14 @@ from charter.artifacts.draws import draw_seed
 from charter.artifacts.job import Job, Reader, stage_rows
 from charter.artifacts.stage_dir import StageDir
 from charter.data.rows import SkippedRows
-from charter.engines.common.capabilities import of_kind, refused_kernels
+from charter.engines.common.capabilities import of_kind, refused_kernels, unsupported
 from charter.engines.native.capabilities import CAPABILITIES
 from charter.errors import StageError
 from charter.models.engine_layout import StageLayout, engine_layout
 from charter.models.parallel import moments_on_host
 from charter.models.ranks import Ranks, join
 from charter.models.runtime import configure
+from charter.spec.execution import ExecutableLayout
 from charter.spec.stage_base import Stage
 from charter.train.meter import Meter, peak_of
 
@@ -79,9 +80,15 @@ def check_engine(layout: StageLayout, spec: Stage) -> None:
         recompute=layout.recompute,
         offloads_activations=layout.offload_activations,
         splits_sequence=layout.sequence_parallel,
+        shares_rows=layout.context > 1,
     ):
         raise StageError(reason)
-    if layout.sequence_parallel and not of_kind(CAPABILITIES, spec).sequence_parallel:
+    able, degrees = of_kind(CAPABILITIES, spec), ExecutableLayout(tensor=layout.tensor, context=layout.context)
+    if layout.tensor > 1 and not able.tensor:
+        raise StageError("dropout cannot be drawn beside tensor parallelism; use dropout 0, or tensor 1 with zero 3")
+    for _, reason in unsupported(degrees, able):
+        raise StageError(f"{reason}, in a stage of kind {spec.kind}")
+    if layout.sequence_parallel and not able.sequence_parallel:
         raise StageError(f"stages of kind {spec.kind} run without sequence_parallel, whose sums have other bits")
 
 
@@ -90,7 +97,7 @@ def set_up(stage: StageDir) -> Setup:
     device = configure(stage.job.frozen)
     layout = engine_layout(stage.job.frozen)
     check_engine(layout, stage.job.spec)
-    ranks = join(stage.path, device, tensor=layout.tensor)
+    ranks = join(stage.path, device, tensor=layout.tensor, context=layout.context)
     dtype = str(getattr(stage.job.spec, "dtype", "fp32"))
     meter = Meter(stage.path, device=device, peak_flops_per_second=peak_of(device, dtype), processes=ranks.world_size)
     return Setup(stage=stage, ranks=ranks, layout=layout, meter=meter)

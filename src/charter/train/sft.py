@@ -15,6 +15,7 @@ from charter.train.packing import (
     VARLEN,
     check_packable,
     model_inputs,
+    own_parts,
     pack,
     packed_attention,
     packed_batch,
@@ -53,13 +54,20 @@ def run(stage: StageDir) -> None:
 
 def _single(setup: Setup, spec: SftStage, trained: TrainedModel, data: TokenRows) -> tuple[int, Rows]:
     """A conversation is a row."""
+    parts = own_parts(setup.ranks, trained.model.model.config, setup.layout.attention, spec.seq_len)
 
     def loss_of(rows: Sequence[int], step: int) -> BatchLoss:
         chosen = [data[row] for row in rows]
         ids_BT, counted_BT = collate(chosen, padding=trained.model.padding_id)
         tokens = sum(len(row.ids) for row in chosen)
         return language_loss(
-            trained.parallel.call, ids_BT, counted_BT, dtype=spec.dtype, device=setup.device, tokens=tokens
+            trained.parallel.call,
+            ids_BT,
+            counted_BT,
+            dtype=spec.dtype,
+            device=setup.device,
+            tokens=tokens,
+            parts=parts,
         )
 
     return len(data), loss_of
@@ -72,10 +80,14 @@ def _packed(setup: Setup, spec: SftStage, trained: TrainedModel, data: TokenRows
     attention = packed_attention(setup.layout.attention, dtype=spec.dtype, dropout=spec.dropout, device=setup.device)
     if attention == VARLEN:
         take_bounds()
+    parts = own_parts(setup.ranks, trained.model.model.config, setup.layout.attention, spec.seq_len)
+    multiple = setup.ranks.context_size
 
     def loss_of(rows: Sequence[int], step: int) -> BatchLoss:
-        batch = packed_batch([[data[item] for item in index[row]] for row in rows], padding=trained.model.padding_id)
-        batch = batch.flattened() if attention in (FLASH, VARLEN) else batch
+        chosen = [[data[item] for item in index[row]] for row in rows]
+        batch = packed_batch(chosen, padding=trained.model.padding_id, multiple=multiple)
+        tokens = batch.tokens
+        batch = batch.flattened(multiple) if attention in (FLASH, VARLEN) else batch
         inputs = model_inputs(batch, attention=attention, device=setup.device)
         return language_loss(
             trained.parallel.call,
@@ -83,8 +95,9 @@ def _packed(setup: Setup, spec: SftStage, trained: TrainedModel, data: TokenRows
             batch.counted_BT,
             dtype=spec.dtype,
             device=setup.device,
-            tokens=batch.tokens,
+            tokens=tokens,
             more=inputs,
+            parts=parts,
         )
 
     return len(index), loss_of

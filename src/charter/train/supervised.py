@@ -163,7 +163,7 @@ class SupervisedTask:
 
     def _mean_gradients(self, totals: Tensor, terms: Tensor) -> Tensor:
         """Turn sums of gradients into means and clip them; `totals` with the norm before clipping behind them."""
-        factor = self.setup.ranks.data_size / (terms.clamp_min(1.0) * self.scaler.factor)
+        factor = self.setup.ranks.summed_size / (terms.clamp_min(1.0) * self.scaler.factor)
         self.parallel.scale_gradients(factor.float())
         norm = self.parallel.clip(self.settings.gradient_clip)
         return torch.cat([totals, norm.to(totals).view(1)])

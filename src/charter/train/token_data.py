@@ -218,14 +218,14 @@ class TokenStream:
         return self.tokens.ids[row * self.seq_len : (row + 1) * self.seq_len]
 
 
-def text_stream(stage: StageDir, tokenizer: Any, *, seq_len: int, ranks: Ranks, role: str = "data") -> TokenStream:
-    """The texts of a role as rows of `seq_len` tokens, with the end-of-text token after each."""
+def text_stream(stage: StageDir, tokenizer: Any, *, seq_len: int, ranks: Ranks) -> TokenStream:
+    """The texts of the stage as rows of `seq_len` tokens, with the end-of-text token after each."""
 
     def make(skipped: SkippedRows) -> Iterator[list[Encoded]]:
-        for chunk in _chunks(each_stage_row(stage.job, role, each_text, skipped)):
+        for chunk in _chunks(each_stage_row(stage.job, "data", each_text, skipped)):
             yield _encoded_texts(tokenizer, chunk)
 
-    tokens = cached_tokens(stage, ranks, role=role, tokenizer=tokenizer, how={"rows": "texts"}, make=make)
+    tokens = cached_tokens(stage, ranks, role="data", tokenizer=tokenizer, how={"rows": "texts"}, make=make)
     stream = TokenStream(tokens, seq_len)
     if not len(stream):
         raise DataError(

@@ -1,8 +1,11 @@
-"""Alarms: what cannot be true of a measured row, so that nothing is fitted to it and no figure averages it in."""
+"""The shipped measurements, and alarms: what cannot be true of a row, so that no fit and no figure takes it in."""
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 from charter.errors import CharterError
 from charter.physics.shapes import count_parameters
@@ -12,7 +15,7 @@ from charter.validation.quantities.memory_cases import training_case
 from charter.validation.quantities.training_time import training_case as time_case
 from charter.validation.rows.accelerator import accelerator_of
 from charter.validation.rows.architecture import architecture_of
-from charter.validation.rows.measurement import Measurement, Refusal
+from charter.validation.rows.measurement import Measurement, Refusal, read_measurements
 from charter.validation.rows.shapes import model_named
 
 LEAST_MFU, MOST_MFU = 0.05, 0.75
@@ -130,3 +133,25 @@ def _memory(row: Measurement) -> str:
     if measured >= SHARE_OF_STATES * least:
         return ""
     return f"{measured / GB:.1f} GB is less than the {least / GB:.1f} GB of weights, gradients and optimizer state"
+
+
+# -------- The published measurements that are shipped, those that were fitted, and the mark of a set of rows.
+
+MEASUREMENTS = Path(__file__).parent / "data" / "measurements.csv"
+
+
+def fingerprint(rows: Sequence[Measurement]) -> str:
+    """SHA-256 of the rows' ids and values: which measurements a fit has seen."""
+    return hashlib.sha256("\n".join(f"{row.id} {row.value!r}" for row in rows).encode()).hexdigest()
+
+
+@cache
+def bundled_measurements() -> tuple[Measurement, ...]:
+    """The published measurements that are shipped."""
+    return read_measurements(MEASUREMENTS)
+
+
+@cache
+def taught_measurements() -> tuple[Measurement, ...]:
+    """Those to which the shipped calibration is fitted: all but the rows that cannot be what they say."""
+    return tuple(row for row in bundled_measurements() if not alarms_of(row))

@@ -32,9 +32,13 @@ DEGREES_OF_FREEDOM = 4.0
 SHARES = (0.25, 0.5, 1.0)
 """Widths of the prior, relative to a constant's own, between which a few rows choose. At a quarter the constants
 together move little more than one factor of all rows; at one each row may move what it speaks for."""
+STILL_ODDS = float(len(SHARES))
+"""Prior weight of nothing moved, over that of each of `SHARES`: before any row is read, staying and moving are equally
+likely. Five rows of a stack that was predicted well otherwise move it by their scatter."""
 SINGLE_SHARE = 0.5
 """Of one row, which cannot be left out of itself. Judgement: the middle of `SHARES`."""
 MOST_FOLDS = 20
+ITERATIONS = 12
 
 
 def calibrate(
@@ -49,9 +53,9 @@ def calibrate(
     """Constants of the stacks of a few rows: a mean of nothing moved and of fits under priors of several widths.
 
     The weight of each is the likelihood of the rows, each predicted without itself (stacking by pseudo-likelihood;
-    Geisser and Eddy 1979, JASA 74:153), with predictions linear around the start. So rows that scatter both ways
-    around the start leave it where it is. Limit: between five rows of much noise the choice itself is noisy, and a
-    stack that was predicted better than its rows scatter gets somewhat worse (docs/concepts/accuracy.md).
+    Geisser and Eddy 1979, JASA 74:153), with predictions linear around the start, times its prior odds. So rows that
+    scatter both ways around the start leave it where it is. Limit: between five rows of much noise the choice itself is
+    noisy, and a stack that was predicted better than its rows scatter gets somewhat worse (docs/concepts/accuracy.md).
     """
     shares, width = (0.0, *SHARES), describe(kind)
     problem = _Problem(
@@ -71,7 +75,7 @@ def calibrate(
     theta = weights[0] * problem.begin
     for share, weight in zip(SHARES, weights[1:], strict=True):
         if weight > 0:
-            theta = theta + weight * replace(problem, stack_share=share).solved(noise, 12)
+            theta = theta + weight * replace(problem, stack_share=share).solved(noise, ITERATIONS)
     residual = problem.target - problem.logs(problem.offsets(theta))
     return problem.fitted(theta, _width(residual, problem.weights))
 
@@ -82,18 +86,8 @@ def fit(
     measured: Array,
     weights: Array,
     stacks: Sequence[str],
-    *,
-    start: Fitted | None = None,
-    noise: float = 0.12,
-    stack_share: float = 0.7,
-    shared: bool = True,
-    iterations: int = 12,
 ) -> Fitted:
-    """Shifts that bring `predict(constants, rows)` near `measured`.
-
-    `stack_share` is the spread between stacks relative to a constant's own. With `shared=False` only the stacks' shifts
-    move, and the prior is centred on where they start (calibration on a few rows of one stack, on top of `start`).
-    """
+    """Shifts that bring `predict(constants, rows)` near `measured`: what all stacks share, and each stack's own."""
     problem = _Problem(
         predict=predict,
         kind=kind,
@@ -103,11 +97,11 @@ def fit(
         sigma=array([item.sigma for item in describe(kind) if item.sigma > 0]),
         groups=tuple(sorted(set(stacks))),
         stacks=tuple(stacks),
-        start=start or Fitted(),
-        shared=shared,
-        stack_share=stack_share,
+        start=Fitted(),
+        shared=True,
+        stack_share=0.7,
     )
-    theta = problem.solved(noise, iterations)
+    theta = problem.solved(0.12, ITERATIONS)
     residual = problem.target - problem.logs(problem.offsets(theta))
     return problem.fitted(theta, _width(residual, weights))
 
@@ -128,6 +122,7 @@ class _Problem:
     start: Fitted
     shared: bool
     stack_share: float
+    """Spread between stacks relative to a constant's own."""
 
     @cached_property
     def begin(self) -> Array:
@@ -192,7 +187,7 @@ class _Problem:
                 missed[inside] -= slopes[inside] @ moved_by
             far = (missed / noise) ** 2
             logs.append(-(DEGREES_OF_FREEDOM + 1) / 2 * float(np.sum(np.log1p(far / DEGREES_OF_FREEDOM))))
-        weights = np.exp(np.array(logs) - max(logs))
+        weights = np.exp(np.array(logs) - max(logs)) * [1.0 if share > 0 else STILL_ODDS for share in shares]
         weights[weights < 0.01 * weights.sum()] = 0.0
         return list(map(float, weights / weights.sum()))
 

@@ -11,15 +11,24 @@ from charter.errors import CharterError
 from charter.physics.columns import Array
 from charter.physics.fitted import Bundle, Fitted, Knowledge, QuantityFit, bundled
 from charter.spec.suggest import nearest
-from charter.validation.alarms import alarms_of
-from charter.validation.bundled import bundled_measurements, taught_measurements
+from charter.validation.alarms import alarms_of, bundled_measurements, taught_measurements
 from charter.validation.intervals import beside_device, group_of, scatter_factor
 from charter.validation.quantities.memory import MEMORY_NAMES, out_of_memory
-from charter.validation.quantity import QUANTITIES, Quantity, quantity_of
 from charter.validation.rows.accelerator import device_family
 from charter.validation.rows.measurement import Measurement, Refusal, inferred, unknowns
 from charter.validation.rows.metrics import WRITTEN_METRICS
-from charter.validation.score import Case, ScoredRow, calibrated, cases_of, fitted_to, predict, spread_over
+from charter.validation.score import (
+    QUANTITIES,
+    Case,
+    Quantity,
+    ScoredRow,
+    calibrated,
+    cases_of,
+    fitted_to,
+    predict,
+    quantity_of,
+    spread_over,
+)
 
 OOM = "oom"
 RISK = 0.1
@@ -76,7 +85,6 @@ def validate(
     leave_out: Sequence[str] = (),
     in_sample: bool = False,
     bundle: Bundle | None = None,
-    progress: Callable[[str], None] = lambda name: None,
 ) -> tuple[RowVerdict, ...]:
     """Predict every row once, in the order of the file.
 
@@ -91,7 +99,6 @@ def validate(
     alarms = {number: raised for number, row in enumerate(rows) if (raised := alarms_of(row))}
     flagged = {id(rows[number]) for number in alarms}
     for quantity in QUANTITIES:
-        progress(quantity.name)
         mine = [row for row in rows if quantity_of(row) is quantity and row.metric != OOM]
         cases, refused = safe_cases(quantity, mine)
         for row, reason in refused:

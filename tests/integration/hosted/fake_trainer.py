@@ -3,12 +3,12 @@
     fake_trainer.py [--node=N] MODEL OUTPUT STEPS EVERY FAULT [RESUME]
 
 Weights after step n are the first ones with n thousandths added, so that a resumed run ends as an undisturbed one.
-FAULT: `none`, `nothing` (exit 0 at once), `short` (the final weights are those of an earlier step), `nan`, `shape`,
-`missing`, `other` (the final weights are those of no checkpoint), `crash:N`, `memory:N`, `kill:N`, `torn:N` (killed
-while checkpoint N is being written), `told:N` (stands still in step N until SIGTERM has come), `gate:N` (stands still
-in step N until the file that GATE names is there, and after that step for good). On another node than the first it
-trains nothing and ends when the first has, unless the fault is of it: `beside-kill` and `beside-crash`, once there is a
-checkpoint.
+FAULT: `none`, `lost:N` and `unmade:N` (errors of Ray: a worker was lost, or could not be made), `nothing` (exit 0 at
+once), `short` (the final weights are those of an earlier step), `nan`, `shape`, `missing`, `other` (the final weights
+are those of no checkpoint), `crash:N`, `memory:N`, `kill:N`, `torn:N` (killed while checkpoint N is being written),
+`told:N` (stands still in step N until SIGTERM has come), `gate:N` (stands still in step N until the file that GATE
+names is there, and after that step for good). On another node than the first it trains nothing and ends when the first
+has, unless the fault is of it: `beside-kill` and `beside-crash`, once there is a checkpoint.
 """
 
 import json
@@ -28,6 +28,10 @@ resume = Path(sys.argv[6]) if len(sys.argv) > 6 else None
 kind, _, where = fault.partition(":")
 asked_to_save = []
 signal.signal(signal.SIGTERM, lambda number, frame: asked_to_save.append(number))
+
+
+class ActorDiedError(Exception):
+    """As Ray calls it."""
 
 
 def pause():
@@ -96,6 +100,8 @@ for step in range(first + 1, last + 1):
         pause()
     if where == str(step) and kind == "crash":
         raise RuntimeError("the loss is a rabbit")
+    if where == str(step) and kind in ("lost", "unmade"):
+        raise ActorDiedError("The actor died unexpectedly.") from (KeyError("rabbit") if kind == "unmade" else None)
     if where == str(step) and kind == "memory":
         raise MemoryError("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
     if where == str(step) and kind == "kill":

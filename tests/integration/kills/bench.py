@@ -138,12 +138,15 @@ KINDS = {
 }
 
 
-def spec_of(kind: str, processes: int):
-    """The stage of a kind; the batches of PPO must be multiples of its processes, which is checked before a run."""
+def spec_of(kind: str, layout: dict[str, int | str]):
+    """The stage of a kind as a layout can run it, which is checked before a run.
+
+    The batches of PPO must be multiples of its processes; dropout cannot be drawn for parts of matrices.
+    """
     spec = KINDS[kind].spec
-    if kind == "ppo" and processes == 3:
+    if kind == "ppo" and layout.get("world_size") == 3:
         return replace(spec, episodes=12 * 6, rollout_batch=6, minibatch=3)
-    return spec
+    return replace(spec, dropout=0.0) if "tensor" in layout else spec
 
 
 UNITS = {"sft": 12, "preference_model": 12, "dpo": 12, "ppo": 48}
@@ -210,7 +213,7 @@ class Bench:
             kind=kind,
             fingerprint="a" * 64,
             seed=7,
-            spec=spec or spec_of(kind, int(frozen.get("world_size", 1))),
+            spec=spec or spec_of(kind, frozen),
             inputs=inputs,
             constitution=str(self.place / "constitution.yaml"),
             frozen={"threads": 1, "device": "cpu", **frozen},

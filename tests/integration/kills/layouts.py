@@ -8,18 +8,29 @@ from typing import Any
 
 THOROUGH = "CHARTER_CHAOS_KILLS" in os.environ or os.environ.get("CHARTER_KILLS") == "all"
 """Kill at every boundary (`make chaos`). Else each class of boundaries is hit once, and the commit says where."""
-LAYOUTS: dict[str, dict[str, int]] = {
+LAYOUTS: dict[str, dict[str, int | str]] = {
     "1": {},
     "2 DDP": {"world_size": 2},
     "2 FSDP2": {"world_size": 2, "zero": 3},
     "3 DDP": {"world_size": 3},
     "4 DDP": {"world_size": 4},
     "4 FSDP2": {"world_size": 4, "zero": 3},
+    "2 context": {"world_size": 2, "zero": 3, "context": 2},
+    "2 TP SP": {"world_size": 2, "tensor": 2, "sequence_parallel": 1},
+    "4 TP SP FSDP2": {"world_size": 4, "tensor": 2, "sequence_parallel": 1, "zero": 3, "recompute": "full"},
 }
 KINDS_TOGETHER = ("sft", "preference_model", "ppo")
+KINDS_SPLIT = ("sft", "preference_model", "dpo")
+"""Kinds that train with each process at its own positions of a row."""
 MAKE_RECORDS = ("prepare", "generate", "critique", "label", "eval")
 """Kinds that make records or figures, with every model in their own process."""
-TOGETHER = [(kind, name) for name in LAYOUTS if name != "1" for kind in KINDS_TOGETHER]
+TOGETHER = [
+    (kind, name)
+    for name, layout in LAYOUTS.items()
+    if name != "1"
+    for kind in (KINDS_SPLIT if "sequence_parallel" in layout else KINDS_TOGETHER)
+    if kind == "sft" or "context" not in layout
+]
 """Kinds and layouts of several processes."""
 
 
@@ -42,4 +53,4 @@ def in_turn(cases: Sequence[Any], turn: int = TURN) -> list[Any]:
 
 def processes(name: str) -> int:
     """How many processes a layout has."""
-    return LAYOUTS[name].get("world_size", 1)
+    return int(LAYOUTS[name].get("world_size", 1))

@@ -58,7 +58,7 @@ def test_parts_of_crashed_uploads_are_found_and_removed(place, s3):
     s3.create_multipart_upload(Bucket="results", Key="of-others/x")
     assert [item.key for item in place.unfinished()] == [f"charter/objects/ab/x#{upload}"]
     assert place.listed("") == []
-    assert abandoned_uploads(place, grace_seconds=1e9) == []
+    assert abandoned_uploads(place) == []
     for left in place.unfinished():
         place.abandon(left)
     assert place.unfinished() == []

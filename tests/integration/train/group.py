@@ -11,16 +11,16 @@ from typing import Any
 SECONDS = 120
 
 
-def in_group(function: Callable[..., Any], size: int, *arguments: Any, tensor: int = 1) -> list[Any]:
+def in_group(function: Callable[..., Any], size: int, *arguments: Any, tensor: int = 1, context: int = 1) -> list[Any]:
     """`function(ranks, *arguments)` in `size` forked processes; what each returns, by rank.
 
     Forked, so that torch and transformers are imported once; the parent must not have used threads of torch before.
     """
-    context = multiprocessing.get_context("fork")
+    forked, degrees = multiprocessing.get_context("fork"), {"tensor": tensor, "context": context}
     with tempfile.TemporaryDirectory() as place:
-        pipes = [context.Pipe(duplex=False) for _ in range(size)]
+        pipes = [forked.Pipe(duplex=False) for _ in range(size)]
         processes = [
-            context.Process(target=_member, args=(rank, size, tensor, place, pipes[rank][1], function, arguments))
+            forked.Process(target=_member, args=(rank, size, degrees, place, pipes[rank][1], function, arguments))
             for rank in range(size)
         ]
         for process in processes:
@@ -49,7 +49,13 @@ def _answer(reader: Any) -> tuple[bool, Any]:
 
 
 def _member(
-    rank: int, size: int, tensor: int, place: str, writer: Any, function: Callable[..., Any], arguments: tuple[Any, ...]
+    rank: int,
+    size: int,
+    degrees: dict[str, int],
+    place: str,
+    writer: Any,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
 ) -> None:
     import torch
 
@@ -58,7 +64,7 @@ def _member(
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "CHARTER_GROUP": "test"}
     try:
         torch.set_num_threads(1)
-        ranks = join(Path(place), torch.device("cpu"), tensor=tensor)
+        ranks = join(Path(place), torch.device("cpu"), **degrees)
         writer.send((True, function(ranks, *arguments)))
         ranks.wait()
     except BaseException:

@@ -23,6 +23,7 @@ from charter.models.chat import Encoded
 from charter.models.engine_layout import CPU_ATTENTION, StageLayout
 from charter.models.language_model import new_language_model
 from charter.models.parallel import Parallel
+from charter.models.ranks import Ranks
 from charter.models.runtime import ATTENTION, FLASH, configure, precision
 from charter.models.token_forward import give_token_forward
 from charter.spec.stage import SftStage
@@ -299,7 +300,7 @@ def test_a_packed_step_by_bounds_has_the_loss_of_one_by_a_mask(monkeypatch, varl
         model = tiny.language_model()
         give_token_forward(model.model)
         trained = SimpleNamespace(model=model, parallel=Parallel(model.model))
-        setup = SimpleNamespace(layout=StageLayout(), device=CPU)
+        setup = SimpleNamespace(layout=StageLayout(), ranks=Ranks(), device=CPU)
         count, loss_of = sft._packed(setup, spec, trained, data)
         loss = loss_of(range(count), 0)
         assert len(varlen.bounds) == (tiny.ARCHITECTURE.num_layers if attention == VARLEN else 0)

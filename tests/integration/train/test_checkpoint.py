@@ -24,6 +24,7 @@ from charter.models.ranks import Ranks
 from charter.spec.stage import SftStage
 from charter.train.checkpoint import (
     Checkpointer,
+    HostBuffers,
     SaveMode,
 )
 from charter.train.optimizers import make_optimizer
@@ -157,6 +158,27 @@ def test_a_loaded_state_is_the_saved_one_bit_for_bit_and_goes_on_the_same(tmp_pa
     loaded.modules["net"].frozen.load_state_dict(state.modules["net"].frozen.state_dict())
     work(loaded, 3)
     assert facts(loaded) == after
+
+
+def test_without_room_for_a_copy_training_waits(tmp_path, monkeypatch, capfd):
+    state = make_state(1, "adamw")
+    work(state, 0)
+    own = tensors_of(state)
+    buffers = HostBuffers()
+    need = buffers.further_bytes(own)
+    assert need == sum(value.nbytes for value in own.values())
+    saver = checkpointer(tmp_path, state, "async")
+    for free, step, is_async in ((need / 2, 1, 0.0), (1e9, 2, 1.0), (need / 2, 3, 1.0)):
+        monkeypatch.setattr("charter.train.checkpoint.free_memory_bytes", lambda free=free: free)
+        state.buffers.clear()
+        save_and_finish(saver, Position(step))
+        # The third copy goes where the second one lies.
+        assert saver.metrics()["checkpoint_async"] == is_async
+    assert (
+        capfd.readouterr().err == "checkpoints are written while training waits: no room for a copy in system memory\n"
+    )
+    buffers.copy(own)
+    assert buffers.further_bytes(own) == 0
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

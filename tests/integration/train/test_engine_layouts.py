@@ -13,6 +13,7 @@ from charter.artifacts.job import write_job
 from charter.artifacts.stage_dir import StageDir
 from charter.errors import InterruptedRunError
 from charter.models.preference import load_preference_model
+from charter.spec.layout import Adapter
 from charter.train import (
     dpo,
     judge,
@@ -27,6 +28,7 @@ DDP, SHARDED = {"world_size": 2}, {"world_size": 2, "zero": 3}
 HYBRID = {"world_size": 4, "zero": 3, "replicas": 2}
 TENSOR = {"world_size": 2, "tensor": 2}
 SEQUENCE = {**TENSOR, "sequence_parallel": 1}
+CONTEXT = {**SHARDED, "context": 2}
 THOROUGH = pytest.mark.thorough
 CASES = [
     ("sft", HYBRID),
@@ -39,6 +41,9 @@ CASES = [
     pytest.param("preference_model", SHARDED, marks=THOROUGH),
     ("preference_model", TENSOR),
     ("sft", SEQUENCE),
+    ("sft", CONTEXT),
+    pytest.param("sft", {"world_size": 4, "context": 2}, marks=THOROUGH),
+    pytest.param("sft", {**HYBRID, "context": 2, "recompute": "full", "offload_activations": 1}, marks=THOROUGH),
     pytest.param("dpo", SEQUENCE, marks=THOROUGH),
     pytest.param("judge", SEQUENCE, marks=THOROUGH),
     pytest.param("preference_model", SEQUENCE, marks=THOROUGH),
@@ -121,6 +126,11 @@ def test_ppo_is_refused_with_sequence_parallelism(engine_inputs, tmp_path):
         run(short(engine_inputs, tmp_path / "stage", "ppo", frozen=SEQUENCE), ppo)
 
 
+def test_kinds_that_have_not_run_with_shared_rows_are_refused(engine_inputs, tmp_path):
+    with pytest.raises(AssertionError, match="runs context: 1 only; found 2, in a stage of kind dpo"):
+        run(short(engine_inputs, tmp_path / "stage", "dpo", frozen=CONTEXT), dpo)
+
+
 def test_processes_sample_one_rollout_by_its_numbers(engine_inputs, tmp_path):
     """The prompts and seeds of answers belong to their places in the whole rollout, however many processes share it."""
     pytest.importorskip("torch.distributed")
@@ -168,6 +178,18 @@ def test_processes_share_one_reference_point(engine_inputs, tmp_path, layout):
         assert first["reference_point"] == max(0.0, first["unrelated_log_ratio"])
         for name in ("unrelated_log_ratio", "reference_point", "loss", "gradient_norm"):
             assert second[name] == pytest.approx(first[name], rel=2e-2, abs=1e-3), name
+
+
+@pytest.mark.thorough
+def test_adapters_learn_the_same_where_rows_are_shared(engine_inputs, tmp_path):
+    settings = {"adapter": Adapter(rank=4), "packing": True}
+    one, two = (
+        run(short(engine_inputs, tmp_path / name, "sft", frozen={"micro_batch": 2, **layout}, **settings), sft)
+        for name, layout in (("one", {}), ("two", CONTEXT))
+    )
+    for name in ("loss", "gradient_norm", "tokens"):
+        assert [line[name] for line in metrics(two)] == pytest.approx([line[name] for line in metrics(one)], rel=1e-3)
+    assert farthest(weights(one), weights(two)) < NEAR
 
 
 def test_another_number_of_processes_is_refused_and_works_when_the_record_says_so(engine_inputs, tmp_path):

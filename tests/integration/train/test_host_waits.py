@@ -20,16 +20,17 @@ from torch.utils._pytree import tree_leaves
 from charter.inference import generate as sampling
 from charter.inference.generate import LOOK_TOKENS, SamplingSettings, generate
 from charter.inference.score import score_rows
-from charter.models import token_forward
+from charter.models import context_split, token_forward
 from charter.models.chat import Encoded
 from charter.models.language_model import LanguageModel
 from charter.models.parallel import Parallel
 from charter.models.preference import PreferenceModel, ScalarModel
+from charter.models.ranks import Ranks
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.stage import PreferenceModelStage, SftStage
 from charter.train.encoded_pairs import EncodedPair
 from charter.train.optimizers import make_optimizer
-from charter.train.packing import model_inputs, packed_batch
+from charter.train.packing import model_inputs, own_parts, packed_batch
 from charter.train.ppo_rollout import Rollout
 from charter.train.ppo_sequences import Sequences
 from charter.train.ppo_step import MinibatchPosition, Update
@@ -91,7 +92,7 @@ class Setup:
     device = META
 
     class ranks:
-        data_size = 1
+        data_size = summed_size = 1
         share = staticmethod(list)
         sum = total = staticmethod(lambda values: values)
         gather = staticmethod(lambda value: [value])
@@ -119,9 +120,12 @@ class Setup:
         return ()
 
 
+@pytest.mark.parametrize("context", [1, 2])
 @pytest.mark.parametrize("packing", [False, True])
-def test_a_step_of_supervised_training_waits_once(packing):
+def test_a_step_of_supervised_training_waits_once(packing, context, monkeypatch):
     model, data = model_on_meta(), rows_of(8)
+    monkeypatch.setattr(context_split.dist, "all_to_all_single", lambda given, sent, group: given.copy_(sent))
+    parts = own_parts(Ranks(context_size=context), model.model.config, "sdpa", 64)
     spec = SftStage(init="a", data=("d",), dtype="fp32", global_batch=8, packing=packing)
     parallel, losses = Parallel(model.model), 0
 
@@ -131,10 +135,11 @@ def test_a_step_of_supervised_training_waits_once(packing):
         chosen = [data[row] for row in rows]
         if not packing:
             ids_BT, counted_BT = collate(chosen, padding=0)
-            return language_loss(parallel.call, ids_BT, counted_BT, dtype="fp32", device=META)
-        batch = packed_batch([chosen], padding=0)
+            return language_loss(parallel.call, ids_BT, counted_BT, dtype="fp32", device=META, parts=parts)
+        batch = packed_batch([chosen], padding=0, multiple=context)
         more = model_inputs(batch, attention="sdpa", device=META)
-        return language_loss(parallel.call, batch.ids_BT, batch.counted_BT, dtype="fp32", device=META, more=more)
+        given = {"dtype": "fp32", "device": META, "more": more, "parts": parts}
+        return language_loss(parallel.call, batch.ids_BT, batch.counted_BT, **given)
 
     optimizer = make_optimizer([(parallel.trained_parameters(), 1e-3)], spec)
     task = SupervisedTask(Setup(), parallel, optimizer, spec, len(data), 4, loss_of)

@@ -244,12 +244,12 @@ def bytes_of_a_rank(ranks, path, layouts):
     return found
 
 
-@pytest.mark.parametrize(("tensor", "layouts"), [(1, [(4, 1, 2), (4, 1, 3)]), (2, [(4, 2, 3)])])
-def test_a_rank_reads_and_holds_its_share_alone(tensor, layouts, tmp_path):
+@pytest.mark.parametrize(("degrees", "stages"), [({}, (2, 3)), ({"tensor": 2}, (3,)), ({"context": 2}, (3,))], ids=str)
+def test_a_rank_reads_and_holds_its_share_alone(degrees, stages, tmp_path):
     """A small model cut as a large one is; the bytes are counted, on every rank."""
     path = saved(tmp_path / "model", tied=False)
-    chosen = [StageLayout(world_size=world, tensor=tensor, zero=zero) for world, tensor, zero in layouts]
-    for found in in_group(bytes_of_a_rank, 4, path, chosen, tensor=tensor):
+    chosen = [StageLayout(world_size=4, zero=zero, **degrees) for zero in stages]
+    for found in in_group(bytes_of_a_rank, 4, path, chosen, **degrees):
         for read, held, whole in found:
             assert read == held, "nothing is read that is not kept"
             assert held <= 1.05 * whole / 4

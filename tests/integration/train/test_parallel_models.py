@@ -8,6 +8,9 @@ pytestmark = pytest.mark.torch
 
 import tiny
 from group import in_group
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -17,10 +20,12 @@ from charter.models import token_forward
 from charter.models.engine_layout import StageLayout
 from charter.models.parallel import (
     check_offload,
+    own_part,
     parallelize,
 )
 from charter.models.preference import PreferenceModel, ScalarModel
 from charter.models.ranks import Ranks
+from charter.models.sequence_split import split_gradient
 from charter.models.sharded_load import decoder_layers
 from charter.models.token_forward import token_losses
 
@@ -90,6 +95,46 @@ def test_token_losses_and_values_are_those_of_one_process(layout, alone):
             assert found[kind][0].keys() == expected.keys()
             for name, value in expected.items():
                 assert abs(found[kind][0][name] - value).max() < 1e-4 * max(1.0, abs(value).max()), name
+
+
+def looked_up(ranks, vocabulary, ids):
+    """Vectors of the tokens `ids`, this rank's part of their gradient, and the most elements that a backward makes."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        table = torch.nn.Embedding(vocabulary, 16, padding_idx=3)
+    if ranks.world_size > 1:
+        parallelize_module(
+            table, init_device_mesh("cpu", (ranks.world_size,)), RowwiseParallel(input_layouts=Replicate())
+        )
+        split_gradient(table)
+    vectors = table(torch.tensor(ids))
+    with Largest() as seen:
+        (vectors * torch.arange(vectors.numel()).view_as(vectors)).sum().backward()
+    return vectors.detach().numpy(), own_part(table.weight.grad).numpy(), seen.elements
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of a local tensor that an operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        out = operation(*args, **(kwargs or {}))
+        self.elements = max([self.elements, *(item.numel() for item in tree_leaves(out) if torch.is_tensor(item))])
+        return out
+
+
+@pytest.mark.parametrize("vocabulary", [40, 41], ids=["even", "uneven"])
+def test_a_split_embedding_makes_its_part_of_the_gradient(vocabulary):
+    ids = [[0, 3, vocabulary - 1, 20, 3], [20, 21, 5, 5, 0]]
+    vectors, gradient, whole = looked_up(Ranks(), vocabulary, ids)
+    assert whole == vocabulary * 16
+    parts = in_group(looked_up, 2, vocabulary, ids, tensor=2)
+    assert all(np.array_equal(found, vectors) for found, _, _ in parts)
+    assert np.array_equal(np.concatenate([part for _, part, _ in parts]), gradient)
+    assert all(largest == part.size for _, part, largest in parts)
 
 
 def test_layers_are_compiled_where_asked_for_and_trained(monkeypatch):

@@ -3,6 +3,8 @@
 Mesh, sharding, dtypes and bytes of a rank are compared with the plan's `execution` and its terms of memory.
 """
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("torch")
@@ -17,9 +19,11 @@ from planned_world import (
     TEMPLATES,
     TRAINED,
     architecture_of,
+    commands_of,
     empty_module,
     fake_world,
     native_commands,
+    project_at,
     report_of,
 )
 
@@ -34,6 +38,7 @@ from charter.plan.knowledge import shipped
 from charter.spec.execution import TRAINER
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 from charter.spec.stage import SftStage
+from charter.spec.stage_base import StageResources
 from charter.train import optimizers
 from charter.units import GIB
 
@@ -63,6 +68,17 @@ def test_all_commands_of_the_sample_start_too(name, tmp_path):
     assert len([*check_commands(name, tmp_path, None)]) >= len(SAMPLE[name])
 
 
+def test_a_stage_whose_rows_are_shared_starts_as_planned(tmp_path):
+    root = tmp_path / "project"
+    project = project_at("cai-8b", root)
+    stage = project.pipeline["helpful"]
+    asked = replace(stage, resources=replace(stage.resources or StageResources(), context=2))
+    project = replace(project, pipeline={**project.pipeline, "helpful": asked})
+    (command,) = (item for item in commands_of(project, root) if item.stage == "helpful")
+    assert command.layout.context == 2
+    check(command)
+
+
 def check_commands(name, root, stages):
     for command in native_commands(name, root / "project"):
         if stages is None or command.stage in stages:
@@ -79,7 +95,7 @@ def check(command):
     role = entry["execution"]["roles"][TRAINER]
     planned = role["layout"]
     assert command.world_size == layout.world_size == role["nodes"] * role["accelerators_per_node"]
-    for field in ("data", "tensor", "zero", "micro_batch", "recompute", "offload", "offload_activations"):
+    for field in ("data", "tensor", "context", "zero", "micro_batch", "recompute", "offload", "offload_activations"):
         assert getattr(layout, field) == planned[field], field
     terms = {term.name: term.value for term in stage.option.peak.terms}
     away = 0
@@ -89,11 +105,12 @@ def check(command):
             if shape is None or not (mode == TRAINED or any(term.startswith(f"{name}: ") for term in terms)):
                 continue  # a stage without this role
             report = report_of(command, shape, top, mode)
-            copies = planned["replicas"] if planned["zero"] else planned["data"]
-            mesh = {"replicate": copies, "shard": planned["data"] // copies, "tensor": planned["tensor"]}
+            sharing = planned["data"] * planned["context"]
+            copies = planned["replicas"] if planned["zero"] else sharing
+            mesh = {"replicate": copies, "shard": sharing // copies, "tensor": planned["tensor"]}
             assert report.mesh == {axis: size for axis, size in mesh.items() if size > 1 or axis == "shard"}
             # Rows that do not divide: the first rank has a row more than the mean.
-            assert report.sharded_over == pytest.approx(planned["data"] // copies * planned["tensor"], rel=0.01)
+            assert report.sharded_over == pytest.approx(sharing // copies * planned["tensor"], rel=0.01)
             assert report.gathered_dtype is DTYPES[planned["dtype"]]
             assert mode != TRAINED or report.summed_dtype is torch.float32
             assert report.kept_dtype is (torch.float32 if mode == TRAINED else DTYPES[planned["dtype"]])

@@ -31,6 +31,8 @@ class Breaks(Talk):
     def step(self, answer):
         if self.breaks: raise ValueError("seed")
         return super().step(answer)
+class Rated(Talk):
+    def reward(self): return {"reward": 1.0, "scores": {"turns": len(self.said)}}
 '''
 TALK = Environment(call="own.py:Talk", max_turns=4, turn_tokens=4, observation_tokens=6)
 TURNS = {
@@ -123,6 +125,18 @@ def test_group_of_a_failed_environment_is_left_out(task):
     failed = rollout.failed_BK.any(1).view(-1, 4).any(1)
     assert failed.any(), "some seed is a multiple of four"
     assert rollout.counted_B.view(-1, 4).all(1).tolist() == (~failed).tolist()
+
+
+def test_scores_of_an_environment_are_rewards_by_name(task):
+    named = [Reward(name=name, kind="env", score=name, weight=weight) for name, weight in (("turns", 0.5), ("x", 0.0))]
+    rewards = (*TURNS["rewards"], *named)
+    found = task(environment=replace(TALK, call="own.py:Rated"), rewards=rewards, max_failed_share=1.0)
+    rollout = found.sampler.sample(0, 0, kl_coefficient=0.1)
+    turns_B = rollout.reward_BK[:, 1]
+    assert torch.equal(rollout.score_B, 1.0 + 0.5 * turns_B)
+    assert 0.0 < turns_B.mean() <= 3.0
+    assert rollout.failed_BK.all(0).tolist() == [False, False, True], "a name that it does not give is a failure"
+    assert rollout.counted_B.all(), "of a weight of 0, so that nothing is left out"
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "gae"])

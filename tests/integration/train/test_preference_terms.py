@@ -16,7 +16,7 @@ from charter.models.preference import PreferenceModel, ScalarModel
 from charter.spec.stage import PreferenceModelStage
 from charter.train import preference_model
 from charter.train.encoded_pairs import EncodedPairs
-from charter.train.preference_model import pair_loss, shuffled
+from charter.train.preference_model import pair_loss, score_statistics, shuffled
 from charter.train.supervised import Tally
 
 pytestmark = pytest.mark.torch
@@ -51,6 +51,24 @@ def test_the_terms_reach_the_loss_of_a_pair(model, changes, wanted):
     found = pair_loss(model, EncodedPairs(model, [pair, pair])[:], spec)
     assert found.loss_sum.item() == pytest.approx(2 * wanted, abs=1e-5)
     assert found.terms == 2.0
+
+
+def test_the_last_scores_take_no_larger_passes_than_training(model, monkeypatch):
+    torch.nn.init.normal_(model.scalar.head.weight, generator=torch.Generator().manual_seed(0))
+    pairs, sizes = EncodedPairs(model, tiny.pairs()[:8]), []
+    longest = max(len(ids) for pair in pairs[:] for ids in pair.ids)
+
+    def scored(model, rows, *further, **named):
+        sizes.append(len(rows) * max(map(len, rows)))
+        return score_rows(model, rows, *further, **named)
+
+    monkeypatch.setattr(preference_model, "score_rows", scored)
+    at_once = score_statistics(model, pairs, dtype="fp32")
+    assert len(sizes) == 1
+    sizes.clear()
+    assert score_statistics(model, pairs, dtype="fp32", budget_tokens=2 * longest) == pytest.approx(at_once)
+    assert len(sizes) > 4
+    assert max(sizes) <= 2 * longest
 
 
 def test_scores_are_reported_with_their_least_and_largest(model):

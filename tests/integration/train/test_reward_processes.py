@@ -18,7 +18,7 @@ from charter.errors import StageError
 from charter.inference import limited
 from charter.inference.limited import Failed, LimitedProcess
 from charter.spec.rewards import PROGRAM, SHIPPED_REWARD, SHIPPED_REWARDS, Reward
-from charter.train.rewards.mixture import Answer, FunctionReward, RewardList, RewardProcess
+from charter.train.rewards.mixture import Answer, FunctionReward, RewardList, RewardProcess, environment_score
 
 CODE = """
 import os, subprocess, sys
@@ -300,3 +300,9 @@ def test_rating_that_was_interrupted_is_counted(listed, tmp_path):
     path.write_text(json.dumps({name: stored[name] for name in ("digest", "attempts")}))
     assert rewards.rate([ANSWER], name="000000-0").reward_BK.tolist() == [[4.0]]
     assert json.loads(path.read_text())["attempts"] == 2
+
+
+def test_score_that_the_environment_did_not_give_has_failed():
+    answer = Answer((), "x", {}, 1, True, 0, environment_reward=0.5, environment_scores={"tries": 2.0, "absent": None})
+    assert [environment_score(answer, name) for name in (None, "tries", "absent")] == [0.5, 2.0, None]
+    assert "no score 'trys'; it gave tries, absent" in environment_score(answer, "trys").reason

@@ -93,6 +93,7 @@ def test_a_stage_of_cuda_does_not_resume_without_one(monkeypatch):
     [
         ({"attention": "flash_attention_2"}, SftStage(init="a", data=("d",), dtype="fp32"), "16 bits only"),
         ({"attention": "flex_attention"}, SftStage(init="a", data=("d",), dropout=0.1), "no dropout"),
+        ({"world_size": 2, "tensor": 2}, SftStage(init="a", data=("d",), dropout=0.1), "beside tensor parallelism"),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused(layout, spec, said):

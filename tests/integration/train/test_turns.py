@@ -42,6 +42,10 @@ class Box:
     def reset(self, row): self.items = []
     def put(self, item: str) -> int: self.items.append(item); return len(self.items)
     def reward(self, row, answer): return float(len(self.items))
+class Rated(Guess):
+    """Gives scores by name, and says whether the last turn was cut."""
+    def reward(self, answer, cut=False):
+        return {"reward": 0.5, "scores": {"tries": self.tries, "cut": cut, "absent": None}}
 '''
 SETTINGS = SamplingSettings(max_new_tokens=200)
 
@@ -229,6 +233,18 @@ def test_methods_of_an_environment_are_tools_with_a_state(play, policy):
     (answer,), _ = play(Environment(call="own.py:Box", concurrency=2), script)
     assert [turn.content for turn in answer.history if turn.role == "tool"] == ["1", "2"]
     assert (answer.why, answer.reward) == ("completed", 2.0)
+
+
+def test_environment_gives_scores_by_name(play, policy):
+    rated = replace(GUESS, call="own.py:Rated")
+    (answer,), _ = play(rated, Script(policy, "1", "7"))
+    assert (answer.why, answer.reward) == ("done", 0.5)
+    assert answer.scores == {"tries": 2.0, "cut": 0.0, "absent": None}
+    (answer,), _ = play(rated, Script(policy, "1 and more", ends=False), store="cut.jsonl")
+    assert (answer.why, answer.scores["cut"]) == ("max_tokens", 1.0)
+    short = replace(SETTINGS, max_new_tokens=2)
+    (answer,), _ = play(rated, Script(policy, "1"), settings=short, store="short.jsonl")
+    assert (answer.why, answer.scores["cut"]) == ("max_tokens", 0.0), "a complete turn that used up the tokens"
 
 
 def test_tool_that_is_not_there_stops_the_stage(play, policy):

@@ -92,5 +92,5 @@ def test_on_premises_scenarios_are_inputs_only():
 
 
 def test_one_price_per_storage_row():
-    egress = [p.usd for p in rows.storage_prices("aws", "egress") if p.tier.startswith("internet")]
+    egress = [p.usd for p in PriceBook.bundled().storage_prices("aws", "egress") if p.tier.startswith("internet")]
     assert egress == [0.09, 0.085, 0.07, 0.05]

@@ -23,8 +23,7 @@ def state(**given_):
         ({"spent_usd": 60, "remaining_p50_usd": 60, "running_p10_usd": 39}, BudgetState.WARN),
         ({"spent_usd": 60, "remaining_p50_usd": 60, "running_p10_usd": 40}, BudgetState.HOLD),
         ({"spent_usd": 100}, BudgetState.STOP),
-        ({"spent_usd": 97, "stop_usd": 3}, BudgetState.STOP),
-        ({"spent_usd": 120, "checkpoint_done": False}, BudgetState.HOLD),
+        ({"spent_usd": 120}, BudgetState.STOP),
     ],
 )
 def test_states_follow_what_is_spent_and_what_is_to_come(given_, expected):
@@ -57,8 +56,8 @@ def test_spending_more_never_calms_the_budget(spent, more, remaining, running):
     assert ORDER.index(after) >= ORDER.index(before)
 
 
-def test_the_forecast_counts_what_stopping_costs():
-    found = state(spent_usd=40, stop_usd=5, remaining_p50_usd=20, remaining_p90_usd=30)
+def test_the_forecast_adds_what_remains_to_what_is_spent():
+    found = state(spent_usd=45, remaining_p50_usd=20, remaining_p90_usd=30)
     assert (found.spent_usd, found.forecast_p50_usd, found.forecast_p90_usd) == (45, 65, 75)
 
 

@@ -2,8 +2,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from charter.cost.monte_carlo import (
     CostTerm,
@@ -90,31 +88,6 @@ def test_a_shared_cause_keeps_its_width_and_separate_causes_average_out():
     ]
     assert spread(shared) == pytest.approx(spread(shared[:1]))
     assert spread(apart) == pytest.approx(spread(shared) / 2, rel=0.1)
-
-
-@given(
-    usd=st.lists(st.floats(1, 1e6), min_size=2, max_size=5),
-    actual=st.floats(0, 1e6),
-    contingency=st.floats(0, 0.5),
-)
-@settings(max_examples=25, deadline=None)
-def test_a_finished_stage_costs_what_it_did_cost(usd, actual, contingency):
-    amounts = [CostTerm(stage=str(index), usd=value, factors=(SPEED,)) for index, value in enumerate(usd)]
-    before = simulate(amounts, [], draws=200, contingency=contingency).usd
-    after = simulate(amounts, [], draws=200, contingency=contingency, actual_usd={"0": actual}).usd
-    rest = simulate(amounts[1:], [], draws=200, contingency=contingency).usd
-    for name in ("p10", "p50", "p90"):
-        assert getattr(after, name) == pytest.approx(getattr(rest, name) + actual)
-    assert after.p90 - after.p10 <= (before.p90 - before.p10) * (1 + 1e-9)
-
-
-def test_a_project_that_is_finished_has_no_spread():
-    amounts = [CostTerm(stage="a", usd=10.0, factors=(SPEED,))]
-    durations = [Duration(stage="a", seconds=100.0, factors=(SPEED,))]
-    found = simulate(amounts, durations, actual_usd={"a": 12.5}, actual_seconds={"a": 90.0})
-    assert (found.usd.p10, found.usd.p90) == (12.5, 12.5)
-    assert (found.seconds.p10, found.seconds.p90) == (90.0, 90.0)
-    assert found.drivers == ()
 
 
 def test_parallel_stages_take_the_maximum_serial_ones_the_sum():

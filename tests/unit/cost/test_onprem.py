@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from charter.cost.own_hardware import (
@@ -48,10 +50,9 @@ def test_mid_case_is_mostly_capital():
     assert shares == {"capital": 64, "power": 6, "colocation": 11, "maintenance": 10, "staff": 8}
 
 
-def test_half_the_use_costs_twice_as_much():
-    assert owned_usd_per_accelerator_hour(H100, utilisation=0.5) == pytest.approx(
-        2 * owned_usd_per_accelerator_hour(H100)
-    )
+def test_half_the_availability_costs_twice_as_much():
+    half = replace(H100, availability=H100.availability / 2)
+    assert owned_usd_per_accelerator_hour(half) == pytest.approx(2 * owned_usd_per_accelerator_hour(H100))
 
 
 def test_capital_without_interest_is_spread_evenly():

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from charter.dashboard import snapshot
 from charter.dashboard.site import LineFile, MetricFiles
 from charter.dashboard.snapshot import JsonFiles, log_tail, plain
 from charter.run.events import last_events
+from charter.tracking.base import MetricPoint
 
 
 def line(step, **values):
@@ -25,7 +27,10 @@ def test_only_what_was_added_is_read(tmp_path, monkeypatch):
     with path.open("a") as file:
         file.write(line(3, loss=2.0))
     parsed = []
-    monkeypatch.setattr("charter.dashboard.site._numbers", lambda text: parsed.append(text) or (3, {"loss": 2.0}))
+    monkeypatch.setattr(
+        "charter.dashboard.site.metric_point",
+        lambda text: parsed.append(text) or MetricPoint(step=3, time=None, values={"loss": 2.0}),
+    )
     assert list(files.steps(path)) == [1, 2, 3]
     assert len(parsed) == 1
 
@@ -107,10 +112,11 @@ def test_the_least_used_are_forgotten(tmp_path):
     assert len(files._kept) == 2
 
 
-def test_the_end_of_a_log(tmp_path):
+def test_the_end_of_a_log(tmp_path, monkeypatch):
     path = tmp_path / "log.txt"
     path.write_text("".join(f"line {number}\n" for number in range(10_000)))
-    tail = log_tail(path, most_bytes=1000)
+    monkeypatch.setattr(snapshot, "LOG_BYTES", 1000)
+    tail = log_tail(path)
     assert not tail.whole
     assert tail.lines[-1] == "line 9999"
     assert tail.lines[0].startswith("line ")

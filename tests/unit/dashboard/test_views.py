@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.artifacts.stage_state import Phase
+from charter.dashboard import snapshot as snapshots
 from charter.dashboard.pages.home import ROWS_PER_PAGE, TableQuery, home_view
 from charter.dashboard.pages.run import CurvesBeside, RunBeside, burn_chart, cost_view
 from charter.dashboard.reading import ProjectDirectory, ProjectReader, key_of
 from charter.dashboard.snapshot import log_lines_with
+from charter.dashboard.view import run_parts
 from charter.dashboard.view.run_parts import MOST_CURVE_POINTS, curves_of, eta_of, event_lines, meter_view, phases_of
 from charter.dashboard.view.run_view import (
     NARROW,
@@ -187,11 +189,13 @@ def test_long_curves_become_short_and_keep_their_range():
     assert all(low <= value <= high for (_, value), (low, high) in zip(curve.points, curve.band, strict=True))
 
 
-def test_curves_know_time_and_tokens_of_their_points():
+def test_curves_know_time_and_tokens_of_their_points(monkeypatch):
     lines = {10 * n: {"loss": 1.0 / n, "time": 1000.0 + 2 * n, "tokens": 100.0} for n in range(1, 5)}
     (curve,) = curves_of(lines)
     assert (curve.seconds, curve.tokens) == ((0.0, 2.0, 4.0, 6.0), (100.0, 200.0, 300.0, 400.0))
-    (short,) = curves_of(lines, most=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(run_parts, "MOST_CURVE_POINTS", 2)
+        (short,) = curves_of(lines)
     assert [point[0] for point in short.points] == [20, 40]
     assert (short.seconds, short.tokens) == ((2.0, 6.0), (200.0, 400.0))
     (bare,) = curves_of({1: {"loss": 1.0}, 2: {"loss": 2.0, "time": 5.0}})
@@ -211,15 +215,17 @@ def test_a_metric_of_other_runs_lies_beside_its_curve():
     assert drawn["others"] == [{"label": "other", "points": [[1, 2.0], [2, 1.0]], "seconds": [], "tokens": []}]
 
 
-def test_a_log_is_searched_from_its_end(tmp_path):
+def test_a_log_is_searched_from_its_end(tmp_path, monkeypatch):
     path = tmp_path / "log.txt"
     path.write_text("".join(f"step {n}: Loss {'NaN' if n % 3 == 0 else n}\n" for n in range(1, 10)))
     hits = log_lines_with(path, "nan")
     assert hits.lines == ("3: step 3: Loss NaN", "6: step 6: Loss NaN", "9: step 9: Loss NaN")
     assert hits.whole
-    last = log_lines_with(path, "loss", most=2)
+    monkeypatch.setattr(snapshots, "MOST_LINES", 2)
+    last = log_lines_with(path, "loss")
     assert (last.lines, last.whole) == (("8: step 8: Loss 8", "9: step 9: Loss NaN"), False)
-    cut_off = log_lines_with(path, "step 1", searched_bytes=40)
+    monkeypatch.setattr(snapshots, "SEARCHED_BYTES", 40)
+    cut_off = log_lines_with(path, "step 1")
     assert (cut_off.lines, cut_off.whole) == ((), False)
     assert log_lines_with(tmp_path / "none", "x").lines == ()
 

@@ -49,7 +49,7 @@ ALLOWED = {
     "run/followers.py": LOG,
     "metering/sampler.py": LOG,
     "tracking/forward.py": LOG,
-    "tracking/destinations/trackers.py": "an event file that readers tail; the length that counts is kept beside it",
+    "tracking/trackers.py": "an event file that readers tail; the length that counts is kept beside it",
     "launch/local.py": LOG,
     "launch/servers.py": LOG,
     "launch/subprocess_keeper.py": LOG,

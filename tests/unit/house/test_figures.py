@@ -37,7 +37,7 @@ def test_each_figure_counts_by_its_definition(tree):
     values = house.figures(tree)
     assert {name: figure.value for name, figure in values.items()} == {
         "lines": 28, "modules": 8, "one_importer": 3, "sliced": 2, "tiny_functions": 3, "dead": 2, "waiting": 0,
-        "class_names": 1, "banned_names": 2, "question_docstrings": 2, "stage_checks": 1, "twins": 0,
+        "class_names": 1, "unpassed": 0, "banned_names": 2, "question_docstrings": 2, "stage_checks": 1, "twins": 0,
         "long_files": 0, "long_functions": 0, "bare": 3,
         "test_sleeps": 1, "long_test_names": 1, "names_verl": 1, "names_openrlhf": 0,
         "names_nemo_rl": 0, "names_trl": 0,
@@ -58,6 +58,20 @@ def test_functions_that_differ_in_names_alone_are_twins(tree):
     )
     (tree / "src/charter/three.py").write_text("def other(lines, sign):\n" + line.format("lines", "'#'"))
     assert house.figures(tree)["twins"].places == ("src/charter/two.py:1 second = src/charter/one.py:1 first",)
+
+
+def test_a_parameter_that_no_caller_gives_is_unpassed(tree):
+    (tree / "src/charter/call.py").write_text(
+        "class Door:\n    def __init__(self, wide=1, high=2, clock=3):\n        self.open(4)\n\n"
+        "    def open(self, far=0, fast=1, *, wait_seconds=2):\n        pass\n\n"
+        "def taken(a, b=1):\n    pass\n\ndef handed_on(c=1):\n    pass\n\n"
+        "Door(high=3)\ntaken(1)\nsorted([], key=handed_on)\n"
+    )
+    places = [place.partition(" ")[2] for place in house.figures(tree)["unpassed"].places]
+    assert places == ["taken(b)", "__init__(wide)", "open(fast)"]
+    (tree / "tools").mkdir()
+    (tree / "tools/tool.py").write_text("from charter.call import Door, taken\n\ntaken(1, 2)\nDoor(**{}).open(1, 2)\n")
+    assert house.figures(tree)["unpassed"].places == ()
 
 
 def test_parameters_and_text_make_no_function_long(tree):

@@ -211,6 +211,8 @@ def test_tags_and_cells_are_read_where_the_header_has_them(tmp_path):
         ('"1.020,00"', "a comma that groups no thousands"),
         ("1e30", "more than any bill has"),
         ("-1e99999", "more than any bill has"),
+        ("1e4002072", "more than any bill has"),
+        ("-1e4002072", "more than any bill has"),
         ("(20.00)", "is no number"),
     ],
 )

@@ -31,7 +31,7 @@ def test_an_adapter_checkpoint_is_small():
 
 
 def test_retention_counts_the_checkpoint_being_written():
-    assert retained_bytes(100, 10, keep_last=2, weights_only_kept=3) == 330
+    assert retained_bytes(100, keep_last=2) == 300
 
 
 def test_kv_cache_of_known_models():

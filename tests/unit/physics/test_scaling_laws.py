@@ -5,13 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.errors import UsageError
-from charter.physics.scaling.hyperparameters import (
-    PUBLISHED_RUNS,
-    critical_batch_tokens,
-    deepseek_batch_tokens,
-    deepseek_learning_rate,
-    rules,
-)
 from charter.physics.scaling.laws import (
     BESIROGLU_2024,
     HOFFMANN_2022,
@@ -21,6 +14,13 @@ from charter.physics.scaling.laws import (
     published,
     serving_aware,
     tokens_for_loss,
+)
+from charter.plan.scaling_plan import (
+    PUBLISHED_RUNS,
+    critical_batch_tokens,
+    deepseek_batch_tokens,
+    deepseek_learning_rate,
+    rules,
 )
 
 LAWS = (HOFFMANN_2022, BESIROGLU_2024, KAPLAN_2020)

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from charter.catalog import accelerators, models
 from charter.physics.columns import Layouts, array
 from charter.physics.constants import TrainingConstants, describe, moved
-from charter.physics.devices import DeviceColumns, fused_attention_rate, generation_of, multiprocessors
+from charter.physics.devices import DeviceColumns, fused_attention_rate, generation_of, group, multiprocessors
 from charter.physics.matrix_products import EXPERT_PRODUCTS, PRODUCTS, ProductColumns
 from charter.physics.micro_batch import StepInputs, step_work
 from charter.physics.shapes import count_parameters
 from charter.physics.stacks import PROFILES, StackColumns, StepJob
-from charter.physics.step_seconds import step_seconds, step_table
+from charter.physics.step_seconds import layer_seconds, step_seconds, step_table
 from charter.physics.step_time import training_step
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 
@@ -42,6 +42,25 @@ LAYOUTS = [
     Layout(data=4, tensor=2, context=2, zero=ZeroStage.OPTIMIZER, recompute=Recompute.FULL, micro_batch=4),
     Layout(data=8, expert=8, zero=ZeroStage.GRADIENTS, accumulation=2, offload_optimizer=True),
 ]
+
+
+def test_positions_are_exchanged_for_heads_and_back():
+    """Of each layer queries, keys and values, then what attention gives: forward, backward, and where repeated."""
+    width, heads, keys, positions = 2, 32 * 128, 2 * 8 * 128, 4096 / 2
+    for mode, times in ((Recompute.NONE, 2), (Recompute.SELECTIVE, 3), (Recompute.FULL, 3)):
+        given = inputs([Layout(context=2, recompute=mode)], stack="native")
+        c, one = given.constants, array(1.0)
+        links = group(
+            given.device,
+            array(2.0),
+            one,
+            scaleup_share=c.scaleup_share,
+            scaleout_share=c.scaleout_share,
+            latency=array(c.latency_seconds),
+        )
+        both = [links.exchange_seconds(array(width * positions * size), one) for size in (heads + keys, heads)]
+        assert layer_seconds(given).context == pytest.approx(times * 32 * sum(map(float, both)))
+    assert float(layer_seconds(inputs([Layout()], stack="native")).context[0]) == 0
 
 
 def test_sparse_attention_pays_off_with_long_sequences():

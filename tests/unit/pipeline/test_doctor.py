@@ -153,8 +153,10 @@ def test_rewards_that_need_more_than_python_are_looked_at(project, root, monkeyp
             Reward(name="equal", kind="function", call="charter:expression"),
         ),
     )
+    ppo = dataclasses.replace(ppo, environment=Environment(call="verifiers:game"))
     asking = dataclasses.replace(project, pipeline={"ppo": ppo})
     checks = {check.name: check for check in examine_extras(asking, root, "local")}
+    assert "plays a taskset" in checks["extra verifiers"].found
     assert (checks["sandbox"].ok, checks["sandbox"].found) == (False, "bwrap is not installed")
     assert "compares expressions" in checks["extra math"].found
 

@@ -18,7 +18,7 @@ from charter.launch.machine import NodeFacts, frozen_values, processes_of
 from charter.run.attempt import drift, prepare
 from charter.run.doctor import needed_extras
 from charter.run.graph import build_pipeline, job_of
-from charter.run.preflight import check_before_start, check_hosted, check_hosted_packages
+from charter.run.preflight import check_before_start, check_hosted, check_hosted_packages, check_nodes
 from charter.spec.sections import EngineEnvironment
 from charter.spec.stage import DpoStage
 
@@ -65,7 +65,7 @@ def pipeline_of(root, engine="trl", **changes):
 
 def problems(root, engine="trl", **changes):
     pipeline = pipeline_of(root, engine, **changes)
-    return [str(item) for item in check_hosted(pipeline, pipeline.stages["sft"], facts=None)]
+    return [str(item) for item in check_hosted(pipeline, pipeline.stages["sft"], facts=None, launcher="local")]
 
 
 def test_a_stage_that_the_engine_can_express_has_no_problem(tmp_path):
@@ -87,11 +87,23 @@ def test_several_nodes_are_started(tmp_path, engine):
     assert problems(tmp_path, engine, **{"accelerators: cpu": "accelerators: cpu:2, num_nodes: 2"}) == []
 
 
-def test_nodes_that_an_engine_shares_out_itself_are_for_export(tmp_path):
+def test_nodes_that_an_engine_has_no_way_for_are_for_export(tmp_path):
     found = problems(tmp_path, "verl", **{"accelerators: cpu": "accelerators: cpu, num_nodes: 2"})
     assert found[0].startswith(
         "pipeline.sft.resources.num_nodes: this version of Charter starts verl on one node; found 2"
     )
+
+
+@pytest.mark.parametrize("engine", ["verl", "openrlhf", "nemo_rl", "skyrl"])
+def test_an_application_of_ray_takes_nodes_on_ray_alone(tmp_path, engine):
+    stage = (
+        LISTED.replace("verl", engine).replace("CALL", '"charter:number"').replace('"H100:8"', '"H100:8", num_nodes: 2')
+    )
+    project = pipeline_of(tmp_path, **{"resources: {acc": f"  {stage}resources: {{acc"}).project
+    rl = project.pipeline["rl"]
+    assert list(check_nodes(project, "rl", rl, launcher="ray")) == []
+    (refused,) = check_nodes(project, "rl", rl, launcher="slurm")
+    assert refused.message.endswith("on one node, or on several of a Ray cluster (--on ray); found 2")
 
 
 def test_each_of_several_nodes_runs_its_share_of_the_processes(tmp_path):
@@ -121,7 +133,7 @@ def test_a_list_of_rewards_is_started_where_it_can_be_called(tmp_path, asks, ref
     stage = LISTED.replace("CALL", '"own.py:said"')
     pipeline = pipeline_of(tmp_path, **{"resources: {acc": f"  {stage}resources: {{acc"})
     node = NodeFacts(gpus=8, cpu_capability="AVX2", torch="2.13.0", transformers="5.23.0")
-    told = list(check_hosted(pipeline, pipeline.stages["rl"], facts=node))
+    told = list(check_hosted(pipeline, pipeline.stages["rl"], facts=node, launcher="ray"))
     assert tuple(problem.path for problem in told) == refused
     assert all("said: it asks for seed" in problem.message for problem in told)
 
@@ -252,6 +264,17 @@ def started(pipeline, here):
     prepare(stage, pipeline.project, here, reshard=False)
     (stage.directory / "state" / "step-00000003").mkdir(parents=True)
     return stage
+
+
+def test_a_stage_of_accelerators_goes_on_from_a_machine_without(tmp_path):
+    """A supervisor on a login node: what the nodes have counts, and a node that has none of them is told."""
+    pipeline = pipeline_of(tmp_path, **{"accelerators: cpu": "accelerators: [H100:8]"})
+    node = NodeFacts(gpus=8, cpu_capability="AVX2", torch="2.13.0", transformers="5.23.0")
+    here = frozen_values(pipeline.project, pipeline.stages["sft"].spec, node)
+    stage = started(pipeline, here)
+    assert drift(stage, pipeline.project, here) == []
+    bare = frozen_values(pipeline.project, stage.spec, replace(node, gpus=0))
+    assert "world_size 8 -> 1" in drift(stage, pipeline.project, bare)
 
 
 def test_another_version_or_engine_does_not_go_on(tmp_path, installed):

@@ -15,6 +15,7 @@ from charter.spec.stage import DpoStage, EvalStage, JudgeStage, PreferenceModelS
 from charter.spec.stage_base import StageResources
 
 SFT = SftStage(init="b", data=("d",), global_batch=12)
+DPO = DpoStage(init="b", data=("d",), global_batch=12)
 PPO = PpoStage(policy="b", reward="r", prompts=("d",), episodes=64, rollout_batch=32, minibatch=16)
 
 
@@ -30,7 +31,7 @@ def test_a_layout_that_fits_has_no_problems():
     assert problems(SFT, "cpu:12", tensor=2, zero=3, replicas=3, offload="all", recompute="selective") == []
 
 
-@pytest.mark.parametrize("knob", ["pipeline", "context", "expert"])
+@pytest.mark.parametrize("knob", ["pipeline", "expert"])
 def test_what_the_native_engine_cannot_run_is_refused_with_what_it_can(knob):
     (found,) = problems(SFT, **{knob: 2})
     assert f"pipeline.s.resources.{knob}: the native engine runs {knob}: 1 only; found 2" in found
@@ -97,8 +98,43 @@ def test_sequence_parallelism_goes_without_answers_and_compile():
     assert problems(SFT, tensor=2, sequence_parallel=True) == []
     assert "without sequence parallelism" in problems(PPO, tensor=2, sequence_parallel=True)[0]
     assert "beside compile has never run" in problems(SFT, tensor=2, sequence_parallel=True, compile=True)[0]
+
+
+def test_dropout_beside_tensor_parallelism_is_refused():
     dropping = replace(SFT, dropout=0.1)
-    assert "use dropout 0" in problems(dropping, tensor=2, sequence_parallel=True)[0]
+    (found,) = problems(dropping, tensor=2)
+    assert "tensor: the native engine runs tensor: 1 only; found 2\n  dropout: 0.0, beside which it runs" in found
+    assert len(problems(dropping, tensor=2, sequence_parallel=True)) == 2
+    assert problems(dropping, zero=3) == []
+
+
+def test_context_parallelism_goes_where_it_has_run():
+    assert problems(SFT, context=2) == problems(SFT, context=2, zero=3, recompute="full") == []
+    assert "tensor: 1 only; found tensor: 2" in problems(SFT, tensor=2, context=2)[0]
+    for stage in (PPO, DPO):
+        assert "the native engine runs context: 1 only; found 2" in problems(stage, context=2)[0]
+    assert "beside compile has never run" in problems(SFT, context=2, compile=True)[0]
+    assert "dropout has never run; use dropout 0" in problems(replace(SFT, dropout=0.1), context=2)[0]
+
+
+def test_sharers_of_rows_divide_processes_and_batches():
+    assert "s.resources.context: 3 does not divide the 4 processes" in problems(SFT, context=3)[0]
+    assert "replicas: 3 does not divide 4 data ranks" in problems(SFT, context=2, zero=3, replicas=3)[0]
+    assert problems(replace(SFT, global_batch=2), context=2) == [], "two shares of a batch"
+    assert "cannot be shared evenly by 2 processes" in problems(replace(SFT, global_batch=3), context=2)[0]
+
+
+@pytest.mark.parametrize(("context", "is_shared"), [(2, True), (4, True), (3, False), (8, False)])
+def test_heads_are_shared_or_those_of_keys_repeated(context, is_shared):
+    shape = Architecture(
+        hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=64, vocab_size=512
+    )
+    model = ModelSpec(architecture=shape)
+    stage = replace(SFT, init="a", global_batch=24, resources=StageResources(context=context))
+    asked = Resources(accelerators=("cpu:24",))
+    project = Project(name="p", models={"a": model}, pipeline={"s": stage}, resources=asked)
+    told = [str(problem) for problem in check_layout(project, "s", stage)]
+    assert told == [] if is_shared else "4 attention heads (2 of keys) of a cannot be split over" in told[0]
 
 
 def test_batches_must_be_shared_evenly_and_numbers_that_work_are_named():

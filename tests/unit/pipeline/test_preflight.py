@@ -96,6 +96,13 @@ def test_mathematics_needs_its_library(project, tmp_path, monkeypatch):
         check(rewarded(project, "charter:expression"), tmp_path)
 
 
+def test_taskset_needs_its_library(project, tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    ppo = replace(rewarded(project, "charter:exact").pipeline["p"], environment=Environment(call="verifiers:game"))
+    with pytest.raises(MissingExtraError, match=r"verifiers:game of p needs verifiers: .*\[verifiers\]"):
+        check(replace(project, pipeline={"p": ppo}), tmp_path)
+
+
 def test_all_problems_are_said_at_once(project, tmp_path):
     (tmp_path / "chat.jsonl").write_text(ROW + "{broken\n")
     (tmp_path / "hf" / "config.json").unlink()

@@ -26,7 +26,7 @@ from charter.report.cost import cost_json
 from charter.report.overview import overview
 from charter.report.read import read_run
 from charter.run.status import status_of
-from charter.tracking.destinations.prometheus import StageMetrics, figures
+from charter.tracking.forward import StageMetrics, figures
 from charter.tracking.progress import RunProgress
 
 

@@ -139,7 +139,7 @@ def test_a_command_samples_where_there_is_a_ledger_and_tells_why_not(project, tm
     sample_now(project, tmp_path, "cleaned", told.append)
     assert not (tmp_path / "run").exists()
     Ledger.open(tmp_path / "run" / "ledger.sqlite").close()
-    sample_now(project, tmp_path, "cleaned", told.append, "elsewhere", 5, 7)
+    sample_now(project, tmp_path, "cleaned", told.append, "elsewhere", 5)
     with Ledger.open(tmp_path / "run" / "ledger.sqlite") as ledger:
         assert [(item.why, item.bytes) for item in samples(ledger)][1:] == [("cleaned", 5)]
     assert told == []

@@ -40,6 +40,36 @@ def test_every_kind_stands_for_a_file_that_plans(kind, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("kind", "words"), [("cai", {"model": "8B", "judge": "gpt-4o"}), ("label", {"model": "gpt-4o", "pairs": 1_000})]
+)
+def test_a_judge_with_a_price_of_tokens_is_an_api(kind, words, tmp_path):
+    inquiry = Inquiry(kind=kind, **words, judge_price="2.5,10", accelerators=GPUS)
+    project = project_of(kind_file(inquiry).text, tmp_path)
+    assert project.models["judge"].model == "gpt-4o"
+    assert project.serving["judge"].usd_per_million_output_tokens == 10.0
+    calls = plan_project(project, tmp_path).stage("label").endpoint_usd
+    assert calls.p50 > 0
+    dearer = project_of(kind_file(replace(inquiry, judge_price="5,20")).text, tmp_path)
+    assert plan_project(dearer, tmp_path).stage("label").endpoint_usd.p50 == pytest.approx(2 * calls.p50)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("cai", "8B", "--judge", "gpt-4o"), "of a model that is only an API, --judge-price IN,OUT says"),
+        (("label", "gpt-4o", "--judge-price", "2.5"), "--judge-price 2.5: give usd per million tokens"),
+        (("label", "gpt-4o", "--judge-price", "free,10"), "--judge-price free,10: give usd per million tokens"),
+        (("cai", "8B", "--judge-price", "2.5,10"), "--judge names the judge"),
+        (("sft", "8B", "--judge-price", "2.5,10"), "--judge-price means nothing to sft"),
+    ],
+)
+def test_prices_of_a_judge_that_say_nothing_are_refused(words, says):
+    answer = run("plan", *words)
+    assert isinstance(answer.exception, UsageError)
+    assert says in str(answer.exception)
+
+
+@pytest.mark.parametrize(
     ("asked", "field", "value"),
     [
         (Inquiry(kind="sft", tokens=10**8), "data.texts.rows * data.texts.mean_tokens", 10**8),

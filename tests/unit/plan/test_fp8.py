@@ -68,7 +68,7 @@ def test_memory_is_asked_for_as_for_measured_rows_of_megatron(both, dtype):
 
 def test_products_are_timed_as_for_measured_rows_of_megatron():
     bits, block_scaled = training_time._bits("FP8")
-    mine = step_job(Layout(), seq_len=4096, dtype="fp8", precision=MEGATRON, adapter=None, head_share=1.0, causal=True)
+    mine = step_job(Layout(), seq_len=4096, dtype="fp8", precision=MEGATRON, adapter=None, head_share=1.0)
     assert (float(mine.bits), bool(mine.block_scaled)) == (bits, block_scaled) == (8.0, False)
 
 

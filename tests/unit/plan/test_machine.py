@@ -2,7 +2,14 @@ from dataclasses import replace
 
 import pytest
 
-from charter.plan.machine import Machine, ProbeClock, probe_machine, usable_cores, usable_memory_bytes
+from charter.plan.machine import (
+    Machine,
+    ProbeClock,
+    free_memory_bytes,
+    probe_machine,
+    usable_cores,
+    usable_memory_bytes,
+)
 
 GIB = 2**30
 
@@ -23,6 +30,25 @@ def test_memory_limit_of_a_cgroup_counts(tmp_path):
     assert usable_memory_bytes(tmp_path, meminfo) == 16 * GIB
     (tmp_path / "memory.max").write_text(f"{4 * GIB}\n")
     assert usable_memory_bytes(tmp_path, meminfo) == 4 * GIB
+
+
+def test_a_job_below_the_root_has_its_own_limit(tmp_path, monkeypatch):
+    meminfo, own = tmp_path / "meminfo", tmp_path / "own"
+    meminfo.write_text("MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\n")
+    own.write_text("0::/slurm/job_7/step_0\n")
+    monkeypatch.setattr("charter.plan.machine.OWN_CGROUP", own)
+    assert free_memory_bytes(tmp_path, meminfo) == 8 * GIB
+    job = tmp_path / "slurm" / "job_7"
+    job.mkdir(parents=True)
+    (job / "memory.max").write_text(f"{6 * GIB}\n")
+    (job / "memory.current").write_text(f"{4 * GIB}\n")
+    assert usable_memory_bytes(tmp_path, meminfo) == 6 * GIB
+    assert free_memory_bytes(tmp_path, meminfo) == 2 * GIB
+    (job / "memory.stat").write_text(f"anon 7\ninactive_file {1 * GIB}\n")
+    assert free_memory_bytes(tmp_path, meminfo) == 3 * GIB
+    (tmp_path / "memory.max").write_text(f"{5 * GIB}\n")
+    (tmp_path / "memory.current").write_text(f"{5 * GIB}\n")
+    assert free_memory_bytes(tmp_path, meminfo) == 0
 
 
 def test_core_quota_of_a_cgroup_counts(tmp_path):

@@ -231,6 +231,47 @@ def test_host_memory_of_a_node_is_checked_and_named():
     assert 2 * host_bytes_per_accelerator("A100-SXM-80GB", 8) > HOST_BYTES_PER_ACCELERATOR
 
 
+@pytest.mark.parametrize(
+    ("engine", "model", "accelerator", "per_node", "ahead"),
+    [
+        ("openrlhf", "Qwen/Qwen2.5-32B", "H200", 2, True),
+        ("verl", "Qwen/Qwen2.5-32B", "H200", 8, True),
+        ("prime_rl", "Llama-3.1-70B", "H100", 8, True),
+        ("verl", "Qwen/Qwen2-7B", "H800", 2, False),
+    ],
+)
+def test_what_is_refused_needs_more_than_there_is(engine, model, accelerator, per_node, ahead):
+    """The layout that trains in least had been told, though it was the generator that had no room beside it."""
+    lengths = {"prompt": 2048, "new": 6144} if ahead else {"minibatch": 256, "prompt": 512, "new": 1024}
+    work = case.workload(model, critic=False, **lengths)
+    found, missed = options(engine, accelerator, 1, work=case.policy_alone(work) if ahead else work, per_node=per_node)
+    assert found == ()
+    ((peak, usable, device),) = missed.peaks
+    assert usable < device.memory_bytes
+    assert peak.total_bytes > usable
+    needs = f"needs {peak.total_bytes / 2**30:.1f} GiB of {usable / 2**30:.1f} usable"
+    assert missed.rejected[0].reason.startswith(needs)
+
+
+def test_a_generator_apart_needs_two_accelerators():
+    work = case.policy_alone(case.workload("Qwen/Qwen3-0.6B", critic=False))
+    found, missed = options("verl", "H200", 1, work=work, per_node=1)
+    assert found == ()
+    assert "accelerators of its own" in missed.rejected[0].reason
+
+
+def test_a_stated_risk_takes_what_is_likely_to_fit():
+    work = case.workload("Qwen/Qwen2-7B", critic=False, samples=1024, minibatch=256, prompt=512, new=1024)
+    found, missed = options("verl", "H800", 1, work=work, per_node=2)
+    assert found == ()
+    assert "with a probability of 8" in missed.rejected[0].reason
+    assert "(risk.out_of_memory: 0.1)" in missed.rejected[0].reason
+    bold = case.question(work, "verl")
+    bold = replace(bold, knowledge=replace(bold.knowledge, memory_risk=0.2))
+    (option, *_), _ = rl_options(bold, case.place("H800", 2), 1)
+    assert 0.8 * option.place.accelerator.memory_bytes < option.peak.total_bytes <= option.capacity_bytes
+
+
 def test_stage_resources_hold_for_trainers():
     asked = case.question(case.without_value(WORK), "nemo_rl")
     fixed = StageResources(tensor=2, micro_batch=2, recompute="full")

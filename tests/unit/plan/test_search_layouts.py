@@ -13,7 +13,7 @@ from charter.catalog import accelerators, models
 from charter.engines import capabilities, engine_names
 from charter.physics.columns import Layouts, array
 from charter.physics.step_time import rows_of
-from charter.plan import stage_time
+from charter.plan import layout_search, stage_time
 from charter.plan.knowledge import engine_knowledge, shipped
 from charter.plan.layout_search import (
     ALIKE,
@@ -175,8 +175,11 @@ def test_pruning_by_the_bound_of_the_time_changes_nothing_near_the_fastest(batch
     found, known = space(asked(question, where)), engine_knowledge("native", KNOWN)
     task = TimedStage(work=question.work, dtype="bf16", known=known, knowledge=KNOWN)
     devices = one_device(where.place.accelerator, found.size, usable)
-    whole = evaluate(task, found.layouts, devices, [found], limit=limit, chunk=found.size)
-    cut = evaluate(task, found.layouts, devices, [found], limit=limit, chunk=60)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout_search, "CHUNK", found.size)
+        whole = evaluate(task, found.layouts, devices, [found], limit=limit)
+        patch.setattr(layout_search, "CHUNK", 60)
+        cut = evaluate(task, found.layouts, devices, [found], limit=limit)
     assert not whole.too_slow.any()
     near = whole.seconds <= limit * whole.seconds.min()
     assert np.array_equal(cut.seconds[near], whole.seconds[near])
@@ -267,6 +270,22 @@ def test_native_sequence_parallelism_waits_to_be_asked():
     assert np.all(split.layouts.sequence_parallel)
 
 
+def test_native_context_parallelism_waits_to_be_asked():
+    free, split = (space(asked(asking(**more), site("H100"))) for more in ({}, {"context": 4}))
+    assert np.all(free.layouts.context == 1)
+    assert split.size
+    assert np.all(split.layouts.context == 4)
+    assert np.all(split.layouts.tensor == 1)
+    assert space(asked(asking(context=2, tensor=2), site("H100"))).size == 0
+
+
+def test_no_plan_splits_matrices_of_a_stage_with_dropout():
+    question = asking("native")
+    dropping = replace(question, stage=replace(question.stage, dropout=0.1))
+    degrees = [space(asked(each, site("H100"))).layouts.tensor.max() for each in (question, dropping)]
+    assert degrees == [8, 1]
+
+
 def test_offload_needs_the_system_memory_that_a_node_has():
     large = models.get("Llama-3.1-70B").architecture
     question = asking(architecture=large, offload="all", zero=3)
@@ -325,7 +344,7 @@ def test_where_nothing_fits_the_layout_that_needs_least_is_told_though_only_boun
     question = asking(engine, architecture=models.get("Llama-3.1-70B").architecture, offload="none")
     where = site("H100", 1)
     found = search(question, (where.place,))
-    peak, capacity = found.closest
+    peak, capacity, _ = found.closest
     layouts = next(search_sites(question, [where])).space
     every = peak_bytes(
         question.work,

@@ -82,7 +82,7 @@ def test_every_layout_that_is_tried_is_supported(engine):
     [
         ("native", "pipeline", 2),
         ("native", "interleave", 2),
-        ("native", "context", 2),
+        ("deepspeed", "context", 2),
         ("native", "expert", 2),
         ("deepspeed", "sequence_parallel", True),
         ("native", "zero", 1),

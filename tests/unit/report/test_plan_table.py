@@ -46,6 +46,12 @@ def test_nodes_with_less_memory_than_is_planned_are_named():
         assert ("has 100.0 GiB" in shown(plan_table(item, today=TODAY))) == bool(told)
 
 
+def test_memory_that_nobody_gives_is_assumed():
+    stage = SftStage(init="base", data=("chat",))
+    needs = one(stage, Resources(infra="on_prem", accelerators=("RTX4090:2",), price=2.0))
+    assert "nobody says how much RTX4090:2 on premises has: 238.4 GiB is assumed" in "".join(memory_lines(needs))
+
+
 @pytest.mark.parametrize("width", [70, 80, 100, 120, 140])
 def test_the_table_fits_and_shows_every_stage(plan, width):
     text = shown(plan_table(plan, today=TODAY), width)

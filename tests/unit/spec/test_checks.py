@@ -582,6 +582,7 @@ def test_rubric_names_what_the_stage_reads():
 
 OF_ENVIRONMENT = Reward(name="solved", kind="env")
 SERVER = "openenv:http://host:8000"
+TASKSET = Environment(call="verifiers:owner/game@1.2", role="user", arguments={"taskset": {"highest": 3}})
 CALC = Environment(tools={"calc": "charter:calculator"})
 
 
@@ -599,10 +600,15 @@ CALC = Environment(tools={"calc": "charter:calculator"})
         ({"environment": Environment(call="openenv:http://a:b@host")}, "environment.call", "holds a user"),
         ({"environment": replace(CALC, call=SERVER)}, "environment.tools", "nothing would call a tool"),
         ({"environment": Environment(call=SERVER, arguments={"a": 1})}, "environment.arguments", "with its own"),
+        ({"environment": replace(TASKSET, call="verifiers:")}, "environment.call", "names no taskset"),
+        ({"environment": replace(TASKSET, tools=CALC.tools)}, "environment.tools", "nothing would call a tool"),
+        ({"environment": replace(TASKSET, role="tool")}, "environment.role", "replies as the user"),
         ({"environment": CALC, "rewards": (), "reward": "pm"}, "environment", "need a list"),
         ({"environment": CALC, "rewards": (OF_ENVIRONMENT,)}, "rewards", "there is none"),
         ({"rewards": (OF_ENVIRONMENT,)}, "rewards", "there is none"),
         ({"environment": CALC, "rewards": (replace(OF_ENVIRONMENT, model="m"),)}, "rewards[0].model", "no model"),
+        ({"environment": TASKSET, "rewards": (OF_ENVIRONMENT, OF_ENVIRONMENT)}, "rewards", "environment twice"),
+        ({"rewards": (replace(RIGHT, score="x"),)}, "rewards[0].score", "has no named scores"),
     ],
 )
 def test_environment_without_replies_or_turns_is_refused(changes, path, words):
@@ -617,6 +623,13 @@ def test_environment_names_its_files_and_the_suite_that_plays_it():
     served = replace(LISTED, environment=Environment(call=SERVER), rewards=(OF_ENVIRONMENT,))
     assert told(check_stage("s", served)) == {}
     assert served.sources == {}
+    named = (OF_ENVIRONMENT, replace(OF_ENVIRONMENT, name="tries", score="tries", weight=0.0))
+    installed = replace(LISTED, environment=TASKSET, rewards=named)
+    assert told(check_stage("s", installed)) == {}
+    assert installed.sources == {}
+    own = replace(LISTED, environment=replace(TASKSET, call="verifiers:envs/game.py"), rewards=named)
+    assert told(check_stage("s", own)) == {}
+    assert own.sources == {"environment_sources": ("envs/game.py",)}
     evaluation = EvalStage(policy="p", prompts=("q",), suites=("exact_match",), environment=CALC)
     assert told(check_stage("e", evaluation)) == {}
     both = replace(evaluation, suites=("exact_match", "win_rate"))

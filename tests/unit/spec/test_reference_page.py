@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import generated
 import yaml_reference
-from charter.spec.schema import BLOCKS
+from charter.engines.project import BLOCKS
 from charter.spec.stage import STAGE_KINDS
 
 PAGE = yaml_reference.PAGE.read_text()

@@ -27,6 +27,8 @@ def test_section_is_read_in_the_units_that_people_write(tmp_path):
     [
         ("{detection: pager}", "neither slurm, kubernetes, nccl, watchdog, agents nor a time"),
         ("{spares: -1}", "must be auto or from 0"),
+        ("{out_of_memory: 0.6}", "at most 0.5"),
+        ("{out_of_memory: 0}", "out_of_memory"),
         ("{spot_availability: 1.5}", "above 0 and at most 1"),
         ("{failures_per_node_day: -1}", "must be 0 or more"),
         ("{detectin: slurm}", "did you mean 'detection'"),

@@ -5,8 +5,7 @@ from dataclasses import fields
 import jsonschema
 import pytest
 
-from charter.engines.project import project_json_schema
-from charter.spec.schema import BLOCKS, field_docs
+from charter.engines.project import BLOCKS, field_docs, project_json_schema
 from charter.spec.stage import STAGE_KINDS
 from charter.spec.yaml_source import parse_document
 

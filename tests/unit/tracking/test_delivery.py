@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from charter.artifacts import durable
-from charter.tracking.delivery import Delivery, backoff_seconds, read_told
+from charter.tracking.delivery import Delivery, backoff_seconds, read_told, status_of_trackers
 from charter.tracking.journal import Collector
 from charter.tracking.run_facts import Followed, write_followed
-from charter.tracking.status import status_of_trackers
 
 FOLLOWED = Followed(
     key="k1",

@@ -6,7 +6,7 @@ from meter_samples import GPU, ROW, with_gpus
 
 from charter.artifacts import durable
 from charter.metering.row import append_row
-from charter.tracking.destinations.prometheus import StageMetrics, figures, last_rows
+from charter.tracking.forward import StageMetrics, figures, last_rows
 from charter.tracking.journal import card_path
 from charter.tracking.progress import Standing
 from charter.tracking.run_facts import Followed, attachments, flat, stage_facts

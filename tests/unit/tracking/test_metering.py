@@ -19,7 +19,7 @@ def test_rows_come_back_as_they_were_written(tmp_path):
         append_row(tmp_path, row)
     assert meter_rows(tmp_path) == (rows[0], rows[2], rows[1])
     assert meter_path(tmp_path, "n/../2").parent == tmp_path
-    assert meter_rows(tmp_path, since=101.0, until=106.0) == (rows[2],)
+    assert meter_rows(tmp_path, since=101.0) == (rows[2], rows[1])
 
 
 def test_torn_and_foreign_lines_are_left_out(tmp_path):

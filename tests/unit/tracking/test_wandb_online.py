@@ -7,8 +7,8 @@ import pytest
 
 from charter.spec.sections import WandbSettings
 from charter.tracking.base import MetricRow, RunFacts
-from charter.tracking.destinations.trackers import WandbDestination
 from charter.tracking.run_facts import Followed, SweptPoint, point_facts, sweep_facts, sweep_group
+from charter.tracking.trackers import WandbDestination
 
 FACTS = RunFacts(key="k-sft-01", name="sft", parameters={"steps": "9"}, tags={"charter.kind": "sft", "team": "safety"})
 

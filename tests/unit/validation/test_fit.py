@@ -66,7 +66,7 @@ def test_a_few_rows_move_a_stack_from_where_it_was_and_nothing_else() -> None:
     start = Fitted(shared={"share": 0.1}, stacks={"a": {"share": 0.2}})
     rows = slice(1, 10, 2)
     measured = truth({"a": {"share": 0.6}, "b": {}})[rows]
-    found = fit(of_rows(rows), Machine, measured, np.ones(5), ["a"] * 5, start=start, shared=False, noise=0.03)
+    found = calibrate(of_rows(rows), Machine, measured, ["a"] * 5, start=start, noise=0.03)
     assert found.shared == start.shared
     assert found.shift("a")["share"] == pytest.approx(0.6, abs=0.1)
 
@@ -93,6 +93,14 @@ def test_few_rows_that_agree_move_their_stack() -> None:
 def test_few_rows_that_scatter_both_ways_move_almost_nothing() -> None:
     moved_by = few(0.0, [0.1, -0.1, 0.08, -0.09, 0.01]).shift("a")
     assert max(abs(shift) for shift in moved_by.values()) < 0.08
+
+
+def test_rows_that_say_little_leave_a_stack_near_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any row is read, staying and moving are equally likely; rows that agree move it all the way still."""
+    scatter = [0.08, -0.03, 0.06, -0.05, 0.02]
+    wary = few(0.05, scatter).shift("a")["share"]
+    monkeypatch.setattr("charter.validation.fit.STILL_ODDS", 1.0)
+    assert abs(wary) < 0.8 * abs(few(0.05, scatter).shift("a")["share"])
 
 
 def test_a_single_row_moves_its_stack_part_of_the_way() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from charter.errors import DataError
-from charter.validation.bundled import bundled_measurements
+from charter.validation.alarms import bundled_measurements
 from charter.validation.rows.measurement import read_measurements
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from charter.physics.shapes import count_parameters
-from charter.validation.bundled import MEASUREMENTS
+from charter.validation.alarms import MEASUREMENTS
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import Measurement, Refusal, read_measurements
 from charter.validation.rows.shapes import layers_in_name, model_named, tokens

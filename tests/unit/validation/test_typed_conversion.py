@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from charter.cli.main import app
-from charter.validation.bundled import bundled_measurements
+from charter.validation.alarms import bundled_measurements
 from charter.validation.rows.measurement import Measurement, Refusal, parse, unknowns
 from charter.validation.typed_rows import converted, shared, typed_cells
 

@@ -59,13 +59,13 @@ class Collected:
     """Written down, and removed by a call that comes `GRACE_SECONDS` later."""
 
 
-def collect(place: CopyLocation, *, grace_seconds: float = GRACE_SECONDS, act: bool = True) -> Collected:
+def collect(place: CopyLocation, *, act: bool = True) -> Collected:
     """Remove objects that were doomed by an earlier call, and doom those that nothing names; or only tell."""
     now, named = place.now(), named_objects(place)
-    old = [item for item in place.listed(f"{OBJECTS}/") if now - item.written_at >= grace_seconds]
+    old = [item for item in place.listed(f"{OBJECTS}/") if now - item.written_at >= GRACE_SECONDS]
     unnamed = [item for item in old if item.key.rpartition("/")[2] not in named]
     doomed = _doomed(place)
-    removed = tuple(item for item in unnamed if now - doomed.get(item.key, now) >= grace_seconds)
+    removed = tuple(item for item in unnamed if now - doomed.get(item.key, now) >= GRACE_SECONDS)
     doomed_now = tuple(item for item in unnamed if item not in removed)
     if act:
         for item in removed:
@@ -139,11 +139,11 @@ def _metric(copies: Copies, copy: Copy) -> float | None:
     return None if value is None else float(value)
 
 
-def abandoned_uploads(place: CopyLocation, *, grace_seconds: float = GRACE_SECONDS) -> list[StoredObject]:
+def abandoned_uploads(place: CopyLocation) -> list[StoredObject]:
     """List the remains of crashed uploads that are old enough that nobody is still at work on them."""
     now = place.now()
     try:
-        return [item for item in place.unfinished() if now - item.written_at >= grace_seconds]
+        return [item for item in place.unfinished() if now - item.written_at >= GRACE_SECONDS]
     except PlaceError:
         return []  # a store that does not list them keeps none that could be found
 

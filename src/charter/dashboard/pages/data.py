@@ -21,6 +21,7 @@ from charter.engines.project import load_project
 from charter.errors import CharterError
 from charter.feedback.constitution import load_constitution
 from charter.report.data_page.records import (
+    PAGE_ROWS,
     ConstitutionView,
     DataSource,
     RecordView,
@@ -200,7 +201,7 @@ def build_records(context: Context) -> PageValues:
     path = source.aside if aside and source.aside else source.path
     wanted = context.asked("id").strip()[:LONGEST_ID]
     offset, problem = _found(context, path, wanted) if wanted else (_number(context.asked("at")), "")
-    page = record_page(path, offset, 1 if wanted and not problem else 20)
+    page = record_page(path, offset, 1 if wanted and not problem else PAGE_ROWS)
     model = RecordsPage(
         source=source,
         aside=aside,
@@ -208,7 +209,7 @@ def build_records(context: Context) -> PageValues:
         at=page.records[0].offset if page.records else 0,
         before=page.before,
         after=page.after,
-        last=last_page(path),
+        last=last_page(path, PAGE_ROWS),
         size_bytes=page.size_bytes,
         through=(page.records[0].offset if page.records else 0) / max(1, page.size_bytes),
         wanted=wanted,

@@ -455,7 +455,7 @@ TITLES: Mapping[str, tuple[str, str]] = {
 """Metrics that are drawn, in this order, with their titles and units."""
 
 
-def curves_of(steps: Mapping[int, Mapping[str, float]], *, most: int = MOST_CURVE_POINTS) -> tuple[Curve, ...]:
+def curves_of(steps: Mapping[int, Mapping[str, float]]) -> tuple[Curve, ...]:
     """The curves of a stage; a metric that never changes is left out."""
     logged = {name for values in steps.values() for name in values}
     numbers = np.fromiter(steps, dtype=np.int64, count=len(steps))
@@ -468,7 +468,7 @@ def curves_of(steps: Mapping[int, Mapping[str, float]], *, most: int = MOST_CURV
         series = np.fromiter(column, dtype=np.float64, count=len(steps))
         there = ~np.isnan(series)
         if there.sum() > 1 and np.ptp(series[there]) > 0:
-            curve = thinned(metric, title, unit, numbers[there], series[there], most=most)
+            curve = thinned(metric, title, unit, numbers[there], series[there], most=MOST_CURVE_POINTS)
             at = np.searchsorted(numbers, [step for step, _ in curve.points])
             drawn.append(replace(curve, seconds=_at(seconds, at), tokens=_at(tokens, at)))
     return tuple(drawn)

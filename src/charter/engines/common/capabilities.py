@@ -84,6 +84,8 @@ class Capabilities:
     zero_searched: tuple[ZeroStage, ...] = ()
     """ZeRO stages that a search tries; empty: all that it has."""
     tensor: bool = False
+    tensor_drops: bool = True
+    """Stages with dropout can have their matrices split."""
     sequence_parallel: bool = False
     sequence_parallel_searched: bool = True
     """A search tries it unasked."""
@@ -98,6 +100,11 @@ class Capabilities:
     """Two answers that are compared can be shared over accelerators as one sequence can."""
     context_only_sharded: bool = False
     """Context parallelism goes with ZeRO-3 alone."""
+    context_searched: bool = True
+    """A search tries it unasked."""
+    context_beside_tensor: bool = True
+    context_kinds: tuple[str, ...] = EVERY_KIND
+    """Kinds of stage that run with it."""
     context_divides_heads: bool = False
     """Context parallelism gives every rank complete heads (Ulysses)."""
     expert: bool = False
@@ -133,6 +140,9 @@ class Capabilities:
     """Those of `makers` on which nobody here has seen it run, which a plan says."""
     several_nodes: bool = False
     """`charter run` starts it on several nodes: each runs the same command, with its own number and where to meet."""
+    ray_kinds: tuple[str, ...] = ()
+    """Kinds of stage whose trainer is an application of Ray: one process takes the accelerators of all nodes by itself
+    from a cluster that is there."""
 
     rewards: RewardCalls | None = None
     """How it calls a list of rewards; None where it calls none, and for the native engine, which takes every list."""
@@ -222,6 +232,8 @@ def unsupported(
             yield field, f"the {engine.name} engine runs tensor parallelism without sequence parallelism"
         else:
             yield field, f"the {engine.name} engine runs {field}: 1 only; found {value}"
+    if (layout.context or 1) > 1 and (layout.tensor or 1) > 1 and not engine.context_beside_tensor:
+        yield "context", f"the {engine.name} engine runs it with tensor: 1 only; found tensor: {layout.tensor}"
     if layout.zero is not None and layout.zero not in engine.zero:
         stages = one_of([int(stage) for stage in engine.zero])
         yield "zero", f"the {engine.name} engine runs zero: {stages}; found {int(layout.zero)}"
@@ -260,11 +272,18 @@ def of_kind(engine: Capabilities, stage: Stage) -> Capabilities:
     """Return what an engine can do for a kind of stage.
 
     >>> from charter.engines.native.capabilities import CAPABILITIES
-    >>> of_kind(CAPABILITIES, PpoStage(policy="a", reward_from="b", prompts=("p",), episodes=8)).sequence_parallel
-    False
+    >>> ppo = of_kind(CAPABILITIES, PpoStage(policy="a", reward_from="b", prompts=("p",), episodes=8))
+    >>> ppo.sequence_parallel, ppo.context
+    (False, False)
     """
+    if getattr(stage, "dropout", 0.0) and not engine.tensor_drops:
+        return replace(engine, tensor=False, sequence_parallel=False)
     samples = engine.sequence_parallel_samples or not stage.ROLLS_OUT
-    return engine if samples else replace(engine, sequence_parallel=False)
+    return replace(
+        engine,
+        sequence_parallel=engine.sequence_parallel and samples,
+        context=engine.context and stage.kind in engine.context_kinds,
+    )
 
 
 def refused_kernels(
@@ -275,6 +294,7 @@ def refused_kernels(
     recompute: str | None = None,
     offloads_activations: bool = False,
     splits_sequence: bool = False,
+    shares_rows: bool = False,
 ) -> Iterator[tuple[str, str]]:
     """Yield each field of kernels with which the native engine would compute a stage wrongly, with the reason.
 
@@ -282,9 +302,6 @@ def refused_kernels(
     >>> sft = SftStage(init="a", data=("d",), dtype="fp32")
     >>> list(refused_kernels(sft, attention="flash_attention_2", compiled=False))
     [('attention', 'flash_attention_2 computes in 16 bits only, dtype is fp32; use bf16, or attention sdpa')]
-    >>> dropping = SftStage(init="a", data=("d",), dropout=0.1)
-    >>> [field for field, _ in refused_kernels(dropping, attention="sdpa", compiled=False, splits_sequence=True)]
-    ['sequence_parallel']
     """
     dtype, dropout = getattr(stage, "dtype", "fp32"), getattr(stage, "dropout", 0.0)
     if attention == "flash_attention_2" and dtype not in SIXTEEN_BITS:
@@ -296,10 +313,11 @@ def refused_kernels(
         yield "recompute", f"selective recomputation beside {beside} has never run; use recompute full, or none"
     if compiled and offloads_activations:
         yield "offload_activations", "inputs of compiled layers in host memory have never run; remove compile, or this"
-    if dropout and splits_sequence:
-        yield "sequence_parallel", "dropout cannot be drawn for parts of a sequence; use dropout 0, or remove this"
     if compiled and splits_sequence:
         yield "sequence_parallel", "sequence parallelism beside compile has never run; remove compile, or this"
+    if shares_rows and (dropout or compiled):
+        beside, instead = ("dropout", "use dropout 0") if dropout else ("compile", "remove compile")
+        yield "context", f"context parallelism beside {beside} has never run; {instead}, or remove this"
     if compiled and stage.ROLLS_OUT:
         yield (
             "compile",

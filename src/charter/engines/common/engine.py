@@ -28,6 +28,8 @@ class TrainingEngine:
     """As its authors write it."""
     package: str = ""
     """What is installed: a package of PyPI, or a repository."""
+    checkout: str = ""
+    """Variable that names a checkout of it, whose scripts are run; empty where the package is all that it needs."""
     version: str = ""
     """What the mapping was read from and is checked against."""
     beside: tuple[str, ...] = ()

@@ -80,6 +80,8 @@ class Handover:
     """Of a reinforcement-learning stage."""
     keep_last: int = 2
     """Checkpoints that are kept."""
+    on_ray: bool = False
+    """A Ray cluster with all nodes is there: one process starts the engine, and nothing starts Ray."""
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """File of the user's own reward functions, as charter.yaml names it -> its text."""
 
@@ -93,6 +95,11 @@ class Handover:
     def is_cpu(self) -> bool:
         """Return True if processors do the work."""
         return self.accelerator == CPU
+
+    @property
+    def starts_ray(self) -> bool:
+        """Return True if Ray has to be started on several nodes before an engine that is an application of it."""
+        return self.num_nodes > 1 and not self.on_ray
 
     @property
     def num_accelerators(self) -> int:

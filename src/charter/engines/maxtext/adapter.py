@@ -11,7 +11,6 @@ Read at e591f30: src/maxtext/common/metric_logger.py (`_log_training_metrics`: p
 from 0; `write_metrics_locally`: a JSON object per step where `metrics_file` names a file).
 """
 
-import json
 import math
 import re
 import shutil
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from charter.artifacts.durable import objects_in
 from charter.artifacts.whole_dir import MANIFEST
 from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint, LoggedStep, LogReader
 from charter.engines.common.files import link_tree, read_log, write_model
@@ -53,16 +53,8 @@ def console_steps(lines: Iterable[str]) -> Iterator[LoggedStep]:
 def metrics_steps(path: Path) -> Iterator[LoggedStep]:
     """The steps in its file of metrics, the last word on each; hosts that share a directory all append to it."""
     steps: dict[int, LoggedStep] = {}
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            values = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(values, dict) and "learning/loss" in values and isinstance(values.get("step"), int | float):
+    for values in objects_in(path):
+        if "learning/loss" in values and isinstance(values.get("step"), int | float):
             steps[int(values["step"])] = _step(int(values["step"]), values)
     yield from (steps[number] for number in sorted(steps))
 

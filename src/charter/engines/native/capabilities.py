@@ -10,7 +10,8 @@ FUSED_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 rotated attention, a gated feed-forward part."""
 CAPABILITIES = Capabilities(
     name=NATIVE,
-    does="FSDP2 (ZeRO-3), HSDP, DDP, tensor and sequence parallelism inside a node, offload to the host",
+    does="FSDP2 (ZeRO-3), HSDP, DDP, tensor and sequence parallelism inside a node, context parallelism, offload to "
+    "the host",
     stack="",
     memory="native",
     precision=FSDP_MIXED,
@@ -21,10 +22,19 @@ CAPABILITIES = Capabilities(
     zero_searched=(NONE, PARAMETERS),
     exact_batch=False,
     tensor=True,
+    # Ranks would draw the same numbers for different heads, and torch draws none for parts of an embedding.
+    tensor_drops=False,
     sequence_parallel=True,
     # It has run on processors alone, and answers are drawn with scores of other bits than it trains with.
     sequence_parallel_searched=False,
     sequence_parallel_samples=False,
+    # Positions are exchanged for heads; run on processors alone too.
+    context=True,
+    context_searched=False,
+    context_beside_tensor=False,
+    context_divides_heads=True,
+    context_of_pairs=False,
+    context_kinds=("pretrain", "sft"),
     hybrid=True,
     offload_optimizer=(NONE, GRADIENTS, PARAMETERS),
     offload_parameters=(GRADIENTS, PARAMETERS),

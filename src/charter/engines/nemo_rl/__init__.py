@@ -35,6 +35,7 @@ NEMO_RL = TrainingEngine(
     placements=PLACEMENTS,
     title="NeMo RL",
     package="github.com/NVIDIA-NeMo/RL",
+    checkout="NEMO_RL_DIR",
     version=VERSION,
     beside=("transformers", "torch"),
     checked_by=f"a recorded schema of its MasterConfig classes at {COMMIT[:7]} (its package on PyPI is empty)",

@@ -20,6 +20,7 @@ CAPABILITIES = Capabilities(
     offload_parameters=(PARAMETERS,),
     packs=True,
     kinds=("sft", "preference_model", "dpo", "ppo"),
+    ray_kinds=("sft", "preference_model", "dpo", "ppo"),
     rewards=RewardCalls(
         no_values="NeMo RL tells an environment the text of an answer and its row",
         penalty=True,

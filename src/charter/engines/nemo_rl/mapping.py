@@ -441,7 +441,7 @@ def render_nemo_rl(handover: Handover) -> RenderedRun:
     config = f"{handover.paths.work}/{sheet.file}"
     script = f"{handover.paths.work}/{ENTRY_FILE}" if sheet.files else f"{DIRECTORY}/examples/run_{name}.py"
     command: tuple[str, ...] = ("python", script, "--config", config)
-    if handover.num_nodes > 1:
+    if handover.starts_ray:
         files[RAY_SCRIPT] = ray_script(handover)
         command = ("bash", RAY_SCRIPT, *command)
     notes = (*NOTES, UNLIMITED) if sheet.files else NOTES

@@ -207,7 +207,8 @@ class OpenRlhfAdapter(EngineAdapter):
         """Alone in the engine's directory, named by `latest`; what stood there and was not verified is removed."""
         for name in (CHECKPOINTS, TOGETHER, OUTPUT, LOGS):
             shutil.rmtree(work / name, ignore_errors=True)
-        for role in _roles(work):
+        # Nothing in `work` says yet what the engine will be told: the checkpoint says what it consists of.
+        for role in [role for role in (ACTOR, CRITIC) if (saved / role).is_dir()] or [""]:
             target = work / CHECKPOINTS / role
             link_tree(saved / role, target / f"global_step{step}", without=(MANIFEST,))
             (target / LATEST).write_text(f"global_step{step}", encoding="utf-8")

@@ -555,7 +555,7 @@ def render_openrlhf(handover: Handover) -> RenderedRun:
 
 def _start(handover: Handover, module: str, *, is_ppo: bool) -> tuple[str, ...]:
     """Of PPO one process drives Ray; of the others every accelerator has one (environment: RANK, LOCAL_RANK)."""
-    if is_ppo and handover.num_nodes == 1:
+    if is_ppo and not handover.starts_ray:
         return ("python", "-m", module)
     if is_ppo:
         return ("ray", "job", "submit", "--address", RAY_ADDRESS, "--working-dir", ".", "--", "python", "-m", module)
@@ -593,7 +593,7 @@ def _notes(handover: Handover, *, is_ppo: bool) -> tuple[str, ...]:
         "OpenRLHF leaves out rows whose prompt fills --data.max_len less 2 tokens; Charter must not write them",
         "a warm-up starts at a rate of 0, ours at one part of it: one step later",
     ]
-    if is_ppo and handover.num_nodes > 1:
+    if is_ppo and handover.starts_ray:
         notes.append("start Ray on all nodes first; one node alone runs the command")
     if is_ppo:
         notes.append("prompts are shuffled by PyTorch's default seed: the controller sets none (ppo_trainer.py)")

@@ -18,12 +18,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from charter.artifacts.durable import objects_in
 from charter.artifacts.whole_dir import MANIFEST
 from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint, LoggedStep, LogReader
 from charter.engines.common.files import link_tree, move_to, write_model
 from charter.engines.common.request import Handover
 from charter.engines.prime_rl.mapping import RUN
-from charter.errors import StageError, loads_json
+from charter.errors import StageError
 
 NAMES = {
     "Loss": "loss",
@@ -78,9 +79,8 @@ def file_steps(path: Path) -> Iterator[LoggedStep]:
     A resumed run repeats steps: the trainer's row of a step that does not follow begins a new one.
     """
     rows: dict[int, dict[str, float]] = {}
-    for line in _lines(path):
+    for entry in objects_in(path):
         try:
-            entry = loads_json(line)
             step = int(entry["step"])
         except (ValueError, KeyError, TypeError):
             continue
@@ -90,13 +90,6 @@ def file_steps(path: Path) -> Iterator[LoggedStep]:
         if _OWN_TIME in values and _TRAINED in row:
             yield _step(step, row | {_SECONDS: values[_SECONDS]}, values["time"])
             del rows[step]
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
 
 
 def _step(step: int, row: dict[str, float], time: float) -> LoggedStep:

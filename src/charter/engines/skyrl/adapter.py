@@ -16,12 +16,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from charter.artifacts.durable import objects_in
 from charter.artifacts.whole_dir import MANIFEST
 from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint, LoggedStep, LogReader
 from charter.engines.common.files import fsdp_ranks, link_tree, move_to, numbered_steps, read_number, write_model
 from charter.engines.common.request import Handover
 from charter.engines.skyrl.mapping import CHECKPOINTS, EXPORT, METRICS
-from charter.errors import StageError, loads_json
+from charter.errors import StageError
 
 NAMES = {
     "policy/final_loss": "loss",
@@ -55,13 +56,8 @@ def console_steps(lines: Iterable[str]) -> Iterator[LoggedStep]:
 
 def file_steps(path: Path) -> Iterator[LoggedStep]:
     """The steps of an export's file of metrics; the last line may be half written."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
+    for entry in objects_in(path):
         try:
-            entry = loads_json(line)
             step, time, data = int(entry["step"]), float(entry["time"]), dict(entry["data"])
         except (ValueError, KeyError, TypeError):
             continue

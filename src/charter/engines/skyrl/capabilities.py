@@ -17,6 +17,7 @@ CAPABILITIES = Capabilities(
     offload_parameters=(PARAMETERS,),
     packs=True,
     kinds=("ppo",),
+    ray_kinds=("ppo",),
     rewards=RewardCalls(
         values=frozenset({"tokens"}),
         no_values="SkyRL's generator tells a reward the text of an answer, its tokens and its row",

@@ -584,7 +584,7 @@ def render_skyrl(handover: Handover) -> RenderedRun:
     work = handover.paths.work
     files = {FILE: sheet.text(), **sheet.files}
     command: tuple[str, ...] = ("python", f"{work}/{ENTRY_FILE}", f"{work}/{FILE}")
-    if handover.num_nodes > 1:
+    if handover.starts_ray:
         files[RAY_SCRIPT] = ray_script(handover)
         command = ("bash", RAY_SCRIPT, *command)
     return RenderedRun(files=files, command=command, mapping=rows, resume=RESUME, formulas=mapper.formulas, notes=NOTES)

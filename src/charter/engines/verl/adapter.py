@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 
 import yaml
 
+from charter.artifacts.durable import objects_in
 from charter.artifacts.whole_dir import MANIFEST
 from charter.data.dataset import Turn
 from charter.data.rows import messages
@@ -38,7 +39,7 @@ from charter.engines.common.files import (
 )
 from charter.engines.common.request import Handover
 from charter.engines.verl.settings import CHECKPOINTS
-from charter.errors import StageError, loads_json
+from charter.errors import StageError
 
 NAMES = {
     "train/loss": "loss",
@@ -73,9 +74,8 @@ def console_steps(lines: Iterable[str]) -> Iterator[LoggedStep]:
 
 def file_steps(path: Path) -> Iterator[LoggedStep]:
     """The steps of a file of JSON lines; the last line may be half written."""
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for entry in objects_in(path):
         try:
-            entry = loads_json(line)
             step, data = int(entry["step"]), dict(entry["data"])
         except (ValueError, KeyError, TypeError):
             continue

@@ -18,6 +18,7 @@ CAPABILITIES = Capabilities(
     offload_parameters=(PARAMETERS,),
     packs=True,
     kinds=("sft", "ppo"),
+    ray_kinds=("ppo",),
     makers=(NVIDIA, AMD),
     untried=(AMD,),
     rewards=RewardCalls(

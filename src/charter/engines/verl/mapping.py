@@ -533,7 +533,7 @@ def render_verl(handover: Handover) -> RenderedRun:
         program = "verl.experimental.one_step_off_policy.main_ppo" if ahead else "verl.trainer.main_ppo"
         command: tuple[str, ...] = ("python", "-m", program, *_hydra(PPO_FILE))
         command += ("hydra.searchpath=[pkg://verl.trainer.config]",) if ahead else ()
-        if handover.num_nodes > 1:
+        if handover.starts_ray:
             files[RAY_SCRIPT] = ray_script(handover)
             command = ("bash", RAY_SCRIPT, *command)
         resume, notes = (

@@ -63,9 +63,9 @@ class EncodedRequest:
 class ServableModel:
     """A language model and how it is asked; not for several threads at once."""
 
-    def __init__(self, language_model: LanguageModel, *, name: str, dtype: str = "fp32") -> None:
+    def __init__(self, language_model: LanguageModel, *, name: str) -> None:
         self.name = name
-        self._model, self._dtype = language_model, dtype
+        self._model = language_model
         limit = getattr(language_model.model.config, "max_position_embeddings", None)
         self.context_tokens = int(limit) if limit is not None else 2**31
 
@@ -81,7 +81,7 @@ class ServableModel:
             )
         if wanted.min_new_tokens > limit:
             raise RequestError(f"is above max_tokens, {limit}", parameter="min_tokens")
-        settings = SamplingSettings(limit, wanted.min_new_tokens, wanted.temperature, wanted.top_p, self._dtype)
+        settings = SamplingSettings(limit, wanted.min_new_tokens, wanted.temperature, wanted.top_p)
         return EncodedRequest(wanted=wanted, ids=tuple(ids), settings=settings, seed=_seed(wanted, ids))
 
     def _ids(self, wanted: AnswerRequest) -> list[int]:

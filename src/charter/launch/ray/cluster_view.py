@@ -58,6 +58,70 @@ def matching_ids(nodes: Sequence[Mapping[str, Any]], names: Iterable[str]) -> li
     return sorted(ids)
 
 
+def needs_of(request: Mapping[str, Any]) -> tuple[int, Mapping[str, float]]:
+    """The nodes of one unit of a job and what it takes of each: its tasks do, or the engine that its task drives.
+
+    >>> needs_of({"resources_per_task": {"CPU": 4, "GPU": 2}, "tasks": {"nodes": 3}})
+    (3, {'CPU': 4, 'GPU': 2})
+    >>> taken = {"nodes": 2, "resources_per_node": {"GPU": 8}}
+    >>> needs_of({"resources_per_task": {"CPU": 1}, "tasks": {"nodes": 1, "engine_takes": taken}})
+    (2, {'GPU': 8})
+    """
+    if (taken := request["tasks"].get("engine_takes")) is not None:
+        return taken["nodes"], taken["resources_per_node"]
+    return request["tasks"].get("nodes", 1), request["resources_per_task"]
+
+
+def has_room(
+    nodes: Sequence[Mapping[str, Any]],
+    request: Mapping[str, Any],
+    claims: Iterable[tuple[int, float]],
+    available: Mapping[str, Mapping[str, float]],
+) -> bool:
+    """Return True if the accelerators of a unit are free beside those that others have been promised.
+
+    An engine takes its accelerators a while after it was started, and until then Ray counts them as free. `claims` are
+    nodes and accelerators of each; of a unit that drives an engine `available`, Ray's own count by node, has to agree.
+
+    >>> nodes = [{"NodeID": name, "Alive": True, "Resources": {"GPU": 8.0}} for name in ("a", "b", "c")]
+    >>> free = {name: {"GPU": 8.0} for name in ("a", "b", "c")}
+    >>> taken = {"nodes": 2, "resources_per_node": {"GPU": 8}}
+    >>> driver = {"tasks": {"nodes": 1, "engine_takes": taken}, "resources_per_task": {"CPU": 1}}
+    >>> [has_room(nodes, driver, [(count, 8.0)], free) for count in (1, 2)]
+    [True, False]
+    >>> has_room(nodes, driver, [], {**free, "a": {}, "b": {"GPU": 7.0}})
+    False
+    """
+    wanted, resources = needs_of(request)
+    living = [node for node in nodes if node["Alive"]]
+    left = sorted((node["Resources"].get("GPU", 0.0) for node in living), reverse=True)
+    for count, each in claims:
+        left = sorted([have - each for have in left[:count]] + left[count:], reverse=True)
+    if sum(have >= resources["GPU"] for have in left) < wanted:
+        return False
+    if "engine_takes" not in request["tasks"]:
+        return True
+    fitting = [node for node in living if all(node["Resources"].get(name, 0) >= it for name, it in resources.items())]
+    return sum(available.get(node["NodeID"], {}).get("GPU", 0) >= resources["GPU"] for node in fitting) >= wanted
+
+
+def other_accelerators(nodes: Sequence[Mapping[str, Any]], request: Mapping[str, Any]) -> str:
+    """Return the name of a node with accelerators of another kind, which an engine might take; empty where none has.
+
+    >>> node = {"NodeID": "ab12cd", "Alive": True, "NodeManagerHostname": "h", "Resources": {"GPU": 8.0}}
+    >>> wanted = {"GPU": 8, "accelerator_type:H100": 0.001}
+    >>> other_accelerators([node], {"tasks": {"engine_takes": {"nodes": 1, "resources_per_node": wanted}}})
+    'h/ab12cd'
+    """
+    _, resources = needs_of(request)
+    kinds = [name for name in resources if name.startswith("accelerator_type:")]
+    for node in nodes:
+        have = node["Resources"]
+        if node["Alive"] and have.get("GPU") and not all(name in have for name in kinds):
+            return f"{node['NodeManagerHostname']}/{node['NodeID'][:12]}"
+    return ""
+
+
 def why_waiting(nodes: Sequence[Mapping[str, Any]], request: Mapping[str, Any]) -> str:
     """Return why a task is not placed: `Resources` when it must wait for others, else what the cluster has not.
 
@@ -68,11 +132,10 @@ def why_waiting(nodes: Sequence[Mapping[str, Any]], request: Mapping[str, Any]) 
     >>> why_waiting(nodes, {**asked, "resources_per_task": {"CPU": 1}, "tasks": {"nodes": 2}})
     'Infeasible: 2 nodes with 1 CPU are asked for, and the cluster has 1'
     """
-    resources: Mapping[str, float] = request["resources_per_task"]
+    wanted, resources = needs_of(request)
     left_out = matching_ids(nodes, request["exclude_nodes"])
     living = [node["Resources"] for node in nodes if node["Alive"] and node["NodeID"] not in left_out]
     fitting = sum(1 for have in living if all(have.get(name, 0) >= amount for name, amount in resources.items()))
-    wanted = request["tasks"].get("nodes", 1)
     if fitting >= wanted:
         return "Resources"
     if not fitting:
@@ -83,6 +146,14 @@ def why_waiting(nodes: Sequence[Mapping[str, Any]], request: Mapping[str, Any]) 
     what = ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
     are = "nodes with" if wanted > 1 else "node with"
     return f"Infeasible: {wanted} {are} {what} are asked for, and the cluster has {fitting}"
+
+
+def available() -> Mapping[str, Mapping[str, float]]:
+    """Return the free resources of each living node, by its id and Ray's own count."""
+    import ray
+
+    free: Mapping[str, Mapping[str, float]] = ray._private.state.available_resources_per_node()
+    return free
 
 
 def draining() -> set[str]:

@@ -1,11 +1,14 @@
 """Memory of the keeper of its jobs: units (a whole job, or one shard) and their starts.
 
-Used inside the cluster, where Charter may not be installed: nothing but the standard library is imported.
+Used inside the cluster, where Charter may not be installed: nothing but the standard library and a module of its kind
+is imported.
 """
 
 import asyncio
 from dataclasses import dataclass, field
 from typing import Any
+
+from charter.launch.ray.cluster_view import needs_of
 
 STATES = {
     "": "RUNNING",
@@ -122,7 +125,8 @@ class JobRecord:
 
     def attempts(self) -> list[dict[str, Any]]:
         """Every start that reached a node, oldest first, in the words of `JobAttempt`."""
-        resources = self.request["resources_per_task"]
+        count, resources = needs_of(self.request)
+        drives = "engine_takes" in self.request["tasks"]
         starts = [
             {
                 "job_id": self.request["name"],
@@ -132,8 +136,8 @@ class JobRecord:
                 "started_at": start.started_at,
                 "ended_at": start.ended_at,
                 "nodes": [start.nodes[rank] for rank in sorted(start.nodes)],
-                "accelerators": int(resources.get("GPU", 0)) * len(start.nodes),
-                "cpus": int(resources.get("CPU", 0)) * len(start.nodes),
+                "accelerators": int(resources.get("GPU", 0)) * (count if drives else len(start.nodes)),
+                "cpus": int(resources.get("CPU", 0)) * (count if drives else len(start.nodes)),
             }
             for unit in self.units
             for start in unit.starts

@@ -14,7 +14,16 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from charter.launch.ray.cluster_view import death_of, draining, matching_ids, why_waiting
+from charter.launch.ray.cluster_view import (
+    available,
+    death_of,
+    draining,
+    has_room,
+    matching_ids,
+    needs_of,
+    other_accelerators,
+    why_waiting,
+)
 from charter.launch.ray.job_records import RESTARTED, JobRecord, StartOutcome, UnitStart, worst
 from charter.launch.ray.node_task import run_agent
 from charter.launch.ray.task_outcome import end_tasks, outcome_of_task
@@ -38,6 +47,8 @@ class Keeper:
         self._records: dict[str, JobRecord] = {}
         self._secrets: dict[str, dict[str, str]] = {}
         self._refs: dict[tuple[str, int], list[Any]] = {}
+        self._claims: dict[tuple[str, int], tuple[int, float, bool]] = {}
+        """Of units that were let go on: nodes, accelerators of each, and whether an engine takes them by itself."""
         self._work: set[asyncio.Task[None]] = set()
         self._run_agent = ray.remote(run_agent)
         self._watching: asyncio.Task[None] | None = None
@@ -142,10 +153,13 @@ class Keeper:
             elif not again:
                 unit.outcome = outcome
             self._refs.pop((record.request["name"], number), None)
+            self._claims.pop((record.request["name"], number), None)
 
     async def _one_start(self, record: JobRecord, number: int, start: UnitStart) -> StartOutcome:
         request = record.request
         nodes = request["tasks"].get("nodes", 1)
+        if (refusal := await self._admit(record, number, start)) is not None:
+            return refusal
         options = await self._options(request)
         group = None
         if nodes > 1:
@@ -171,6 +185,28 @@ class Keeper:
         finally:
             if group is not None:
                 remove_placement_group(group)
+
+    async def _admit(self, record: JobRecord, number: int, start: UnitStart) -> StartOutcome | None:
+        """Wait until a unit has its accelerators beside engines that take theirs by themselves; a refusal otherwise.
+
+        Ray knows nothing of what an engine will take before it does. Without such an engine, Ray alone decides.
+        """
+        request, mine = record.request, (record.request["name"], number)
+        count, resources = needs_of(request)
+        drives, each = "engine_takes" in request["tasks"], float(resources.get("GPU", 0))
+        while each and not record.cancelled and (drives or any(claim[2] for claim in self._claims.values())):
+            nodes = await asyncio.to_thread(ray.nodes)
+            free = await asyncio.to_thread(available) if drives else {}
+            if drives and (other := other_accelerators(nodes, request)):
+                reason = f"the engine takes any accelerators of the cluster, and those of {other} are of another kind"
+                return StartOutcome(cause="failed", exit_code=1, reason=reason)
+            if has_room(nodes, request, [claim[:2] for claim in self._claims.values() if drives or claim[2]], free):
+                break
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(start.news.wait(), WATCH_SECONDS)
+        if each:
+            self._claims[mine] = count, each, drives
+        return StartOutcome(cause="cancelled", reason="cancelled") if record.cancelled else None
 
     async def _options(self, request: Mapping[str, Any]) -> dict[str, Any]:
         resources = dict(request["resources_per_task"])

@@ -65,8 +65,10 @@ def ray_accelerator_type(accelerator: str) -> str:
 
 NAMESPACE = "charter"
 """Ray's namespace, in which the keeper is found by its name."""
-KEEPER = "keeper-1"
+KEEPER = "keeper-2"
 """Name of the detached actor that holds all jobs of Charter in a cluster; counts up when its protocol changes."""
+DRIVER_CPUS = 1
+"""Of the task that drives an engine: it waits for its workers most of the time."""
 MOST_RESTARTS = 10
 """How often a job is started again because its node was lost or taken away, before that counts as a failure."""
 
@@ -84,8 +86,8 @@ def request_of(job: StageJob, settings: RaySettings) -> dict[str, Any]:
         "entrypoint": list(job.command),
         "directory": str(job.directory),
         "log": str(job.log),
-        "tasks": _tasks(job),
-        "resources_per_task": resources_per_task(job, settings),
+        "tasks": _tasks(job, settings),
+        "resources_per_task": {"CPU": DRIVER_CPUS} if job.drives else resources_per_task(job, settings),
         "label_selector": {} if job.use_spot else {"ray.io/market-type": "!spot"},
         "exclude_nodes": sorted(job.exclude_nodes),
         "max_restarts": MOST_RESTARTS,
@@ -121,9 +123,12 @@ def render_request(job: StageJob, settings: RaySettings) -> str:
     return header + yaml.safe_dump(request_of(job, settings), sort_keys=False, width=110)
 
 
-def _tasks(job: StageJob) -> Mapping[str, Any]:
+def _tasks(job: StageJob, settings: RaySettings) -> Mapping[str, Any]:
     if job.shards > 1:
         return {"shards": job.shards}
+    if job.drives:
+        taken = {"nodes": job.nodes, "resources_per_node": resources_per_task(job, settings)}
+        return {"nodes": 1, "engine_takes": taken}
     nodes = job.nodes + job.spare_nodes
     if nodes == 1:
         return {"nodes": 1}

@@ -1,4 +1,4 @@
-"""Run by a Python that has SkyPilot, in a directory that `charter.launch.rendered.skypilot_dry_run` has written.
+"""Run by a Python that has SkyPilot, in a directory that `charter.run.submit` has written.
 
 Reads `pipeline.yaml` with SkyPilot's own reader, which checks it against SkyPilot's own schema, lets its optimizer
 choose with our times and prices, and prints what it chose as one line of JSON. Imports nothing of Charter.

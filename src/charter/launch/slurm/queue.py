@@ -175,9 +175,9 @@ GLANCE_SECONDS = 2.0
 """A controller that is well answers in hundredths of a second."""
 
 
-def glance(job_id: str, environ: Mapping[str, str], *, patience_seconds: float = GLANCE_SECONDS) -> JobState:
+def glance(job_id: str, environ: Mapping[str, str]) -> JobState:
     """The job as the queue has it now; `unknown` where Slurm has forgotten it. Raises where Slurm cannot be asked."""
-    commands = SlurmCommands(environment=command_environment(environ), patience_seconds=patience_seconds)
+    commands = SlurmCommands(environment=command_environment(environ), patience_seconds=GLANCE_SECONDS)
     try:
         said = commands.run("squeue", "-h", "-t", "all", "-j", job_id, "-O", SQUEUE_FORMAT)
     except SlurmRefusedError as error:

@@ -84,12 +84,12 @@ class CurvePoint:
     """The least loss of the runs within a quarter of a decade; None where there is none."""
 
 
-def curve(fit: Study, *, decades: float = 2.0, per_decade: int = 2) -> tuple[CurvePoint, ...]:
-    """Loss of the law's best size from the smallest fitted compute to so many decades beyond the largest."""
+def curve(fit: Study, *, per_decade: int = 2) -> tuple[CurvePoint, ...]:
+    """Loss of the law's best size from the smallest fitted compute to two decades beyond the largest."""
     fitted = fit.fitted
     low, high = (math.log10(value) for value in fitted.fitted_on.compute_flops)
     points = []
-    for index in range(math.floor((high - low + decades) * per_decade + 1e-9) + 1):
+    for index in range(math.floor((high - low + 2.0) * per_decade + 1e-9) + 1):
         compute = 10 ** (low + index / per_decade)
         near = [run.loss for run in fit.runs if abs(math.log10(run.compute_flops / compute)) <= 0.25]
         loss = fitted.predict(*fitted.law.optimal(compute)).loss

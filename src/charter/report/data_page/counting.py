@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from charter.artifacts.durable import objects_in
 from charter.data.dataset import selected_rows
 from charter.data.formats import find_files
 from charter.data.rows import BadRowError, Row, SkippedRows, chosen_probability_of, parse_object, part_of, row_kind
-from charter.errors import loads_json
 from charter.feedback.prepare_rows import Candidate, candidate_of, exact_key
 from charter.report.data_stats import PrincipleStats, add_principle, histogram, length_histogram, principles_of
 from charter.spec.checks import parse_part
@@ -353,13 +353,8 @@ def count_rows(
 def count_set_aside(path: Path) -> DataSummary:
     """Count the reasons for which rows were set aside, of a stage's `set_aside.jsonl`."""
     tally = RecordTally()
-    with path.open("rb") as lines:
-        for line in lines:
-            try:
-                value = loads_json(line)
-            except ValueError:
-                continue
-            tally.add_set_aside(value if isinstance(value, dict) else {})
+    for row in objects_in(path):
+        tally.add_set_aside(row)
     return summary_of(tally, size_bytes=path.stat().st_size)
 
 

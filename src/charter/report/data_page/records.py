@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from charter.artifacts.durable import object_in
 from charter.data.formats import find_files
 from charter.errors import DataError, loads_json
 from charter.feedback.constitution import Constitution
@@ -339,7 +340,7 @@ def record_page(path: Path, offset: int, rows: int = PAGE_ROWS) -> RecordPage:
     return RecordPage(records=records, size_bytes=size, before=before, after=end if end < size else None)
 
 
-def last_page(path: Path, rows: int = PAGE_ROWS) -> int:
+def last_page(path: Path, rows: int) -> int:
     """Return the position at which the last page begins."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -375,11 +376,7 @@ def _lines_with(file: BinaryIO, needles: set[bytes]) -> Iterator[tuple[int, byte
 
 
 def _id_of(line: bytes) -> str | None:
-    try:
-        value = loads_json(line)
-    except ValueError:
-        return None
-    row_id = value.get("id") if isinstance(value, dict) else None
+    row_id = (object_in(line) or {}).get("id")
     return str(row_id) if isinstance(row_id, str | int) and not isinstance(row_id, bool) else None
 
 

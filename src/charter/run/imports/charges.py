@@ -15,8 +15,8 @@ from charter.ledger.imported import ImportedAttempt, note_of
 from charter.run.imports.logs import FoundAttempt, FoundRun, seconds_per_step
 from charter.spec.stage_base import Stage
 from charter.units import MICRO_USD_PER_USD
-from charter.validation.quantity import quantity_of
 from charter.validation.rows.measurement import Measurement, parse
+from charter.validation.score import quantity_of
 from charter.validation.validate import safe_cases
 
 KEY_LENGTH = 20

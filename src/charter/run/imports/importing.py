@@ -35,9 +35,11 @@ from charter.run.imports.logs import (
     formats,
     is_trainer_state,
     read_engine_log,
+    read_run_directory,
+    read_run_on_server,
     read_trainer_run,
+    run_directory,
 )
-from charter.run.imports.mlflow import read_run_directory, read_run_on_server, run_directory
 from charter.run.paths import run_dir
 from charter.spec.architecture import Architecture
 from charter.spec.graph import inputs_of

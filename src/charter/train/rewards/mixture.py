@@ -85,6 +85,7 @@ class Answer:
     tool_calls: int | None = None
     """Calls in an answer of several turns; None in one of a single turn."""
     environment_reward: float | None = None
+    environment_scores: Mapping[str, float | None] = field(default_factory=dict)
     failure: str | None = None
     """Why the environment failed, so that no reward can be given."""
 
@@ -118,8 +119,19 @@ def after_turns(answer: Answer, played: Trajectory) -> Answer:
         history=tuple(played.history),
         tool_calls=played.calls,
         environment_reward=played.reward,
+        environment_scores=played.scores,
         failure=played.reason if played.why == "failed" else None,
     )
+
+
+def environment_score(answer: Answer, name: str | None) -> float | Failed | None:
+    """The environment's reward of an answer, or what it gave by a name; a name that it did not give is a failure."""
+    if name is None:
+        return answer.environment_reward
+    if name not in answer.environment_scores:
+        given = ", ".join(answer.environment_scores) or "none"
+        return Failed(f"the environment gave no score {name!r}; it gave {given}")
+    return answer.environment_scores[name]
 
 
 @dataclass(frozen=True)

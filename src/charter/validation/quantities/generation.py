@@ -327,7 +327,7 @@ class PreparedGeneration:
 
 
 class Generation:
-    """Rates and latencies of prefill and decode; see `charter.validation.quantity.Quantity`."""
+    """Rates and latencies of prefill and decode; see `charter.validation.score.Quantity`."""
 
     name = "generation"
     constants = ServingConstants

@@ -58,15 +58,13 @@ def zero_of(printed: str, *, usual: ZeroStage = ZeroStage.PARAMETERS) -> ZeroSta
     return ZeroStage.NONE if re.search(r"none|ddp", lowered) else usual
 
 
-def printed_layout(
-    row: Measurement, devices: int, sequences: float, *, micro_batch: int | None = None
-) -> Layout | None:
+def printed_layout(row: Measurement, devices: int, sequences: float) -> Layout | None:
     """The layout as far as the row prints one; None where it prints no degree at all."""
     if not any((row.tp, row.pp, row.cp, row.dp, row.shard)):
         return None
     tensor, pipeline, context = row.tp or 1, row.pp or 1, row.cp or 1
     data = row.dp or max(1, devices // (tensor * pipeline * context))
-    micro = int(row.mbs or micro_batch or 1)
+    micro = int(row.mbs or 1)
     micro = max(1, min(micro, int(sequences // data) or 1))
     usual = ZeroStage.OPTIMIZER if tensor * pipeline > 1 else ZeroStage.PARAMETERS
     return Layout(
@@ -216,6 +214,9 @@ tokens."""
 SHORTEST_MEAN = 256.0
 """Tokens of prompt and answer below which means are rare; judgement. Where only the limit of a sequence is printed, the
 mean is taken as the median of a log-uniform draw from here to the limit: limits are set for the longest answers."""
+LONGEST_OVER_MEAN = 4.0
+"""Limit of an answer over the mean where only the mean is printed. Judgement: with the usual spread one answer in 200
+would be longer."""
 USUAL_SAMPLES = 512.0
 """Answers per step where nothing is printed. Judgement."""
 
@@ -285,15 +286,29 @@ def _samples(row: Measurement) -> float:
 
 
 def _lengths(row: Measurement) -> tuple[float, ResponseLengths, float]:
-    """Prompt, answers and longest sequence: isl and osl where printed, else split from mean_len, else from seq."""
+    """Prompt, answers and longest sequence: means where they are printed, else split from mean_len, else from seq."""
+    if row.response_tokens_mean:
+        return _of_mean(row, row.response_tokens_mean, row.response_tokens_cap)
     if row.isl and row.osl:
         lengths = ResponseLengths.fixed(row.osl)
         if row.mean_len and row.mean_len < row.isl + row.osl:
             lengths = ResponseLengths(mean=max(1.0, row.mean_len - row.isl), limit=row.osl, spread=USUAL_SPREAD)
         return row.isl, lengths, row.isl + row.osl
+    if row.osl and not (row.mean_len or row.seq):
+        return _of_mean(row, row.osl, None)
     total = row.mean_len or (math.sqrt(min(SHORTEST_MEAN, row.seq) * row.seq) if row.seq else 0.0) or 1024.0
     limit = float(row.seq or 2 * total)
     prompt = row.isl or PROMPT_SHARE * total
     most = row.osl or max(1.0, limit - prompt)
     mean = min(most, max(1.0, total - prompt))
     return prompt, ResponseLengths(mean=mean, limit=most, spread=USUAL_SPREAD), limit
+
+
+def _of_mean(row: Measurement, mean: float, cap: float | None) -> tuple[float, ResponseLengths, float]:
+    """Lengths around a mean that is printed, cut at the limit of an answer or of a sequence where a row has one."""
+    beside = row.mean_len - mean if row.mean_len and row.mean_len > mean else mean * PROMPT_SHARE / (1 - PROMPT_SHARE)
+    prompt = row.isl or beside
+    cap = cap or (row.seq - prompt if row.seq and row.seq - prompt > mean else LONGEST_OVER_MEAN * mean)
+    if cap <= mean:
+        return prompt, ResponseLengths.fixed(mean), prompt + mean
+    return prompt, ResponseLengths(mean=mean, limit=cap, spread=USUAL_SPREAD), prompt + cap

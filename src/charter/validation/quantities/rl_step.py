@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -28,8 +28,8 @@ from charter.validation.quantities.rl_setting import (
     printed_layout,
     rl_setting,
 )
-from charter.validation.rows.measurement import Measurement
-from charter.validation.rows.metrics import in_milliseconds, rl_metric
+from charter.validation.rows.measurement import Measurement, Refusal
+from charter.validation.rows.metrics import in_milliseconds, rl_metric, role_of_phase
 from charter.validation.rows.shapes import architecture_of_size
 from charter.validation.stacks import bits_of, update_stack
 
@@ -56,6 +56,8 @@ class RlCase:
     """Answers of a step on one engine replica."""
     limit: float
     """Decoded together on it."""
+    batches: float
+    """After one another, each until its longest answer ends."""
     prompt: float
     lengths: ResponseLengths
     score_seconds: float
@@ -67,6 +69,8 @@ class RlCase:
     metric: str
     tokens_counted: float
     """Tokens (answers' tokens, samples) of a step that a rate counts: all, or those of one accelerator."""
+    share: float = 1.0
+    """Of the seconds of the phase, those that the row measured: of one model where several take turns."""
     scale: float = 1.0
     """From seconds to the row's unit."""
 
@@ -94,23 +98,27 @@ def rl_case_of(row: Measurement, setting: RlSetting) -> RlCase:
         tokens=s.prompt + s.lengths.mean,
     )
     score, update = _training(row, s, training)
+    sequences = max(1.0, s.samples / replicas) if s.algorithm.generates else 1.0
+    batches = float(math.ceil(sequences / s.stack.together)) if s.stack.together else 1.0
     return RlCase(
         stack=s.stack,
         algorithm=s.algorithm,
         model=ServingModel.of(s.architecture),
         group=ServingDevice.of(s.accelerator, weights=weights, tensor=tensor, attention=engine.attention),
         engine=engine,
-        sequences=max(1.0, s.samples / replicas) if s.algorithm.generates else 1.0,
+        sequences=sequences / batches,
         limit=min(limit, float(engine.most_sequences)),
+        batches=batches,
         prompt=s.prompt,
         lengths=s.lengths,
-        score_seconds=score,
-        update_seconds=update,
+        score_seconds=sum(score.values()),
+        update_seconds=sum(update.values()),
         refit_bytes=_refit_bytes(row, s),
         side_by_side=side,
         colocated=s.stack.resharding and not side,
         metric=rl_metric(row) or "step",
         tokens_counted=_counted(row, s),
+        share=_share(row, score, update),
         scale=1e3 if in_milliseconds(row) else 1.0,
     )
 
@@ -152,35 +160,56 @@ def _split(row: Measurement, s: RlSetting, *, side: bool) -> tuple[int, float, i
     return tensor, replicas, training
 
 
-def _training(row: Measurement, s: RlSetting, devices: int) -> tuple[float, float]:
-    """Seconds of scoring and of updating with all samples of a step."""
+def _training(row: Measurement, s: RlSetting, devices: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds of scoring and of updating with all samples of a step, by the model that does it."""
     batch = min(row.gbs or s.samples, s.samples)
     packed = max(1, int(s.seq_limit // s.mean_len)) if s.stack.packs else 1
     layout = printed_layout(row, devices, batch)
-    if layout is None or (not s.stack.packs and not row.mbs):
+    if s.stack.tensor and not any((row.tp, row.pp, row.dp)):
+        layout, _, _ = best_layout(_update_job(row, s, s.architecture, tensor=True), devices, batch)
+    elif layout is None or (not s.stack.packs and not row.mbs):
         layout = _sharded(s, devices, batch)
     else:
         layout = _packed(layout, batch, packed)
     job = _update_job(row, s, s.architecture, tensor=layout.tensor > 1)
     steps = s.samples / batch
     step, forward = update_seconds(job, [layout]).at(0)
-    score = steps * forward * (s.algorithm.reference + s.algorithm.old_policy)
-    update = steps * _epochs(row) * step
-    for size, trained in _small_models(row, s):
+    role = role_of_phase(row)
+    read = {"policy": s.algorithm.old_policy, "reference": s.algorithm.reference or role == "reference"}
+    score = {name: steps * forward for name, is_read in read.items() if is_read}
+    update = {"policy": steps * _epochs(row) * step}
+    for name, size in _small_models(row, s).items():
         other = _update_job(row, s, _of_size(size, row.model), tensor=False)
         _, step, forward = best_layout(other, devices, batch)
-        score += steps * forward
-        update += steps * _epochs(row) * step if trained else 0.0
+        score[name] = steps * forward
+        if name == "value":
+            update[name] = steps * _epochs(row) * step
     return score, update
+
+
+def _share(row: Measurement, score: Mapping[str, float], update: Mapping[str, float]) -> float:
+    """Share of a phase that the model has whose part a row measured; raises Refusal where the step has no such model.
+
+    What a function takes that gives the reward is its own: no model computes it, and no formula knows it.
+    """
+    role = role_of_phase(row)
+    if role is None:
+        return 1.0
+    seconds = score if rl_metric(row) == "score" else update
+    if role not in seconds:
+        column = {"reward": "reward_params_b", "value": "critic_params_b"}.get(role, "notes")
+        raise Refusal(f"the step has no {role} model by {column}, and nothing else predicts {row.metric}")
+    return seconds[role] / sum(seconds.values())
 
 
 def _update_job(row: Measurement, s: RlSetting, architecture: Architecture, *, tensor: bool) -> UpdateJob:
     adapted = row.adapter in ("lora", "qlora")
+    padded = s.prompt + s.lengths.longest_of(min(row.gbs or s.samples, s.samples))
     return UpdateJob(
         architecture=architecture,
         accelerator=s.accelerator,
         profile=update_stack(row, tensor=tensor),
-        seq_len=s.mean_len,
+        seq_len=s.mean_len if s.stack.packs else padded,
         bits=bits_of(row.dtype),
         adapter_rank=float(row.lora_rank or 16) if adapted else 0.0,
         base_bits=4.0 if row.adapter == "qlora" else 16.0,
@@ -188,16 +217,16 @@ def _update_job(row: Measurement, s: RlSetting, architecture: Architecture, *, t
     )
 
 
-def _small_models(row: Measurement, s: RlSetting) -> list[tuple[float, bool]]:
+def _small_models(row: Measurement, s: RlSetting) -> dict[str, float]:
     """Sizes of the value model (trained) and of the reward model (read); blank is as large as the policy for PPO."""
     own = count_parameters(s.architecture).total / 1e9
-    sizes = []
+    sizes = {}
     critic = own if row.critic_params_b is None and s.algorithm.critic else row.critic_params_b
     if critic and s.algorithm.critic:
-        sizes.append((critic, True))
+        sizes["value"] = critic
     reward = own if row.reward_params_b is None and s.algorithm.critic else row.reward_params_b
     if reward:
-        sizes.append((reward, False))
+        sizes["reward"] = reward
     return sizes
 
 
@@ -250,6 +279,10 @@ class PreparedRlSteps:
 
     phases: RlPhases
     part: Array
+    share: Array
+    """Of that part."""
+    wakes: Array
+    """1 where a time of generation holds the hand-over of weights and the waking of the engine."""
     tokens: Array
     """Tokens of a step that a rate counts, else 0."""
     scale: Array
@@ -260,7 +293,7 @@ PARTS = ("step", "generate", "update", "other", "score", "weight sync")
 
 
 class RlStep:
-    """Whole steps and phases; see `charter.validation.quantity.Quantity`."""
+    """Whole steps and phases; see `charter.validation.score.Quantity`."""
 
     name = "rl step"
     constants = RlConstants
@@ -282,6 +315,8 @@ class RlStep:
         return PreparedRlSteps(
             phases=phases_of(cases),
             part=array([PARTS.index(case.metric if case.metric in PARTS else "step") for case in cases]),
+            share=array([case.share for case in cases]),
+            wakes=array([case.stack.wakes_in_generation and case.colocated for case in cases]),
             scale=array([case.scale for case in cases]),
             tokens=array([0.0 if case.metric in PARTS else case.tokens_counted for case in cases]),
         )
@@ -292,6 +327,7 @@ class RlStep:
         busy = steps.part("score") + steps.part("update")
         generate = generate_seconds(prepared.phases, constants)
         generate = np.where(prepared.phases.side_by_side > 0, waited_seconds(generate, busy), generate)
+        generate = generate + prepared.wakes * (steps.part("weight sync") + constants.colocation_seconds)
         other = steps.part("score", "weight sync", "other")
         parts = (
             steps.total,
@@ -301,7 +337,7 @@ class RlStep:
             steps.part("score"),
             steps.part("weight sync"),
         )
-        seconds = np.choose(prepared.part.astype(int), parts)
+        seconds = prepared.share * np.choose(prepared.part.astype(int), parts)
         rate = prepared.tokens / np.maximum(seconds, 1e-12)
         return array(np.where(prepared.tokens > 0, rate, prepared.scale * seconds))
 
@@ -333,7 +369,7 @@ def phases_of(cases: Sequence[RlCase]) -> RlPhases:
     ).total
     generates = array([case.algorithm.generates for case in cases])
     return RlPhases(
-        generate=array(rollout * generates),
+        generate=array(rollout * generates * array([case.batches for case in cases])),
         score=array([case.score_seconds for case in cases]),
         update=array([case.update_seconds for case in cases]),
         refit_bytes=array([case.refit_bytes for case in cases]),

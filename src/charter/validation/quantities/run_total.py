@@ -395,7 +395,7 @@ class PreparedRuns:
 
 
 class RunTotal:
-    """Whole runs; see `charter.validation.quantity.Quantity`."""
+    """Whole runs; see `charter.validation.score.Quantity`."""
 
     name = "run total"
     constants = RunConstants

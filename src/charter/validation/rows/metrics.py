@@ -32,6 +32,13 @@ _PHASES: tuple[tuple[str, str], ...] = (
     (r"train|update|learn|backward|optim", "update"),
     (r"other", "other"),
 )
+_ROLES: tuple[tuple[str, str], ...] = (
+    (r"(^|_)ref(erence)?(_|$)", "reference"),
+    (r"reward|(^|_)rm(_|$)", "reward"),
+    (r"critic|value", "value"),
+    (r"(^|_)old_|actor|policy", "policy"),
+)
+"""The model that scores or learns, by the first pattern in a phase's name."""
 
 
 def in_milliseconds(row: Measurement) -> bool:
@@ -85,6 +92,18 @@ def rl_metric(row: Measurement) -> str | None:
         return "tokens"
     counted = training_metric(row)
     return None if counted is None or "steps" in counted else counted.removesuffix(" per gpu")
+
+
+def role_of_phase(row: Measurement) -> str | None:
+    """Return the model whose scoring or update a time measured, where it is that of one; None for all of them.
+
+    >>> [role_of_phase(Measurement(id="X-1", metric=f"ppo_{name}_time_s", value=1.0)) for name in
+    ...  ("ref_logprob", "old_logprob", "values", "reward", "update_critic", "update_actor", "train", "generate")]
+    ['reference', 'policy', 'value', 'reward', 'value', 'policy', None, None]
+    """
+    if rl_metric(row) not in ("score", "update"):
+        return None
+    return next((role for words, role in _ROLES if re.search(words, row.metric)), None)
 
 
 def compares_pairs(row: Measurement) -> bool:

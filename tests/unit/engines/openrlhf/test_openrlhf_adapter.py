@@ -9,6 +9,7 @@ from openrlhf_case import DPO, GRPO, PPO, SFT, handover
 
 from charter.engines.openrlhf import OPENRLHF
 from charter.engines.openrlhf.adapter import OpenRlhfAdapter, merge_command
+from charter.engines.openrlhf.mapping import ARGUMENTS_FILE
 from charter.errors import StageError
 
 STEP_FILES = (
@@ -163,7 +164,9 @@ def test_what_is_placed_is_what_the_engine_loads(tmp_path, stage):
     (saved / "manifest.json").write_text("{}")
     for name in ("output", "tensorboard"):
         (work / name).mkdir(exist_ok=True)
+    arguments = (work / ARGUMENTS_FILE).rename(tmp_path / ARGUMENTS_FILE)
     assert adapter.place(saved, 10, work) == str(work / "checkpoints")
+    arguments.rename(work / ARGUMENTS_FILE)  # written after it, by what it has returned
     for role in roles:
         directory = work / "checkpoints" / role
         assert sorted(path.name for path in directory.iterdir()) == ["global_step10", "latest"]

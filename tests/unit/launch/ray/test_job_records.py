@@ -51,6 +51,13 @@ def test_every_start_that_reached_a_node_is_billed_by_itself():
     assert [(a["accelerators"], a["cpus"], len(a["nodes"])) for a in attempts] == [(4, 8, 2), (4, 8, 2)]
 
 
+def test_a_driver_is_billed_for_what_its_engine_takes():
+    job = record(nodes=1, engine_takes={"nodes": 3, "resources_per_node": {"CPU": 8, "GPU": 4}})
+    job.units[0].starts.append(start(0, at=10.0, ended=20.0, outcome=DONE))
+    (attempt,) = job.attempts()
+    assert (attempt["accelerators"], attempt["cpus"], attempt["nodes"]) == (12, 24, [f"{NODE}0"])
+
+
 def test_an_array_ends_with_its_last_shard_and_names_the_first_that_failed():
     job = record(shards=3)
     for number, unit in enumerate(job.units):

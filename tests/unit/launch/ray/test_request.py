@@ -36,6 +36,7 @@ ONE = StageJob(
 SHAPES = {
     "one_node": ONE,
     "several_nodes": replace(ONE, nodes=4, spare_nodes=1, time_limit_seconds=86400.0, exclude_nodes=("gpu-3",)),
+    "driver": replace(ONE, kind="ppo", nodes=2, drives=True),
     "shards": replace(
         ONE, kind="label", shards=1000, processes_per_node=1, accelerators_per_node=1, cpus_per_node=8, use_spot=True
     ),
@@ -50,6 +51,14 @@ def test_the_text_is_as_it_was_looked_at(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_is_printed_is_what_is_submitted(shape):
     assert yaml.safe_load(render_request(SHAPES[shape], SETTINGS)) == request_of(SHAPES[shape], SETTINGS)
+
+
+def test_a_driver_reserves_nothing_that_its_engine_takes():
+    asked = request_of(SHAPES["driver"], SETTINGS)
+    assert asked["resources_per_task"] == {"CPU": 1}
+    assert asked["tasks"]["nodes"] == 1
+    taken = {"nodes": 2, "resources_per_node": resources_per_task(ONE, SETTINGS)}
+    assert asked["tasks"]["engine_takes"] == taken
 
 
 def test_no_value_of_a_secret_is_in_the_text(monkeypatch):

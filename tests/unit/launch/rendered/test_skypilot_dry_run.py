@@ -16,7 +16,9 @@ from charter.cli.main import app
 from charter.engines.project import load_project
 from charter.errors import InfeasibleError, StageError, UsageError
 from charter.launch.rendered.skypilot import CLOUDS, PIPELINE, sky_accelerator
-from charter.launch.rendered.skypilot_dry_run import (
+from charter.launch.rendered.skypilot_script import secret_names
+from charter.plan.project_plan import plan_project
+from charter.run.submit import (
     COLUMNS,
     HOME,
     SCRIPT,
@@ -26,8 +28,6 @@ from charter.launch.rendered.skypilot_dry_run import (
     time_table,
     write_dry_run,
 )
-from charter.launch.rendered.skypilot_script import secret_names
-from charter.plan.project_plan import plan_project
 from charter.templates.shipped import find_template, write_template
 
 

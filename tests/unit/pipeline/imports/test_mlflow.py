@@ -6,7 +6,7 @@ import pytest
 
 from charter.errors import DataError, UsageError
 from charter.run.imports.importing import read_run
-from charter.run.imports.mlflow import (
+from charter.run.imports.logs import (
     MlflowPoint,
     MlflowRun,
     found_run,

@@ -1,1 +1,0 @@
-"""Trackers that a run is sent to: MLflow, Weights & Biases, TensorBoard, Prometheus."""
