@@ -87,11 +87,11 @@ _STACKS: tuple[tuple[str, RlStack], ...] = (
     (r"\bcharter\b", RlStack(label="native", engine="charter", packs=False, resharding=False, overhead=0.05)),
     (r"nemo[- ]?rl", RlStack(label="nemo-rl", engine="vllm")),
     (
-        # examples/nlp/gpt/conf/gpt_ppo_actor.yaml: rollout_micro_batch_size 8
+        # rollout_micro_batch_size of its example gpt_ppo_actor
         r"nemo[- ]?aligner",
         RlStack(label="nemo-aligner", engine="tensorrt-llm", packs=False, tensor=True, together=8),
     ),
-    # verl/workers/fsdp_workers.py: generate_sequences enters the sharding manager, later rollout_mode, by itself.
+    # Its FSDP workers' generate_sequences enters the sharding manager, in later releases rollout_mode, by itself.
     (r"verl|hybridflow", RlStack(label="verl", engine="vllm", wakes_in_generation=True, overhead=0.7)),
     (r"openrlhf", RlStack(label="openrlhf", engine="vllm", overhead=0.7)),
     (r"areal|real-?(hf|rl)?\b", RlStack(label="areal", engine="sglang", overhead=0.7)),
