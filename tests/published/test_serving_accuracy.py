@@ -57,10 +57,10 @@ def predicted(quantity, row):
     return float(quantity.predict(quantity.prepare([quantity.case(row)]), quantity.constants())[0])
 
 
-@pytest.mark.parametrize(("quantity", "most"), [(GENERATION, 0.22), (RL_STEP, 0.5), (RUN_TOTAL, 0.25)])
+@pytest.mark.parametrize(("quantity", "most"), [(GENERATION, 0.22), (RL_STEP, 0.45), (RUN_TOTAL, 0.25)])
 def test_predictions_without_the_source_are_as_near_as_promised(quantity, most):
     """Bars: generation throughput <= 22 %, hours of a run <= 25 %; one vote each. A PPO or GRPO step was to be
-    within 30 %: NRL and NAL are, the single configurations of two other stacks are not (DSC twice, VRL half)."""
+    within 30 %, as those of the four stacks are that print the length of their answers."""
     scored = [item for item in left_out(quantity) if item.row.says_lengths]
     if quantity is RUN_TOTAL:
         scored = [item for item in scored if item.row.kind in ("ppo", "run_total")]
@@ -168,12 +168,32 @@ def test_a_trainer_that_packs_nothing_pays_for_padding():
 def test_a_step_that_prints_no_degree_is_as_its_trainer_tunes_it():
     step = replace(STEP, model="Llama-3.1-70B", gpus=256, notes="PPO", shard="zero1", gbs=128)
     update = replace(step, metric="ppo_update_actor_time_s", framework="NeMo-Aligner")
-    few, many = (predicted(RL_STEP, replace(update, gpus=gpus)) for gpus in (128, 512))
+    few, many = (predicted(RL_STEP, replace(update, gpus=gpus)) for gpus in (96, 384))
     assert few > 2 * many
     generate = replace(update, metric="ppo_generate_time_s")  # eight answers at a time, each batch until its longest
-    few, many = (predicted(RL_STEP, replace(generate, gpus=gpus)) for gpus in (128, 512))
+    few, many = (predicted(RL_STEP, replace(generate, gpus=gpus)) for gpus in (96, 384))
     assert few == pytest.approx(4 * many, rel=0.05)
-    assert many > 1.3 * predicted(RL_STEP, replace(generate, gpus=512, framework="NeMo RL", gen_tp=8))
+    assert many > 1.3 * predicted(RL_STEP, replace(generate, gpus=384, framework="NeMo RL", gen_tp=8))
+
+
+def test_a_critic_with_accelerators_of_its_own_works_beside():
+    step = replace(STEP, model="Llama-3.1-70B", gpus=192, notes="PPO", shard="zero1", gbs=128, framework="NeMo-Aligner")
+    actor, critic, update = (
+        predicted(RL_STEP, replace(step, metric=f"ppo_{name}_time_s"))
+        for name in ("update_actor", "update_critic", "update")
+    )
+    assert update == pytest.approx(max(actor, critic))
+    alone = replace(step, notes="GRPO", metric="ppo_update_actor_time_s", gpus=128)
+    assert predicted(RL_STEP, alone) == pytest.approx(actor)
+
+
+def test_rollouts_of_verl_without_graphs_take_longer():
+    generate = replace(STEP, metric="ppo_generate_time_s", response_tokens_mean=400.0, response_tokens_cap=1000.0)
+    late, early = (predicted(RL_STEP, replace(generate, stack_version=dated)) for dated in ("2026-01", "2024-12"))
+    assert early > 1.5 * late
+    assert predicted(RL_STEP, replace(generate, stack_version="0.9.1")) == late
+    spread = replace(generate, gpus=32, gen_tp=16)
+    assert predicted(RL_STEP, spread) > 1.5 * predicted(RL_STEP, replace(spread, framework="OpenRLHF"))
 
 
 def test_verl_counts_waking_and_weights_as_generation():

@@ -77,6 +77,11 @@ class RlStack:
     ends."""
     tensor: bool = False
     """Trains with tensor and pipeline parallelism, of degrees that somebody tuned."""
+    policy_share: float = 1.0
+    """Of the accelerators, those of the policy; value and reward models work beside it on the others."""
+    eager_until: str = ""
+    """Month of the last releases whose generator issues every operation from Python, as dated versions have it; those
+    of a replica over several nodes do so later, too."""
     wakes_in_generation: bool = False
     """Its timer of generation holds the weights' hand-over and the engine's waking, where accelerators are shared."""
     overhead: float = 1.0
@@ -87,12 +92,17 @@ _STACKS: tuple[tuple[str, RlStack], ...] = (
     (r"\bcharter\b", RlStack(label="native", engine="charter", packs=False, resharding=False, overhead=0.05)),
     (r"nemo[- ]?rl", RlStack(label="nemo-rl", engine="vllm")),
     (
-        # examples/nlp/gpt/conf/gpt_ppo_actor.yaml: rollout_micro_batch_size 8
+        # rollout_micro_batch_size of its example gpt_ppo_actor; a server of its own for critic and reward, of half as
+        # many nodes as the actor's in five of eight published runs, and as many in three
         r"nemo[- ]?aligner",
-        RlStack(label="nemo-aligner", engine="tensorrt-llm", packs=False, tensor=True, together=8),
+        RlStack(label="nemo-aligner", engine="tensorrt-llm", packs=False, tensor=True, together=8, policy_share=2 / 3),
     ),
-    # verl/workers/fsdp_workers.py: generate_sequences enters the sharding manager, later rollout_mode, by itself.
-    (r"verl|hybridflow", RlStack(label="verl", engine="vllm", wakes_in_generation=True, overhead=0.7)),
+    # Its FSDP workers' generate_sequences enters the sharding manager, in later releases rollout_mode, by itself.
+    # Its rollout.enforce_eager was true by default until mid-2025, and stays so in its example for 671B on 12 nodes.
+    (
+        r"verl|hybridflow",
+        RlStack(label="verl", engine="vllm", wakes_in_generation=True, eager_until="2025-07", overhead=0.7),
+    ),
     (r"openrlhf", RlStack(label="openrlhf", engine="vllm", overhead=0.7)),
     (r"areal|real-?(hf|rl)?\b", RlStack(label="areal", engine="sglang", overhead=0.7)),
     (r"slime|miles", RlStack(label="slime", engine="sglang", overhead=0.7)),
@@ -142,7 +152,7 @@ class RlConstants:
     """Constants of a step beside its phases, and the ratio of its phases to plain generation and training."""
 
     generation_factor: Array = constant(
-        1.1, sigma=0.3, unit="factor", source="judgement: engines inside a training loop start cold every step"
+        1.1, sigma=0.3, unit="factor", source="judgement: separate engines in a training loop start cold every step"
     )
     score_factor: Array = constant(
         1.0, sigma=0.25, unit="factor", source="forward passes beside updates of the same sequences; 1 until measured"
@@ -197,6 +207,8 @@ class RlPhases:
     """Factor on the seconds outside of phases."""
     separate: Array = field(default_factory=lambda: array(0.0))
     """1 where generation has accelerators of its own and takes turns with training: weights go straight to them."""
+    engine: Array = field(default_factory=lambda: array(1.0))
+    """1 where an engine of its own answers, 0 where the training process does."""
     move: Array = field(default_factory=lambda: array(0.0))
     """Seconds in which roles go to host memory and come back, where only the one at work is on the device."""
 
@@ -204,7 +216,8 @@ class RlPhases:
 def generate_seconds(phases: RlPhases, constants: RlConstants) -> Array:
     """Seconds of generation, repeated draws included."""
     draws = np.where(phases.resamples > 0, constants.resampling, 1.0)
-    return array(phases.generate * constants.generation_factor * draws * constants.unmodelled)
+    cold = np.where(phases.engine > 0, constants.generation_factor, 1.0)
+    return array(phases.generate * cold * draws * constants.unmodelled)
 
 
 def rl_step_terms(phases: RlPhases, constants: RlConstants) -> TermTable:

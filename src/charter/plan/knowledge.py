@@ -17,7 +17,7 @@ from charter.physics.constants import (
     TrainingMemoryConstants,
     moved,
 )
-from charter.physics.fitted import Bundle, Pace, QuantityFit, Spread, bundled
+from charter.physics.fitted import WIDEST, Bundle, Pace, QuantityFit, Spread, bundled
 from charter.physics.fitted import Knowledge as Situation
 from charter.physics.precision import FP32, TrainingPrecision
 from charter.physics.runs import RlConstants
@@ -111,9 +111,16 @@ class Knowledge:
         return self.rl.get(stack) or self.rl.get("") or RlConstants()
 
     def rl_sigma(self, stack: str) -> float:
-        """Standard deviation of the logarithm of a step's time under a stack."""
+        """Standard deviation of the logarithm of a step's time under a stack.
+
+        The widest for one that no row has: those that were measured were off by factors too, until their engines' code
+        was read. A measured one has the width of stacks that were left out of the fit, since each has a single source.
+        """
+        situation = self.rl_situations.get(stack, "unseen")
+        if situation == "unseen":
+            return WIDEST / Z90
         spread = self.spreads.get(RL_STEP, Spread(half_widths={}))
-        return spread.half_width("rl time", self.rl_situations.get(stack, "unseen")) / Z90
+        return spread.half_width("rl time", "unseen" if situation == "seen" else situation) / Z90
 
     def told(self, quantity: str, group: str, *, rl_stack: str | None = None) -> str:
         """Return the measurements behind a quantity's width, in words; `rl_stack` is another engine's than ours."""

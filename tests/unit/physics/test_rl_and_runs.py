@@ -68,6 +68,13 @@ def test_a_side_by_side_step_takes_the_slower_side(generate, score, update):
     assert float(table.total) <= float(rl_step_terms(replace(phases, side_by_side=array(0.0)), constants).total)
 
 
+def test_a_trainer_that_answers_itself_starts_no_cold_engine():
+    own = rl_step_terms(replace(SYNC, engine=array(0.0)), RlConstants())
+    apart = rl_step_terms(SYNC, RlConstants())
+    assert float(apart.part("generate")) == pytest.approx(1.1 * float(own.part("generate")))
+    assert float(apart.part("update")) == float(own.part("update"))
+
+
 def test_dynamic_sampling_generates_more():
     more = rl_step_terms(replace(SYNC, resamples=array(1.0)), RlConstants())
     assert float(more.part("generate")) == pytest.approx(

@@ -39,6 +39,8 @@ WEIGHTS_ROOM = 0.3
 """Share of a device that the weights of a rollout engine take at most where no degree is printed. Judgement."""
 FEWEST_TOGETHER, MOST_TOGETHER = 2.0, 16.0
 """Sequences per device and micro-batch that the scripts of trainers without a separate engine set. Judgement."""
+EAGER_SLOWNESS = float(ServingConstants().eager_layer_seconds / ServingConstants().graph_layer_seconds)
+"""Time to issue a layer operation by operation over that of a captured graph."""
 SHARD_GATHERS, NETWORK_OVER_LINK = 3.0, 0.1
 """Gathers of sharded weights per step outside of training, and time over NVLink against the network (data sheets)."""
 
@@ -86,6 +88,8 @@ def rl_case_of(row: Measurement, setting: RlSetting) -> RlCase:
     s, side = setting, row.rl_mode.casefold() in ("one-step-off", "async", "off-policy", "one-step")
     engine = engine_named(f"{row.framework} {row.notes}" if "vllm" in row.notes.casefold() else s.stack.engine) or VLLM
     tensor, replicas, training = _split(row, s, side=side)
+    if _is_eager(row, s, tensor):
+        engine = replace(engine, layer_slowness=EAGER_SLOWNESS)
     weights = weight_format(row.dtype if "fp8" in row.dtype.casefold() else "")
     room = engine.memory_share if side else COLOCATED_ROOM
     limit = resident_sequences(
@@ -111,16 +115,24 @@ def rl_case_of(row: Measurement, setting: RlSetting) -> RlCase:
         batches=batches,
         prompt=s.prompt,
         lengths=s.lengths,
-        score_seconds=sum(score.values()),
-        update_seconds=sum(update.values()),
+        score_seconds=_in_turns(score, s),
+        update_seconds=_in_turns(update, s),
         refit_bytes=_refit_bytes(row, s),
         side_by_side=side,
         colocated=s.stack.resharding and not side,
         metric=rl_metric(row) or "step",
         tokens_counted=_counted(row, s),
-        share=_share(row, score, update),
+        share=_share(row, s, score, update),
         scale=1e3 if in_milliseconds(row) else 1.0,
     )
+
+
+def _is_eager(row: Measurement, s: RlSetting, tensor: int) -> bool:
+    """Return True if the generator runs without captured graphs, by its stack's release or its spread over nodes."""
+    until = s.stack.eager_until
+    dated = re.match(r"20\d\d-\d\d", row.stack_version)
+    spans = tensor > max(s.accelerator.scaleup_domain, 1)
+    return bool(until) and (spans or (dated is not None and dated[0] <= until))
 
 
 def _counted(row: Measurement, s: RlSetting) -> float:
@@ -151,13 +163,21 @@ def _split(row: Measurement, s: RlSetting, *, side: bool) -> tuple[int, float, i
     while not row.gen_tp and tensor < min(needed, node) and 2 * tensor <= s.devices:
         tensor *= 2
     degrees = math.prod(degree or 1 for degree in (row.tp, row.pp, row.cp)) * (row.dp or 0)
-    training = s.devices
+    training = _policy_devices(s)
     if side:
         training = degrees or (s.devices - tensor * row.gen_dp if row.gen_dp else s.devices // 2)
         training = max(1, min(training, s.devices - 1))
-    generating = s.devices - training if side else s.devices
+    generating = s.devices - training if side else training
     replicas = float(row.gen_dp or max(1, generating // tensor))
     return tensor, replicas, training
+
+
+def _policy_devices(s: RlSetting) -> int:
+    """Accelerators of the policy: all of them unless a critic has its own, in whole nodes where there are several."""
+    if not s.algorithm.critic or s.stack.policy_share == 1:
+        return s.devices
+    unit = s.accelerator.devices_per_node if s.devices > s.accelerator.devices_per_node else 1
+    return max(unit, unit * round(s.devices * s.stack.policy_share / unit))
 
 
 def _training(row: Measurement, s: RlSetting, devices: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -180,14 +200,22 @@ def _training(row: Measurement, s: RlSetting, devices: int) -> tuple[dict[str, f
     update = {"policy": steps * _epochs(row) * step}
     for name, size in _small_models(row, s).items():
         other = _update_job(row, s, _of_size(size, row.model), tensor=False)
-        _, step, forward = best_layout(other, devices, batch)
+        apart = s.devices - _policy_devices(s)
+        _, step, forward = best_layout(other, apart or devices, batch)
         score[name] = steps * forward
         if name == "value":
             update[name] = steps * _epochs(row) * step
     return score, update
 
 
-def _share(row: Measurement, score: Mapping[str, float], update: Mapping[str, float]) -> float:
+def _in_turns(seconds: Mapping[str, float], s: RlSetting) -> float:
+    """Seconds of a phase whose models take turns; those of a critic's own accelerators run beside the policy's."""
+    beside = sum(value for role, value in seconds.items() if role in ("value", "reward"))
+    own = sum(seconds.values()) - beside
+    return max(own, beside) if _policy_devices(s) < s.devices else own + beside
+
+
+def _share(row: Measurement, s: RlSetting, score: Mapping[str, float], update: Mapping[str, float]) -> float:
     """Share of a phase that the model has whose part a row measured; raises Refusal where the step has no such model.
 
     What a function takes that gives the reward is its own: no model computes it, and no formula knows it.
@@ -199,7 +227,7 @@ def _share(row: Measurement, score: Mapping[str, float], update: Mapping[str, fl
     if role not in seconds:
         column = {"reward": "reward_params_b", "value": "critic_params_b"}.get(role, "notes")
         raise Refusal(f"the step has no {role} model by {column}, and nothing else predicts {row.metric}")
-    return seconds[role] / sum(seconds.values())
+    return seconds[role] / _in_turns(seconds, s)
 
 
 def _update_job(row: Measurement, s: RlSetting, architecture: Architecture, *, tensor: bool) -> UpdateJob:
@@ -377,6 +405,7 @@ def phases_of(cases: Sequence[RlCase]) -> RlPhases:
         side_by_side=array([case.side_by_side for case in cases]),
         colocated=array([case.colocated for case in cases]),
         overhead=array([case.stack.overhead for case in cases]),
+        engine=array([case.stack.resharding for case in cases]),
     )
 
 
