@@ -96,6 +96,8 @@ class Capabilities:
     context: bool = False
     context_of_pairs: bool = True
     """Two answers that are compared can be shared over accelerators as one sequence can."""
+    context_of_roles: bool = False
+    """Rows of several roles on the same accelerators are shared too: DPO's policy and reference."""
     context_only_sharded: bool = False
     """Context parallelism goes with ZeRO-3 alone."""
     context_searched: bool = True
