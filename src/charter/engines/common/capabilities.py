@@ -315,9 +315,8 @@ def refused_kernels(
         yield "sequence_parallel", "dropout cannot be drawn for parts of a sequence; use dropout 0, or remove this"
     if compiled and splits_sequence:
         yield "sequence_parallel", "sequence parallelism beside compile has never run; remove compile, or this"
-    if shares_rows and (dropout or compiled):
-        beside, instead = ("dropout", "use dropout 0") if dropout else ("compile", "remove compile")
-        yield "context", f"context parallelism beside {beside} has never run; {instead}, or remove this"
+    if compiled and shares_rows:
+        yield "context", "context parallelism beside compile has never run; remove compile, or this"
     if compiled and stage.ROLLS_OUT:
         yield (
             "compile",
