@@ -15,7 +15,7 @@ from charter.plan.stage_memory import training_peak
 from charter.spec.layout import Layout, ZeroStage
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Budget, Place, Resources, Serving
-from charter.spec.stage import CritiqueStage, LabelStage, SftStage
+from charter.spec.stage import CritiqueStage, DpoStage, LabelStage, SftStage
 from charter.spec.stage_base import StageResources
 
 SFT = SftStage(init="base", data=("chat",), global_batch=128, seq_len=2048)
@@ -210,6 +210,17 @@ def test_nothing_fits_names_processes_that_could_share_rows(lab):
     with pytest.raises(InfeasibleError) as refused:
         lab.one(replace(long, resources=StageResources(context=2)), one_node, architecture=lab.LLAMA_8B)
     assert "would fit there with" not in str(refused.value)
+
+
+def test_rows_of_a_policy_and_its_reference_are_shared(lab):
+    pairs = DpoStage(init="base", data=("chat",), global_batch=64, seq_len=16_384)
+    plans = [
+        lab.one(replace(pairs, resources=StageResources(context=context, zero=3)), lab.H100, architecture=lab.LLAMA_8B)
+        for context in (1, 4)
+    ]
+    options = [plan.stages[0].option for plan in plans]
+    assert [option.layout.context for option in options] == [1, 4]
+    assert "cp4" in options[1].layout_label
 
 
 def test_accelerator_that_no_provider_offers_is_an_error_with_the_reason(lab):

@@ -80,6 +80,11 @@ class RowParts:
             others = layers - self._exchanges
             raise StageError(f"{others} of {layers} layers of {self._config.model_type} see parts of rows; {INSTEAD}")
 
+    def total(self, part_B: Tensor) -> Tensor:
+        """Add up what each process has of complete rows; its gradient is that of its own part."""
+        total_B: Tensor = _Total.apply(part_B, self._group)  # type: ignore[no-untyped-call]
+        return total_B
+
     def _causal_mask(self, rows: int, width: int, device: torch.device) -> Any:
         """Return the mask of complete rows in the form that the model's attention takes; None where it takes none."""
         from transformers.masking_utils import create_causal_mask
@@ -126,6 +131,22 @@ class _PositionExchange(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """Return gradients to where the values came from."""
         return _exchanged(gradient, ctx.group), None
+
+
+class _Total(torch.autograd.Function):
+    """A sum over processes that all go on with, each to its own gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
+        """Return the sum."""
+        total = part.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient as it is: the others have theirs."""
+        return gradient, None
 
 
 def _exchanged(sent: Tensor, group: Any) -> Tensor:

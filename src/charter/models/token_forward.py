@@ -557,6 +557,18 @@ def _of_logits(logits_NV: Tensor, target_N: Tensor, summed: bool, temperature: f
     return LossFigures(-figures.log_probability_N.sum(), *detached)
 
 
+def own_targets(ids_BT: Tensor, counted_BT: Tensor, parts: RowParts | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Own token ids, the positions among them that counted tokens follow, through all rows, and those tokens.
+
+    The token after the last position of a part is another process's, so that rows are cut when targets are known.
+    """
+    asked_BT, next_BT = (nn.functional.pad(item[:, 1:], (0, 1)) for item in (counted_BT, ids_BT))
+    if parts is not None:
+        ids_BT, asked_BT, next_BT = (parts.cut(item) for item in (ids_BT, asked_BT, next_BT))
+    at_N = asked_BT.flatten().nonzero().squeeze(1)
+    return ids_BT, at_N, next_BT.flatten().index_select(0, at_N)
+
+
 def token_losses(
     call: Callable[..., Any],
     ids_BT: Tensor,
@@ -573,11 +585,7 @@ def token_losses(
     `device` here, after the counted ones are numbered: on an accelerator the host would have to wait for their number.
     With `parts` the figures are those of this process's positions.
     """
-    asked_BT, next_BT = (nn.functional.pad(item[:, 1:], (0, 1)) for item in (counted_BT, ids_BT))
-    if parts is not None:
-        ids_BT, asked_BT, next_BT = (parts.cut(item) for item in (ids_BT, asked_BT, next_BT))
-    at_N = asked_BT.flatten().nonzero().squeeze(1)
-    target_N = next_BT.flatten().index_select(0, at_N)
+    ids_BT, at_N, target_N = own_targets(ids_BT, counted_BT, parts)
     place = ids_BT.device if device is None else device
     ids_BT, at_N, target_N = (on_device(item, place) for item in (ids_BT, at_N, target_N))
     inputs = {"attention_mask": None, "position_ids": None, **(more or {}), "input_ids": ids_BT}

@@ -89,6 +89,8 @@ def step_work(model: ProductColumns, device: DeviceColumns, job: StepJob, stack:
     at, m, width = job.layouts, model, job.value_bytes
     tokens = array(at.micro_batch * job.seq / at.context)
     head_tokens = array(tokens * job.head_share)
+    # Each rank of context parallelism has a head of keys at least: fewer heads are repeated.
+    exchanged_width = m.heads * m.head_size + np.maximum(m.kv_width, 2 * m.head_size * at.context)
     dense_flops, dense_bytes, casts = product_work(m, device, job, DENSE_KINDS, tokens)
     expert_flops, expert_bytes, expert_casts = product_work(m, device, job, EXPERT_KINDS, tokens)
     head_flops, head_bytes, _ = product_work(m, device, job, HEAD_KINDS, head_tokens)
@@ -119,7 +121,7 @@ def step_work(model: ProductColumns, device: DeviceColumns, job: StepJob, stack:
         routed_message=array(width * tokens * m.hidden * m.experts_per_token / at.tensor),
         key_value_message=array(width * tokens * at.context * m.kv_width / at.tensor),
         # Under autocast rotation has made queries and keys fp32, and they travel with the values.
-        heads_message=array(np.where(job.autocast > 0, 4.0, width) * tokens * (m.heads * m.head_size + m.kv_width)),
+        heads_message=array(np.where(job.autocast > 0, 4.0, width) * tokens * exchanged_width),
         attended_message=array(width * tokens * m.heads * m.head_size),
         stage_message=array(width * tokens * m.hidden / at.tensor),
         rank_parameters=array(rank),

@@ -232,7 +232,8 @@ def _tensor_degrees(request: SpaceRequest) -> tuple[int, ...]:
 
 def _context_degrees(request: SpaceRequest) -> tuple[int, ...]:
     engine, shape = request.engine, request.architecture
-    shares = engine.context and not request.together and (engine.context_of_pairs or request.unit == 1)
+    shares = engine.context and (engine.context_of_roles or not request.together)
+    shares = shares and (engine.context_of_pairs or request.unit == 1)
     shares = shares and (engine.context_searched or request.fixes("context") is not None)
     most = request.longest // SHORTEST_SHARD if shares else 1
     degrees = _powers(max(1, min(most, request.num_accelerators)))

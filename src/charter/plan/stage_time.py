@@ -75,7 +75,8 @@ def _other(
     elif phase.work == "generate":
         terms = _rollouts(role, phase, layout, together, accelerator, knowledge)
     else:
-        turns, native = phase.steps / layout.data, serving_devices.NATIVE
+        # Ranks that share rows read as much of them together as others do of rows of their own.
+        turns, native = phase.steps / (layout.data * layout.context), serving_devices.NATIVE
         return _scoring(role, phase, turns, layout.tensor, accelerator, knowledge, native)
     return [*terms, tools_term(phase, layout.data)] if phase.call_seconds else terms
 
@@ -404,7 +405,8 @@ def other_seconds(
             together = int(fit.together[phase.name][row]) if phase.work == "generate" else 0
             gathers = layout.zero >= ZeroStage.PARAMETERS and phase.work == "generate"
             network = accelerator.scaleout_bytes_per_second_per_node if gathers else None
-            key = (phase.name, accelerator.name, network, layout.data, layout.tensor, layout.zero, together)
+            degrees = (layout.data, layout.context, layout.tensor)
+            key = (phase.name, accelerator.name, network, *degrees, layout.zero, together)
             if key not in by_key:
                 by_key[key] = other_phase_seconds(
                     task.work.role(phase.role),

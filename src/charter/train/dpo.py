@@ -17,11 +17,13 @@ from charter.data.dataset import Pair, read_pairs
 from charter.errors import DataError
 from charter.inference.score import pad_right
 from charter.models.chat import encode_answer, encode_prompt
+from charter.models.context_split import RowParts
 from charter.models.runtime import precision
-from charter.models.token_forward import TokenFigures
+from charter.models.token_forward import TokenFigures, own_targets
 from charter.spec.stage import DpoStage
 from charter.train.losses import DpoLoss, dpo_loss, ipo_loss, kto_loss
 from charter.train.models import frozen_model, stage_model, trained_model
+from charter.train.packing import own_parts
 from charter.train.setup import Setup, set_up
 from charter.train.supervised import BatchLoss, train_and_publish
 
@@ -51,18 +53,33 @@ def encode_pair(tokenizer: Any, pair: Pair, *, max_tokens: int) -> EncodedDpoPai
 
 
 def answer_log_probabilities(
-    call: Callable[..., Any], pairs: Sequence[EncodedDpoPair], *, padding: int, dtype: str, device: torch.device
+    call: Callable[..., Any],
+    pairs: Sequence[EncodedDpoPair],
+    *,
+    padding: int,
+    dtype: str,
+    device: torch.device,
+    parts: RowParts | None = None,
 ) -> Tensor:
     """log p(answer | prompt) of both answers of each pair, [B], by `call`, a causal language model; differentiable.
 
-    Padding is at the right, where causal attention never looks, so no mask is needed.
+    Padding is at the right, where causal attention never looks, so no mask is needed. Processes that share rows by
+    `parts` have the same sums.
     """
     rows = [(*pair.prompt, *answer) for pair in pairs for answer in (pair.chosen, pair.rejected)]
     lengths = [len(answer) for pair in pairs for answer in (pair.chosen, pair.rejected)]
     ids_BT, _, is_answer_BT = (item.to(device) for item in pad_right(rows, lengths, padding=padding))
+    if parts is not None:
+        ids_BT, at_N, target_N = own_targets(ids_BT, is_answer_BT, parts)
+        with precision(dtype, device):
+            figures: TokenFigures = call(**parts.inputs({}, ids_BT), at_N=at_N, target_N=target_N)
+        parts.check()
+        each_N = figures.log_probability_N
+        own_BT = each_N.new_zeros(ids_BT.numel()).index_copy(0, at_N, each_N).view(ids_BT.shape)
+        return parts.total(own_BT.sum(1))
     place_N = is_answer_BT.flatten().nonzero().squeeze(1)
     with precision(dtype, device):
-        figures: TokenFigures = call(input_ids=ids_BT, at_N=place_N - 1, target_N=ids_BT.flatten()[place_N])
+        figures = call(input_ids=ids_BT, at_N=place_N - 1, target_N=ids_BT.flatten()[place_N])
     each_N = figures.log_probability_N
     return each_N.new_zeros(ids_BT.numel()).index_copy(0, place_N, each_N).view(ids_BT.shape).sum(1)
 
@@ -91,21 +108,21 @@ def pairs_loss(
     padding: int,
     device: torch.device,
     reference_point: Tensor | None = None,
+    parts: RowParts | None = None,
 ) -> BatchLoss:
     """Summed loss of some pairs; both models see the same rows in one pass each.
 
     The reference is asked anew in every step: what it says depends in the last bits on which rows share a batch, so
     an answer kept from another batch would make a resumed run differ.
     """
-    chosen_B, rejected_B = (
-        answer_log_probabilities(policy, pairs, padding=padding, dtype=spec.dtype, device=device).view(-1, 2).unbind(1)
-    )
+
+    def both(model: Callable[..., Any]) -> tuple[Tensor, ...]:
+        sums_B = answer_log_probabilities(model, pairs, padding=padding, dtype=spec.dtype, device=device, parts=parts)
+        return sums_B.view(-1, 2).unbind(1)
+
+    chosen_B, rejected_B = both(policy)
     with torch.no_grad():
-        reference_chosen_B, reference_rejected_B = (
-            answer_log_probabilities(reference, pairs, padding=padding, dtype=spec.dtype, device=device)
-            .view(-1, 2)
-            .unbind(1)
-        )
+        reference_chosen_B, reference_rejected_B = both(reference)
     probability_B = torch.tensor([pair.chosen_probability for pair in pairs], device=device)
     figures = (chosen_B, rejected_B, reference_chosen_B, reference_rejected_B, probability_B)
     beta, smoothing = spec.beta, spec.label_smoothing
@@ -116,6 +133,16 @@ def pairs_loss(
         return replace(result, sums={**result.sums, "reference_point": reference_point * len(pairs)})
     loss_of = {"dpo": dpo_loss, "ipo": ipo_loss}[spec.loss]
     return summed_loss(loss_of(*figures, beta=beta, label_smoothing=smoothing), probability_B, pairs)
+
+
+def _counted_elsewhere(result: BatchLoss) -> BatchLoss:
+    """The gradient of a loss of complete rows, which another of the processes that share them counts."""
+    return BatchLoss(
+        result.loss_sum - result.loss_sum.detach(),
+        0.0,
+        {name: 0.0 * value for name, value in result.sums.items()},
+        dict.fromkeys(result.counters, 0),
+    )
 
 
 def others_of(data: Sequence[EncodedDpoPair]) -> list[int]:
@@ -152,6 +179,7 @@ class ReferencePoint:
     data: Sequence[EncodedDpoPair]
     spec: DpoStage
     padding: int
+    parts: RowParts | None = None
     nats: Tensor = field(init=False)
     log_ratio: Tensor = field(init=False)
     """The mean before it is cut at 0, for the record."""
@@ -176,7 +204,9 @@ class ReferencePoint:
             self.setup.stage.alive()
             pairs = [self.unrelated(row) for row in rows]
             ours_B, theirs_B = (
-                answer_log_probabilities(model, pairs, padding=self.padding, dtype=self.spec.dtype, device=device)
+                answer_log_probabilities(
+                    model, pairs, padding=self.padding, dtype=self.spec.dtype, device=device, parts=self.parts
+                )
                 for model in (self.policy, self.reference)
             )
             ratio_B = (ours_B - theirs_B).double()
@@ -198,7 +228,8 @@ def run(stage: StageDir) -> None:
     data = [encode_pair(policy.tokenizer, pair, max_tokens=spec.seq_len) for pair in pairs]
 
     models, padding = (trained.parallel.module, reference.module), policy.padding_id
-    point = ReferencePoint(setup, *models, data, spec, padding) if spec.loss == "kto" else None
+    parts = own_parts(setup.ranks, policy.model.config, setup.layout.attention, spec.seq_len)
+    point = ReferencePoint(setup, *models, data, spec, padding, parts) if spec.loss == "kto" else None
 
     def loss_of(rows: Sequence[int], step: int) -> BatchLoss:
         result = pairs_loss(
@@ -209,10 +240,11 @@ def run(stage: StageDir) -> None:
             padding=padding,
             device=setup.device,
             reference_point=None if point is None else point.nats,
+            parts=parts,
         )
-        if point is None:
-            return result
-        return replace(result, sums={**result.sums, "unrelated_log_ratio": point.log_ratio * len(rows)})
+        if point is not None:
+            result = replace(result, sums={**result.sums, "unrelated_log_ratio": point.log_ratio * len(rows)})
+        return result if parts is None or parts.counts_rows else _counted_elsewhere(result)
 
     train_and_publish(
         setup,

@@ -68,7 +68,8 @@ class Setup:
 
     def own_parts(self) -> tuple[int, ...]:
         """Return the parts of a seed that are this process's own; empty where there is one process."""
-        return (self.ranks.data_rank,) if self.ranks.data_size > 1 else ()
+        data = (self.ranks.data_rank,) if self.ranks.data_size > 1 else ()
+        return (*data, self.ranks.context_rank) if self.ranks.context_size > 1 else data
 
 
 def check_engine(layout: StageLayout, spec: Stage) -> None:

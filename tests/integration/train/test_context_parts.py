@@ -26,6 +26,7 @@ from charter.models.runtime import EAGER, FLASH, FLEX
 from charter.physics.kept_activations import LayerKind, kept_by_layer
 from charter.train.packing import VARLEN, model_inputs, own_parts, pack, packed_batch
 from charter.train.pretrain import language_loss
+from charter.train.setup import Setup
 from charter.train.sft import collate
 
 CPU = torch.device("cpu")
@@ -142,6 +143,13 @@ def test_rows_that_cannot_be_shared_are_refused():
     sliding = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
     assert "attend to the last 8 tokens only" in refusal(two, **sliding)
     assert own_parts(Ranks(), None, "sdpa", WIDTH) is None
+
+
+def test_each_process_draws_dropout_of_its_own():
+    layouts = [(0, 2, 0, 2), (0, 2, 1, 2), (1, 2, 0, 2), (1, 2, 1, 2)]
+    ranks = [Ranks(data_rank=a, data_size=b, context_rank=c, context_size=d) for a, b, c, d in layouts]
+    assert len({Setup(None, one, None, None).own_parts() for one in ranks}) == 4
+    assert Setup(None, Ranks(), None, None).own_parts() == ()
 
 
 def deaf(ranks):

@@ -234,10 +234,12 @@ def test_states_are_copied_to_pinned_memory_and_waited_for(monkeypatch):
         state = {"weight": torch.ones(4, 4, device=GPU), "moment": torch.ones(4, device=GPU)}
         monkeypatch.setattr(torch, "empty", made)
         buffers = HostBuffers()
+        assert buffers.further_bytes({"three": torch.ones(3, device=GPU)}) == 16, "page-locked: a power of two"
         first, second = buffers.copy(state), buffers.copy(state)
     assert {item.device.type for item in first.values()} == {"cpu"}
     assert all(first[name] is second[name] for name in state), "buffers are filled anew"
     assert (pinned, calls) == ([True, True], ["queued", "queued", "waits"] * 2)
+    assert HostBuffers().further_bytes({"three": torch.ones(3)}) == 12
     HostBuffers().copy({"weight": torch.ones(2)})
     assert (pinned[2:], calls[6:]) == ([False], ["copied"])
 

@@ -35,6 +35,8 @@ CASES = [
     pytest.param("sft", TENSOR, marks=THOROUGH),
     ("dpo", DDP),
     pytest.param("dpo", SHARDED, marks=THOROUGH),
+    ("dpo", CONTEXT),
+    pytest.param("dpo", {"world_size": 4, "context": 2}, marks=THOROUGH),
     pytest.param("judge", DDP, marks=THOROUGH),
     ("judge", SHARDED),
     pytest.param("preference_model", DDP, marks=THOROUGH),
@@ -127,8 +129,8 @@ def test_ppo_is_refused_with_sequence_parallelism(engine_inputs, tmp_path):
 
 
 def test_kinds_that_have_not_run_with_shared_rows_are_refused(engine_inputs, tmp_path):
-    with pytest.raises(AssertionError, match="runs context: 1 only; found 2, in a stage of kind dpo"):
-        run(short(engine_inputs, tmp_path / "stage", "dpo", frozen=CONTEXT), dpo)
+    with pytest.raises(AssertionError, match="runs context: 1 only; found 2, in a stage of kind judge"):
+        run(short(engine_inputs, tmp_path / "stage", "judge", frozen=CONTEXT), judge)
 
 
 def test_processes_sample_one_rollout_by_its_numbers(engine_inputs, tmp_path):
@@ -166,7 +168,9 @@ def test_the_pretraining_mix_is_shared_among_processes(engine_inputs, tmp_path):
         assert metrics(two)[0][name] == pytest.approx(metrics(one)[0][name], rel=1e-3), name
 
 
-@pytest.mark.parametrize("layout", [DDP, pytest.param(SHARDED, marks=THOROUGH)], ids=label)
+@pytest.mark.parametrize(
+    "layout", [DDP, pytest.param(SHARDED, marks=THOROUGH), pytest.param(CONTEXT, marks=THOROUGH)], ids=label
+)
 def test_processes_share_one_reference_point(engine_inputs, tmp_path, layout):
     """KTO compares with a figure of the whole batch, however many processes share its rows."""
     settings = {"loss": "kto", "steps": 3, "learning_rate": 1e-2}

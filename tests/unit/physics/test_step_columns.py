@@ -61,6 +61,8 @@ def test_positions_are_exchanged_for_heads_and_back():
         both = [links.exchange_seconds(array(width * positions * size), one) for size in (heads + keys, heads)]
         assert layer_seconds(given).context == pytest.approx(times * 32 * sum(map(float, both)))
     assert float(layer_seconds(inputs([Layout()], stack="native")).context[0]) == 0
+    repeated = inputs([Layout(context=16)], stack="native").work.heads_message
+    assert repeated == pytest.approx(width * 4096 / 16 * (heads + 2 * keys)), "8 heads of keys for 16 ranks"
 
 
 def test_sparse_attention_pays_off_with_long_sequences():

@@ -98,6 +98,8 @@ class Capabilities:
     context: bool = False
     context_of_pairs: bool = True
     """Two answers that are compared can be shared over accelerators as one sequence can."""
+    context_of_roles: bool = False
+    """Rows of several roles on the same accelerators are shared too: DPO's policy and reference."""
     context_only_sharded: bool = False
     """Context parallelism goes with ZeRO-3 alone."""
     context_searched: bool = True
@@ -315,9 +317,8 @@ def refused_kernels(
         yield "offload_activations", "inputs of compiled layers in host memory have never run; remove compile, or this"
     if compiled and splits_sequence:
         yield "sequence_parallel", "sequence parallelism beside compile has never run; remove compile, or this"
-    if shares_rows and (dropout or compiled):
-        beside, instead = ("dropout", "use dropout 0") if dropout else ("compile", "remove compile")
-        yield "context", f"context parallelism beside {beside} has never run; {instead}, or remove this"
+    if compiled and shares_rows:
+        yield "context", "context parallelism beside compile has never run; remove compile, or this"
     if compiled and stage.ROLLS_OUT:
         yield (
             "compile",
