@@ -379,7 +379,7 @@ def _generation_terms(role: Role, phase: RolePhase, layout: Layout, sequences: i
             part="activations",
             value=max(reading - cache * sequences, 0.0),
             formula="one layer's values and keys and values of the prompts, beyond those of the answers",
-            source="all prompts of an accelerator in one pass; some at a time where its weights are whole",
+            source="all prompts in one pass; some at a time where weights are whole",
         ),
     ]
     return [(role.name, term) for term in terms if term.value]
@@ -552,8 +552,8 @@ def _reading_bytes(role: Role, phase: RolePhase, layouts: Layouts, sequences: Ar
 
 def _stream_bytes(role: Role, layouts: Layouts) -> Array:
     """Bytes of a layer per token that is only read; the stream is as wide as the embedding that it comes from."""
-    is_whole = (layouts.zero == 0) & (layouts.tensor == 1)
-    return read_bytes(role.architecture, stream=array(np.where(is_whole, 4.0, 2.0)), tensor=layouts.tensor)
+    stream = array(np.where((layouts.zero == 0) & (layouts.tensor == 1), 4.0, 2.0))
+    return read_bytes(role.architecture, stream=stream, tensor=layouts.tensor)
 
 
 def _shape(work: Workload, role: Role, devices: LayoutDevices, dtype: str, engine: EngineKnowledge) -> MemoryShape:
@@ -572,8 +572,7 @@ def _fullest_stage(
 
 def _parts(table: MemoryTable, count: int) -> dict[str, Array]:
     stages = [_split(stage, count) for stage in table.stages.values()]
-    peaks = np.stack([np.broadcast_to(stage.peak, (count,)) for stage in table.stages.values()])
-    chosen = np.argmax(peaks, axis=0)
+    chosen = np.argmax([np.broadcast_to(stage.peak, (count,)) for stage in table.stages.values()], axis=0)
     return {
         name: array(np.take_along_axis(np.stack([stage[name] for stage in stages]), chosen[None, :], axis=0)[0])
         for name in ("states", GRADIENTS, "context", "transient")
