@@ -22,11 +22,12 @@ from charter.models.length_groups import CPU_PASS_TOKENS, CUDA_PASS_TOKENS, equa
 from charter.models.preference import PreferenceModel, pool, pooled_positions
 from charter.models.runtime import on_device, precision
 from charter.models.token_forward import PLAIN_HEADS, asked_positions
+from charter.physics.inference_memory import SCORING_TOKENS
 
 Ids = Sequence[int] | npt.NDArray[np.int32]
 """Tokens of one row."""
-SCORING_TOKENS, SCORING_ROWS = 32768, 64
-"""Of one batch of answers that are only scored. 32768 tokens x 4096 hidden x 4 bytes: one activation is 0.5 GiB."""
+SCORING_ROWS = 64
+"""Most answers of one pass where all processes must make as many passes."""
 
 
 def first_token_ids(tokenizer: object, choices: Sequence[str]) -> tuple[int, ...]:
@@ -160,7 +161,8 @@ def score_answers(
 ) -> Tensor:
     """Normalised rewards of answers, one per conversation, scored by batches of at most `SCORING_TOKENS` tokens.
 
-    With `groups` (see `score_rows`), which several processes need, by `SCORING_ROWS` rows instead.
+    With `groups` (see `score_rows`), which several processes need, by as many rows as all of them may score at once
+    whatever the lengths.
     """
     model.scalar.eval()
     limit = int(model.settings["seq_len"])
@@ -168,7 +170,8 @@ def score_answers(
     if groups is None:
         batches = token_batches([len(row) for row, _ in encoded], budget_tokens=SCORING_TOKENS)
     else:
-        batches = [slice(start, start + SCORING_ROWS) for start in range(0, len(encoded), SCORING_ROWS)]
+        rows = max(1, min(SCORING_ROWS, budget_tokens // limit))
+        batches = [slice(start, start + rows) for start in range(0, len(encoded), rows)]
     scores = [
         score_rows(model, [row for row, _ in encoded[part]], [n for _, n in encoded[part]], dtype=dtype, groups=groups)
         for part in batches

@@ -118,12 +118,29 @@ class InferenceShape:
 
 def _live_bytes(a: Architecture) -> float:
     """Bytes per token of one layer without a backward pass: residual, normed input, and the widest inner values."""
+    attention = (2 * a.num_heads + 2 * a.kv_heads) * a.head_size if a.attention_layers else 0
+    return 2.0 * (2 * a.hidden_size + max((2 + a.gated_mlp) * _inner_width(a), attention))
+
+
+def _inner_width(a: Architecture) -> float:
     inner = float(a.intermediate_size if a.mlp_layers > a.moe_layers else 0)
     if a.mixture:
         mixture = a.mixture
         inner = max(inner, mixture.expert_intermediate_size * mixture.experts_per_token + mixture.shared_width)
-    attention = (2 * a.num_heads + 2 * a.kv_heads) * a.head_size if a.attention_layers else 0
-    return 2.0 * (2 * a.hidden_size + max((2 + a.gated_mlp) * inner, attention))
+    return inner
+
+
+def read_bytes(a: Architecture, *, stream: Array, tensor: Array) -> Array:
+    """Bytes per token while Hugging Face's classes read without a backward pass, at the widest point of a layer.
+
+    In the feed-forward part: embeddings, the layer's input, the stream after attention and its norm, `stream` bytes
+    each, and gate, up and their product in 16 bits. In attention: three of these, four values of the queries' width
+    while they turn, and keys and values. Source: the classes of Llama and Qwen3 in transformers 5.
+    """
+    hidden, queries, keys = a.hidden_size, a.num_heads * a.head_size, a.kv_heads * a.head_size
+    feeds = 4 * stream * hidden + 2 * (2 + a.gated_mlp) * _inner_width(a) / tensor
+    attends = 3 * stream * hidden + (4 * stream * queries + (stream + 2) * keys) / tensor
+    return array(np.maximum(feeds, np.where(a.attention_layers > 0, attends, 0.0)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +232,10 @@ def job_inference_memory(job: InferenceJob, constants: InferenceMemoryConstants 
 PASS_TOKENS = 8192.0
 """Tokens that a server computes in one pass of a prefill: vLLM's `max_num_batched_tokens` on large accelerators (its
 engine arguments); what is longer is split (chunked prefill)."""
+
+SCORING_TOKENS = 32768
+"""Most tokens of one pass over answers that are only scored, padding included; a longer answer is read alone. 32768
+tokens x 4096 hidden x 4 bytes: one activation is 0.5 GiB."""
 
 
 def inference_memory(

@@ -11,7 +11,7 @@ from charter.engines import capabilities
 from charter.physics.columns import Array, Layouts, array
 from charter.physics.constants import context_factor
 from charter.physics.flops import kv_cache_bytes
-from charter.physics.inference_memory import PASS_TOKENS, inference_memory
+from charter.physics.inference_memory import PASS_TOKENS, SCORING_TOKENS, inference_memory, read_bytes
 from charter.physics.memory import (
     MemoryTable,
     StageTable,
@@ -47,7 +47,8 @@ from charter.units import GIB
 # generating. A stage that only answers has all the models that it asks at hand, each in servers or a copy of its own;
 # an evaluation takes one after another.
 
-STATE_PARTS = ("parameters", "gradients", "optimizer")
+GRADIENTS = "gradients"
+STATE_PARTS = ("parameters", GRADIENTS, "optimizer")
 FULL_STATE = "optimizer step"
 """The phase in which weights, gradients and optimizer state all exist; between roles they are counted as staying."""
 CONTEXT_TERMS = ("device context", "process", "communicators")
@@ -95,6 +96,23 @@ def training_peak(
 
     `together` are the sequences that each generating phase decodes at once, where that was computed already.
     """
+    moments = training_moments(
+        work, layout, accelerator=accelerator, dtype=dtype, knowledge=knowledge, engine=engine, together=together
+    )
+    return max(moments, key=lambda peak: peak.total_bytes)
+
+
+def training_moments(
+    work: Workload,
+    layout: Layout,
+    *,
+    accelerator: Accelerator,
+    dtype: str,
+    knowledge: Knowledge,
+    engine: str,
+    together: Mapping[str, int] | None,
+) -> list[Peak]:
+    """Every moment of a stage that may be its fullest."""
     breakdowns = {
         role.name: _trained(work, role, layout, accelerator, dtype, knowledge, engine) for role in work.trained
     }
@@ -107,6 +125,8 @@ def training_peak(
         for role, breakdown in breakdowns.items()
         for phase, terms in breakdown.phases.items()
     ]
+    is_freed = bool(_frees_gradients(Layouts.of([layout]), engine)[0])
+    between = [(role, term) for role, term in resident if not (is_freed and term.part == GRADIENTS)]
     for phase in work.phases:
         if phase.work == "generate" and not server_of(phase, engine):
             sequences = (
@@ -117,8 +137,11 @@ def training_peak(
                 )
             )
             parts = _generation_terms(work.role(phase.role), phase, layout, sequences)
-            moments.append(Peak(moment=phase.name, parts=(*resident, *parts)))
-    return max(moments, key=lambda peak: peak.total_bytes)
+            moments.append(Peak(moment=phase.name, parts=(*between, *parts)))
+        elif _is_scored(work, phase, engine):
+            term = _scoring_term(work.role(phase.role), phase, layout)
+            moments.append(Peak(moment=phase.name, parts=(*between, (phase.role, term))))
+    return moments
 
 
 def decoded_together(
@@ -335,6 +358,7 @@ def _generation_terms(role: Role, phase: RolePhase, layout: Layout, sequences: i
     """A bf16 copy of the policy, gathered for decoding, and the keys and values of what is decoded together."""
     one = Layouts.of([layout])
     gathered, cache = float(_gathered_bytes(role, one)[0]), float(_cache_bytes(role, phase, one)[0])
+    reading = float(_reading_bytes(role, phase, one, array(float(sequences)))[0])
     terms = [
         bytes_term(
             name="weights gathered for generation",
@@ -350,8 +374,26 @@ def _generation_terms(role: Role, phase: RolePhase, layout: Layout, sequences: i
             formula=f"{sequences} sequences of {phase.longest_tokens:,.0f} tokens x {cache:,.0f} B",
             source="2 x layers x kv_heads x head_dim x bytes / TP",
         ),
+        bytes_term(
+            name="prompts that are read",
+            part="activations",
+            value=max(reading - cache * sequences, 0.0),
+            formula="one layer's values and keys and values of the prompts, beyond those of the answers",
+            source="all prompts in one pass; some at a time where weights are whole",
+        ),
     ]
-    return [(role.name, term) for term in terms]
+    return [(role.name, term) for term in terms if term.value]
+
+
+def _scoring_term(role: Role, phase: RolePhase, layout: Layout) -> Term:
+    value = float(_scoring_bytes(role, phase, Layouts.of([layout]))[0])
+    return bytes_term(
+        name="answers that are scored",
+        part="activations",
+        value=value,
+        formula=f"one layer's values of at most {SCORING_TOKENS:,.0f} tokens, and two layers gathered under ZeRO-3",
+        source="inference/score.py: a pass without a backward one",
+    )
 
 
 # -------- Peak bytes of many layouts of a stage that trains, in one pass: the totals of `training_peak`, without terms.
@@ -405,6 +447,8 @@ def fit_of(work: Workload, layouts: Layouts, devices: LayoutDevices, *, dtype: s
     resident = next(iter(tables.values()))["context"] + sum(table["states"] for table in tables.values())
     width, engine = _frozen_width_bytes(dtype, devices.accelerators[0]), known.does.name
     resident = resident + sum(_frozen_columns(role, layouts, width, engine) for role in work.roles if not role.trained)
+    gradients = sum((table[GRADIENTS] for table in tables.values()), start=array(0.0))
+    freed = array(gradients * _frees_gradients(layouts, engine))
     moments = [table["transient"] for table in tables.values()]
     together: dict[str, Array] = {}
     for phase in work.phases:
@@ -415,10 +459,13 @@ def fit_of(work: Workload, layouts: Layouts, devices: LayoutDevices, *, dtype: s
             together[phase.name] = _served_together(server, role, phase, layouts, devices)
         elif phase.work == "generate":
             gathered, cache = _gathered_bytes(role, layouts), _cache_bytes(role, phase, layouts)
-            free = np.floor((devices.room - resident - gathered) / cache)
-            sequences = np.maximum(1.0, np.minimum(np.ceil(phase.batch / layouts.data), free))
-            together[phase.name] = array(sequences)
-            moments.append(array(gathered + cache * sequences))
+            free = np.floor((devices.room - resident + freed - gathered) / cache)
+            sequences = array(np.maximum(1.0, np.minimum(np.ceil(phase.batch / layouts.data), free)))
+            together[phase.name] = sequences
+            widest = np.maximum(cache * sequences, _reading_bytes(role, phase, layouts, sequences))
+            moments.append(array(gathered + widest - freed))
+        elif _is_scored(work, phase, engine):
+            moments.append(array(_scoring_bytes(role, phase, layouts) - freed))
     return Fit(peak=array(resident + np.maximum.reduce(moments)), together=together)
 
 
@@ -470,6 +517,45 @@ def _cache_bytes(role: Role, phase: RolePhase, layouts: Layouts) -> Array:
     return array(each)[which]
 
 
+def _frees_gradients(layouts: Layouts, engine: str) -> Array:
+    """1 where no gradient is kept between updates: only DDP keeps the buckets that its gradients lie in."""
+    is_ddp = (layouts.zero == 0) & (layouts.data > 1) & (layouts.tensor == 1)
+    return array((engine == NATIVE) & ~is_ddp)
+
+
+def _is_scored(work: Workload, phase: RolePhase, engine: str) -> bool:
+    """Return True if a reward model reads whole answers here; what else reads does so as updates do."""
+    if phase.work != "score" or engine != NATIVE or phase.role in work.remote or not work.together:
+        return False
+    role = work.role(phase.role)
+    return role.scalar_head and not role.trained
+
+
+def _scoring_bytes(role: Role, phase: RolePhase, layouts: Layouts) -> Array:
+    """Bytes of a pass over answers: as many as may be scored at once, one at least."""
+    tokens = np.minimum(SCORING_TOKENS, np.ceil(phase.batch / layouts.data) * phase.longest_tokens)
+    model = ModelColumns.of(role.architecture, scalar_head=True)
+    layer = rank_columns(model, layouts, stage="first", layers=model.layers).layer_unit
+    gathered = np.where(layouts.zero >= 3, 2 * 2.0 * layer, 0.0)
+    return array(_stream_bytes(role, layouts) * np.maximum(tokens, phase.longest_tokens) + gathered)
+
+
+def _reading_bytes(role: Role, phase: RolePhase, layouts: Layouts, sequences: Array) -> Array:
+    """Bytes while prompts are read, those of answers to one prompt once: one layer's, and keys and values of all."""
+    prompt = max(phase.prompt_tokens, 1.0)
+    tokens = np.maximum(sequences * prompt * phase.read_share, prompt)
+    is_whole = (layouts.zero == 0) & (layouts.tensor == 1)
+    tokens = np.where(is_whole, np.minimum(tokens, max(PASS_TOKENS, prompt)), tokens)
+    cache = _cache_bytes(role, replace(phase, longest_tokens=prompt), layouts) * sequences
+    return array(_stream_bytes(role, layouts) * tokens + cache)
+
+
+def _stream_bytes(role: Role, layouts: Layouts) -> Array:
+    """Bytes of a layer per token that is only read; the stream is as wide as the embedding that it comes from."""
+    stream = array(np.where((layouts.zero == 0) & (layouts.tensor == 1), 4.0, 2.0))
+    return read_bytes(role.architecture, stream=stream, tensor=layouts.tensor)
+
+
 def _shape(work: Workload, role: Role, devices: LayoutDevices, dtype: str, engine: EngineKnowledge) -> MemoryShape:
     job = training_job(work, role, devices.accelerators[0], dtype, engine.does.name)
     return replace(MemoryShape.of(job), context_factor=devices.context_factors)
@@ -486,11 +572,10 @@ def _fullest_stage(
 
 def _parts(table: MemoryTable, count: int) -> dict[str, Array]:
     stages = [_split(stage, count) for stage in table.stages.values()]
-    peaks = np.stack([np.broadcast_to(stage.peak, (count,)) for stage in table.stages.values()])
-    chosen = np.argmax(peaks, axis=0)
+    chosen = np.argmax([np.broadcast_to(stage.peak, (count,)) for stage in table.stages.values()], axis=0)
     return {
         name: array(np.take_along_axis(np.stack([stage[name] for stage in stages]), chosen[None, :], axis=0)[0])
-        for name in ("states", "context", "transient")
+        for name in ("states", GRADIENTS, "context", "transient")
     }
 
 
@@ -504,7 +589,9 @@ def _split(stage: StageTable, count: int) -> dict[str, Array]:
         return array(values)
 
     transient = [total(phase, "transient") for phase in stage.phases]
+    gradients = [column.values for column in stage.phases[FULL_STATE].columns if column.part == GRADIENTS]
     return {
+        GRADIENTS: array(np.broadcast_to(sum(gradients, start=array(0.0)), (count,))),
         "states": total(FULL_STATE, "states"),
         "context": total(FULL_STATE, "context"),
         "transient": array(np.maximum.reduce(transient)),

@@ -204,17 +204,18 @@ def test_ddp_is_told_its_gpu_and_keeps_its_random_state(monkeypatch):
 
 
 def test_processes_meet_over_nccl_there(monkeypatch, tmp_path):
-    calls = []
+    calls, groups = [], []
     monkeypatch.setattr(ranks, "rank_of_process", lambda: 0)
     monkeypatch.setattr(ranks, "world_size", lambda: 2)
     monkeypatch.setattr(ranks, "_store", lambda *_: None)
     monkeypatch.setattr(ranks, "PrefixStore", lambda *_: None)
     monkeypatch.setattr(ranks.dist, "is_initialized", lambda: False)
     monkeypatch.setattr(ranks.dist, "init_process_group", noting(calls, "init"))
-    monkeypatch.setattr(ranks.dist, "new_group", lambda *members, **more: members)
+    monkeypatch.setattr(ranks.dist, "new_group", lambda *members, **more: groups.append(more.get("backend")))
     for device in (GPU, CPU):
         ranks.join(tmp_path, device)
     assert [args[0] for _, args, _ in calls] == ["cpu:gloo,cuda:nccl", "gloo"]
+    assert groups == [None, "gloo", "gloo"] * 2, "what is said between hosts, and what is saved, needs no device"
 
 
 def test_states_are_copied_to_pinned_memory_and_waited_for(monkeypatch):
@@ -230,8 +231,9 @@ def test_states_are_copied_to_pinned_memory_and_waited_for(monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "copy_", copied)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("waits"))
-    with FakeTensorMode():
+    with FakeTensorMode() as there:
         state = {"weight": torch.ones(4, 4, device=GPU), "moment": torch.ones(4, device=GPU)}
+        mixed = {"weight": state["weight"], "moment at home": torch.ones(4)}
         monkeypatch.setattr(torch, "empty", made)
         buffers = HostBuffers()
         assert buffers.further_bytes({"three": torch.ones(3, device=GPU)}) == 16, "page-locked: a power of two"
@@ -242,6 +244,9 @@ def test_states_are_copied_to_pinned_memory_and_waited_for(monkeypatch):
     assert HostBuffers().further_bytes({"three": torch.ones(3)}) == 12
     HostBuffers().copy({"weight": torch.ones(2)})
     assert (pinned[2:], calls[6:]) == ([False], ["copied"])
+    with there:
+        HostBuffers().copy(mixed)
+    assert (pinned[3:], calls[7:]) == ([True, False], ["queued", "copied", "waits"]), "one of them is enough"
 
 
 def test_inputs_go_over_without_a_wait(monkeypatch):
@@ -444,6 +449,7 @@ def test_a_token_is_recorded_beside_the_stream_and_replayed(monkeypatch, fails):
     assert calls == [*recorded, "now waits for beside", "replays"]
     assert logits_LV.shape == (2, 5)
     assert [item.tolist() for item in decoder.inputs] == [[9, 3], [[4], [5]], [6]], "what it reads was written over"
+    assert (ids_L.tolist(), position_LQ.tolist()) == ([7, 8], [[1], [2]]), "in memory of its own"
 
 
 def test_vllm_records_graphs_where_there_is_a_gpu(monkeypatch):

@@ -60,7 +60,9 @@ def test_on_cuda_nothing_is_chosen_by_measuring(made_up, monkeypatch):
     """Neither by NCCL nor by cuBLAS nor by cuDNN, whatever the environment says."""
     monkeypatch.setenv("NCCL_ALGO", "Tree")
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: made_up.append(os.environ.get("CUBLAS_WORKSPACE_CONFIG")))
     configure({"threads": THREADS, "device": "cuda"})
+    assert made_up == [":4096:8"], "libraries may read it as soon as there is a device"
     assert {name: os.environ[name] for name in CUDA_ENVIRONMENT} == CUDA_ENVIRONMENT
     assert CUDA_ENVIRONMENT["NCCL_ALGO"] == "Ring"
     assert {"NCCL_PROTO", "NCCL_NVLS_ENABLE", "NCCL_COLLNET_ENABLE"} < set(CUDA_ENVIRONMENT)
