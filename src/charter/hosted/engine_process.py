@@ -243,7 +243,8 @@ class EngineStart:
         ['/opt/bin/python', '--rank', '1', '--at', '10.0.0.7:29500']
         """
         address = LOOPBACK if self.host_id == host_id() else self.address
-        values = {**variables, "NODE_RANK": str(node), "MASTER_ADDR": address, "MASTER_PORT": str(self.port)}
+        place = {"NODE_RANK": str(node), "MASTER_ADDR": address, "MASTER_PORT": str(self.port)}
+        values = {**variables, **place, "ENGINE_PYTHON": python}
         words = [python if word == "python" else word for word in self.command]
         for name, value in values.items():
             words = [word.replace(f"${{{name}}}", value) for word in words]
