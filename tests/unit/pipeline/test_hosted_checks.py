@@ -9,7 +9,7 @@ import pytest
 
 from charter.engines import render
 from charter.engines.common.request import HandoverPaths
-from charter.engines.installed import engines_at, interpreter_of, stage_versions, versions_at
+from charter.engines.installed import commit_of, engines_at, interpreter_of, stage_versions, versions_at
 from charter.engines.project import load_project
 from charter.errors import DataError, MissingExtraError, SpecError
 from charter.launch.handing_over import handover_of, layout_of, placement_of
@@ -249,6 +249,18 @@ def test_an_interpreter_without_the_package_is_told_what_to_install(tmp_path, in
     del installed["trl"]
     with pytest.raises(MissingExtraError, match=rf"{tmp_path}/env/bin/python -m pip install trl==1.16.0"):
         check_hosted_packages(pipeline.project, pipeline.stages.values())
+
+
+def test_an_engine_that_is_a_checkout_needs_its_directory(tmp_path):
+    text = "engines: {nemo_rl: {directory: there}}\nresources:"
+    pipeline = pipeline_of(tmp_path, "nemo_rl", **{"resources:": text})
+    with pytest.raises(MissingExtraError, match=r"checkout that is not there\n  git clone .*NVIDIA-NeMo/RL"):
+        check_hosted_packages(pipeline.project, pipeline.stages.values())
+    commit_of.cache_clear()
+    (tmp_path / "there").mkdir()
+    check_hosted_packages(pipeline.project, pipeline.stages.values())
+    spec = pipeline.stages["sft"].spec
+    assert frozen_values(pipeline.project, spec)["github.com/NVIDIA-NeMo/RL"] == "unknown"
 
 
 def test_an_interpreter_that_is_not_there_is_told():
