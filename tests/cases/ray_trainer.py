@@ -108,7 +108,9 @@ def connect(engine):
     elif engine == "openrlhf":
         ray.init(runtime_env={"env_vars": {"TOKENIZERS_PARALLELISM": "true"}})
     else:
-        ray.init(runtime_env={"env_vars": {"NCCL_DEBUG": "WARN"}, "working_dir": None})
+        key = "ray_kwargs.ray_init.runtime_env.py_executable="
+        python = next((word.removeprefix(key).strip("'") for word in sys.argv if word.startswith(key)), None)
+        ray.init(runtime_env={"env_vars": {"NCCL_DEBUG": "WARN"}, "working_dir": None, "py_executable": python})
 
 
 def groups_of(run):
@@ -131,7 +133,8 @@ class Worker:
         self.mine = range(node * run.per_node, (node + 1) * run.per_node)
 
     def devices(self):
-        return os.environ.get("CUDA_VISIBLE_DEVICES")
+        """What it sees, when it runs in the engine's environment: its interpreter says so."""
+        return os.environ.get("CUDA_VISIBLE_DEVICES") if "ENGINE_OF_TEST" in os.environ else None
 
     def train(self, step):
         """Make a step, which may have to wait for a test; the node of rank 0 prints it."""

@@ -9,6 +9,7 @@ from charter.artifacts import durable
 from charter.artifacts.whole_dir import SEAL, broken_seal, write_sealed
 from charter.data.rows import SkippedRows
 from charter.errors import DataError, loads_json
+from charter.spec.execution import Execution, execution_from_json
 from charter.spec.project import DataSpec, ModelSpec, Serving
 from charter.spec.sections import EngineEnvironment
 from charter.spec.stage import STAGE_KINDS
@@ -153,6 +154,18 @@ def read_job(stage_dir: Path) -> Job:
         return job_from_json(content)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} is not a job of this version of Charter: {error}") from None
+
+
+EXECUTION_FILE = "execution.json"
+"""In a stage's directory: what it was started as. Its layout holds until the stage is done."""
+
+
+def read_execution(stage_dir: Path) -> Execution | None:
+    """Return what a stage was started as; None where that is not on disk."""
+    try:
+        return execution_from_json(durable.read_json(stage_dir / EXECUTION_FILE))
+    except (DataError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def job_to_json(job: Job) -> dict[str, Any]:

@@ -241,9 +241,13 @@ class EngineStart:
         >>> start = EngineStart(command=command, environment={}, address="10.0.0.7", port=29500, host_id="another")
         >>> start.words(node=1, python="/opt/bin/python")
         ['/opt/bin/python', '--rank', '1', '--at', '10.0.0.7:29500']
+        >>> start = EngineStart(command=("python", "${HERE}/run.py"), environment={}, address="", port=1, host_id="")
+        >>> start.words(node=0, python="python3", variables={"HERE": "/checkout"})
+        ['python3', '/checkout/run.py']
         """
         address = LOOPBACK if self.host_id == host_id() else self.address
-        values = {**variables, "NODE_RANK": str(node), "MASTER_ADDR": address, "MASTER_PORT": str(self.port)}
+        place = {"NODE_RANK": str(node), "MASTER_ADDR": address, "MASTER_PORT": str(self.port)}
+        values = {**variables, **place, "ENGINE_PYTHON": python}
         words = [python if word == "python" else word for word in self.command]
         for name, value in values.items():
             words = [word.replace(f"${{{name}}}", value) for word in words]

@@ -26,7 +26,7 @@ import torch
 from charter.artifacts import durable
 from charter.artifacts.checkpoints import Checkpoint
 from charter.artifacts.group import PUBLISH, START, rank_of_process
-from charter.artifacts.job import HostedFacts, write_hosted_facts
+from charter.artifacts.job import HostedFacts, read_execution, write_hosted_facts
 from charter.artifacts.lease import host_id
 from charter.artifacts.safetensors_file import read_header, write_tensors
 from charter.artifacts.stage_dir import StageDir
@@ -57,7 +57,7 @@ from charter.hosted.engine_process import (
     start_engine,
 )
 from charter.hosted.left_weights import check_language_model, write_merged
-from charter.launch.handing_over import handover_of
+from charter.launch.handing_over import handover_of, placement_of
 from charter.models.engine_layout import StageLayout
 from charter.models.preference import HEAD_FILE, HEAD_WEIGHTS, load_preference_model
 from charter.models.ranks import Ranks
@@ -432,6 +432,7 @@ class HostedStage:
             rows=data.rows,
             num_nodes=driven_nodes() or self.nodes.count,
             on_ray=driven_nodes() > 0,
+            placement=placement_of(read_execution(self.stage.path)),
         )
         rendered = render(handover)
         for name, text in rendered.files.items():

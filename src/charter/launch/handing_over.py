@@ -6,15 +6,18 @@ from types import MappingProxyType
 
 from charter.artifacts.job import Job, JobInput
 from charter.catalog.huggingface import architecture_from_config
-from charter.engines.common.request import CPU, Handover, HandoverPaths
+from charter.engines.common.request import CPU, Arrangement, Handover, HandoverPaths, RlPlacement
 from charter.engines.installed import HOSTED_DEGREES
 from charter.models.engine_layout import engine_layout
 from charter.spec.architecture import Architecture
+from charter.spec.execution import Execution
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import REWARD_SOURCES
 from charter.spec.stage_base import MODEL, Optimization
 
+COLOCATED: Arrangement = "colocated"
+"""All roles of a stage of reinforcement learning on the same accelerators, as a plan calls it."""
 NO_ROWS: Mapping[str, int] = MappingProxyType({})
 GPU = "cuda"
 """An accelerator of this machine of which the file says no name."""
@@ -29,6 +32,7 @@ def handover_of(
     rows: Mapping[str, int] = NO_ROWS,
     num_nodes: int = 1,
     on_ray: bool = False,
+    placement: RlPlacement | None = None,
 ) -> Handover:
     """Return the handover of a stage, as a renderer takes it; on several nodes its processes are shared out evenly."""
     layout = layout_of(job)
@@ -43,6 +47,7 @@ def handover_of(
         layout=layout,
         num_nodes=num_nodes,
         on_ray=on_ray,
+        placement=placement,
         per_node=layout.num_accelerators // num_nodes,
         accelerator=CPU if job.frozen.get("device") == "cpu" else named,
         target_steps=target_steps,
@@ -52,6 +57,14 @@ def handover_of(
         keep_last=job.keep_last,
         sources=sources_of(job),
     )
+
+
+def placement_of(execution: Execution | None) -> RlPlacement | None:
+    """Return how the roles of a stage share its accelerators; None where no plan has placed them on the same ones."""
+    if execution is None or not execution.generator_tensor or execution.placement != COLOCATED:
+        return None
+    arrangement: Arrangement = "offloaded" if execution.waits_on_host else COLOCATED
+    return RlPlacement(arrangement=arrangement, generator_tensor=execution.generator_tensor)
 
 
 def sources_of(job: Job) -> dict[str, str]:

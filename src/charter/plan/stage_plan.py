@@ -54,6 +54,8 @@ def execution_of(stage: Stage, option: Option, work: Workload, needs: NodeNeeds)
         instance=place.instance,
         memory_bytes_per_node=0 if place.is_cpu else ceil(needs.memory.total / GIB) * GIB,
         placement=option.placement,
+        generator_tensor=option.generator_tensor if option.groups else 0,
+        waits_on_host=option.waits_on_host,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from charter import __version__
 from charter.artifacts import durable
 from charter.artifacts.checkpoints import Position
-from charter.artifacts.job import PlannedStep, write_planned_step
+from charter.artifacts.job import PlannedStep, read_execution, write_planned_step
 from charter.artifacts.stage_state import checkpoint_position
 from charter.errors import DataError
 from charter.launch.launcher import HERE
@@ -33,9 +33,6 @@ from charter.spec.project import Project
 from charter.spec.stage import TRAINS
 from charter.spec.stage_base import Stage
 from charter.tracking.base import read_metrics
-
-EXECUTION_FILE = "execution.json"
-"""In a stage's directory: what it was started as. Its layout holds until the stage is done."""
 
 
 def executions_for(planned: Mapping[str, Execution], project: Project, engine: str) -> dict[str, Execution]:
@@ -75,14 +72,6 @@ def resolved_project(
         else:
             chosen[name] = started
     return resolved(pipeline.project, chosen), chosen
-
-
-def read_execution(stage_dir: Path) -> Execution | None:
-    """Return what a stage was started as; None where that is not on disk."""
-    try:
-        return execution_from_json(durable.read_json(stage_dir / EXECUTION_FILE))
-    except (DataError, KeyError, TypeError, AttributeError):
-        return None
 
 
 NOT_TENSORS = "overhead"

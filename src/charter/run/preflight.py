@@ -4,16 +4,17 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import product
+from types import MappingProxyType
 
 from charter.artifacts.job import JobInput
 from charter.data.sandbox import sandbox_problem
 from charter.engines import capabilities, handover_engine, handover_engines, render
 from charter.engines.common.capabilities import of_kind, one_of, refused_kernels, unsupported
 from charter.engines.common.engine import TrainingEngine
-from charter.engines.common.request import HandoverPaths
+from charter.engines.common.request import HandoverPaths, RlPlacement
 from charter.engines.installed import ABSENT, PEFT, interpreter_of, stage_versions
 from charter.errors import CharterError, DataError, MissingExtraError, Problem, SpecError, how_to_install
-from charter.launch.handing_over import data_roles, handover_of, model_roles
+from charter.launch.handing_over import COLOCATED, data_roles, handover_of, model_roles, placement_of
 from charter.launch.launcher import LOCAL, RAY, drives_engine
 from charter.launch.machine import (
     CPU,
@@ -30,6 +31,7 @@ from charter.plan.project_plan import read_inputs
 from charter.run.graph import Pipeline, PlannedStage, job_of
 from charter.run.served import check_served
 from charter.spec.architecture import Architecture
+from charter.spec.execution import Execution
 from charter.spec.graph import inputs_of
 from charter.spec.layout import WHOLE_BITS
 from charter.spec.ppo_stage import PpoStage
@@ -176,9 +178,17 @@ _INSTEAD = "take one that is, or remove `engine`; `charter artifacts export` ren
 
 
 def check_hosted(
-    pipeline: Pipeline, stage: PlannedStage, *, facts: NodeFacts | None, launcher: str
+    pipeline: Pipeline,
+    stage: PlannedStage,
+    *,
+    facts: NodeFacts | None,
+    launcher: str,
+    execution: Execution | None = None,
 ) -> Iterator[Problem]:
-    """Problems of one stage that another engine is to compute; `facts` are those of an engine's node."""
+    """Problems of one stage that another engine is to compute.
+
+    `facts` are those of an engine's node, `execution` what a plan has decided.
+    """
     where, project, name = f"pipeline.{stage.name}", pipeline.project, stage.spec.engine
     if name not in {engine.name for engine in handover_engines()}:
         names = ", ".join(engine.name for engine in handover_engines())
@@ -188,6 +198,7 @@ def check_hosted(
     engine = handover_engine(name)
     title = engine.title
     yield from check_nodes(project, stage.name, stage.spec, launcher=launcher)
+    yield from check_together(stage.name, stage.spec, execution)
     gpus = None if facts is None else facts.gpus
     if not engine.has_processors and stage_device(project, stage.spec, gpus=gpus) == "cpu":
         message = f"{title} needs accelerators, and this stage runs on processors"
@@ -195,7 +206,7 @@ def check_hosted(
     yield from _check_adapter(stage, engine)
     if facts is None:
         yield from check_accelerators(project, stage.spec, f"{where}.resources")
-    yield from _refused(pipeline, stage, facts)
+    yield from _refused(pipeline, stage, facts, placement_of(execution))
 
 
 def check_nodes(project: Project, name: str, stage: Stage, *, launcher: str) -> Iterator[Problem]:
@@ -209,6 +220,16 @@ def check_nodes(project: Project, name: str, stage: Stage, *, launcher: str) -> 
     message = f"this version of Charter starts {engine.title} on one node{also}; found {nodes}"
     hint = "`charter artifacts export` renders the command that each of several nodes runs"
     yield Problem(path=f"pipeline.{name}.resources.num_nodes", message=message, hint=hint)
+
+
+def check_together(name: str, stage: Stage, execution: Execution | None) -> Iterator[Problem]:
+    """Problem of a stage whose roles are planned apart: Charter starts an engine with all of them together."""
+    if execution is None or not is_hosted(stage) or execution.placement in ("", COLOCATED):
+        return
+    title, roles = handover_engine(stage.engine).title, ", ".join(execution.roles)
+    message = f"planned with accelerators of their own for {roles}; `charter run` has all roles of {title} share them"
+    hint = "`charter artifacts export` renders the stage as it is planned"
+    yield Problem(path=f"pipeline.{name}.engine", message=message, hint=hint)
 
 
 def check_hosted_packages(project: Project, todo: Sequence[PlannedStage]) -> None:
@@ -252,7 +273,9 @@ def _check_adapter(stage: PlannedStage, engine: TrainingEngine) -> Iterator[Prob
         yield Problem(path=f"{where}.base_bits", message=f"{message}{adapter.base_bits}", hint=hint)
 
 
-def _refused(pipeline: Pipeline, stage: PlannedStage, facts: NodeFacts | None) -> Iterator[Problem]:
+def _refused(
+    pipeline: Pipeline, stage: PlannedStage, facts: NodeFacts | None, placement: RlPlacement | None
+) -> Iterator[Problem]:
     """Fields that the engine cannot express: the stage is rendered as it is asked for, and nothing is written."""
     try:
         job = job_of(stage, pipeline.project, frozen_values(pipeline.project, stage.spec, facts))
@@ -267,6 +290,7 @@ def _refused(pipeline: Pipeline, stage: PlannedStage, facts: NodeFacts | None) -
                 architectures=_architectures(pipeline, stage),
                 target_steps=getattr(stage.spec, "steps", None) or 1,
                 num_nodes=1 if facts is None else stage_nodes(pipeline.project, stage.spec),
+                placement=placement,
             )
         )
     except SpecError as error:
@@ -286,6 +310,7 @@ def _architectures(pipeline: Pipeline, stage: PlannedStage) -> dict[str, Archite
     }
 
 
+NO_EXECUTIONS: Mapping[str, Execution] = MappingProxyType({})
 RUN_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "sqlalchemy")
 LEDGER_PACKAGES = ("sqlalchemy", "filelock")
 """What the supervisor itself needs, where stages run elsewhere."""
@@ -312,17 +337,20 @@ def check_before_start(
     modules: Mapping[str, str],
     facts_of: Callable[[str], NodeFacts | None] = lambda stage: None,
     launcher: str = LOCAL,
+    executions: Mapping[str, Execution] = NO_EXECUTIONS,
 ) -> None:
     """Raise one error with everything that would stop these stages.
 
-    Configuration, pins, files and their content. `facts_of` says what the nodes of the launcher are, by stage.
+    Configuration, pins, files and their content. `facts_of` says what the nodes of the launcher are, `executions` what
+    was planned, by stage.
     """
     config = [*_unsupported(pipeline, modules), *_reward_models(todo), *_pins(todo)]
     config += [problem for stage in todo for problem in check_runnable(stage.name, stage.spec)]
     for stage in todo:
         facts = facts_of(stage.name)
         if is_hosted(stage.spec):
-            config += check_hosted(pipeline, stage, facts=facts, launcher=launcher)
+            planned = executions.get(stage.name)
+            config += check_hosted(pipeline, stage, facts=facts, launcher=launcher, execution=planned)
         else:
             config += check_layout(pipeline.project, stage.name, stage.spec, facts=facts)
     config += check_served(pipeline.project, todo)

@@ -219,15 +219,23 @@ def check_work(ready: "PlannedWork", options: RunOptions, launcher: Launcher | N
     What does not fit by its plan is refused as well, unless `anyway`.
     """
     work = ready.work
-    _check_setting(work, options, launcher)
+    _check_setting(ready, options, launcher)
     if ready.planned.overflow is not None:
         refuse_overflow(ready.planned.overflow, work, options)
 
 
-def _check_setting(work: Work, options: RunOptions, launcher: Launcher | None) -> None:
+def _check_setting(ready: "PlannedWork", options: RunOptions, launcher: Launcher | None) -> None:
+    work = ready.work
     facts = {stage.name: launcher.facts_of(stage.name) if launcher else None for stage in work.todo}
     where = launcher_name(work.pipeline.project, options.launcher)
-    check_before_start(work.pipeline, work.todo, modules=options.modules, facts_of=facts.get, launcher=where)
+    check_before_start(
+        work.pipeline,
+        work.todo,
+        modules=options.modules,
+        facts_of=facts.get,
+        launcher=where,
+        executions=ready.executions,
+    )
     if not work.todo:
         return
     if options.packages is not None:

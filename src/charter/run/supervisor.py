@@ -8,6 +8,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from charter.artifacts import durable
+from charter.artifacts.job import EXECUTION_FILE
 from charter.artifacts.job_files import JobFiles, numbers, read_submission
 from charter.artifacts.sample_prompts import was_answering, write_sample_prompts
 from charter.artifacts.stage_state import VERIFIED
@@ -39,7 +40,6 @@ from charter.run.budget import BudgetWatch
 from charter.run.call_costs import CallCosts, write_timings
 from charter.run.events import Events
 from charter.run.graph import Pipeline, PlannedStage
-from charter.run.planned import EXECUTION_FILE
 from charter.run.restart import ITS_OWN_FAULT, Ending, decide
 from charter.run.served import accelerators_of_node, stage_pools
 from charter.run.watches import LEAST_SECONDS, START_SECONDS, HangWatch, IdleClock, IdleWatch, oom_kills

@@ -100,6 +100,10 @@ class Execution:
     """System memory that a node needs, as the plan counts it; 0 where it says nothing."""
     placement: str = ""
     """Of the roles of reinforcement learning: `colocated`, `split`, `async`; empty where there is nothing to place."""
+    generator_tensor: int = 0
+    """Tensor parallelism of the generators of an engine that places the roles itself; 0 where none does."""
+    waits_on_host: bool = False
+    """Of such an engine: models wait in host memory while others compute on the same accelerators."""
     is_planned: bool = True
     """False where the plan could not say and the file's own words were taken."""
 
@@ -120,7 +124,12 @@ class Execution:
 
     def to_json(self) -> dict[str, Any]:
         """The value as `charter plan --json` prints it, with the number of accelerators."""
-        return {**asdict(self), "accelerators": self.accelerators}
+        content = {**asdict(self), "accelerators": self.accelerators}
+        return content if self.generator_tensor else {key: it for key, it in content.items() if key not in OF_ENGINES}
+
+
+OF_ENGINES = ("generator_tensor", "waits_on_host")
+"""Fields that stand in JSON only where the engine places the roles."""
 
 
 def execution_from_json(content: Mapping[str, Any]) -> Execution:

@@ -171,6 +171,26 @@ def test_what_fits_nowhere_is_said_and_can_be_cancelled(ray, tmp_path):
     assert wait(ray, job_id).cause == "cancelled"
 
 
+def test_what_an_engine_will_take_is_given_to_nobody_else(ray, tmp_path):
+    """Ray counts the accelerators of a driver's engine as free until it has them; these engines never take any."""
+    nodes = {"nodes": NODES - 1, "accelerator": "H100", "accelerators_per_node": GPUS_PER_NODE}
+    first = ray.submit(tiny(tmp_path / "first", GATE, **nodes, drives=True))
+    assert len(wait(ray, first, is_running).nodes) == 1
+    others = [
+        ray.submit(tiny(tmp_path / "second", "pass", **nodes, drives=True)),
+        ray.submit(tiny(tmp_path / "gang", "pass", **nodes)),
+    ]
+    small = ray.submit(tiny(tmp_path / "small", "pass", accelerator="H100", accelerators_per_node=1))
+    assert wait(ray, small).cause == "done"
+    for job_id in others:
+        state = wait(ray, job_id, lambda state: state.reason)
+        assert (state.phase, state.reason) == ("queued", "Resources")
+    (tmp_path / "first" / "gate").touch()
+    assert [wait(ray, job_id).cause for job_id in (first, *others)] == ["done"] * 3
+    (bill,) = ray.attempts(first)
+    assert (len(bill.nodes), bill.accelerators) == (1, GPUS_PER_NODE * (NODES - 1))
+
+
 def test_nodes_that_are_left_out_are_not_used(ray, cluster, tmp_path):
     names = [node["name"] for node in ray.nodes() if node["alive"] and node["resources"].get("CPU")]
     assert len(names) == NODES

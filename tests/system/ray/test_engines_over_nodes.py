@@ -46,6 +46,7 @@ MORE = {"openrlhf": "min_new_tokens: 1,"}
 """Fields in which an engine can do one thing only."""
 INTERPRETER = """\
 #!/bin/sh
+export ENGINE_OF_TEST=1
 case " $* " in
   *" -c "*|*" verl."*|*" openrlhf."*|*"/run_grpo.py "*) exec {python} {trainer} "$@";;
 esac

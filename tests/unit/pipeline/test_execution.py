@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from charter.artifacts import durable
+from charter.artifacts.job import EXECUTION_FILE
 from charter.engines.project import load_project
 from charter.errors import InfeasibleError
 from charter.launch.kubernetes.pod import resources as pod_resources
@@ -15,7 +16,6 @@ from charter.launch.submission import preview_job, supervisor_job
 from charter.models.engine_layout import StageLayout, engine_layout
 from charter.run.graph import build_pipeline
 from charter.run.planned import (
-    EXECUTION_FILE,
     PLAN_FILE,
     PlanNow,
     executions_for,

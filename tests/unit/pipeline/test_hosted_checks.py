@@ -9,16 +9,23 @@ import pytest
 
 from charter.engines import render
 from charter.engines.common.request import HandoverPaths
-from charter.engines.installed import engines_at, interpreter_of, stage_versions, versions_at
+from charter.engines.installed import commit_of, engines_at, interpreter_of, stage_versions, versions_at
 from charter.engines.project import load_project
 from charter.errors import DataError, MissingExtraError, SpecError
-from charter.launch.handing_over import handover_of, layout_of
+from charter.launch.handing_over import handover_of, layout_of, placement_of
 from charter.launch.job import HOSTED_MODULE, STAGE_MODULES, module_of, preloaded_modules
 from charter.launch.machine import NodeFacts, frozen_values, processes_of
 from charter.run.attempt import drift, prepare
 from charter.run.doctor import needed_extras
 from charter.run.graph import build_pipeline, job_of
-from charter.run.preflight import check_before_start, check_hosted, check_hosted_packages, check_nodes
+from charter.run.preflight import (
+    check_before_start,
+    check_hosted,
+    check_hosted_packages,
+    check_nodes,
+    check_together,
+)
+from charter.spec.execution import ExecutableLayout, Execution, RoleExecution, execution_from_json
 from charter.spec.sections import EngineEnvironment
 from charter.spec.stage import DpoStage
 
@@ -138,6 +145,44 @@ def test_a_list_of_rewards_is_started_where_it_can_be_called(tmp_path, asks, ref
     assert all("said: it asks for seed" in problem.message for problem in told)
 
 
+def planned(placement, *roles):
+    role = RoleExecution(
+        use="train", nodes=1, accelerators_per_node=8, engine="verl", layout=ExecutableLayout(data=8, zero=3)
+    )
+    made = Execution(
+        engine="verl",
+        nodes=1,
+        accelerators_per_node=8,
+        accelerator="H100",
+        placement=placement,
+        roles=dict.fromkeys(roles, role),
+        generator_tensor=2,
+    )
+    return execution_from_json(json.loads(json.dumps(made.to_json())))
+
+
+def test_generators_are_started_as_wide_as_planned(tmp_path):
+    stage = LISTED.replace("CALL", '"charter:number"')
+    pipeline = pipeline_of(tmp_path, **{"resources: {acc": f"  {stage}resources: {{acc"})
+    node = NodeFacts(gpus=8, cpu_capability="AVX2", torch="2.13.0", transformers="5.23.0")
+    rl = pipeline.stages["rl"]
+    job = job_of(rl, pipeline.project, frozen_values(pipeline.project, rl.spec, node))
+    paths = HandoverPaths(work="/w", models={"policy": "/m"}, data={"prompts": "/d"})
+    placement = placement_of(planned("colocated", "trainer"))
+    made = render(handover_of(job, paths=paths, architectures={}, target_steps=2, placement=placement))
+    assert "tensor_model_parallel_size: 2\n" in made.files["ppo.yaml"]
+
+
+def test_roles_that_are_planned_apart_are_not_started_together(tmp_path):
+    apart = planned("split", "trainer", "generators")
+    assert placement_of(apart) is None
+    stage = LISTED.replace("CALL", '"charter:number"')
+    rl = pipeline_of(tmp_path, **{"resources: {acc": f"  {stage}resources: {{acc"}).stages["rl"].spec
+    (refused,) = check_together("rl", rl, apart)
+    assert "accelerators of their own for trainer, generators" in refused.message
+    assert list(check_together("rl", rl, planned("colocated", "trainer"))) == []
+
+
 ADAPTED = {"dtype: fp32": "dtype: fp32, adapter: {rank: 4}"}
 
 
@@ -204,6 +249,18 @@ def test_an_interpreter_without_the_package_is_told_what_to_install(tmp_path, in
     del installed["trl"]
     with pytest.raises(MissingExtraError, match=rf"{tmp_path}/env/bin/python -m pip install trl==1.16.0"):
         check_hosted_packages(pipeline.project, pipeline.stages.values())
+
+
+def test_an_engine_that_is_a_checkout_needs_its_directory(tmp_path):
+    text = "engines: {nemo_rl: {directory: there}}\nresources:"
+    pipeline = pipeline_of(tmp_path, "nemo_rl", **{"resources:": text})
+    with pytest.raises(MissingExtraError, match=r"checkout that is not there\n  git clone .*NVIDIA-NeMo/RL"):
+        check_hosted_packages(pipeline.project, pipeline.stages.values())
+    commit_of.cache_clear()
+    (tmp_path / "there").mkdir()
+    check_hosted_packages(pipeline.project, pipeline.stages.values())
+    spec = pipeline.stages["sft"].spec
+    assert frozen_values(pipeline.project, spec)["github.com/NVIDIA-NeMo/RL"] == "unknown"
 
 
 def test_an_interpreter_that_is_not_there_is_told():

@@ -35,7 +35,8 @@ class RenderedRun:
     """Path below the work directory -> text."""
     command: tuple[str, ...]
     """What a node runs, in the work directory. `python` stands for the engine's interpreter. Of several nodes each runs
-    it with `NODE_RANK`, `MASTER_ADDR` and `MASTER_PORT` set, written `${NODE_RANK}` here."""
+    it with `NODE_RANK`, `MASTER_ADDR` and `MASTER_PORT` set, written `${NODE_RANK}` here. `${ENGINE_PYTHON}` is the
+    interpreter within a word, for an engine whose configuration has to name it."""
     mapping: tuple[MappedField, ...]
     resume: Resume
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

@@ -533,6 +533,7 @@ def render_verl(handover: Handover) -> RenderedRun:
         program = "verl.experimental.one_step_off_policy.main_ppo" if ahead else "verl.trainer.main_ppo"
         command: tuple[str, ...] = ("python", "-m", program, *_hydra(PPO_FILE))
         command += ("hydra.searchpath=[pkg://verl.trainer.config]",) if ahead else ()
+        command += (WORKERS_PYTHON,) if handover.on_ray else ()
         if handover.starts_ray:
             files[RAY_SCRIPT] = ray_script(handover)
             command = ("bash", RAY_SCRIPT, *command)
@@ -555,6 +556,10 @@ def render_verl(handover: Handover) -> RenderedRun:
         formulas=mapper.formulas,
         notes=notes,
     )
+
+
+WORKERS_PYTHON = "ray_kwargs.ray_init.runtime_env.py_executable='${ENGINE_PYTHON}'"
+"""verl's own configuration says that workers have the Python of their node's Ray, whatever else Ray was told."""
 
 
 def _hydra(file: str) -> tuple[str, ...]:

@@ -273,6 +273,9 @@ def test_commands() -> None:
     several = render_nemo_rl(handover("nemo_rl", sft(), sharded(64, data=16), num_nodes=2))
     assert several.command[:3] == ("bash", "on_ray.sh", "python")
     assert '.get("GPU", 0) < 16' in several.files["on_ray.sh"]
+    driver = render_nemo_rl(handover("nemo_rl", sft(), sharded(64, data=16), num_nodes=2, on_ray=True))
+    assert driver.command[0] == "python"
+    assert "on_ray.sh" not in driver.files
 
 
 def test_where_it_writes_is_below_the_work_directory() -> None:

@@ -417,6 +417,14 @@ def test_several_nodes_join_one_ray_cluster_or_one_process_group() -> None:
     assert command[5:9] == ("--nnodes", "2", "--node-rank", "${NODE_RANK}")
 
 
+def test_in_a_cluster_that_is_there_one_driver_names_its_python() -> None:
+    run = rendered_ppo(sharded(64, data=16), {"num_nodes": 2, "on_ray": True}, minibatch=64)
+    assert run.command[:3] == ("python", "-m", "verl.trainer.main_ppo")
+    assert run.command[-1] == "ray_kwargs.ray_init.runtime_env.py_executable='${ENGINE_PYTHON}'"
+    assert "on_ray.sh" not in run.files
+    assert at(run, "trainer.nnodes") == 2
+
+
 def test_the_reward_model_has_room_for_its_template_within_its_context() -> None:
     tight = {"policy": SHAPE, "reward": replace(SHAPE, max_position_embeddings=1040)}
     assert at(rendered_ppo(settings={"architectures": tight}), "reward.reward_model.rollout.response_length") == 16
