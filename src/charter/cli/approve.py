@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from charter.cli.common import DirOption, JsonOption, SetOption, open_project, print_json, project_root
+from charter.units import format_moment
 
 if TYPE_CHECKING:
     from charter.run.approval import Sampled
@@ -124,9 +125,7 @@ def _state(pipeline: "Pipeline", stage: "PlannedStage") -> dict[str, Any]:
 
 
 def _when(at: float | None) -> str:
-    from datetime import UTC, datetime
-
-    return "-" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return "-" if at is None else format_moment(at)
 
 
 def accept(
