@@ -210,8 +210,6 @@ class Account:
 
     identifier: str
     """The project."""
-    issuer: str | None = None
-    """Who sends the invoice; the provider of each row unless given."""
 
 
 def rows_of_attempts(
@@ -414,7 +412,7 @@ def _frame(account: Account, *, provider: str, started_at: float, ended_at: floa
         "ChargeFrequency": "Usage-Based",
         "ChargePeriodStart": _moment(started_at),
         "ChargePeriodEnd": _moment(max(ended_at, started_at) + 0.999999),
-        "InvoiceIssuerName": account.issuer or provider,
+        "InvoiceIssuerName": provider,
         "HostProviderName": provider,
         "ProviderName": provider,
         "PublisherName": PUBLISHER,
