@@ -136,11 +136,12 @@ def accept(
     """Keep a finished stage although its fingerprint has changed, after showing the difference."""
     import sys
 
+    from charter.artifacts.fingerprint import describe
     from charter.artifacts.lease import Lease
     from charter.errors import UsageError
     from charter.run.graph import acceptance_of, build_pipeline, record_acceptance
     from charter.run.paths import run_dir
-    from charter.run.staleness import describe, input_names
+    from charter.run.staleness import input_names
 
     project, root = open_project(directory)
     pipeline = build_pipeline(project, root)
