@@ -16,7 +16,8 @@ Every message says what was asked, what was found and what would work. Exit code
 
 import errno
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -147,6 +148,21 @@ def how_to_install(*extras: str) -> str:
     "pip install '.[mlflow,wandb]' in Charter's directory"
     """
     return f"pip install '.[{','.join(extras)}]' in Charter's directory"
+
+
+@contextmanager
+def needing(what: str, extra: str, *, otherwise: str = "") -> Iterator[None]:
+    """Say what needs a package, and the extra that brings it, where the package is not installed.
+
+    >>> with needing("metering needs nothing_like_it", "meter", otherwise="; or meter nothing"):
+    ...     import nothing_like_it
+    Traceback (most recent call last):
+    charter.errors.MissingExtraError: metering needs nothing_like_it: pip install '.[meter]' in Charter's directory; or meter nothing
+    """  # noqa: E501
+    try:
+        yield
+    except ImportError:
+        raise MissingExtraError(f"{what}: {how_to_install(extra)}{otherwise}") from None
 
 
 def missing_extra(error: ModuleNotFoundError) -> MissingExtraError | None:

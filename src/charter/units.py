@@ -6,7 +6,9 @@ here (reading what people write) and in reports (printing what people read).
 
 import math
 import re
+import time
 from math import floor, log10
+from typing import Literal
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
@@ -223,6 +225,15 @@ def format_usd(usd: float | None) -> str:
 def seconds_between(started_at: float, ended_at: float | None) -> float | None:
     """Return the seconds from a start to an end by the clock, which may have been set back; None before the end."""
     return None if ended_at is None else max(0.0, ended_at - started_at)
+
+
+def format_moment(unix_seconds: float, *, to: Literal["minute", "second"] = "minute") -> str:
+    """A moment for people, in UTC as everywhere in Charter.
+
+    >>> format_moment(90.0), format_moment(90.0, to="second")
+    ('1970-01-01 00:01 UTC', '1970-01-01 00:01:30 UTC')
+    """
+    return time.strftime(f"%Y-%m-%d %H:%M{':%S' if to == 'second' else ''} UTC", time.gmtime(unix_seconds))
 
 
 def format_ratio(ratio: float) -> str:

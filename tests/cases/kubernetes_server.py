@@ -10,12 +10,13 @@ import os
 import socket
 import ssl
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from waiting import eventually
 
 CACHE = Path(os.environ.get("CHARTER_KUBERNETES", Path.home() / ".cache" / "charter-kubernetes"))
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
@@ -120,8 +121,7 @@ class KubernetesServer:
         self.request("POST", claims, {"metadata": metadata, "spec": body})
         bound = {"volumeName": name}
         self.request("PATCH", f"{claims}/{name}", {"spec": bound}, kind="application/merge-patch+json")
-        while self.request("GET", f"{claims}/{name}")["status"].get("phase") != "Bound":
-            time.sleep(0.1)
+        eventually(lambda: self.request("GET", f"{claims}/{name}")["status"].get("phase") == "Bound", every=0.1)
 
     def _secrets(self) -> None:
         (self.directory / "tokens.csv").write_text(f"{TOKEN},tests,tests,system:masters\n")
@@ -146,13 +146,14 @@ class KubernetesServer:
             )
 
     def _wait(self, ask: Any) -> None:
-        deadline = time.monotonic() + SECONDS_TO_START
-        while time.monotonic() < deadline:
+        def answers() -> bool:
             with contextlib.suppress(OSError, urllib.error.URLError):
                 ask()
-                return
-            time.sleep(0.1)
-        raise AssertionError(f"the control plane did not start; see the logs in {self.directory}")
+                return True
+            return False
+
+        what = f"the control plane did not start; see the logs in {self.directory}"
+        eventually(answers, what, seconds=SECONDS_TO_START, every=0.1)
 
 
 def free_port() -> int:

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
@@ -57,12 +56,12 @@ class MlflowServer:
                 env={**os.environ, **ALONE},
                 start_new_session=True,
             )
-        end = time.monotonic() + SECONDS_TO_START
-        while not self.works():
-            assert self.process.poll() is None, (self.directory / "server.log").read_text()
-            assert time.monotonic() < end, "the MLflow server did not start"
-            time.sleep(0.1)
+        eventually(self._started, "the MLflow server did not start", seconds=SECONDS_TO_START, every=0.1)
         return self
+
+    def _started(self) -> bool:
+        assert self.process.poll() is None, (self.directory / "server.log").read_text()
+        return self.works()
 
     def works(self) -> bool:
         """Whether it answers from its database."""

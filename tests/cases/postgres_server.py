@@ -1,14 +1,15 @@
 """A PostgreSQL server of its own for tests: a private directory and port, as the system's packages install it."""
 
+import contextlib
 import os
 import shutil
 import subprocess
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
 from held_port import held_port
+from waiting import eventually
 
 SECONDS_TO_START = 600
 """Only there to end a hang."""
@@ -48,15 +49,15 @@ class PostgresServer:
         options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c fsync=off -c unix_socket_directories={self.data}"
         log = self.directory / "log"
         self._run([self._program("pg_ctl"), "-D", str(self.data), "-l", str(log), "-o", options, "-W", "start"])
-        end = time.monotonic() + SECONDS_TO_START
-        while True:
-            try:
-                psycopg.connect(self.url("postgres"), connect_timeout=2).close()
-                return
-            except psycopg.OperationalError:
-                if time.monotonic() > end:
-                    raise RuntimeError(f"the server did not start:\n{log.read_text()}") from None
-                time.sleep(0.05)
+        eventually(
+            self._answers, lambda: f"the server did not start:\n{log.read_text()}", seconds=SECONDS_TO_START, every=0.05
+        )
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(psycopg.OperationalError):
+            psycopg.connect(self.url("postgres"), connect_timeout=2).close()
+            return True
+        return False
 
     def stop(self, how: str = "immediate") -> None:
         """Stop it; `immediate` is what a crash looks like, `fast` hangs up on everybody and writes all down."""

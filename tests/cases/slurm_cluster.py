@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,14 +101,14 @@ class SlurmCluster:
         """End jobs, daemons and whatever jobs left behind."""
         for name in ("slurmctld", *NODES, "slurmdbd", "mariadb", "munged"):
             self._end(name, signal.SIGKILL)
-        for _ in range(400):
-            left = self.processes()
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            if not left:
-                return
-            time.sleep(0.05)
+        eventually(self._ended_the_rest, "processes of the cluster do not end", seconds=60.0, every=0.05)
+
+    def _ended_the_rest(self) -> bool:
+        left = self.processes()
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not left
 
     def run(self, *command: str, check: bool = True) -> str:
         """What a command prints that talks to this cluster."""

@@ -8,9 +8,10 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from waiting import eventually
 
 PROGRAMS = (
     "swift-proxy-server", "swift-account-server", "swift-container-server", "swift-object-server",
@@ -120,12 +121,12 @@ class SwiftServer:
             self.processes.append(subprocess.Popen(command, stdout=log, stderr=log))
 
     def _wait_for(self, port: int) -> None:
-        deadline = time.monotonic() + 600
-        while time.monotonic() < deadline:
+        def answers() -> bool:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"nothing answers at {port}; see the logs in {self.directory}")
+                return True
+            return False
+
+        eventually(answers, f"nothing answers at {port}; see the logs in {self.directory}", seconds=600, every=0.05)
 
 
 def free_port() -> int:

@@ -1,5 +1,6 @@
 """The real vLLM as a server of a feedback stage: its answers are those of the same weights in this process."""
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import urllib.request
 from dataclasses import replace
 
 import pytest
+from waiting import eventually
 
 torch = pytest.importorskip("torch")
 
@@ -102,14 +104,13 @@ def address(model_dir, tmp_path_factory):
 
 
 def wait_until_it_answers(url, process, log):
-    for _ in range(STARTED_SECONDS):
+    def answers():
         assert process.poll() is None, log.read_text()[-3000:]
-        try:
-            with urllib.request.urlopen(f"{url}/models", timeout=10):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(1)
-    raise AssertionError(log.read_text()[-3000:])
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/models", timeout=10):
+            return True
+        return False
+
+    eventually(answers, lambda: log.read_text()[-3000:], seconds=STARTED_SECONDS, every=1.0)
 
 
 @pytest.fixture

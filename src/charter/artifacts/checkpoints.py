@@ -13,7 +13,7 @@ from typing import Any
 
 from charter.artifacts import durable
 from charter.artifacts.fence import token_of
-from charter.artifacts.fingerprint import FileFact, differences, facts_of, files_under
+from charter.artifacts.fingerprint import FileFact, describe, differences, facts_of, files_under
 from charter.artifacts.job import Job
 from charter.artifacts.whole_dir import MANIFEST, below, read_sealed, sealed_text
 from charter.errors import DataError, UsageError
@@ -313,7 +313,7 @@ def _metric(path: Path) -> float | None:
 def _of_another_run(path: Path, manifest: Mapping[str, Any], job: Job) -> str:
     identity = manifest.get("identity") or {}
     changes = differences(identity, job.identity) if identity and job.identity else []
-    lines = [_difference(*item) for item in changes[:_MOST_SHOWN]]
+    lines = [f"  {describe(*item)}" for item in changes[:_MOST_SHOWN]]
     if len(changes) > _MOST_SHOWN:
         lines.append(f"  and {len(changes) - _MOST_SHOWN} more")
     return "\n".join(
@@ -324,20 +324,6 @@ def _of_another_run(path: Path, manifest: Mapping[str, Any], job: Job) -> str:
             "  move it away to start this stage without it; nothing was changed",
         ]
     )
-
-
-def _difference(name: str, old: Any, new: Any) -> str:
-    section, _, rest = name.partition(".")
-    if section == "inputs":
-        return f"  input {rest} (a model, a stage's outputs or data) is another"
-    if section == "constitution":
-        return "  the constitution is another"
-    return f"  {rest or section}: {_shown(old)} in the checkpoint, {_shown(new)} now"
-
-
-def _shown(value: Any) -> str:
-    text = "nothing" if value is None else str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 @dataclass(frozen=True, kw_only=True)

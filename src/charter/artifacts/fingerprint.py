@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from charter.errors import DataError
@@ -213,6 +214,39 @@ def _differences(path: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:
             changes += _differences(f"{path}.{key}" if path else key, old.get(key), new.get(key))
         return changes
     return [] if old == new else [(path, old, new)]
+
+
+def describe(path: str, old: Any, new: Any, names: Mapping[str, str] = MappingProxyType({})) -> str:
+    """One difference between two identities in words; `names` gives the inputs' names by role.
+
+    >>> describe("spec.learning_rate", 0.0002, 0.0003, {})
+    'learning_rate 0.0002 -> 0.0003'
+    >>> describe("inputs.data", ["a"], ["b"], {"data": "helpful"})
+    'input helpful changed'
+    """
+    section, _, rest = path.partition(".")
+    match section:
+        case "spec":
+            return f"{rest} {_shown(old)} -> {_shown(new)}"
+        case "inputs":
+            return _describe_input(rest, old, new, names.get(rest, rest))
+        case "revision":
+            return f"Charter computes this kind differently (revision {old} -> {new})"
+        case "constitution":
+            return "the constitution changed"
+    return f"{path} {_shown(old)} -> {_shown(new)}"
+
+
+def _describe_input(role: str, old: Any, new: Any, names: str) -> str:
+    if not old:
+        return f"input {role} added"
+    if not new:
+        return f"input {role} removed"
+    return f"input {names} changed"
+
+
+def _shown(value: Any) -> str:
+    return "(none)" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _counts(item: "Field[Any]", value: object) -> bool:

@@ -16,6 +16,7 @@ from charter.artifacts import durable, fence
 from charter.artifacts.fence import LeaseTerm, term_of_process
 from charter.artifacts.group import member_path
 from charter.errors import DataError, UsageError
+from charter.units import format_moment
 
 LEASE = "lease.json"
 STALE_AFTER_SECONDS = 30.0
@@ -49,8 +50,7 @@ class Holder:
             return False
 
     def __str__(self) -> str:
-        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since))
-        return f"pid {self.pid} on {self.host.split('/')[0]} since {since}"
+        return f"pid {self.pid} on {self.host.split('/')[0]} since {format_moment(self.since, to='second')}"
 
 
 class Lease:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from charter.cli.common import DirOption, JsonOption, SetOption, open_project, print_json, project_root
+from charter.units import format_moment
 
 if TYPE_CHECKING:
     from charter.run.approval import Sampled
@@ -124,9 +125,7 @@ def _state(pipeline: "Pipeline", stage: "PlannedStage") -> dict[str, Any]:
 
 
 def _when(at: float | None) -> str:
-    from datetime import UTC, datetime
-
-    return "-" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return "-" if at is None else format_moment(at)
 
 
 def accept(
@@ -137,11 +136,12 @@ def accept(
     """Keep a finished stage although its fingerprint has changed, after showing the difference."""
     import sys
 
+    from charter.artifacts.fingerprint import describe
     from charter.artifacts.lease import Lease
     from charter.errors import UsageError
     from charter.run.graph import acceptance_of, build_pipeline, record_acceptance
     from charter.run.paths import run_dir
-    from charter.run.staleness import describe, input_names
+    from charter.run.staleness import input_names
 
     project, root = open_project(directory)
     pipeline = build_pipeline(project, root)

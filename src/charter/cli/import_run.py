@@ -396,9 +396,9 @@ def _print_going(going: "TakenBack") -> None:
 
 
 def _time(at: float | None) -> str:
-    import time
+    from charter.units import format_moment
 
-    return "not told" if at is None else time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
+    return "not told" if at is None else format_moment(at)
 
 
 def _import_json(item: "PastImport") -> dict[str, Any]:

@@ -9,6 +9,7 @@ import typer
 
 from charter.cli.common import DirOption, JsonOption, SetOption, VerifyOption, open_project, print_json, project_root
 from charter.errors import ExitCode
+from charter.units import format_moment
 
 if TYPE_CHECKING:
     from charter.spec.project import Project
@@ -56,7 +57,7 @@ def actions(directory: DirOption = Path("."), json_: JsonOption = False) -> None
     for event in events:
         stage = f"{event['stage']}: " if event.get("stage") else ""
         said = event.get("message") or f"run started by {event.get('by', 'unknown')}"
-        print(f"{_utc(event['time'])}  {stage}{said}")
+        print(f"{format_moment(event['time'], to='second')}  {stage}{said}")
     if not events:
         print("Nobody has done anything to this run yet.")
 
@@ -100,13 +101,9 @@ def _supervisor(sent: dict[str, Any], *, is_done: bool) -> str:
     job = f"as job {sent['job']}" if sent["job"] is not None else "(which number it got was never told)"
     what = f"{sent['state']} ({sent['reason']})" if sent["reason"] else sent["state"]
     if not sent["asked"]:
-        what = f"last known at {_utc(sent['known_at'])}: {what}"
+        what = f"last known at {format_moment(sent['known_at'], to='second')}: {what}"
     again = "" if is_done or sent["state"] in ("queued", "running") else "; `charter submit` sends another"
-    return f"supervisor: sent to {sent['engine']} {job} at {_utc(sent['sent_at'])}, {what}{again}"
-
-
-def _utc(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+    return f"supervisor: sent to {sent['engine']} {job} at {format_moment(sent['sent_at'], to='second')}, {what}{again}"
 
 
 def _remarks(stage: dict[str, Any]) -> str:

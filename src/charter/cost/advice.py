@@ -38,8 +38,6 @@ class Use:
     """Whether the stage can go on after a kill."""
     remaining_usd: float
     """What it is still expected to cost."""
-    spot_share: float | None = None
-    """Spot over on-demand price of the accelerator, where the price book has both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,12 +110,11 @@ def _spot(use: Use) -> Iterator[Advice]:
     usd, of = _base(use)
     if usd is None or usd <= 0:
         return
-    share = SPOT_SHARE if use.spot_share is None else use.spot_share
-    if share >= 1:
-        return
-    assumption = "" if use.spot_share is not None else " (at half the price, which is usual)"
-    text = f"it goes on from checkpoints, so spot would do{assumption}; `charter plan simulate` says what kills cost"
-    yield Advice(stage=use.stage, kind="spot", text=text, saving_usd=usd * (1 - share), of=of)
+    text = (
+        "it goes on from checkpoints, so spot would do (at half the price, which is usual); `charter plan simulate` "
+        "says what kills cost"
+    )
+    yield Advice(stage=use.stage, kind="spot", text=text, saving_usd=usd * (1 - SPOT_SHARE), of=of)
 
 
 DEFAULT_BUSY_SHARE = 0.05

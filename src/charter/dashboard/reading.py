@@ -35,6 +35,7 @@ from charter.run.staleness import states_of
 from charter.spec.load import BUDGET_FILE
 from charter.spec.project import Project
 from charter.tracking.base import IMPORTED_METRICS, METRICS
+from charter.units import format_moment
 
 FILE = "charter.yaml"
 DEEPEST = 4
@@ -543,8 +544,8 @@ class ProjectReader:
 def _as_of(ledger: LedgerNow) -> str:
     if not ledger.read_at:
         return "what was attempted and spent is not known, and shown as nothing"
-    moment = datetime.fromtimestamp(ledger.read_at, tz=UTC)
-    return f"what was attempted and spent is shown as it was last read, at {moment:%Y-%m-%d %H:%M:%S}"
+    moment = format_moment(ledger.read_at, to="second")
+    return f"what was attempted and spent is shown as it was last read, at {moment}"
 
 
 def _left_name(ledger: LedgerNow, root: Path) -> str:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
@@ -26,7 +26,7 @@ from charter.dashboard.site import ProjectSite
 from charter.dashboard.snapshot import Snapshot
 from charter.errors import CharterError
 from charter.report.markup import script_json
-from charter.units import format_bytes, format_count, format_seconds, format_usd
+from charter.units import format_bytes, format_count, format_moment, format_seconds, format_usd
 
 Params = Mapping[str, str]
 
@@ -248,7 +248,7 @@ def environment() -> Environment:
         percent=percent,
         ago=ago,
         iso=iso,
-        clock=clock,
+        clock=partial(format_moment, to="second"),
         short_seconds=short_seconds,
         state_word=state_word,
     )
@@ -294,11 +294,6 @@ def error_page(status: int, title: str, message: str) -> Response:
 def iso(unix_seconds: float) -> str:
     """A moment for machines."""
     return datetime.fromtimestamp(unix_seconds, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def clock(unix_seconds: float) -> str:
-    """A moment for people, in UTC as everywhere in Charter."""
-    return datetime.fromtimestamp(unix_seconds, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def json_text(value: Any) -> str:

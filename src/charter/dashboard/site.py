@@ -148,7 +148,7 @@ class LineFile:
             return []
 
     def _read(self, file: Any, restart: Callable[[], None]) -> list[bytes]:
-        inode = _stat(file).st_ino
+        inode = os.fstat(file.fileno()).st_ino
         if inode != self._known.inode or not self._is_as_left(file):
             if self._known.offset:
                 restart()
@@ -168,12 +168,6 @@ class LineFile:
         tail = self._known.tail
         file.seek(self._known.offset - len(tail))
         return bool(file.read(len(tail)) == tail)
-
-
-def _stat(file: Any) -> Any:
-    import os
-
-    return os.fstat(file.fileno())
 
 
 @dataclass

@@ -14,7 +14,7 @@ from typing import Any
 
 from charter.data.dataset import each_row
 from charter.data.rows import BadRowError, Row, SkippedRows, is_unicode, json_kind, row_kind
-from charter.errors import MissingExtraError, UsageError, how_to_install
+from charter.errors import UsageError, needing
 from charter.spec.project import DataSpec
 
 Turn = dict[str, str]
@@ -286,9 +286,5 @@ def _table(arrow: Any, group: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _pyarrow(module: str) -> Any:
-    try:
+    with needing("writing Parquet needs pyarrow", "data", otherwise="; .jsonl needs nothing"):
         return import_module(module)
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f"writing Parquet needs {error.name}: {how_to_install('data')}; .jsonl needs nothing"
-        ) from None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from charter.data.rows import Bad, BadRowError, Row, parse_json, parse_object
-from charter.errors import DataError, MissingExtraError, how_to_install, loads_json
+from charter.errors import DataError, loads_json, needing
 
 TURN_FIELDS = ("messages", "prompt", "completion", "chosen", "rejected")
 BATCH_ROWS = 512
@@ -101,10 +101,8 @@ def _turns(key: str, value: Any) -> Any:
 
 
 def _pyarrow(path: Path, module: str) -> Any:
-    try:
+    with needing(f"reading {path} needs pyarrow", "data"):
         return import_module(module)
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(f"reading {path} needs {error.name}: {how_to_install('data')}") from None
 
 
 def read_jsonl(path: Path, bad: Bad, *, before: int = 0) -> Iterator[Row]:

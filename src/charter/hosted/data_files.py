@@ -24,7 +24,7 @@ from charter.engines import handover_engine
 from charter.engines.common.engine import NOTHING, PARQUET, TOKENS
 from charter.engines.common.reward_file import row_text
 from charter.engines.installed import adapter_of
-from charter.errors import DataError, MissingExtraError, UsageError, how_to_install
+from charter.errors import DataError, UsageError, needing
 from charter.hosted.classifier import check_prompts
 from charter.inference.score import encode_scored
 from charter.models.chat import encode_prompt
@@ -405,11 +405,9 @@ def _write_prompts(stage: StageDir, setup: Setup, tokenizer: Any, directory: Pat
 
 def write_parquet(rows: Iterable[Row], path: Path) -> int:
     """Write all rows as one Parquet file; returns their number."""
-    try:
+    with needing("Parquet files need pyarrow", "data"):
         import pyarrow as arrow
         from pyarrow import parquet
-    except ImportError:
-        raise MissingExtraError(f"Parquet files need pyarrow: {how_to_install('data')}") from None
     count, writer = 0, None
     group: list[Row] = []
 

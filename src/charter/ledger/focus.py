@@ -210,8 +210,6 @@ class Account:
 
     identifier: str
     """The project."""
-    issuer: str | None = None
-    """Who sends the invoice; the provider of each row unless given."""
 
 
 def rows_of_attempts(
@@ -372,8 +370,8 @@ def _attempt_row(item: Accounted, part: _Part, account: Account) -> Row:
         "x_Owner": attempt.owner,
         "x_Outcome": attempt.outcome,
         "x_Clock": attempt.clock,
-        "x_StartedAt": _moment(part.started_at, exact=True),
-        "x_EndedAt": _moment(ended_at, exact=True),
+        "x_StartedAt": timestamp(part.started_at),
+        "x_EndedAt": timestamp(ended_at),
         "x_BilledSeconds": Decimal(part.milliseconds).scaleb(-3),
         "x_UsefulSeconds": Decimal(values["useful_milliseconds"]).scaleb(-3),
         "x_LostSeconds": Decimal(values["milliseconds"] - values["useful_milliseconds"]).scaleb(-3),
@@ -414,7 +412,7 @@ def _frame(account: Account, *, provider: str, started_at: float, ended_at: floa
         "ChargeFrequency": "Usage-Based",
         "ChargePeriodStart": _moment(started_at),
         "ChargePeriodEnd": _moment(max(ended_at, started_at) + 0.999999),
-        "InvoiceIssuerName": account.issuer or provider,
+        "InvoiceIssuerName": provider,
         "HostProviderName": provider,
         "ProviderName": provider,
         "PublisherName": PUBLISHER,
@@ -456,10 +454,8 @@ def _next_month(moment: datetime) -> datetime:
     return (start + timedelta(days=32)).replace(day=1)
 
 
-def _moment(unix_seconds: float, *, exact: bool = False) -> str:
-    moment = datetime.fromtimestamp(unix_seconds, tz=UTC)
-    text = moment.isoformat(timespec="milliseconds" if exact else "seconds")
-    return text.replace("+00:00", "Z")
+def _moment(unix_seconds: float) -> str:
+    return datetime.fromtimestamp(unix_seconds, tz=UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _usd(micro_usd: int) -> Decimal:

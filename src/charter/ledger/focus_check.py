@@ -10,7 +10,7 @@ from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from charter.errors import MissingExtraError, how_to_install
+from charter.errors import needing
 from charter.ledger.focus import Cell, Row, column_order
 from charter.ledger.focus_columns import BY_NAME, COLUMNS, DEFAULT_VERSION, SUBCATEGORIES, Column, Version, version_of
 
@@ -215,13 +215,9 @@ def cell_text(value: Cell) -> str:
 
 def to_parquet(rows: Sequence[Row], version: Version = DEFAULT_VERSION) -> bytes:
     """Rows as a Parquet file: costs, prices and quantities as decimals, moments as UTC timestamps."""
-    try:
+    with needing("FOCUS as Parquet needs pyarrow", "data", otherwise="; .csv needs nothing"):
         import pyarrow as pa
         from pyarrow import parquet
-    except ImportError:
-        raise MissingExtraError(
-            f"FOCUS as Parquet needs pyarrow: {how_to_install('data')}; .csv needs nothing"
-        ) from None
     columns = column_order(rows, version)
     fields = [pa.field(name, _type(pa, name, rows)) for name in columns]
     arrays = [pa.array([_value(field.type, row.get(field.name), pa) for row in rows], field.type) for field in fields]

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from charter.artifacts import durable
 from charter.artifacts.job import JOB_FILE
 from charter.artifacts.lease import LEASE, read_holder
-from charter.errors import DataError, MissingExtraError, how_to_install
+from charter.errors import DataError, how_to_install, needing
 from charter.metering.row import GpuSample, HostSample, MeterRow, append_row
 
 # -------- Accelerators by NVML: activity, memory, power, energy, temperature, errors; only those that a job may use.
@@ -339,10 +339,8 @@ def with_descendants(pids: Iterable[int], *, without: int | None = None) -> tupl
 
 
 def _psutil() -> Any:
-    try:
+    with needing("metering needs psutil", "meter"):
         import psutil
-    except ImportError:
-        raise MissingExtraError(f"metering needs psutil: {how_to_install('meter')}") from None
     return psutil
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from charter.errors import MissingExtraError, StageError, how_to_install
+from charter.errors import StageError, needing
 from charter.models.engine_layout import StageLayout
 from charter.models.runtime import seeded
 from charter.models.sharded_load import hugging_face_models
@@ -213,19 +213,13 @@ def _plain_linear(layer: Any) -> nn.Linear:
 
 
 def _peft() -> Any:
-    try:
+    with needing("adapters need peft", "adapters"):
         import peft
-    except ImportError:
-        raise MissingExtraError(f"adapters need peft: {how_to_install('adapters')}") from None
     return peft
 
 
 def _bitsandbytes() -> Any:
-    try:
+    what = "an adapter over a base in 4 or 8 bits needs bitsandbytes"
+    with needing(what, "adapters", otherwise="; base_bits 16 needs nothing"):
         import bitsandbytes
-    except ImportError:
-        raise MissingExtraError(
-            f"an adapter over a base in 4 or 8 bits needs bitsandbytes: {how_to_install('adapters')}; "
-            "base_bits 16 needs nothing"
-        ) from None
     return bitsandbytes

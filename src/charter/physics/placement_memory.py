@@ -58,8 +58,6 @@ class PpoJob:
     """Sequences that one replica of the generator decodes at once."""
     placement: Placement = "colocated"
     generation_tensor: int = 1
-    scoring_layout: Layout | None = None
-    """Layout of the frozen roles where it differs from the trained ones'."""
     precision: TrainingPrecision = FSDP_MIXED
     profile: MemoryProfile = NATIVE
     accelerator: Accelerator | None = None
@@ -139,7 +137,7 @@ def _training_phases(trained: Mapping[str, MemoryBreakdown]) -> dict[str, tuple[
 
 def _frozen(job: PpoJob, role: PpoRole) -> Term:
     """16-bit weights of a frozen role, sharded like the trained ones under ZeRO-3."""
-    layout = job.scoring_layout or job.layout
+    layout = job.layout
     rank = rank_parameters(role.architecture, layout, scalar_head=role.scalar_head)
     sharded_parameters = float(frozen_parameters(role.architecture, Layouts.of(layout), scalar_head=role.scalar_head))
     return bytes_term(
@@ -153,7 +151,7 @@ def _frozen(job: PpoJob, role: PpoRole) -> Term:
 
 def _scoring(job: PpoJob) -> dict[str, tuple[tuple[str, Term], ...]]:
     """One forward pass of a micro-batch through each frozen role."""
-    layout = job.scoring_layout or job.layout
+    layout = job.layout
     phases = {}
     for role in job.roles:
         if role.trained:

@@ -11,6 +11,8 @@ SECONDS_PER_MINUTE = 60.0
 BATCH_SECONDS = 8 * 3600.0
 """Of a round of questions by file: a third of the 24 hours within which providers promise it. Nobody measured it, and
 p90 is three times as long: the promise."""
+TOKENS_PER_SECOND, FIRST_TOKEN_SECONDS = 60.0, 1.0
+"""Of one answer as it streams: judgement, since nobody measured it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,17 +29,12 @@ class ApiPrice:
     by_batch: bool = False
     """Questions go by file, and no limit per minute holds them."""
     requests_per_minute: float | None = None
-    input_tokens_per_minute: float | None = None
-    output_tokens_per_minute: float | None = None
     tokens_per_minute: float | None = None
     """Of prompts and answers together."""
     cached_share: float = 0.0
     """Of a prompt, that former requests left in the endpoint's cache: instructions and few-shot examples in front."""
     concurrency: float = 64.0
     """Requests in flight at once."""
-    tokens_per_second: float = 60.0
-    """Of one answer as it streams; judgement where nobody measured it."""
-    first_token_seconds: float = 1.0
     thinking_tokens: float = 0.0
     """Written before each answer, and charged like it."""
 
@@ -62,8 +59,7 @@ class ApiJudgement:
     usd: float | None
     """None without a price."""
     bound_by: str
-    """`requests per minute`, `input tokens per minute`, `output tokens per minute`, `tokens per minute`,
-    `concurrency` or `batch window`."""
+    """`requests per minute`, `tokens per minute`, `concurrency` or `batch window`."""
 
 
 def api_judgement(
@@ -75,7 +71,7 @@ def api_judgement(
 ) -> ApiJudgement:
     """Seconds and dollars of `requests` requests of `input_tokens` and `output_tokens` tokens each.
 
-    Seconds: those of a batch, or the slowest of the four limits, `requests / rpm`, `tokens / tpm`, and `requests x
+    Seconds: those of a batch, or the slowest of the three limits, `requests / rpm`, `tokens / tpm`, and `requests x
     answer time / concurrency`. The price's `cached_share` of the prompt is a prefix seen before.
     Retries after refused requests are not counted.
 
@@ -87,11 +83,9 @@ def api_judgement(
     usd = _usd(price, requests, input_tokens, output_tokens)
     if price.by_batch:
         return ApiJudgement(seconds=BATCH_SECONDS if requests else 0.0, usd=usd, bound_by="batch window")
-    answer = price.first_token_seconds + output_tokens / price.tokens_per_second
+    answer = FIRST_TOKEN_SECONDS + output_tokens / TOKENS_PER_SECOND
     limits = {
         "requests per minute": (requests, price.requests_per_minute),
-        "input tokens per minute": (requests * input_tokens, price.input_tokens_per_minute),
-        "output tokens per minute": (requests * output_tokens, price.output_tokens_per_minute),
         "tokens per minute": (requests * (input_tokens + output_tokens), price.tokens_per_minute),
     }
     times = {name: SECONDS_PER_MINUTE * amount / rate for name, (amount, rate) in limits.items() if rate}

@@ -380,8 +380,6 @@ class PlanChoice:
     proven: bool = True
     """No choice of the ways that are not dropped beforehand (`useful`) is better. False where the search was cut short,
     and where a pool is scarce and results move: there a way that is dropped for one elsewhere might be better."""
-    considered: int = 0
-    """Partial plans that were evaluated."""
 
 
 def best(problem: ChoiceProblem, goal: Goal, *, known: Sequence[Sequence[int]] = ()) -> PlanChoice | None:
@@ -397,9 +395,8 @@ def best(problem: ChoiceProblem, goal: Goal, *, known: Sequence[Sequence[int]] =
     back = [{int(row): index for index, row in enumerate(rows)} for rows in selected]
     starts = [[back[stage].get(way, 0) for stage, way in enumerate(plan)] for plan in known]
     top = _improved(small, goal, _top(small, goal, evaluate(small, [*bounds.guesses(), *starts]), None))
-    rows, considered, proven = PartialPlans.empty(), 0, not (problem.capacity and problem.moves)
+    rows, proven = PartialPlans.empty(), not (problem.capacity and problem.moves)
     for stage, ways in enumerate(small.ways):
-        considered += len(rows) * len(ways)
         rows = _promising(small, bounds, rows, len(ways), None if top is None else top[0])
         if stage + 1 < len(small.ways):
             rows = rows.take(undominated(*bounds.open_figures(rows)))
@@ -415,7 +412,6 @@ def best(problem: ChoiceProblem, goal: Goal, *, known: Sequence[Sequence[int]] =
         seconds=(float(winner.end[0, :, P50].max()), float(winner.end[0, :, P90].max())),
         usd=(float(winner.usd[0, P50]), float(winner.usd[0, P90])),
         proven=proven,
-        considered=considered,
     )
 
 

@@ -76,7 +76,8 @@ def _in_granules(option: Option, granule_seconds: float | None) -> Option:
     if granule_seconds is None or option.place.is_cpu:
         return option
     billed = math.ceil(option.overhead.billed_seconds / granule_seconds - 1e-9) * granule_seconds
-    return replace(option, overhead=replace(option.overhead, billed_seconds=billed))
+    overhead = replace(option.overhead, billed_seconds=billed, granule_seconds=granule_seconds)
+    return replace(option, overhead=overhead)
 
 
 def block_days(seconds: float) -> int | None:
@@ -221,6 +222,7 @@ def shared_servers(stages: Sequence[StagePlan], timeline: Timeline) -> tuple[Sha
                 usd_per_hour=hourly,
                 start_seconds=later.option.overhead.start_seconds,
                 load_seconds=asks[later.name][model] / CHECKPOINT_BYTES_PER_SECOND_PER_NODE,
+                granule_seconds=later.option.overhead.granule_seconds,
             )
             uses.append(SharedServers(model=model, earlier=earlier.name, later=later.name, gap=gap))
     return tuple(uses)

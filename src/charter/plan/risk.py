@@ -93,6 +93,8 @@ class Overhead:
     """Until an asynchronous save is durable."""
     waits: SpotWaits | None = None
     """How long a spot pool may make it wait; the mean is in `wall_seconds`."""
+    granule_seconds: float = 1.0
+    """What a started machine is billed in multiples of."""
 
     @property
     def median_wall_seconds(self) -> float:

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ from charter.run.staleness import assess
 from charter.spec.project import Project
 from charter.spec.stage import TRAINS
 from charter.tracking import meter_rows, summarise
-from charter.units import GB, MICRO_USD_PER_USD, format_bytes, format_usd
+from charter.units import GB, MICRO_USD_PER_USD, format_bytes, format_moment, format_usd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +112,7 @@ def print_storage(places: tuple[StoredPlace, ...], plan: Mapping[str, Any] | Non
             f"{place.gib_months:.3g}",
             format_usd(_usd(place.micro_usd)),
             format_bytes(place.sent_bytes) if place.sent_bytes else "",
-            f"{datetime.fromtimestamp(place.last_at, tz=UTC):%Y-%m-%d %H:%M} UTC",
+            format_moment(place.last_at),
         )
     console.print(table)
     content = storage_json(places, plan)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
@@ -11,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from charter.cost.advice import Advice
-from charter.ledger.account import Accounted, totals_of
+from charter.ledger.account import Accounted, day_of, totals_of
 from charter.ledger.sums import Sums, total_of
 from charter.report.cost import CostFacts, budget_json, print_storage, storage_json, unit_costs
 from charter.report.overview import Overview, StageView, lost, spent, spent_on_calls
@@ -140,7 +139,7 @@ def print_groups(facts: CostFacts, console: Console) -> None:
         text = f"Idle: machines were held and did nothing for {format_seconds(totals.idle_milliseconds / 1000)}{usd}"
         console.print(text, style="yellow", highlight=False)
     for fee in facts.fees:
-        days = " to ".join(f"{datetime.fromtimestamp(at, tz=UTC):%Y-%m-%d}" for at in (fee.started_at, fee.ended_at))
+        days = " to ".join(day_of(at) for at in (fee.started_at, fee.ended_at))
         usd = format_usd((fee.micro_usd or 0) / MICRO_USD_PER_USD)
         console.print(f"Fee: {escape(fee.resource)}, {escape(fee.provider)}, {days}: {usd} on top", highlight=False)
     energy = energy_json(facts.spending.total, facts.project.metering.power_usage_effectiveness)

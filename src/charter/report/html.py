@@ -1,7 +1,6 @@
 """One self-contained HTML page of a plan or a run: style, charts and data in the file, nothing loaded."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from charter import __version__
@@ -13,6 +12,7 @@ from charter.report.read import RunFiles
 from charter.report.results import POINTS, all_results, is_point, measured_curves, unit_of
 from charter.report.sections import header
 from charter.tracking.base import series
+from charter.units import format_moment
 
 CURVES = (
     "loss", "accuracy", "reward_mean", "kl", "kl_coefficient", "policy_loss", "value_loss", "entropy",
@@ -173,9 +173,8 @@ def report_html(run: RunFiles, *, now: float) -> str:
     view = overview(run)
     charts = chart_data(run, view)
     ran = view.totals.attempts > 0
-    stamp = datetime.fromtimestamp(now, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
     body = (
-        header(view, title=run.project, subtitle=f"{'Run' if ran else 'Plan'} report, {stamp}"),
+        header(view, title=run.project, subtitle=f"{'Run' if ran else 'Plan'} report, {format_moment(now)}"),
         sections.results(run, charts["results"], charts["measured"]),
         sections.rewards(run),
         sections.stage_table(view),

@@ -243,7 +243,6 @@ class RunningAttempt:
     hang: Hang | None = None
     hung_at: float = 0.0
     """Monotonic time when the hang was noticed."""
-    last_heartbeat: float = 0.0
     last_shown: Mapping[str, Any] = field(default_factory=dict)
     is_own_clock: bool = True
     """Whether its line in the ledger was begun by this process, so that its monotonic clock counts."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from charter.artifacts.fingerprint import differences
+from charter.artifacts.fingerprint import describe, differences
 from charter.artifacts.job import JOB_FILE
 from charter.artifacts.stage_state import (
     Proof,
@@ -82,27 +82,6 @@ def states_of(
     return states
 
 
-def describe(path: str, old: Any, new: Any, names: Mapping[str, str]) -> str:
-    """One difference between two identities in words; `names` gives the inputs' names by role.
-
-    >>> describe("spec.learning_rate", 0.0002, 0.0003, {})
-    'learning_rate 0.0002 -> 0.0003'
-    >>> describe("inputs.data", ["a"], ["b"], {"data": "helpful"})
-    'input helpful changed'
-    """
-    section, _, rest = path.partition(".")
-    match section:
-        case "spec":
-            return f"{rest} {_shown(old)} -> {_shown(new)}"
-        case "inputs":
-            return _describe_input(rest, old, new, names.get(rest, rest))
-        case "revision":
-            return f"Charter computes this kind differently (revision {old} -> {new})"
-        case "constitution":
-            return "the constitution changed"
-    return f"{path} {_shown(old)} -> {_shown(new)}"
-
-
 def input_names(stage: PlannedStage, old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
     """For every role, the names of those inputs whose fingerprints differ between two identities."""
     names: dict[str, str] = {}
@@ -127,15 +106,3 @@ def _difference(stage: PlannedStage, root: Path, read: Callable[[Path], Mapping[
         if isinstance(old, dict) and (words := describe_all(stage, old)):
             return "; ".join(words)
     return ""
-
-
-def _describe_input(role: str, old: Any, new: Any, names: str) -> str:
-    if not old:
-        return f"input {role} added"
-    if not new:
-        return f"input {role} removed"
-    return f"input {names} changed"
-
-
-def _shown(value: Any) -> str:
-    return "(none)" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -26,7 +26,7 @@ from typing import Any
 
 from charter.artifacts import durable
 from charter.artifacts.stage_state import TrackerState
-from charter.errors import MissingExtraError, how_to_install
+from charter.errors import needing
 from charter.spec.sections import MlflowSettings, WandbSettings
 from charter.tracking.base import Input, MetricRow, RunFacts, Secrets, is_reference
 
@@ -146,10 +146,8 @@ def open_mlflow(settings: MlflowSettings, *, run_name: str, root: Path, director
             os.environ[variable] = secrets.read(reference, of=what)
     if settings.username is not None:
         os.environ["MLFLOW_TRACKING_USERNAME"] = settings.username
-    try:
+    with needing("tracking names mlflow, which is not installed", "mlflow"):
         from mlflow import MlflowClient
-    except ImportError:
-        raise MissingExtraError(f"tracking names mlflow, which is not installed: {how_to_install('mlflow')}") from None
     uri = _uri(settings, root=root, directory=directory, secrets=secrets)
     local = None if uri.startswith("http") else (directory / "mlflow-artifacts").resolve().as_uri()
     return MlflowDestination(
@@ -350,10 +348,8 @@ def open_wandb(settings: WandbSettings, *, run_name: str, directory: Path, secre
     if settings.api_key is not None:
         os.environ["WANDB_API_KEY"] = secrets.read(settings.api_key, of="the key of W&B")
     os.environ.setdefault("WANDB_SILENT", "true")
-    try:
+    with needing("tracking names wandb, which is not installed", "wandb"):
         import wandb
-    except ImportError:
-        raise MissingExtraError(f"tracking names wandb, which is not installed: {how_to_install('wandb')}") from None
     return WandbDestination(wandb, settings, project=run_name, directory=directory)
 
 
@@ -484,11 +480,7 @@ def _cell(text: str) -> str:
 
 
 def _library() -> tuple[Any, Any, Any]:
-    try:
+    with needing("tracking names tensorboard, which is not installed", "tensorboard"):
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
-    except ImportError:
-        raise MissingExtraError(
-            f"tracking names tensorboard, which is not installed: {how_to_install('tensorboard')}"
-        ) from None
     return event_pb2, summary_pb2, RecordWriter

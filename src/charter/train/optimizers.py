@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from charter.errors import MissingExtraError, StageError, how_to_install
+from charter.errors import StageError, needing
 from charter.models.parallel import own_part
 from charter.physics.memory_profiles import VISITING_BYTES
 
@@ -145,10 +145,8 @@ def _spread_as(weight: nn.Parameter, local: Tensor) -> Tensor:
 def _eight_bit(entries: list[dict[str, Any]], betas: tuple[float, float]) -> torch.optim.Optimizer:
     if any(isinstance(item, DTensor) for entry in entries for item in entry["params"]):
         raise StageError("adamw_8bit works on whole parameters; with it use zero 0 and tensor 1, or optimizer adamw")
-    try:
+    with needing("the optimizer adamw_8bit needs bitsandbytes", "adapters"):
         from bitsandbytes.optim import AdamW8bit
-    except ImportError:
-        raise MissingExtraError(f"the optimizer adamw_8bit needs bitsandbytes: {how_to_install('adapters')}") from None
     optimizer: torch.optim.Optimizer = AdamW8bit(entries, betas=betas, eps=EPSILON)
     return optimizer
 

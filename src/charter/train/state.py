@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from charter.artifacts import durable
 from charter.artifacts.fingerprint import files_under, is_disk_full
 from charter.errors import DataError, StageError
+from charter.models.parallel import plain_name
 from charter.models.ranks import Ranks
 
 
@@ -140,8 +141,6 @@ def _plain_error(error: CheckpointException, what: str) -> Exception:
     return StageError(f"{what}: {'; '.join(f'{type(cause).__name__}: {cause}' for cause in causes)}")
 
 
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
-"""What torch.compile and activation checkpointing put into names."""
 _HOW_NOT_WHAT = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
 """Options of an optimizer that say how it computes; they belong to the process, not to the state."""
 
@@ -230,24 +229,18 @@ def _module_tensors(module: nn.Module, optimizer: torch.optim.Optimizer | None) 
     for name, parameter in parameters:
         if trained is None or id(parameter) in trained:
             yield name, parameter.detach()
-    saved_names = {_plain_name(name) for name in _unwrapped(module).state_dict(keep_vars=True)}
+    saved_names = {plain_name(name) for name in _unwrapped(module).state_dict(keep_vars=True)}
     for name, buffer in _unwrapped(module).named_buffers():
-        if _plain_name(name) in saved_names:
-            yield _plain_name(name), buffer.detach()
+        if plain_name(name) in saved_names:
+            yield plain_name(name), buffer.detach()
 
 
 def _parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(_plain_name(name), parameter) for name, parameter in _unwrapped(module).named_parameters()]
+    return [(plain_name(name), parameter) for name, parameter in _unwrapped(module).named_parameters()]
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
     return module.module if isinstance(module, DistributedDataParallel) else module
-
-
-def _plain_name(name: str) -> str:
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
 
 
 def _optimizer_entries(module: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, str, Any]]:

@@ -2,13 +2,13 @@
 
 import itertools
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from kubernetes_kubelet import Kubelet
 from kubernetes_server import KubernetesServer, missing
+from waiting import eventually
 
 from charter.launch.job import StageJob
 from charter.launch.kubernetes.scheduler import Kubectl, KubernetesScheduler, run_process
@@ -97,12 +97,10 @@ def wait(scheduler):
     """Polls until a job stands as asked; returns its state."""
 
     def until(number, **wanted):
-        deadline = time.monotonic() + WAIT_SECONDS
-        while True:
+        def as_wanted():
             state = scheduler.poll([number])[number]
-            if all(getattr(state, name) == value for name, value in wanted.items()):
-                return state
-            assert time.monotonic() < deadline, f"{state} is not {wanted}"
-            time.sleep(0.2)
+            return state if all(getattr(state, name) == value for name, value in wanted.items()) else None
+
+        return eventually(as_wanted, lambda: f"{number} is not {wanted}", seconds=WAIT_SECONDS, every=0.2)
 
     return until

@@ -4,10 +4,9 @@ The server is 1.20, which knows no Indexed Jobs (arrays), no JobSets (several no
 the tests of these are left out, and what is rendered for them is checked against the schemas of newer releases.
 """
 
-import time
-
 import pytest
 from scheduler_contract import LOSE_NODE, RECORDS_OF_STARTS, EngineUnderTest, RunContract, SchedulerContract
+from waiting import eventually
 
 from charter.launch.kubernetes.scheduler import KubernetesScheduler
 
@@ -21,8 +20,7 @@ def engine(server, kubelets, settings):
         """Nobody hears from the node any more, until Kubernetes has given it up."""
         [node] = scheduler.poll([job_id])[job_id].nodes
         next(kubelet for kubelet in kubelets if kubelet.node == node).freeze()
-        while not ((state := scheduler.poll([job_id])[job_id]).restarts or state.phase == "ended"):
-            time.sleep(0.5)
+        eventually(lambda: (state := scheduler.poll([job_id])[job_id]).restarts or state.phase == "ended", every=0.5)
 
     launch = {
         "image": settings.image,

@@ -5,13 +5,13 @@ import re
 import sqlite3
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from slurm_cluster import SlurmCluster
+from waiting import eventually
 
 TOGETHER = ("--set", "resources.accelerators=cpu:2", "--set", "resources.num_nodes=2", "--set", "resources.cpus=2")
 
@@ -87,11 +87,10 @@ def finished(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) ->
     number = re.search(r"submitted to slurm: (\d+)\n", charter(cluster, *send))[1]
     again = run_charter(cluster, *send)
     charter(cluster, "run", "-C", str(here), "--yes")
-    deadline = time.monotonic() + RUN_SECONDS
-    while (state := job_state(cluster, number)) not in ENDED:
-        assert time.monotonic() < deadline, cluster.tails()
-        time.sleep(0.5)
-    assert state == "COMPLETED", [log.read_text() for log in (there / "run" / "supervisor").glob("log-*.txt")]
+    eventually(lambda: job_state(cluster, number) in ENDED, cluster.tails, seconds=RUN_SECONDS, every=0.5)
+    assert job_state(cluster, number) == "COMPLETED", [
+        log.read_text() for log in (there / "run" / "supervisor").glob("log-*.txt")
+    ]
     return here, there, Sent(number=number, again=again)
 
 

@@ -100,5 +100,5 @@ def test_the_refusal_says_what_differs_and_how_much_more(make_stage):
     other = Checkpoints(stage.path, replace(job, identity=changed, fingerprint="b" * 64))
     with pytest.raises(DataError) as caught:
         other.newest()
-    assert "  the constitution is another\n  field_0: 0 in the checkpoint, 1 now" in str(caught.value)
+    assert "is expected\n  the constitution changed\n  field_0 0 -> 1\n" in str(caught.value)
     assert "  and 4 more" in str(caught.value)

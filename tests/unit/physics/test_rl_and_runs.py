@@ -117,10 +117,8 @@ def test_constants_have_sources():
 def test_the_tightest_limit_of_an_endpoint_decides():
     slow = api_judgement(PRICE, requests=6000, input_tokens=500, output_tokens=10)
     assert (slow.seconds, slow.bound_by) == (600.0, "requests per minute")
-    tokens = replace(PRICE, input_tokens_per_minute=100_000.0)
-    assert (
-        api_judgement(tokens, requests=6000, input_tokens=500, output_tokens=10).bound_by == "input tokens per minute"
-    )
+    tokens = replace(PRICE, tokens_per_minute=100_000.0)
+    assert api_judgement(tokens, requests=6000, input_tokens=500, output_tokens=10).bound_by == "tokens per minute"
     few = replace(PRICE, requests_per_minute=None, concurrency=1.0)
     assert api_judgement(few, requests=10, input_tokens=500, output_tokens=60).seconds == pytest.approx(20)
 

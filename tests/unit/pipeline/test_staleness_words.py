@@ -1,6 +1,6 @@
 import pytest
 
-from charter.run.staleness import describe
+from charter.artifacts.fingerprint import describe
 
 
 @pytest.mark.parametrize(

@@ -318,3 +318,15 @@ def test_stages_that_ask_the_same_judge_share_servers(lab):
     assert "are kept: " in shared_servers(plan.stages, at_once)[0].line
     together = replace(later, start_seconds={"first": 0.0, "second": 0.0})
     assert shared_servers(plan.stages, together) == ()
+
+
+def test_servers_are_kept_through_a_billing_granule(lab):
+    models = {"base": ModelSpec(architecture=lab.LLAMA_8B), "judge": ModelSpec(architecture=lab.LLAMA_70B)}
+    label = LabelStage(judge="judge", candidates=("pairs",))
+    project = lab.project(models=models, pipeline={"first": label, "second": label})
+    hourly = replace(project, resources=replace(project.resources, billing_granule=3600.0))
+    plan = lab.planned(hourly)
+    pause = replace(plan.timeline(), start_seconds={"first": 0.0, "second": 3000.0}, end_seconds={"first": 0.0})
+    (found,) = shared_servers(plan.stages, pause)
+    assert found.gap.granule_seconds == 3600.0
+    assert "are kept: " in found.line

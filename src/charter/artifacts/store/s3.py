@@ -15,7 +15,7 @@ from charter.artifacts import faults
 from charter.artifacts.fingerprint import FileFact, check_chunks
 from charter.artifacts.store.place import BUCKET, NO_TAGS, READ_BYTES, PlaceError, StoredObject, Tags
 from charter.artifacts.whole_dir import wrong_name
-from charter.errors import DataError, MissingExtraError, UsageError, how_to_install
+from charter.errors import DataError, UsageError, needing
 
 CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 10, 60, 3
 """A store that is down must be noticed within a minute; what fails then is tried again later by whoever asked."""
@@ -23,10 +23,8 @@ CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 10, 60, 3
 
 def file_system() -> Any:
     """A client of s3fs that keeps no list of names; MissingExtraError where s3fs is not installed."""
-    try:
+    with needing("keeping copies in a bucket needs s3fs", "store"):
         import s3fs
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(f"keeping copies in a bucket needs {error.name}: {how_to_install('store')}") from None
     config = {
         "s3": {"addressing_style": "path"},
         "request_checksum_calculation": "when_required",

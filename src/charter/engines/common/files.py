@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import subprocess
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -115,6 +116,22 @@ def write_model(weights: Sequence[Path], directory: Path, source: Path, target: 
     for path in [*weights, *sorted(directory.glob("*.safetensors.index.json"))]:
         link_file(path, target / path.name)
     copy_beside(source, target)
+
+
+def converted_weights(command: Sequence[str], tool: str, directory: Path) -> list[Path]:
+    """Run a command of an engine that writes a model into a directory beside its files, and return the weights."""
+    shutil.rmtree(directory, ignore_errors=True)
+    ended = subprocess.run(command, cwd=directory.parent, capture_output=True, text=True, check=False)
+    if ended.returncode != 0:
+        raise StageError(f"{tool} ended with {ended.returncode}:\n{ended.stderr[-2000:]}")
+    return sorted(directory.glob("*.safetensors"))
+
+
+def write_saved_model(directory: Path, source: Path, target: Path) -> None:
+    """Put a model that an engine saved as a hub has it together with configuration and tokenizer of the first one."""
+    if next(directory.glob("adapter_*"), None) is not None:
+        raise StageError(f"{directory} holds an adapter alone; merge it with peft before it is used")
+    write_model(sorted(directory.glob("*.safetensors")), directory, source, target)
 
 
 def copy_beside(source: Path, target: Path) -> None:

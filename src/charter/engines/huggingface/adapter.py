@@ -33,7 +33,15 @@ from charter.artifacts.job import Job
 from charter.artifacts.safetensors_file import read_header
 from charter.artifacts.whole_dir import MANIFEST
 from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint, LoggedStep
-from charter.engines.common.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, link_tree, move_to, processes_in, write_model
+from charter.engines.common.files import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    link_tree,
+    move_to,
+    numbered_steps,
+    processes_in,
+    write_model,
+)
 from charter.engines.common.request import Handover
 from charter.errors import DataError, loads_json
 from charter.spec.ppo_stage import PpoStage
@@ -232,7 +240,6 @@ def _step_of(path: Path) -> int | None:
 
 OUTPUT, TAKEN, RESUME = "output", "taken", "resume"
 """Below the work directory: what the engine writes; its newest checkpoint that Charter has; what it goes on from."""
-_NAME = re.compile(r"checkpoint-(\d+)")
 _LOGGED = re.compile(r"^\{.*'loss': .*\}$")
 _COUNTERS = frozenset({"epoch", "num_tokens", "num_input_tokens_seen"})
 _OWN_NAMES = {**NAMES, "grad_norm": "gradient_norm"}
@@ -263,7 +270,7 @@ class HuggingFaceAdapter(EngineAdapter):
 
     def steps(self, work: Path, log: Path) -> Iterable[LoggedStep]:
         """One line of figures per step, with `logging_steps: 1`; its number is that of the line."""
-        first = max((step for step, _ in _numbered(work / RESUME)), default=0)
+        first = max((step for step, _ in numbered_steps(work / RESUME, CHECKPOINT)), default=0)
         for number, values in enumerate(_lines(log), start=first + 1):
             if number % self.updates == 0:
                 yield LoggedStep(step=number // self.updates, metrics=values)
@@ -289,7 +296,7 @@ class HuggingFaceAdapter(EngineAdapter):
 
     def _whole_ones(self, directory: Path, work: Path) -> list[EngineCheckpoint]:
         """Those at the end of a step of the stage."""
-        numbered = [item for item in sorted(_numbered(directory)) if item[0] % self.updates == 0]
+        numbered = [item for item in numbered_steps(directory, CHECKPOINT) if item[0] % self.updates == 0]
         return [
             EngineCheckpoint(step=step // self.updates, path=path)
             for step, path in numbered
@@ -304,16 +311,6 @@ def adapter_of(job: Job) -> HuggingFaceAdapter:
         return HuggingFaceAdapter()
     updates = max(1, spec.ppo_epochs * spec.rollout_batch // spec.minibatch)
     return HuggingFaceAdapter(updates=updates, saves_on_sigterm=False)
-
-
-def _numbered(directory: Path) -> Iterator[tuple[int, Path]]:
-    try:
-        paths = list(directory.iterdir())
-    except OSError:
-        return
-    for path in paths:
-        if (name := _NAME.fullmatch(path.name)) is not None:
-            yield int(name[1]), path
 
 
 def _weights(directory: Path) -> list[Path]:

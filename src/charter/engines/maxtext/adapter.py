@@ -14,7 +14,6 @@ from 0; `write_metrics_locally`: a JSON object per step where `metrics_file` nam
 import math
 import re
 import shutil
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import ClassVar
 from charter.artifacts.durable import objects_in
 from charter.artifacts.whole_dir import MANIFEST
 from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint, LoggedStep, LogReader
-from charter.engines.common.files import link_tree, read_log, write_model
+from charter.engines.common.files import converted_weights, link_tree, numbered_steps, read_log, write_model
 from charter.engines.common.request import Handover
 from charter.engines.maxtext.mapping import CHECKPOINTS, ITEMS, conversion, model_name
 from charter.errors import StageError
@@ -100,12 +99,8 @@ class MaxTextAdapter(EngineAdapter):
 
     def checkpoints(self, work: Path) -> Sequence[EngineCheckpoint]:
         """Those that have their final name."""
-        try:
-            paths = list((work / CHECKPOINTS).iterdir())
-        except OSError:
-            return ()
-        finished = sorted((int(path.name), path) for path in paths if path.name.isdecimal() and (path / ITEMS).is_dir())
-        return [EngineCheckpoint(step=last + 1, path=path) for last, path in finished]
+        steps = numbered_steps(work / CHECKPOINTS, "")
+        return [EngineCheckpoint(step=last + 1, path=path) for last, path in steps if (path / ITEMS).is_dir()]
 
     def taken(self, checkpoint: EngineCheckpoint, work: Path) -> None:
         """Nothing: a step is written once, and `place` empties the directory before it could be again."""
@@ -128,13 +123,10 @@ class MaxTextAdapter(EngineAdapter):
         if step is None:
             raise StageError(f"{work / CHECKPOINTS} has no whole checkpoint of MaxText to take weights from")
         converted, first = work / CONVERTED, handover.paths.models["init"]
-        shutil.rmtree(converted, ignore_errors=True)
         name = model_name(handover.architectures["init"])
         assert name is not None, "it was rendered"
         saved = work / CHECKPOINTS / str(step - 1) / ITEMS
         command = [self.python, *conversion("to_huggingface", name, source=str(saved), target=str(converted), hf=first)]
-        ended = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
-        if ended.returncode != 0:
-            raise StageError(f"MaxText's to_huggingface ended with {ended.returncode}:\n{ended.stderr[-2000:]}")
-        write_model(sorted(converted.glob("*.safetensors")), converted, Path(first), target)
+        weights = converted_weights(command, "MaxText's to_huggingface", converted)
+        write_model(weights, converted, Path(first), target)
         return {"converted_by": "maxtext.checkpoint_conversion.to_huggingface", "step": step}

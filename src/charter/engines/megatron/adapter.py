@@ -15,7 +15,6 @@ import json
 import math
 import re
 import shutil
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import ClassVar
 
 from charter.artifacts.whole_dir import MANIFEST
 from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint, LoggedStep, LogReader
-from charter.engines.common.files import link_tree, read_log, write_model
+from charter.engines.common.files import converted_weights, link_tree, numbered_steps, read_log, write_model
 from charter.engines.common.request import Handover
 from charter.engines.megatron.mapping import CHECKPOINTS
 from charter.errors import StageError
@@ -72,7 +71,6 @@ import sys
 from megatron.bridge import AutoBridge
 AutoBridge.from_hf_pretrained(sys.argv[1]).export_ckpt(sys.argv[2], sys.argv[3])
 """
-_NAME = re.compile(r"iter_(\d{7})")
 
 
 @dataclass(frozen=True)
@@ -88,12 +86,8 @@ class MegatronAdapter(EngineAdapter):
 
     def checkpoints(self, work: Path) -> Sequence[EngineCheckpoint]:
         """Those that are whole; Megatron-LM removes none."""
-        try:
-            paths = sorted((work / CHECKPOINTS).iterdir())
-        except OSError:
-            return ()
-        named = ((path, _NAME.fullmatch(path.name)) for path in paths)
-        return [EngineCheckpoint(step=int(name[1]), path=path) for path, name in named if name and _is_whole(path)]
+        steps = numbered_steps(work / CHECKPOINTS, "iter_")
+        return [EngineCheckpoint(step=step, path=path) for step, path in steps if _is_whole(path)]
 
     def taken(self, checkpoint: EngineCheckpoint, work: Path) -> None:
         """Nothing: an iteration is written once, and `place` empties the directory before it could be again."""
@@ -116,12 +110,9 @@ class MegatronAdapter(EngineAdapter):
         if step is None:
             raise StageError(f"{work / CHECKPOINTS} has no whole checkpoint of Megatron-LM to take weights from")
         converted, first = work / CONVERTED, handover.paths.models["init"]
-        shutil.rmtree(converted, ignore_errors=True)
         command = convert_command(self.python, first, work / CHECKPOINTS / f"iter_{step:07d}", converted)
-        ended = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
-        if ended.returncode != 0:
-            raise StageError(f"the export of Megatron Bridge ended with {ended.returncode}:\n{ended.stderr[-2000:]}")
-        write_model(sorted(converted.glob("*.safetensors")), converted, Path(first), target)
+        weights = converted_weights(command, "the export of Megatron Bridge", converted)
+        write_model(weights, converted, Path(first), target)
         return {"converted_by": "megatron.bridge AutoBridge.export_ckpt", "step": step}
 
 

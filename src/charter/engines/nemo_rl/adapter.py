@@ -23,7 +23,7 @@ from charter.artifacts.safetensors_file import read_header
 from charter.artifacts.whole_dir import MANIFEST
 from charter.data.dataset import Turn
 from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint, LoggedStep, LogReader
-from charter.engines.common.files import link_tree, move_to, read_log, write_model
+from charter.engines.common.files import link_tree, move_to, numbered_steps, read_log, write_model
 from charter.engines.common.request import Handover
 from charter.engines.nemo_rl.settings import CHECKPOINTS
 from charter.errors import DataError, StageError
@@ -70,7 +70,6 @@ LOG = LogReader(console=console_steps)
 
 TAKEN = "taken"
 """Below the work directory: the newest checkpoint that Charter has."""
-_NAME = re.compile(r"step_(\d+)")
 
 
 class NemoRlAdapter(EngineAdapter):
@@ -142,11 +141,7 @@ def _newest(work: Path) -> EngineCheckpoint | None:
 
 
 def _whole_ones(directory: Path) -> Iterator[EngineCheckpoint]:
-    try:
-        paths = list(directory.iterdir())
-    except OSError:
-        return
-    for step, path in sorted((int(name[1]), path) for path in paths if (name := _NAME.fullmatch(path.name))):
+    for step, path in numbered_steps(directory, "step_"):
         if _is_whole(path, step):
             yield EngineCheckpoint(step=step, path=path)
 

@@ -22,7 +22,6 @@ import math
 import re
 import shutil
 import struct
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +29,10 @@ from typing import ClassVar
 
 from charter.artifacts.whole_dir import MANIFEST
 from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint, LoggedStep, LogReader
-from charter.engines.common.files import link_tree, write_model
+from charter.engines.common.files import converted_weights, link_tree, write_model
 from charter.engines.common.request import Handover
 from charter.engines.openrlhf.mapping import ARGUMENTS_FILE
 from charter.engines.openrlhf.settings import CHECKPOINTS, LOGS, OUTPUT
-from charter.errors import StageError
 
 _HEADER, _CHECKSUM = struct.Struct("<QI"), 4
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -233,12 +231,8 @@ class OpenRlhfAdapter(EngineAdapter):
             write_model(_weights(output), output, first, target)
             return {}
         merged = work / MERGED
-        shutil.rmtree(merged, ignore_errors=True)
         command = merge_command(self.python, first, output, merged)
-        ended = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
-        if ended.returncode != 0:
-            raise StageError(f"openrlhf.cli.lora_combiner ended with {ended.returncode}:\n{ended.stderr[-2000:]}")
-        write_model(_weights(merged), merged, first, target)
+        write_model(converted_weights(command, "openrlhf.cli.lora_combiner", merged), merged, first, target)
         return {"converted_by": "openrlhf.cli.lora_combiner"}
 
 

@@ -21,7 +21,7 @@ from typing import ClassVar
 from charter.artifacts.durable import objects_in
 from charter.artifacts.whole_dir import MANIFEST
 from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint, LoggedStep, LogReader
-from charter.engines.common.files import link_tree, move_to, write_model
+from charter.engines.common.files import link_tree, move_to, numbered_steps, write_saved_model
 from charter.engines.common.request import Handover
 from charter.engines.prime_rl.mapping import RUN
 from charter.errors import StageError
@@ -111,7 +111,6 @@ LOG = LogReader(console=console_steps, json_lines=file_steps)
 CHECKPOINTS, WEIGHTS, METRICS = f"{RUN}/checkpoints", f"{RUN}/broadcasts", f"{RUN}/metrics.jsonl"
 TAKEN = "taken"
 """Below the work directory: the newest checkpoint that Charter has."""
-_NAME = re.compile(r"step_(\d+)")
 
 
 class PrimeRlAdapter(EngineAdapter):
@@ -122,7 +121,8 @@ class PrimeRlAdapter(EngineAdapter):
 
     def checkpoints(self, work: Path) -> Sequence[EngineCheckpoint]:
         """Those whose trainer and orchestrator have both written theirs."""
-        return [item for item in _steps(work / CHECKPOINTS) if _is_whole(item.path)]
+        steps = numbered_steps(work / CHECKPOINTS, "step_")
+        return [EngineCheckpoint(step=step, path=path) for step, path in steps if _is_whole(path)]
 
     def taken(self, checkpoint: EngineCheckpoint, work: Path) -> None:
         """Move it away: a start takes the newest, so only what Charter has placed may lie there."""
@@ -143,27 +143,16 @@ class PrimeRlAdapter(EngineAdapter):
 
     def final_step(self, work: Path) -> int | None:
         """The step of the newest whole weights, which are written after every step."""
-        return max((item.step for item in _steps(work / WEIGHTS) if (item.path / "STABLE").exists()), default=None)
+        steps = numbered_steps(work / WEIGHTS, "step_")
+        return max((step for step, path in steps if (path / "STABLE").exists()), default=None)
 
     def convert(self, work: Path, handover: Handover, target: Path) -> Mapping[str, object]:
         """The weights that vLLM was given last."""
         step = self.final_step(work)
         if step is None:
             raise StageError(f"{work / WEIGHTS} has no whole weights of prime-rl")
-        directory = work / WEIGHTS / f"step_{step}"
-        if next(directory.glob("adapter_*"), None) is not None:
-            raise StageError(f"{directory} holds an adapter alone; merge it with peft before it is used")
-        write_model(sorted(directory.glob("*.safetensors")), directory, Path(handover.paths.trained), target)
+        write_saved_model(work / WEIGHTS / f"step_{step}", Path(handover.paths.trained), target)
         return {"converted_by": "weights that prime-rl's trainer wrote for vLLM", "step": step}
-
-
-def _steps(directory: Path) -> Iterator[EngineCheckpoint]:
-    try:
-        paths = list(directory.iterdir())
-    except OSError:
-        return
-    for step, path in sorted((int(name[1]), path) for path in paths if (name := _NAME.fullmatch(path.name))):
-        yield EngineCheckpoint(step=step, path=path)
 
 
 def _is_whole(path: Path) -> bool:

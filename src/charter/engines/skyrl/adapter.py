@@ -19,7 +19,7 @@ from typing import ClassVar
 from charter.artifacts.durable import objects_in
 from charter.artifacts.whole_dir import MANIFEST
 from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint, LoggedStep, LogReader
-from charter.engines.common.files import fsdp_ranks, link_tree, move_to, numbered_steps, read_number, write_model
+from charter.engines.common.files import fsdp_ranks, link_tree, move_to, numbered_steps, read_number, write_saved_model
 from charter.engines.common.request import Handover
 from charter.engines.skyrl.mapping import CHECKPOINTS, EXPORT, METRICS
 from charter.errors import StageError
@@ -121,9 +121,7 @@ class SkyRlAdapter(EngineAdapter):
         if step is None:
             raise StageError(f"{work / EXPORT} has no whole weights of SkyRL")
         directory = work / EXPORT / f"global_step_{step}" / POLICY
-        if next(directory.glob("adapter_*"), None) is not None:
-            raise StageError(f"{directory} holds an adapter alone; merge it with peft before it is used")
-        write_model(sorted(directory.glob("*.safetensors")), directory, Path(handover.paths.trained), target)
+        write_saved_model(directory, Path(handover.paths.trained), target)
         return {"converted_by": "weights that SkyRL saved with its last step", "step": step}
 
 

@@ -14,7 +14,6 @@ Read in verl 0.9.1: utils/logger/aggregate_logger.py (`concat_dict_to_str`: `ste
 
 import re
 import shutil
-import subprocess
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from charter.data.dataset import Turn
 from charter.data.rows import messages
 from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint, LoggedStep, LogReader
 from charter.engines.common.files import (
+    converted_weights,
     fsdp_ranks,
     link_tree,
     move_to,
@@ -155,14 +155,10 @@ class VerlAdapter(EngineAdapter):
         if newest is None:
             raise StageError(f"{work} has no whole checkpoint of verl to take weights from")
         merged = work / MERGED
-        shutil.rmtree(merged, ignore_errors=True)
-        command = merge_command(self.python, newest.path, merged)
-        ended = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
-        if ended.returncode != 0:
-            raise StageError(f"verl.model_merger ended with {ended.returncode}:\n{ended.stderr[-2000:]}")
+        weights = converted_weights(merge_command(self.python, newest.path, merged), "verl.model_merger", merged)
         if (merged / "lora_adapter").exists():
             raise StageError(f"{merged} holds an adapter beside its base; merge them with peft before it is used")
-        write_model(sorted(merged.glob("*.safetensors")), merged, Path(handover.paths.trained), target)
+        write_model(weights, merged, Path(handover.paths.trained), target)
         return {"converted_by": "verl.model_merger merge --backend fsdp", "step": newest.step}
 
     def prompt_row(

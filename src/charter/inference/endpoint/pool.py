@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
-from charter.errors import MissingExtraError, UsageError, how_to_install
+from charter.errors import UsageError, needing
 from charter.inference.endpoint.batch_desk import BatchDesk
 from charter.inference.endpoint.call import CallReply, CallRequest
 from charter.inference.endpoint.desk import Desk
@@ -103,10 +103,8 @@ class EndpointPool:
         """
         if serving.endpoint is None:
             raise UsageError(f"serving.{name} names no endpoint")
-        try:
+        with needing("asking a server needs aiohttp", "run"):
             import aiohttp  # noqa: F401
-        except ImportError:
-            raise MissingExtraError(f"asking a server needs aiohttp: {how_to_install('run')}") from None
         endpoints = tuple(dict.fromkeys((serving.endpoint, *serving.also_endpoints)))
         setting = ServerSetting(
             name=name,

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from charter.errors import DataError, MissingExtraError, how_to_install
+from charter.errors import DataError, needing
 from charter.physics.columns import Array, array
 from charter.physics.scaling.laws import FLOPS_PER_PARAMETER_AND_TOKEN, KaplanLaw, ParametricLaw, effective_tokens
 
@@ -276,12 +276,8 @@ def _kaplan_value(point: Array, sizes: Array, tokens: Array, losses: Array) -> f
 
 
 def _best(objective: Objective, starts: Sequence[Array], *, bounds: Sequence[tuple[float, float]]) -> Array:
-    try:
+    with needing("fitting a scaling law needs scipy", "scale", otherwise=" (predict and plan work without it)"):
         from scipy.optimize import minimize
-    except ModuleNotFoundError:
-        raise MissingExtraError(
-            f"fitting a scaling law needs scipy: {how_to_install('scale')} (predict and plan work without it)"
-        ) from None
     options = {"maxiter": 2000, "maxfun": 20000, "ftol": 1e-13, "gtol": 1e-9}
     ends = [minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options) for start in starts]
     best = min(ends, key=lambda end: float(end.fun), default=None)

@@ -33,7 +33,6 @@ class Judged:
     questions: int = 0
     first_wins: float = 0.0
     """Questions in which the answer that was shown first won; a tie counts one half."""
-    first_log_odds: float = 0.0
     asked_both_ways: int = 0
     orders_agree: int = 0
     bounded: int = 0
@@ -116,7 +115,6 @@ def _add_judgement(judged: Judged, item: Mapping[str, Any]) -> None:
     shown_first = odds if first else -odds
     judged.questions += 1
     judged.first_wins += 0.5 if shown_first == 0 else float(shown_first > 0)
-    judged.first_log_odds += shown_first
     judged.bounded += item.get("bounded") is True
     judged.asked_again += isinstance(item.get("attempts"), int) and item["attempts"] > 1
     judged.how[_name(judged.how, item.get("how"))] += 1

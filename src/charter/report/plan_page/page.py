@@ -39,7 +39,7 @@ from charter.report.plan_cells import (
 )
 from charter.report.plan_notes import difference, dominant_phase, longest_pole, sample_lines, split_rejected
 from charter.report.plan_page.front import chart_data, drivers, median_total
-from charter.units import format_bytes, format_count, format_seconds, format_usd
+from charter.units import format_bytes, format_count, format_moment, format_seconds, format_usd
 
 # -------- The tables of the plan page: stages, why this hardware, what was dropped, what is assumed.
 
@@ -248,7 +248,7 @@ def _slider(key: str, label: str) -> str:
 def heading(plan: Plan, *, now: float, start: float | None) -> Markup:
     """Name, when it was made, dates of catalog and prices, four figures, budget and deadline."""
     today = datetime.fromtimestamp(now, tz=UTC).date()
-    kicker = f"Plan, {_minute(now)}; nothing was started"
+    kicker = f"Plan, {format_moment(now)}; nothing was started"
     cards = join(card(*figure) for figure in _cards(plan, start))
     return Markup(
         f'<header><p class="kicker">{esc(kicker)}</p><h1>{esc(plan.name)}</h1>{_models(plan, today)}'
@@ -309,10 +309,6 @@ def _bar(median: float, high: float, limit: float, text: str, verdict: str | Non
     mark = f'<span class="limit" style="left:{100 * limit / scale:.2f}%"></span>'
     words = f"{text}: {VERDICT_WORDS.get(verdict or '', verdict or '')}"
     return f'<div class="budget{state}"><div class="bar">{spans}{mark}</div><p>{esc(words)}</p></div>'
-
-
-def _minute(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _day(seconds: float) -> str:

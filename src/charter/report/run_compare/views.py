@@ -1,7 +1,6 @@
 """Compared runs as a page and in a terminal: rows of tables, values of charts, words for differences. Pure."""
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from rich import box
@@ -14,7 +13,7 @@ from charter.report.markup import Markup, chart, document, esc, join, script_jso
 from charter.report.results import figure_text
 from charter.report.run_compare.comparison import Difference, FigureRow, Measured, RunComparison, Spent
 from charter.report.sections import pill
-from charter.units import format_seconds, format_usd
+from charter.units import format_moment, format_seconds, format_usd
 
 VERDICTS = {
     "higher": "higher, beyond noise",
@@ -293,10 +292,9 @@ SCRIPTS = ("compare.js",)
 
 def comparison_html(found: RunComparison, *, now: float) -> str:
     """The whole page; `now` is the time that it says it was made at."""
-    stamp = datetime.fromtimestamp(now, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
     title = " and ".join(found.labels)
     body = (
-        Markup(f'<p class="kicker">{esc(f"Comparison of runs, {stamp}")}</p><h1>{esc(title)}</h1>'),
+        Markup(f'<p class="kicker">{esc(f"Comparison of runs, {format_moment(now)}")}</p><h1>{esc(title)}</h1>'),
         totals(found),
         figures(found),
         curves(found),

@@ -20,7 +20,7 @@ from charter.artifacts.fingerprint import sha256_file
 from charter.engines import log_readers
 from charter.engines.common.adapter import LoggedStep
 from charter.engines.huggingface.adapter import NAMES, STATE_FILE, TrainerLog, find_state, read_state
-from charter.errors import DataError, MissingExtraError, UsageError, how_to_install
+from charter.errors import DataError, UsageError, needing
 
 Format = str
 """What wrote a run: an engine with a reader of its logs, the Trainer of transformers, or MLflow."""
@@ -496,14 +496,10 @@ def read_run_on_server(run_id: str, tracking_uri: str) -> FoundRun:
     refuse_missing_place(tracking_uri)
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    try:
+    what = "reading a run from an MLflow server needs mlflow"
+    with needing(what, "mlflow", otherwise="; a local mlruns directory needs nothing"):
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
-    except ImportError:
-        raise MissingExtraError(
-            f"reading a run from an MLflow server needs mlflow: {how_to_install('mlflow')}; "
-            "a local mlruns directory needs nothing"
-        ) from None
     try:
         run = _read(MlflowClient(tracking_uri=tracking_uri), run_id)
     except MlflowException as error:
