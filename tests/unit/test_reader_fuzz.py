@@ -35,7 +35,9 @@ def damaged(draw, seed):
                 text = text.replace("\n", " ")
             case "swap":
                 text = text[at:] + text[:at]
-    return text.encode("latin-1" if seed is TENSORS else "utf-8", errors="replace")
+    damage = text.encode("latin-1" if seed is TENSORS else "utf-8", errors="replace")
+    at = draw(st.integers(0, len(damage)))
+    return damage[:at] + draw(st.sampled_from([b"", b"", b"\x9f", b"\xff\xfe", b"\xed\xa0\x80"])) + damage[at:]
 
 
 @pytest.mark.parametrize("name", sorted(READERS))

@@ -302,7 +302,9 @@ def test_penalty_of_long_answers_is_the_engines_own():
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_cannot_be_called_is_refused_by_its_name(engine):
     judge = Reward(name="kind", kind="judge", model="judge", rubric=Rubric())
-    assert "kind: a judge is asked, stored" in refusal(engine, FUNCTIONS[0], judge)["rewards"]
+    said = refusal(engine, FUNCTIONS[0], judge, replace(judge, name="short", weight=0.0))["rewards"]
+    assert "kind, short: a judge's answers are stored before they count" in said
+    assert said.count("never bought twice") == 1
     asks = Reward(name="odd", kind="function", call="own/bonus.py:unknown")
     assert "odd: it asks for seed" in refusal(engine, asks)["rewards"]
     absent = Reward(name="gone", kind="function", call="own/bonus.py:absent")

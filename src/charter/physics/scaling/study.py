@@ -365,7 +365,7 @@ def _budget(valley: Valley) -> dict[str, Any]:
     }
 
 
-def read_law(text: str, file: str) -> FittedLaw:
+def read_law(text: str | bytes, file: str) -> FittedLaw:
     """The law of a file; DataError when it is not one."""
     try:
         document = loads_json(text)

@@ -191,7 +191,10 @@ def read_run_directory(directory: Path) -> FoundRun:
         ended_at=_seconds(meta.get("end_time")),
         points=points,
         finished=meta.get("status") in FINISHED,
-        parameters={path.name: path.read_text(encoding="utf-8") for path in sorted((directory / "params").glob("*"))},
+        parameters={
+            path.name: path.read_text(encoding="utf-8", errors="replace")
+            for path in sorted((directory / "params").glob("*"))
+        },
     )
     return found_run(run, notes=tuple(notes))
 
@@ -202,7 +205,7 @@ def _is_run(path: Path) -> bool:
 
 def _meta(path: Path) -> Mapping[str, Any]:
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.safe_load(path.read_bytes())
     except (OSError, yaml.YAMLError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
     return document if isinstance(document, dict) else {}

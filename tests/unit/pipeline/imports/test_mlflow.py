@@ -95,6 +95,15 @@ def test_all_bad_lines_are_said_at_once(tmp_path):
     assert "loss:4: expected time" in str(caught.value)
 
 
+def test_bytes_that_are_no_text_are_said_or_shown(tmp_path):
+    directory = written(tmp_path)
+    (directory / "params" / "note").write_bytes(b"caf\xe9")
+    assert read_run_directory(directory).last_step == 2
+    (directory / "meta.yaml").write_bytes(b"run_id: \xe9\n")
+    with pytest.raises(DataError, match=r"meta\.yaml cannot be read"):
+        read_run_directory(directory)
+
+
 def test_of_several_runs_one_has_to_be_named(tmp_path):
     written(tmp_path / "0")
     written(tmp_path / "0", run="def")
