@@ -338,7 +338,10 @@ class VerifiersSession:
 
 
 def rows_of(taskset: str, settings: Mapping[str, Any], most: int | None) -> Iterator[dict[str, Any]]:
-    """Rows of prompts for the tasks of a taskset, in its order; each has its task's data in the column `task`."""
+    """Rows of prompts for the tasks of a taskset, in its order; each has its task's data in the column `task`.
+
+    A field `answer` of the data is a column too, for rewards and suites that compare with it.
+    """
     env, _ = _environment(taskset, settings)
     if most is None and not env.taskset.bounded:
         raise PlayError(f"{taskset} has tasks without end; say how many")
@@ -347,7 +350,9 @@ def rows_of(taskset: str, settings: Mapping[str, Any], most: int | None) -> Iter
         opening = data.prompt if data.prompt is not None else data.name or f"task {data.idx}"
         turns = [{"role": "user", "content": opening}] if isinstance(opening, str) else _shown(opening)
         system = [] if data.system_prompt is None else [{"role": "system", "content": data.system_prompt}]
-        yield {"prompt": [*system, *turns], "task": data.model_dump(mode="json", exclude_defaults=True)}
+        content = data.model_dump(mode="json", exclude_defaults=True)
+        truth = {"answer": content["answer"]} if "answer" in content else {}
+        yield {"prompt": [*system, *turns], "task": content, **truth}
 
 
 def _environment(taskset: str, settings: Mapping[str, Any]) -> tuple[Any, Any]:

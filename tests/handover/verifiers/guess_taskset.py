@@ -5,6 +5,7 @@ import verifiers.v1 as vf
 
 class GuessData(vf.TaskData):
     number: int
+    answer: str | None = None
 
 
 class GuessTask(vf.Task[GuessData, vf.State, vf.TaskConfig]):
@@ -35,7 +36,7 @@ class GuessTaskset(vf.Taskset[GuessTask, GuessConfig]):
     def load(self):
         for number in range(self.config.highest + 1):
             prompt = f"Guess up to {self.config.highest}."
-            data = GuessData(prompt=prompt, system_prompt="Digits alone.", number=number)
+            data = GuessData(prompt=prompt, system_prompt="Digits alone.", number=number, answer=str(number))
             yield GuessTask(data, self.config.task)
 
 
