@@ -10,8 +10,8 @@ class GuessData(vf.TaskData):
 
 class GuessTask(vf.Task[GuessData, vf.State, vf.TaskConfig]):
     @vf.stop
-    async def gave_up(self, trace: vf.Trace) -> bool:
-        return trace.last_reply == "I give up"
+    async def gave_up(self, so_far: vf.Trace) -> bool:
+        return so_far.last_reply == "I give up"
 
     @vf.reward(weight=2.0)
     async def right(self, trace) -> float:
