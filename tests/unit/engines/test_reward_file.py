@@ -311,6 +311,8 @@ def test_what_cannot_be_called_is_refused_by_its_name(engine):
     assert "gone: own/bonus.py:absent cannot be read" in refusal(engine, absent)["rewards"]
     tools = Environment(tools={"calc": "charter:calculator"})
     assert "turns with charter:calculator" in refusal(engine, FUNCTIONS[0], environment=tools)["environment"]
+    taskset = Environment(call="verifiers:game", role="user")
+    assert "plays an environment of verifiers" in refusal(engine, FUNCTIONS[0], environment=taskset)["environment"]
     assert "compares the rewards" in refusal(engine, FUNCTIONS[0], on_overoptimisation="stop")["on_overoptimisation"]
     model = Reward(name="pm", kind="preference_model", model="pm")
     if engine != "trl":

@@ -337,7 +337,9 @@ def refused_rewards(
     calls = engine.rewards
     if stage.equal_groups != "keep":
         yield "equal_groups", NO_OTHER_GROUPS if calls is None else calls.no_groups
-    if stage.environment is not None:
+    if stage.environment is not None and stage.environment.taskset is not None:
+        yield "environment", "Charter's own engine alone plays an environment of verifiers turn by turn"
+    elif stage.environment is not None:
         yield "environment", f"{engine.name} takes no tools and no environment" if calls is None else calls.no_tools
     if not stage.rewards:
         return
