@@ -4,10 +4,13 @@ Hypothesis damages the files (tests/unit/test_reader_fuzz.py), and libFuzzer doe
 (tests/chaos/fuzz_reader.py).
 """
 
+import io
 import json
+import tarfile
 from datetime import date
 from importlib.resources import files
 
+from charter.artifacts.data_versions import pointer_damage
 from charter.artifacts.job import read_planned_step
 from charter.artifacts.safetensors_file import read_header
 from charter.artifacts.stage_state import read_progress
@@ -23,14 +26,19 @@ from charter.feedback.comparing import load_rubric
 from charter.feedback.constitution import load_constitution
 from charter.inference.endpoint.call import CallRequest
 from charter.inference.endpoint.parsing import InvalidReplyError, parse_reply
+from charter.inference.serve.protocol import RequestError, read_request
 from charter.ledger.bill import read_bill
 from charter.ledger.rebuilding import rebuilt_attempts
 from charter.ledger.reconcile import read_provider_log
 from charter.physics import fitted
+from charter.physics.scaling.fit import read_runs
+from charter.physics.scaling.study import read_law
 from charter.report.overview import overview
 from charter.report.read import read_run
 from charter.resilience.spot import read_trace
 from charter.run.imports.logs import read_engine_log
+from charter.run.imports.mlflow import read_run_directory
+from charter.spec.project import DataSpec
 from charter.templates.shipped import shipped_bytes
 from charter.tracking.base import read_metrics
 from charter.validation.rows.measurement import read_measurements
@@ -75,7 +83,50 @@ BUNDLED_PRICES = (files("charter.catalog") / "data" / "prices.csv").read_text(en
 OWN_PRICES = "\n".join(BUNDLED_PRICES.splitlines()[:3]) + "\n"
 CALIBRATION = json.dumps({"quantities": {}, "source": "a file", "as_of": "2026", "sha256": "0", "paces": []})
 HEADER = json.dumps({"weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+RUNS = "parameters,tokens,loss,epochs\n1e8,2e9,3.1,2\n1e9,2e10,2.6,1\n"
+LAW = {
+    "schema": "charter.scaling-law/1", "form": "kaplan", "source": "a file", "draws": [[8.8e13, 0.076, 5.4e13, 0.095]],
+    "constants": {"size_scale": 8.8e13, "size_exponent": 0.076, "data_scale": 5.4e13, "data_exponent": 0.095},
+    "range": {"parameters": [1e7, 1e9], "tokens": [1e9, 1e11], "compute_flops": [1e17, 1e20]}, "noise": 0.01,
+}  # fmt: skip
+MLFLOW, POINTS = "status: 3\nrun_id: abc\nstart_time: 1000\nend_time: 2000\n", "1000 3.0 1\n2000 2.0 2\n"
+POINTER = "outs:\n- md5: 1b2cf535f27731c974343645a3985328\n  size: 3\n  hash: md5\n  path: rows.jsonl\n"
+REQUEST = {
+    "model": "m", "messages": [{"role": "user", "content": "A or B?"}], "max_tokens": 4, "temperature": 0.5, "seed": 1,
+    "logprobs": True, "top_logprobs": 2, "stop": ["."],
+}  # fmt: skip
 TENSORS = (len(HEADER).to_bytes(8, "little") + HEADER + bytes(8)).decode("latin-1")
+
+
+def shard():
+    """A tar of one sample."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        row = b'{"prompt": "How long?"}'
+        member = tarfile.TarInfo("a.json")
+        member.size = len(row)
+        archive.addfile(member, io.BytesIO(row))
+    return file.getvalue().decode("latin-1")
+
+
+SHARD = shard()
+BINARY = (TENSORS, SHARD)
+"""Seeds that are no text: each character is a byte."""
+
+
+def mlflow_of(path, points=POINTS):
+    """The run of MLflow whose meta.yaml the file is."""
+    (path.parent / "metrics").mkdir(exist_ok=True)
+    (path.parent / "metrics" / "loss").write_text(points)
+    return read_run_directory(path.parent)
+
+
+def metric_of(path):
+    """A run of MLflow whose metric the file is."""
+    (path.parent / "metrics").mkdir(exist_ok=True)
+    (path.parent / "meta.yaml").write_text(MLFLOW)
+    path.replace(path.parent / "metrics" / "loss")
+    return read_run_directory(path.parent)
 
 
 def the_run(path):
@@ -119,6 +170,13 @@ READERS = {
                          read_measurements),
     "constitution.yaml": (CONSTITUTION, load_constitution),
     "rubric.yaml": (RUBRIC, load_rubric),
+    "runs.csv": (RUNS, lambda path: read_runs(path.read_text(encoding="utf-8", errors="replace"), path.name)),
+    "law.json": (json.dumps(LAW), lambda path: read_law(path.read_bytes(), path.name)),
+    "meta.yaml": (MLFLOW, mlflow_of),
+    "mlflow.metric": (POINTS, metric_of),
+    "rows.jsonl.dvc": (POINTER, pointer_damage),
+    "request.json": (json.dumps(REQUEST), lambda path: read_request(path.read_bytes(), is_chat=True, model="m")),
+    "shard.tar": (SHARD, lambda path: read_prompts(path, DataSpec(path=path.name, format="webdataset"))),
     "engine.log": (VERL, read_engine_log),
     "model.safetensors": (TENSORS, read_header),
 }  # fmt: skip
@@ -162,7 +220,7 @@ def refusal(read, path):
     """What a reader says against a file; None where it takes it. Anything but an error in words is a defect."""
     try:
         read(path)
-    except (CharterError, InvalidReplyError) as error:
+    except (CharterError, InvalidReplyError, RequestError) as error:
         return str(error)
     return None
 
@@ -170,4 +228,4 @@ def refusal(read, path):
 def content(name):
     """The valid file of a reader, as bytes."""
     seed, _ = READERS[name]
-    return seed.encode("latin-1" if seed is TENSORS else "utf-8")
+    return seed.encode("latin-1" if seed in BINARY else "utf-8")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from readers import ABSURD, ODD, READERS, TENSORS, content, refusal
+from readers import ABSURD, BINARY, ODD, READERS, content, refusal
 
 
 @st.composite
@@ -35,7 +35,9 @@ def damaged(draw, seed):
                 text = text.replace("\n", " ")
             case "swap":
                 text = text[at:] + text[:at]
-    return text.encode("latin-1" if seed is TENSORS else "utf-8", errors="replace")
+    damage = text.encode("latin-1" if seed in BINARY else "utf-8", errors="replace")
+    at = draw(st.integers(0, len(damage)))
+    return damage[:at] + draw(st.sampled_from([b"", b"", b"\x9f", b"\xff\xfe", b"\xed\xa0\x80"])) + damage[at:]
 
 
 @pytest.mark.parametrize("name", sorted(READERS))

@@ -11,6 +11,7 @@ from charter.catalog.accelerators import Accelerator, get
 from charter.catalog.offer import ALL_REGIONS, Market, Offer, as_of_key, earliest_day, offer_of_row, read_offers
 from charter.catalog.price_row import PriceFinding, Severity
 from charter.catalog.rows import StoragePrice, read_table, storage_prices
+from charter.errors import CatalogError
 from charter.units import TB
 
 STALE_DAYS = 60
@@ -185,12 +186,19 @@ def _without(offer: Offer, contract: Offer) -> Offer | None:
     return remaining if any(remaining.usd_per_hour(market) is not None for market in Market) else None
 
 
+def own_offers(file: Path) -> tuple[Offer, ...]:
+    """Offers of a project's own `prices.csv`."""
+    try:
+        return read_offers(file.read_text(encoding="utf-8"), file.name)
+    except UnicodeDecodeError as error:
+        raise CatalogError(f"{file} is not UTF-8 text: {error}") from None
+
+
 def read_price_book(file: Path, *, today: date) -> PriceBook:
     """The bundled book with the rows of a project's `prices.csv`, or the bundled book if there is no such file."""
     if not file.is_file():
         return PriceBook.bundled()
-    rows = read_offers(file.read_text(encoding="utf-8"), file.name)
-    return PriceBook.bundled().with_rows(rows, source=file.name, today=today)
+    return PriceBook.bundled().with_rows(own_offers(file), source=file.name, today=today)
 
 
 __all__ = ["Market", "Offer", "PriceBook", "as_of_key", "offers", "read_offers"]

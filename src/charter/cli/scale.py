@@ -259,7 +259,7 @@ def law_of(text: str) -> "FittedLaw":
         return published(text)
     from charter.physics.scaling.study import read_law
 
-    return read_law(path.read_text(encoding="utf-8"), text)
+    return read_law(path.read_bytes(), text)
 
 
 def count_of(text: str, option: str) -> float:

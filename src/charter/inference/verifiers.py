@@ -12,7 +12,7 @@ import inspect
 import itertools
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -109,13 +109,15 @@ class _Seat:
     @asynccontextmanager
     async def interaction(self, task: Any, **lent: Any) -> AsyncIterator["_Exchange"]:
         """Open a conversation whose other side is the environment's code."""
+        from verifiers.v1.utils.decorators import invoke
+
         if named := sorted(name for name, value in lent.items() if value):
             raise PlayError(f"the environment lends its agent {named[0]}, which a policy here cannot use")
         if self._episode.traces:
             raise PlayError("the environment lets its agent play more than once; one answer is one conversation")
         exchange = _Exchange(self._episode, task, self._name, self._config)
         self._episode.traces.append(exchange.trace)
-        await _invoked(task.setup, {"trace": exchange.trace, "runtime": None})
+        await invoke(task.setup, {"trace": exchange.trace, "runtime": None})
         yield exchange
         await exchange.close()
 
@@ -159,8 +161,10 @@ class _Exchange:
 
     async def close(self) -> Any:
         """End the conversation, and let the task rate it."""
+        from verifiers.v1.utils.decorators import invoke
+
         self.trace.stop("user_closed")
-        await _invoked(self._task.finalize, {"trace": self.trace, "runtime": None})
+        await invoke(self._task.finalize, {"trace": self.trace, "runtime": None})
         await self._task.score(self.trace)
         self.trace.ok = True
         return self.trace
@@ -188,9 +192,12 @@ class _Exchange:
 
     async def _is_refused(self) -> bool:
         """Return True if a limit or one of the task's stops ends the conversation before the policy's turn."""
+        import verifiers.v1 as vf
+        from verifiers.v1.session import call_hook
+
         reached = self._limits.reached(self.trace)
         for stop in self._task.hooks("stop"):
-            if reached is None and await _invoked(stop, {"trace": self.trace}):
+            if reached is None and await call_hook(stop, {vf.Trace: self.trace}):
                 reached = stop.__name__
         if reached is not None:
             self.trace.stop(reached)
@@ -338,7 +345,10 @@ class VerifiersSession:
 
 
 def rows_of(taskset: str, settings: Mapping[str, Any], most: int | None) -> Iterator[dict[str, Any]]:
-    """Rows of prompts for the tasks of a taskset, in its order; each has its task's data in the column `task`."""
+    """Rows of prompts for the tasks of a taskset, in its order; each has its task's data in the column `task`.
+
+    A field `answer` of the data is a column too, for rewards and suites that compare with it.
+    """
     env, _ = _environment(taskset, settings)
     if most is None and not env.taskset.bounded:
         raise PlayError(f"{taskset} has tasks without end; say how many")
@@ -347,7 +357,9 @@ def rows_of(taskset: str, settings: Mapping[str, Any], most: int | None) -> Iter
         opening = data.prompt if data.prompt is not None else data.name or f"task {data.idx}"
         turns = [{"role": "user", "content": opening}] if isinstance(opening, str) else _shown(opening)
         system = [] if data.system_prompt is None else [{"role": "system", "content": data.system_prompt}]
-        yield {"prompt": [*system, *turns], "task": data.model_dump(mode="json", exclude_defaults=True)}
+        content = data.model_dump(mode="json", exclude_defaults=True)
+        truth = {"answer": content["answer"]} if "answer" in content else {}
+        yield {"prompt": [*system, *turns], "task": content, **truth}
 
 
 def _environment(taskset: str, settings: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -416,13 +428,6 @@ def _check_task(task: Any) -> None:
     wants = {"image": data.image, "agent_user": data.agent_user, "skills": data.skills, "artifacts": data.artifacts}
     if named := [name for name, value in wants.items() if value]:
         raise PlayError(f"the task wants {named[0]}; a policy here has a conversation alone")
-
-
-async def _invoked(function: Callable[..., Any], offered: Mapping[str, Any]) -> Any:
-    """Call a hook of verifiers with what it names or annotates, and wait for it."""
-    parameters = inspect.signature(function).parameters
-    result = function(**{name: value for name, value in offered.items() if name in parameters})
-    return await result if inspect.isawaitable(result) else result
 
 
 def _shown(messages: Sequence[Any]) -> Turns:

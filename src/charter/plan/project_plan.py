@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from charter.catalog import models
-from charter.catalog.price_book import PriceBook, read_offers, read_price_book
+from charter.catalog.price_book import PriceBook, own_offers, read_price_book
 from charter.errors import DataError, SpecError, UsageError
 from charter.physics.fitted import load
 from charter.physics.shapes import encoder_parameters
@@ -77,7 +77,7 @@ def price_book(directory: Path, today: date | None) -> PriceBook:
     file = directory / PRICES_FILE
     if today is not None or not file.is_file():
         return read_price_book(file, today=today or date.max)
-    return PriceBook.bundled().with_rows(read_offers(file.read_text(encoding="utf-8"), file.name), source=file.name)
+    return PriceBook.bundled().with_rows(own_offers(file), source=file.name)
 
 
 # -------- Inputs that the planner reads from disk: architectures of the models, sizes of the data sets.

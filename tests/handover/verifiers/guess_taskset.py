@@ -5,12 +5,13 @@ import verifiers.v1 as vf
 
 class GuessData(vf.TaskData):
     number: int
+    answer: str | None = None
 
 
 class GuessTask(vf.Task[GuessData, vf.State, vf.TaskConfig]):
     @vf.stop
-    async def gave_up(self, trace: vf.Trace) -> bool:
-        return trace.last_reply == "I give up"
+    async def gave_up(self, so_far: vf.Trace) -> bool:
+        return so_far.last_reply == "I give up"
 
     @vf.reward(weight=2.0)
     async def right(self, trace) -> float:
@@ -35,7 +36,7 @@ class GuessTaskset(vf.Taskset[GuessTask, GuessConfig]):
     def load(self):
         for number in range(self.config.highest + 1):
             prompt = f"Guess up to {self.config.highest}."
-            data = GuessData(prompt=prompt, system_prompt="Digits alone.", number=number)
+            data = GuessData(prompt=prompt, system_prompt="Digits alone.", number=number, answer=str(number))
             yield GuessTask(data, self.config.task)
 
 

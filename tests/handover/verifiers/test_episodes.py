@@ -215,6 +215,8 @@ def test_tasks_are_written_as_prompts(tmp_path):
     assert said == f"wrote 3 tasks to {out}\n"
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     data = {"prompt": "Guess up to 4.", "system_prompt": "Digits alone."}
-    assert [row["task"] for row in rows] == [{"idx": number, **data, "number": number} for number in range(3)]
+    truths = [{"number": number, "answer": str(number)} for number in range(3)]
+    assert [row["task"] for row in rows] == [{"idx": truth["number"], **data, **truth} for truth in truths]
+    assert [row["answer"] for row in rows] == ["0", "1", "2"]
     opening = [{"role": "system", "content": "Digits alone."}, {"role": "user", "content": "Guess up to 4."}]
     assert all(row["prompt"] == opening for row in rows)

@@ -13,7 +13,10 @@ from charter.templates.shipped import find_template, write_template
 
 ENGINES = ("trl", "verl", "openrlhf", "nemo_rl", "prime_rl", "skyrl")
 ACCEPTED = None
-JUDGE = {"rewards": "principles: a judge is asked", "on_overoptimisation": "compares the rewards with the gold"}
+JUDGE = {
+    "rewards": "principles, second_opinion: a judge's answers are stored",
+    "on_overoptimisation": "compares the rewards with the gold",
+}
 OTHER_PACE = {
     "minibatch": "must be rollout_batch",
     "scale_advantages": "divides by no deviation",

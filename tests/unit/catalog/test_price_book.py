@@ -8,6 +8,8 @@ from charter.catalog.offer import Market, Offer, read_offers
 from charter.catalog.price_book import PriceBook, offers, read_price_book
 from charter.catalog.price_lists import difference
 from charter.catalog.rows import Provenance
+from charter.errors import CatalogError
+from charter.plan.project_plan import price_book
 
 TODAY = date(2026, 11, 20)
 HEADER = "cloud,instance_type,accelerator,count,region,ondemand_usd_h,as_of,confidence,source,valid_from,valid_until"
@@ -45,6 +47,13 @@ def test_bundled_book_holds_all_offers_and_storage():
     assert book.offers("H100", cloud="aws") == offers("H100", cloud="aws")
     assert len(book.storage) == 63
     assert book.issues == ()
+
+
+def test_prices_that_are_no_text_are_refused(tmp_path):
+    (tmp_path / "prices.csv").write_bytes(b"\x9f" + HEADER.encode())
+    for read in (lambda: read_price_book(tmp_path / "prices.csv", today=TODAY), lambda: price_book(tmp_path, None)):
+        with pytest.raises(CatalogError, match="is not UTF-8 text"):
+            read()
 
 
 def test_a_newer_row_replaces_the_same_offer_and_an_older_one_does_not():

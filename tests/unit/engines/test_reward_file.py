@@ -302,13 +302,17 @@ def test_penalty_of_long_answers_is_the_engines_own():
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_cannot_be_called_is_refused_by_its_name(engine):
     judge = Reward(name="kind", kind="judge", model="judge", rubric=Rubric())
-    assert "kind: a judge is asked, stored" in refusal(engine, FUNCTIONS[0], judge)["rewards"]
+    said = refusal(engine, FUNCTIONS[0], judge, replace(judge, name="short", weight=0.0))["rewards"]
+    assert "kind, short: a judge's answers are stored before they count" in said
+    assert said.count("never bought twice") == 1
     asks = Reward(name="odd", kind="function", call="own/bonus.py:unknown")
     assert "odd: it asks for seed" in refusal(engine, asks)["rewards"]
     absent = Reward(name="gone", kind="function", call="own/bonus.py:absent")
     assert "gone: own/bonus.py:absent cannot be read" in refusal(engine, absent)["rewards"]
     tools = Environment(tools={"calc": "charter:calculator"})
     assert "turns with charter:calculator" in refusal(engine, FUNCTIONS[0], environment=tools)["environment"]
+    taskset = Environment(call="verifiers:game", role="user")
+    assert "plays an environment of verifiers" in refusal(engine, FUNCTIONS[0], environment=taskset)["environment"]
     assert "compares the rewards" in refusal(engine, FUNCTIONS[0], on_overoptimisation="stop")["on_overoptimisation"]
     model = Reward(name="pm", kind="preference_model", model="pm")
     if engine != "trl":

@@ -156,6 +156,10 @@ def test_a_law_survives_its_file():
         read_law(text.replace("scaling-law/1", "scaling-law/9"), "law.json")
     with pytest.raises(DataError, match="is not a scaling law"):
         read_law("{}", "law.json")
+    with pytest.raises(DataError, match=r"law\.json is not a scaling law"):
+        read_law(b"\xff{}", "law.json")
+    with pytest.raises(DataError, match="too large"):
+        read_law(json.dumps({**json.loads(text), "draws": [[int("9" * 400)] * 5]}), "law.json")
 
 
 def test_every_problem_of_a_file_is_told_at_once_with_its_line():

@@ -40,6 +40,10 @@ ALWAYS = frozenset({"answer", "prompt", "turns", "truth", "row"})
 OVERLONG = f"{SHIPPED_REWARD}overlong"
 NO_OTHER_GROUPS = "its file holds the prompts of every rollout in Charter's order, and none to replace a group by"
 UNWATCHED = "no engine but Charter's own compares the rewards with the gold while it trains"
+UNASKED = (
+    "a judge's answers are stored before they count, paid from the budget and never bought twice, by Charter's own "
+    "process, which a function inside another engine cannot ask"
+)
 ADDED_UP = "it adds rewards up before it compares them"
 INSTEAD_OF_REWARDS: Mapping[str, str] = MappingProxyType(
     {"rewards": "engine: native, or other rewards", "environment": "engine: native, which plays the turns"}
@@ -352,7 +356,9 @@ def refused_rewards(
     calls = engine.rewards
     if stage.equal_groups != "keep":
         yield "equal_groups", NO_OTHER_GROUPS if calls is None else calls.no_groups
-    if stage.environment is not None:
+    if stage.environment is not None and stage.environment.taskset is not None:
+        yield "environment", "Charter's own engine alone plays an environment of verifiers turn by turn"
+    elif stage.environment is not None:
         yield "environment", f"{engine.name} takes no tools and no environment" if calls is None else calls.no_tools
     if not stage.rewards:
         return
@@ -360,7 +366,11 @@ def refused_rewards(
         yield "rewards", f"{engine.name} calls no list of rewards"
         return
     penalty = own_penalty(stage, calls)
-    reasons = [reason for item in stage.rewards if (reason := _not_called(item, calls, penalty, sources))]
+    named: dict[str, list[str]] = {}
+    for item in stage.rewards:
+        if reason := _not_called(item, calls, penalty, sources):
+            named.setdefault(reason, []).append(item.name)
+    reasons = [f"{', '.join(names)}: {reason}" for reason, names in named.items()]
     if not reasons and all(item is penalty or item.kind != "function" for item in stage.rewards):
         reasons = ["no reward of the list is a function; name the one model as `reward`"]
     if reasons:
@@ -386,14 +396,12 @@ def own_penalty(stage: PpoStage, calls: RewardCalls) -> Reward | None:
 def _not_called(reward: Reward, calls: RewardCalls, penalty: Reward | None, sources: Mapping[str, str] | None) -> str:
     """Return why a reward of a list cannot be had of an engine; empty where it can."""
     if reward.kind == "judge":
-        return f"{reward.name}: a judge is asked, stored and paid for by Charter's own engine alone"
+        return UNASKED
     if reward.kind == "env":
-        return f"{reward.name}: {calls.no_tools}"
+        return calls.no_tools
     if reward.kind == "preference_model":
-        return "" if calls.model else f"{reward.name}: it scores by a model or by functions, not by both"
-    if reward is penalty or not (wanted := _not_offered(reward, calls, sources)):
-        return ""
-    return f"{reward.name}: {wanted}"
+        return "" if calls.model else "it scores by a model or by functions, not by both"
+    return "" if reward is penalty else _not_offered(reward, calls, sources)
 
 
 def _not_offered(reward: Reward, calls: RewardCalls, sources: Mapping[str, str] | None) -> str:

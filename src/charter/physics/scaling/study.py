@@ -365,7 +365,7 @@ def _budget(valley: Valley) -> dict[str, Any]:
     }
 
 
-def read_law(text: str, file: str) -> FittedLaw:
+def read_law(text: str | bytes, file: str) -> FittedLaw:
     """The law of a file; DataError when it is not one."""
     try:
         document = loads_json(text)
@@ -385,7 +385,7 @@ def read_law(text: str, file: str) -> FittedLaw:
             learning_rate=_pair(document["learning_rate"]) if document.get("learning_rate") else None,
             batch_tokens=_pair(document["batch_tokens"]) if document.get("batch_tokens") else None,
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise DataError(
             f"{file} is not a scaling law ({error}); `charter plan scale fit FILE.csv` writes one"
         ) from None

@@ -181,7 +181,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("resources", {"resources": StageResources(attention="eager")}, "not eager"),
     ("resources", {"resources": StageResources(compile=True)}, "not of the model"),
     ("reward", {"rewards": (), "reward": "pm"}, "serves no reward model"),
-    ("rewards", {"rewards": (RIGHT, Reward(name="good", kind="judge", model="big"))}, "good: a judge is asked"),
+    (
+        "rewards",
+        {"rewards": (RIGHT, Reward(name="good", kind="judge", model="big"))},
+        "good: a judge's answers are stored",
+    ),
     ("asynchrony", {"asynchrony": "one_step_off"}, "by the weights that learn"),
 ]
 

@@ -95,6 +95,28 @@ def test_all_bad_lines_are_said_at_once(tmp_path):
     assert "loss:4: expected time" in str(caught.value)
 
 
+def test_bytes_that_are_no_text_are_said_or_shown(tmp_path):
+    directory = written(tmp_path)
+    (directory / "params" / "note").write_bytes(b"caf\xe9")
+    assert read_run_directory(directory).last_step == 2
+    (directory / "meta.yaml").write_bytes(b"run_id: \xe9\n")
+    with pytest.raises(DataError, match=r"meta\.yaml cannot be read"):
+        read_run_directory(directory)
+
+
+@pytest.mark.parametrize("meta", ["status: " + "9" * 5000, "status: " + "[" * 3000])
+def test_absurd_facts_of_a_run_are_refused(tmp_path, meta):
+    with pytest.raises(DataError, match=r"meta\.yaml cannot be read"):
+        read_run_directory(written(tmp_path, meta=meta))
+
+
+def test_times_beyond_every_float_are_said_or_not_there(tmp_path):
+    late = read_run_directory(written(tmp_path, meta=f"status: 3\nstart_time: {'9' * 400}\n"))
+    assert late.last_step == 2
+    with pytest.raises(DataError, match="loss:1: expected time"):
+        read_run_directory(written(tmp_path, run="other", loss=f"{'9' * 400} 3.0 1\n"))
+
+
 def test_of_several_runs_one_has_to_be_named(tmp_path):
     written(tmp_path / "0")
     written(tmp_path / "0", run="def")
