@@ -36,8 +36,7 @@ from charter.physics.scaling.study import read_law
 from charter.report.overview import overview
 from charter.report.read import read_run
 from charter.resilience.spot import read_trace
-from charter.run.imports.logs import read_engine_log
-from charter.run.imports.mlflow import read_run_directory
+from charter.run.imports.logs import read_engine_log, read_run_directory
 from charter.spec.project import DataSpec
 from charter.templates.shipped import shipped_bytes
 from charter.tracking.base import read_metrics

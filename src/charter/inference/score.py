@@ -170,7 +170,7 @@ def score_answers(
     if groups is None:
         batches = token_batches([len(row) for row, _ in encoded], budget_tokens=SCORING_TOKENS)
     else:
-        rows = max(1, min(SCORING_ROWS, budget_tokens // limit))
+        rows = max(1, min(SCORING_ROWS, SCORING_TOKENS // limit))
         batches = [slice(start, start + rows) for start in range(0, len(encoded), rows)]
     scores = [
         score_rows(model, [row for row, _ in encoded[part]], [n for _, n in encoded[part]], dtype=dtype, groups=groups)

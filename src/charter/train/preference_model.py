@@ -13,12 +13,13 @@ from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.data.dataset import Pair, read_pairs
 from charter.errors import DataError
-from charter.inference.score import SCORING_TOKENS, score_rows
+from charter.inference.score import score_rows
 from charter.models.adapters import add_adapter, published_weights
 from charter.models.length_groups import token_batches
 from charter.models.parallel import parallelize
 from charter.models.preference import PreferenceModel, ScalarModel
 from charter.models.runtime import on_device, seeded
+from charter.physics.inference_memory import SCORING_TOKENS
 from charter.spec.stage import PreferenceModelStage
 from charter.train.encoded_pairs import EncodedPair, EncodedPairs
 from charter.train.loop import publish_model

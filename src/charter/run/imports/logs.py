@@ -436,7 +436,10 @@ def read_run_directory(directory: Path) -> FoundRun:
         ended_at=_seconds(meta.get("end_time")),
         points=points,
         finished=meta.get("status") in FINISHED,
-        parameters={path.name: path.read_text(encoding="utf-8") for path in sorted((directory / "params").glob("*"))},
+        parameters={
+            path.name: path.read_text(encoding="utf-8", errors="replace")
+            for path in sorted((directory / "params").glob("*"))
+        },
     )
     return found_run(run, notes=tuple(notes))
 
@@ -447,8 +450,8 @@ def _is_run(path: Path) -> bool:
 
 def _meta(path: Path) -> Mapping[str, Any]:
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+        document = yaml.safe_load(path.read_bytes())
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
     return document if isinstance(document, dict) else {}
 
@@ -474,12 +477,15 @@ def _point(line: str) -> MlflowPoint | None:
         return MlflowPoint(
             time=int(cells[0]) / 1000, value=float(cells[1]), step=int(cells[2]) if len(cells) > 2 else 0
         )
-    except (IndexError, ValueError):
+    except (IndexError, ValueError, OverflowError):
         return None
 
 
 def _seconds(milliseconds: object) -> float | None:
-    return milliseconds / 1000 if isinstance(milliseconds, int | float) and milliseconds else None
+    try:
+        return milliseconds / 1000 if isinstance(milliseconds, int | float) and milliseconds else None
+    except OverflowError:  # a whole number beyond every float
+        return None
 
 
 QUIET = {
