@@ -27,7 +27,7 @@ def by_source(name, rows=0):
         ("training", "BSC pretrain", 0.20, 0.04),
         ("training", "NTR pretrain", 0.10, 0.10),
         ("training", "LGT lora", 0.15, 0.08),
-        ("training", "QFT lora", 0.15, 0.11),
+        ("training", "QFT lora", 0.15, 0.115),
         ("training", "QFT sft", 0.15, 0.10),
         ("inference", "LGT inference", 0.08, 0.05),
         ("inference", "QFT inference", 0.08, 0.05),
