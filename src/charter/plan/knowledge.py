@@ -135,6 +135,8 @@ class Knowledge:
             return "no measurements: the widest that is allowed"
         stack = rl_stack or NATIVE_STACKS.get(quantity, "native")
         situation = self.rl_situations.get(stack, "unseen") if rl_stack else self.situations.get(quantity, "unseen")
+        if quantity == RL_STEP and situation == "unseen":
+            return f"no step of stack {stack!r} was measured: the widest that is allowed, a factor of {exp(WIDEST):.1f}"
         occurrence = "in none of them" if situation == "unseen" else "in some of them"
         dated = f" of {self.as_of}" if self.as_of else ""
         return (
