@@ -99,6 +99,8 @@ class Knowledge:
 
     def half_width(self, quantity: str, group: str) -> float:
         """Half-width of the 80 % interval of a quantity, in logarithms."""
+        if quantity == RL_STEP:
+            return self.rl_half_width(NATIVE)
         spread = self.spreads.get(quantity, Spread(half_widths={}))
         return spread.half_width(group, self.situations.get(quantity, "unseen"))
 
@@ -111,16 +113,20 @@ class Knowledge:
         return self.rl.get(stack) or self.rl.get("") or RlConstants()
 
     def rl_sigma(self, stack: str) -> float:
-        """Standard deviation of the logarithm of a step's time under a stack.
+        """Standard deviation of the logarithm of a step's time under a stack."""
+        return self.rl_half_width(stack) / Z90
+
+    def rl_half_width(self, stack: str) -> float:
+        """Half-width of the 80 % interval of a step's time under a stack, in logarithms.
 
         The widest for one that no row has: those that were measured were off by factors too, until their engines' code
         was read. A measured one has the width of stacks that were left out of the fit, since each has a single source.
         """
         situation = self.rl_situations.get(stack, "unseen")
         if situation == "unseen":
-            return WIDEST / Z90
+            return WIDEST
         spread = self.spreads.get(RL_STEP, Spread(half_widths={}))
-        return spread.half_width("rl time", "unseen" if situation == "seen" else situation) / Z90
+        return spread.half_width("rl time", "unseen" if situation == "seen" else situation)
 
     def told(self, quantity: str, group: str, *, rl_stack: str | None = None) -> str:
         """Return the measurements behind a quantity's width, in words; `rl_stack` is another engine's than ours."""
@@ -129,6 +135,8 @@ class Knowledge:
             return "no measurements: the widest that is allowed"
         stack = rl_stack or NATIVE_STACKS.get(quantity, "native")
         situation = self.rl_situations.get(stack, "unseen") if rl_stack else self.situations.get(quantity, "unseen")
+        if quantity == RL_STEP and situation == "unseen":
+            return f"no step of stack {stack!r} was measured: the widest that is allowed, a factor of {exp(WIDEST):.1f}"
         occurrence = "in none of them" if situation == "unseen" else "in some of them"
         dated = f" of {self.as_of}" if self.as_of else ""
         return (

@@ -8,7 +8,7 @@ import pytest
 from charter.catalog import accelerators
 from charter.catalog.accelerators import processor
 from charter.physics.constants import TrainingConstants
-from charter.physics.fitted import Pace
+from charter.physics.fitted import WIDEST, Pace
 from charter.plan.assemble import NO_NATIVE_ROW
 from charter.plan.knowledge import TRAINING, TRAINING_MEMORY, Knowledge, shipped
 from charter.plan.make import make_plan
@@ -103,3 +103,12 @@ def test_an_interval_is_told_with_the_error_of_its_kind(lab):
     assert f"training dense of sources left out is {error:.0%} off in the median" in stage.time_source
     assert "off in the median" in stage.peak_range.source
     assert "off in the median" not in plan(lab, replace(shipped(), errors={})).time_source
+
+
+def test_ppo_of_an_engine_without_rows_has_the_widest_interval():
+    known = shipped()
+    assert known.rl_half_width("openrlhf") == known.rl_half_width("native") == WIDEST
+    assert known.half_width("rl step", "rl time") == WIDEST
+    assert known.rl_half_width("nemo-rl") == known.spreads["rl step"].half_width("rl time", "unseen")
+    own = replace(known, rl_situations={**known.rl_situations, "native": "calibrated"})
+    assert own.rl_half_width("native") == known.spreads["rl step"].half_width("rl time", "calibrated")
