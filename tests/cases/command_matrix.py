@@ -69,6 +69,7 @@ ARGUMENTS = {
     "data check": "OUT/rows.jsonl",
     "data stats": "OUT/rows.jsonl",
     "data convert": "OUT/rows.jsonl OUT/rows2.jsonl",
+    "data tasks": "game OUT/tasks.jsonl",
     "data constitution list": "",
     "data constitution lint": "",
     "data constitution import": "OUT/list.csv --out OUT/constitution.yaml",
