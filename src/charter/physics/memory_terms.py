@@ -396,16 +396,21 @@ def _gathered_columns(rank: Rank, stored: Array, live: Array) -> dict[str, Expla
     # gather, which FSDP2 frees when another begins; at the loss that of the head.
     compiled = rank.shape.compiled > 0
     through = array(np.where(apart, ends.root, np.where(compiled, 0.0, p.end_unit)))
-    at_loss = array(np.where(apart, ends.root + 2 * ends.head, np.where(compiled, ends.largest, p.end_unit)))
+    # Where each token has a loss of its own the head's gradient is made after the forward pass, at whose end FSDP2 let
+    # go of that buffer; the last layer's is there by then.
+    later = (rank.shape.loss_kept > 0) & (ends.head > 0)
+    whole = ends.root + np.where(later, 1.0, 2.0) * ends.head
+    at_loss = array(np.where(apart, whole, np.where(compiled, ends.largest, p.end_unit)))
     two = np.where(compiled, 1.0, 2.0)
     beside: dict[str, tuple[Array, Array]] = {
         "gathered": (through, array(two)),
-        "gathered_loss": (at_loss, array(np.where(apart, ends.head == 0, np.where(compiled, 0.0, 2.0)))),
+        "gathered_loss": (at_loss, array(np.where(apart, (ends.head == 0) | later, np.where(compiled, 0.0, 2.0)))),
         "gathered_backward": (through, array(two)),
         "gathered_end": (array(np.where(apart | compiled, 0.0, p.end_unit)), array(np.where(apart, 0.0, two))),
     }
     # ZeRO-2 has all gathered; the buffer of the last gather is beside it.
-    buffer = {"gathered": layer, "gathered_loss": np.where(ends.head > 0, value * ends.head, layer)}
+    last = np.where(later, 0.0, np.where(ends.head > 0, value * ends.head, layer))
+    buffer = {"gathered": layer, "gathered_loss": last}
     second = apart & (rank.gathers == 0)
     columns = {}
     for key, (size, layers) in beside.items():

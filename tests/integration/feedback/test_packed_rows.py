@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from charter.feedback.local_models import choice_log_probabilities
+from charter.inference import score
 from charter.inference.score import (
     LARGEST_FAMILY,
     families_of,
@@ -58,8 +59,19 @@ def test_packed_rows_are_read_as_each_alone(judge):
 def test_the_same_rows_give_the_same_bits_and_many_go_in_several_passes(judge, monkeypatch):
     once = last_token_log_probabilities(judge, ROWS, [65])
     assert torch.equal(once, last_token_log_probabilities(judge, ROWS, [65]))
-    monkeypatch.setattr("charter.inference.score.PASS_TOKENS", 40)
+    sizes = []
+    read = score._read
+
+    def noted(model, rows, part, **more):
+        widest = max(item.shared + sum(len(rows[row]) - item.shared for row in item.rows) for item in part)
+        sizes.append((len(part), widest))
+        return read(model, rows, part, **more)
+
+    monkeypatch.setattr(score, "_read", noted)
+    monkeypatch.setattr(score, "PASS_TOKENS", 40)
     assert torch.allclose(once, last_token_log_probabilities(judge, ROWS, [65]), atol=1e-5)
+    assert len(sizes) > 1
+    assert all(count == 1 or count * widest <= 40 for count, widest in sizes), "padding included"
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

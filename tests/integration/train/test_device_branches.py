@@ -89,7 +89,9 @@ def test_what_is_frozen_is_cast_once_there(monkeypatch):
 
 def test_offloading_means_something_there_only():
     everything = StageLayout(world_size=2, zero=3, offload="all")
-    assert isinstance(parallel.offload_policy(everything, GPU), CPUOffloadPolicy)
+    policy = parallel.offload_policy(everything, GPU)
+    assert isinstance(policy, CPUOffloadPolicy)
+    assert policy.pin_memory, "copied without the processor"
     assert not isinstance(parallel.offload_policy(everything, CPU), CPUOffloadPolicy)
     assert parallel.parameters_device(everything, GPU) == CPU
     assert parallel.parameters_device(StageLayout(world_size=2, zero=3), GPU) == GPU

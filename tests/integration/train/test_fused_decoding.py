@@ -369,3 +369,18 @@ def test_a_token_takes_at_most_so_many_kernels(monkeypatch):
     print(f"KERNELS 16 bits {stored}, fp32 under autocast {cast}")
     assert stored <= KERNELS
     assert cast <= KERNELS * 1.2, "a residual stream in fp32 is cast before every product"
+
+
+def test_it_computes_in_the_type_of_autocast_or_of_the_weights(monkeypatch):
+    """Autocast has a type of its own where it is off too, which says nothing."""
+    monkeypatch.setattr(decoding, "is_queued", lambda device: True)
+
+    def type_of(model):
+        decoder = FusedDecoder.of(model, CPU)
+        return None if decoder is None else decoder.dtype
+
+    wide, narrow = model_of("llama"), model_of("llama").to(torch.float16)
+    assert type_of(wide) is None, "nothing asks for 16 bits"
+    assert type_of(narrow) is torch.float16
+    with precision("bf16", CPU):
+        assert type_of(wide) is torch.bfloat16
