@@ -399,8 +399,8 @@ def _gathered_columns(rank: Rank, stored: Array, live: Array) -> dict[str, Expla
     # Where each token has a loss of its own the head's gradient is made after the forward pass, at whose end FSDP2 let
     # go of that buffer; the last layer's is there by then.
     later = (rank.shape.loss_kept > 0) & (ends.head > 0)
-    whole = ends.root + np.where(later, 1.0, 2.0) * ends.head
-    at_loss = array(np.where(apart, whole, np.where(compiled, ends.largest, p.end_unit)))
+    units = ends.root + np.where(later, 1.0, 2.0) * ends.head
+    at_loss = array(np.where(apart, units, np.where(compiled, ends.largest, p.end_unit)))
     two = np.where(compiled, 1.0, 2.0)
     beside: dict[str, tuple[Array, Array]] = {
         "gathered": (through, array(two)),
