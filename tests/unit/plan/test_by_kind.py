@@ -241,7 +241,7 @@ def test_the_saved_file_is_what_was_planned(tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("sft 8B --tokens 100M --budget 5", ("give --budget 25,", "or --tokens 21M brings", "or --market any,")),
+        ("sft 8B --tokens 100M --budget 5", ("give --budget 2", "or --tokens 2", "or --market any,")),
         ("grpo 1B --budget 1", ("give --budget ", "or --prompts ")),
         ("dpo 8B --budget 5", ("or --pairs ",)),
         ("generate 8B --budget 1", ("or --prompts ",)),
