@@ -86,13 +86,10 @@ def of_openrlhf(words):
             options[name] = word
     checkpoints = Path(options["--ckpt.path"])
     latest = checkpoints / "_actor" / "latest"
-    per_node = int(options["--actor.num_gpus_per_node"])
-    generators = int(options["--vllm.num_engines"]) * int(options["--vllm.tensor_parallel_size"])
     return Run(
         engine="openrlhf",
-        # Generators that are planned apart have nodes of their own; all nodes do the same here.
-        nodes=int(options["--actor.num_nodes"]) + (0 if "--train.colocate_all" in options else generators // per_node),
-        per_node=per_node,
+        nodes=int(options["--actor.num_nodes"]),
+        per_node=int(options["--actor.num_gpus_per_node"]),
         steps=int(os.environ["STEPS"]),
         every=int(options["--ckpt.save_steps"]),
         model=Path(options["--actor.model_name_or_path"]),

@@ -14,7 +14,7 @@ from charter.engines.common.engine import TrainingEngine
 from charter.engines.common.request import HandoverPaths, RlPlacement
 from charter.engines.installed import ABSENT, PEFT, interpreter_of, stage_versions
 from charter.errors import CharterError, DataError, MissingExtraError, Problem, SpecError, how_to_install
-from charter.launch.handing_over import data_roles, handover_of, model_roles, placement_of
+from charter.launch.handing_over import COLOCATED, data_roles, handover_of, model_roles, placement_of
 from charter.launch.launcher import LOCAL, RAY, drives_engine
 from charter.launch.machine import (
     CPU,
@@ -223,14 +223,13 @@ def check_nodes(project: Project, name: str, stage: Stage, *, launcher: str) -> 
 
 
 def check_together(name: str, stage: Stage, execution: Execution | None) -> Iterator[Problem]:
-    """Problem of a stage whose roles are planned on two kinds of accelerators: an engine's configuration has one."""
-    if execution is None or not is_hosted(stage):
+    """Problem of a stage whose roles are planned apart: Charter starts an engine with all of them together."""
+    if execution is None or not is_hosted(stage) or execution.placement in ("", COLOCATED):
         return
-    kinds = sorted({role.accelerator or execution.accelerator for role in execution.roles.values()})
-    if len(kinds) > 1:
-        message = f"planned on two kinds of accelerators at once ({', '.join(kinds)}), which no configuration can tell"
-        hint = "name one in resources.accelerators of the stage"
-        yield Problem(path=f"pipeline.{name}.resources", message=message, hint=hint)
+    title, roles = handover_engine(stage.engine).title, ", ".join(execution.roles)
+    message = f"planned with accelerators of their own for {roles}; `charter run` has all roles of {title} share them"
+    hint = "`charter artifacts export` renders the stage as it is planned"
+    yield Problem(path=f"pipeline.{name}.engine", message=message, hint=hint)
 
 
 def check_hosted_packages(project: Project, todo: Sequence[PlannedStage]) -> None:

@@ -32,7 +32,7 @@ pipeline:
   rl: {{kind: ppo, engine: {engine}, policy: base, prompts: prompts, estimator: grpo, samples_per_prompt: 4,
        rewards: [{{name: right, kind: function, call: "charter:number"}}],
        episodes: {episodes}, rollout_batch: 32, minibatch: 32, kl_coefficient: 0, max_prompt_tokens: 64,
-       max_new_tokens: 32, checkpoint_every: {every}, learning_rate: 1e-5, dtype: bf16, {more}
+       max_new_tokens: 32, checkpoint_every: {every}, learning_rate: 1e-5, dtype: bf16,
        resources: {{accelerators: "H100:4", num_nodes: 2, zero: 3, micro_batch: 4}}}}
 seed: 7
 resources: {{infra: ray, cpus: {cpus}, memory: 1GiB, max_parallel_stages: 1, price: 3.6}}
@@ -42,8 +42,6 @@ launch:
 engines:
   {engine}: {{python: {python}, directory: {root}, environment: {{HOLD: {root}/hold, STEPS: "{steps}"}}}}
 """
-MORE = {"openrlhf": "min_new_tokens: 1,"}
-"""Fields in which an engine can do one thing only."""
 INTERPRETER = """\
 #!/bin/sh
 export ENGINE_OF_TEST=1
@@ -67,7 +65,6 @@ def project(root, cluster: RayCluster, engine):
     python.chmod(0o755)
     text = PROJECT.format(
         engine=engine,
-        more=MORE.get(engine, ""),
         episodes=STEPS * 32,
         every=EVERY,
         steps=STEPS,
@@ -130,9 +127,7 @@ def kill_engine(cluster, root, workers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("engine", "harm"), [("verl", lose_another), ("openrlhf", lose_driver), ("nemo_rl", kill_engine)]
-)
+@pytest.mark.parametrize(("engine", "harm"), [("verl", lose_another), ("verl", lose_driver), ("nemo_rl", kill_engine)])
 def test_an_engine_goes_on_from_its_checkpoint(mended, undisturbed, tmp_path, engine, harm):
     root = project(tmp_path / "project", mended, engine)
     (root / "hold").write_text(str(HELD_AT))
