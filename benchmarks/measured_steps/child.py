@@ -22,8 +22,8 @@ from charter.train.optimizers import make_optimizer
 from charter.train.preference_model import pair_loss
 from charter.train.pretrain import language_loss
 from charter.train.setup import Setup
-from charter.train.sft import collate
 from charter.train.supervised import BatchLoss, SupervisedTask
+from charter.train.token_data import collate
 
 from .grid import Case
 from .memory import PeakMemory, gib_of, optimizer_gib

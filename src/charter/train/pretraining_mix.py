@@ -9,9 +9,8 @@ from charter.train.models import TrainedModel
 from charter.train.pretrain import language_loss
 from charter.train.schedule import batch_rows
 from charter.train.setup import Setup
-from charter.train.sft import collate
 from charter.train.supervised import BatchLoss
-from charter.train.token_data import TokenRows, conversation_rows
+from charter.train.token_data import TokenRows, collate, conversation_rows
 
 ROLE = "ptx_data"
 

@@ -2,12 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-import torch
-from torch import Tensor
-
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
-from charter.models.chat import Encoded
 from charter.models.runtime import FLASH
 from charter.spec.stage import SftStage
 from charter.train.models import TrainedModel, stage_model, trained_model
@@ -24,20 +20,9 @@ from charter.train.packing import (
 from charter.train.pretrain import language_loss
 from charter.train.setup import Setup, set_up
 from charter.train.supervised import BatchLoss, train_and_publish
-from charter.train.token_data import TokenRows, conversation_rows
+from charter.train.token_data import TokenRows, collate, conversation_rows
 
 Rows = Callable[[Sequence[int], int], BatchLoss]
-
-
-def collate(rows: Sequence[Encoded], *, padding: int) -> tuple[Tensor, Tensor]:
-    """Ids and counted tokens, padded at the right to the longest row."""
-    width = max(len(row.ids) for row in rows)
-    ids_BT = torch.full((len(rows), width), padding, dtype=torch.long)
-    counted_BT = torch.zeros((len(rows), width), dtype=torch.bool)
-    for index, row in enumerate(rows):
-        ids_BT[index, : len(row.ids)] = torch.as_tensor(row.ids, dtype=torch.long)
-        counted_BT[index, : len(row.ids)] = torch.as_tensor(row.is_answer, dtype=torch.bool)
-    return ids_BT, counted_BT
 
 
 def run(stage: StageDir) -> None:

@@ -33,6 +33,17 @@ Chunks = Callable[[SkippedRows], Iterable[list[Encoded]]]
 """Makes the rows, some at a time, and counts the bad ones; called only when the cache must be made."""
 
 
+def collate(rows: Sequence[Encoded], *, padding: int) -> tuple[Tensor, Tensor]:
+    """Ids and counted tokens, padded at the right to the longest row."""
+    width = max(len(row.ids) for row in rows)
+    ids_BT = torch.full((len(rows), width), padding, dtype=torch.long)
+    counted_BT = torch.zeros((len(rows), width), dtype=torch.bool)
+    for index, row in enumerate(rows):
+        ids_BT[index, : len(row.ids)] = torch.as_tensor(row.ids, dtype=torch.long)
+        counted_BT[index, : len(row.ids)] = torch.as_tensor(row.is_answer, dtype=torch.bool)
+    return ids_BT, counted_BT
+
+
 @dataclass(frozen=True)
 class TokenRows:
     """Rows of token ids on disk; `rows[i]` reads one."""

@@ -29,7 +29,7 @@ from charter.models.token_forward import give_token_forward
 from charter.spec.stage import SftStage
 from charter.train import sft
 from charter.train.packing import VARLEN, check_packable, model_inputs, packed_batch, take_bounds
-from charter.train.sft import collate
+from charter.train.token_data import collate
 
 CPU = torch.device("cpu")
 LENGTHS = (20, 13)

@@ -27,7 +27,7 @@ from charter.physics.kept_activations import LayerKind, kept_by_layer
 from charter.train.packing import VARLEN, model_inputs, own_parts, pack, packed_batch
 from charter.train.pretrain import language_loss
 from charter.train.setup import Setup
-from charter.train.sft import collate
+from charter.train.token_data import collate
 
 CPU = torch.device("cpu")
 KEYS = (4, 2, 1)

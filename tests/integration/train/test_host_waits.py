@@ -36,8 +36,8 @@ from charter.train.ppo_sequences import Sequences
 from charter.train.ppo_step import MinibatchPosition, Update
 from charter.train.preference_model import pair_loss
 from charter.train.pretrain import language_loss
-from charter.train.sft import collate
 from charter.train.supervised import SupervisedTask
+from charter.train.token_data import collate
 
 pytestmark = pytest.mark.torch
 META = torch.device("meta")
