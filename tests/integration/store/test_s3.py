@@ -7,6 +7,7 @@ import pytest
 from place_contract import check_place
 
 from charter.artifacts.fingerprint import FileFact
+from charter.artifacts.store import maintenance
 from charter.artifacts.store import s3 as s3_client
 from charter.artifacts.store.copy import open_place
 from charter.artifacts.store.maintenance import abandoned_uploads
@@ -52,12 +53,15 @@ def test_a_store_without_conditional_writes_is_asked_first(place, monkeypatch):
     assert place.get("a") == b"one"
 
 
-def test_parts_of_crashed_uploads_are_found_and_removed(place, s3):
+def test_parts_of_crashed_uploads_are_found_and_removed(place, s3, monkeypatch):
     upload = s3.create_multipart_upload(Bucket="results", Key="charter/objects/ab/x")["UploadId"]
     s3.upload_part(Bucket="results", Key="charter/objects/ab/x", UploadId=upload, PartNumber=1, Body=b"half")
     s3.create_multipart_upload(Bucket="results", Key="of-others/x")
     assert [item.key for item in place.unfinished()] == [f"charter/objects/ab/x#{upload}"]
     assert place.listed("") == []
+    assert [item.key for item in abandoned_uploads(place)] == [f"charter/objects/ab/x#{upload}"]
+    # The server dates every upload 2010.
+    monkeypatch.setattr(maintenance, "GRACE_SECONDS", 1e9)
     assert abandoned_uploads(place) == []
     for left in place.unfinished():
         place.abandon(left)

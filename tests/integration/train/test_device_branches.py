@@ -236,9 +236,9 @@ def test_states_are_copied_to_pinned_memory_and_waited_for(monkeypatch):
     with FakeTensorMode() as there:
         state = {"weight": torch.ones(4, 4, device=GPU), "moment": torch.ones(4, device=GPU)}
         mixed = {"weight": state["weight"], "moment at home": torch.ones(4)}
+        buffers, three = HostBuffers(), torch.ones(3, device=GPU)
+        assert buffers.further_bytes({"three": three}) == 16, "page-locked: a power of two"
         monkeypatch.setattr(torch, "empty", made)
-        buffers = HostBuffers()
-        assert buffers.further_bytes({"three": torch.ones(3, device=GPU)}) == 16, "page-locked: a power of two"
         first, second = buffers.copy(state), buffers.copy(state)
     assert {item.device.type for item in first.values()} == {"cpu"}
     assert all(first[name] is second[name] for name in state), "buffers are filled anew"

@@ -160,8 +160,10 @@ def test_shared_scoring_passes_have_a_bound_of_tokens(monkeypatch):
     settings = {"pooling": "last", "context": "all", "seq_len": 40, "score_mean": 0.0, "score_deviation": 1.0}
     reward = PreferenceModel(ScalarModel(model), model, settings)
     asked = [([Turn("user", "Tea?")], "Yes. " * (1 + number)) for number in range(7)]
-    assert score_answers(reward, asked, budget_tokens=100, groups=1).shape == (7,)
+    monkeypatch.setattr(score, "SCORING_TOKENS", 100)
+    assert score_answers(reward, asked, groups=1).shape == (7,)
     assert passes == [2, 2, 2, 1]
     passes.clear()
-    score_answers(reward, asked, budget_tokens=10, groups=1)
+    monkeypatch.setattr(score, "SCORING_TOKENS", 10)
+    score_answers(reward, asked, groups=1)
     assert passes == [1] * 7
