@@ -25,7 +25,7 @@ def normal(name: str) -> str:
 
 
 def declared() -> list[Requirement]:
-    """What pyproject.toml asks for: the core, every extra, and the build backend."""
+    """The requirements in pyproject.toml: the core, every extra, and the build backend."""
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project = pyproject["project"]
     extras = [line for extra in project["optional-dependencies"].values() for line in extra]

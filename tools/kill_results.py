@@ -124,7 +124,7 @@ def _section(title: str, rows: Sequence[Total], *, what: str) -> list[str]:
 
 
 def this_machine() -> str:
-    """What the tests ran on, in words."""
+    """The machine that the tests ran on, in words."""
     names = [line.partition(":")[2].strip() for line in _cpu_info() if line.startswith("model name")]
     return (
         f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}, "

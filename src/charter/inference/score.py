@@ -22,12 +22,10 @@ from charter.models.length_groups import CPU_PASS_TOKENS, CUDA_PASS_TOKENS, equa
 from charter.models.preference import PreferenceModel, pool, pooled_positions
 from charter.models.runtime import on_device, precision
 from charter.models.token_forward import PLAIN_HEADS, asked_positions
-from charter.physics.inference_memory import SCORING_TOKENS
+from charter.physics.inference_memory import SCORING_ROWS, SCORING_TOKENS
 
 Ids = Sequence[int] | npt.NDArray[np.int32]
 """Tokens of one row."""
-SCORING_ROWS = 64
-"""Most answers of one pass where all processes must make as many passes."""
 
 
 def first_token_ids(tokenizer: object, choices: Sequence[str]) -> tuple[int, ...]:

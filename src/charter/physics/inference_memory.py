@@ -236,6 +236,8 @@ engine arguments); what is longer is split (chunked prefill)."""
 SCORING_TOKENS = 32768
 """Most tokens of one pass over answers that are only scored, padding included; a longer answer is read alone. 32768
 tokens x 4096 hidden x 4 bytes: one activation is 0.5 GiB."""
+SCORING_ROWS = 64
+"""Most answers that are scored together, however short they are."""
 
 
 def inference_memory(

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from charter.physics.constants import CPU_PROCESS_BYTES, CPU_PROCESS_FORMULA, CPU_PROCESS_SOURCE
 from charter.physics.flops import kv_cache_bytes
-from charter.physics.inference_memory import SCORING_TOKENS
+from charter.physics.inference_memory import SCORING_ROWS, SCORING_TOKENS
 from charter.physics.kept_activations import layer_activations
 from charter.physics.memory_profiles import CPU_KEPT_LOGITS, CPU_LOSS_TILE, LEAST_TILE_ROWS
 from charter.physics.shapes import adapter_parameters, count_parameters
@@ -319,14 +319,10 @@ def training_peak(work: Workload, layout: Layout, dtype: str) -> Peak:
     return max(moments, key=lambda peak: peak.total_bytes)
 
 
-SCORED_ROWS = 64
-"""Answers of a batch in which a preference model scores all that it was trained on (train/preference_model.py)."""
-
-
 def _last_scores(role: Role, phase: RolePhase, layout: Layout, *, casts: bool) -> Term:
     """One layer, read without gradients."""
     a = role.architecture
-    rows = min(SCORED_ROWS, layout.micro_batch) if layout.accumulation > 1 else SCORED_ROWS
+    rows = min(SCORING_ROWS, layout.micro_batch) if layout.accumulation > 1 else SCORING_ROWS
     tokens = min(rows * phase.longest_tokens, SCORING_TOKENS)
     hidden = (4 * FP32 + casts * CAST) * a.hidden_size
     value = tokens * (hidden + (CAST if casts else FP32) * 3 * a.intermediate_size)

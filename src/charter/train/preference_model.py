@@ -19,7 +19,7 @@ from charter.models.length_groups import token_batches
 from charter.models.parallel import parallelize
 from charter.models.preference import PreferenceModel, ScalarModel
 from charter.models.runtime import on_device, seeded
-from charter.physics.inference_memory import SCORING_TOKENS
+from charter.physics.inference_memory import SCORING_ROWS, SCORING_TOKENS
 from charter.spec.stage import PreferenceModelStage
 from charter.train.encoded_pairs import EncodedPair, EncodedPairs
 from charter.train.loop import publish_model
@@ -31,8 +31,6 @@ from charter.train.setup import Setup, set_up
 from charter.train.supervised import BatchLoss, SupervisedTask
 from charter.train.work import count_supervised
 
-SCORING_BATCH = 64
-"""Answers."""
 ROWS_OF_A_PASS = 8
 """Where several processes must make the same number of passes, about so many rows go in each."""
 
@@ -109,8 +107,8 @@ def score_statistics(
     """
     model.scalar.eval()
     parts = []
-    for start in range(0, len(pairs), SCORING_BATCH // 2):
-        part = pairs[start : start + SCORING_BATCH // 2]
+    for start in range(0, len(pairs), SCORING_ROWS // 2):
+        part = pairs[start : start + SCORING_ROWS // 2]
         rows = [ids for pair in part for ids in pair.ids]
         lengths = [count for pair in part for count in pair.answer_tokens]
         counts = [len(row) for row in rows]
@@ -154,13 +152,13 @@ def run(stage: StageDir) -> None:
     SupervisedTask(setup, parallel, optimizer, spec, len(pairs), target, loss_of).train()
     setup.stage.beat(PUBLISH)
     # No pass is larger than those of training: weights, moments and gradients leave no more room at the end.
-    trained_rows = 2 * setup.layout.micro_batch or SCORING_BATCH
+    trained_rows = 2 * setup.layout.micro_batch or SCORING_ROWS
     with parallel.gathered():
         mean, deviation = score_statistics(
             model,
             pairs,
             dtype=spec.dtype,
-            groups=passes(setup, SCORING_BATCH, of_a_pass=min(ROWS_OF_A_PASS, trained_rows)),
+            groups=passes(setup, SCORING_ROWS, of_a_pass=min(ROWS_OF_A_PASS, trained_rows)),
             budget_tokens=min(SCORING_TOKENS, trained_rows * spec.seq_len),
             tell=setup.stage.alive,
         )

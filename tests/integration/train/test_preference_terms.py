@@ -10,9 +10,12 @@ torch = pytest.importorskip("torch")
 
 import tiny
 
+from charter.artifacts.job import write_job
+from charter.artifacts.stage_dir import StageDir
 from charter.errors import DataError
 from charter.inference.score import score_rows
 from charter.models.preference import PreferenceModel, ScalarModel
+from charter.physics.inference_memory import SCORING_ROWS
 from charter.spec.stage import PreferenceModelStage
 from charter.train import preference_model
 from charter.train.encoded_pairs import EncodedPairs
@@ -138,6 +141,24 @@ def test_the_spec_of_a_stage_reaches_its_loss(tmp_path):
     run = stage(tmp_path, margins=True, use_margin=True, label_smoothing=0.1)
     wanted = 0.9 * math.log(1 + math.exp(1.5)) + 0.1 * math.log(1 + math.exp(-1.5))
     assert first_loss(run) == pytest.approx(wanted, abs=1e-5)
+
+
+@pytest.mark.parametrize(("micro_batch", "most"), [(0, SCORING_ROWS), (1, 2)])
+def test_a_stage_scores_at_its_end_as_it_trained(tmp_path, monkeypatch, micro_batch, most):
+    run, sizes = stage(tmp_path, margins=False), []
+
+    def scored(model, rows, *further, **named):
+        if not torch.is_grad_enabled():
+            sizes.append((len(rows), len(rows) * max(map(len, rows))))
+        return score_rows(model, rows, *further, **named)
+
+    monkeypatch.setattr(preference_model, "score_rows", scored)
+    write_job(run.path, replace(run.job, frozen={"threads": 1, "device": "cpu", "micro_batch": micro_batch}))
+    preference_model.run(StageDir(run.path))
+    answers = 2 * len(tiny.pairs())
+    assert sum(rows for rows, _ in sizes) == answers
+    assert max(tokens for _, tokens in sizes) <= most * 64
+    assert (len(sizes) == 1) == (micro_batch == 0)
 
 
 def test_centering_of_the_spec_reaches_its_loss(tmp_path, monkeypatch):
