@@ -358,7 +358,7 @@ def step_seconds(device, *, batch=1.0, context=1.0, weights="bf16", engine=SERVE
     return step.total, {term.name: term.value for term in step.terms}
 
 
-def test_a_tile_that_one_token_leaves_empty_costs_h20_its_long_contexts():
+def test_empty_rows_of_a_tile_cost_h20_its_long_contexts():
     cache = 32 * 2 * 8 * 128 * 2.0 * 100_000
     reading = {name: cache / accelerators.get(name).memory_bytes_per_second for name in ("H20", "H100")}
     keys = {name: step_seconds(name, context=100_000.0)[1]["decode, keys and values"] for name in reading}
@@ -373,7 +373,7 @@ def test_expanded_weights_add_gaps_to_a_captured_graph():
     assert expanded - plain == pytest.approx(32 * 4 / 12 * 45e-6)
 
 
-def test_litgpt_wraps_fewer_quantised_matrices_than_transformers():
+def test_litgpt_wraps_fewer_quantised_matrices():
     def added(engine):
         quantised, plain = (step_seconds("H100", weights=name, engine=engine)[0] for name in ("nf4", "bf16"))
         return quantised - plain

@@ -48,6 +48,7 @@ from charter.validation.rows.accelerator import accelerator_of
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import BYTES_PER_VALUE, Measurement, Refusal, probe_in
 from charter.validation.rows.metrics import compares_pairs
+from charter.validation.stacks import printed_zero
 
 _BY_WORD: tuple[tuple[str, MemoryProfile], ...] = (
     (r"\bcharter\b", NATIVE),
@@ -479,18 +480,9 @@ def _sequence_parallel(row: Measurement, profile: MemoryProfile) -> bool:
 
 def zero_of(row: Measurement, profile: MemoryProfile, size: float, adapter: bool) -> ZeroStage:
     """Return the ZeRO stage; blank: all under FSDP, the optimizer under Megatron, under DeepSpeed what a job needs."""
-    shard = row.shard.lower()
-    printed = re.search(r"(?:zero|stage)[- _]?([0-3])", shard)
-    if printed:
-        return ZeroStage(int(printed[1]))
-    if re.search(r"shard_grad_op|hybrid_?shard_?zero2", shard):
-        return ZeroStage.GRADIENTS
-    if re.search(r"fsdp|full_shard|hsdp|zero\+\+", shard):
-        return ZeroStage.PARAMETERS
-    if re.search(r"dist", shard):
-        return ZeroStage.OPTIMIZER
-    if re.search(r"none|ddp|replic", shard):
-        return ZeroStage.NONE
+    printed = printed_zero(row.shard)
+    if printed is not None:
+        return printed
     if profile.name in ("fsdp", "composer", "torchtitan", "maxtext", "torchtune"):
         return ZeroStage.PARAMETERS
     if profile.name == "deepspeed":
