@@ -44,7 +44,12 @@ JudgePrice = Annotated[
     _option("--judge-price", "IN,OUT", "With cai, label: USD per 1M tokens of a judge that is an API."),
 ]
 On = Annotated[
-    str | None, _option("--on --gpus", "GPU:N", "A machine, like H100:8; if left out, all of the price book.")
+    str | None,
+    _option(
+        "--on --gpus",
+        "GPU:N",
+        "A machine like H100:8, or several: H100:16 is two; all of the price book if left out.",
+    ),
 ]
 Nodes = Annotated[str | None, _option("--nodes", "N", "The most machines; 1 with --on, else 16.")]
 Price = Annotated[str | None, _option("--price", "USD", "Per hour of one accelerator of your own, like 2.")]
