@@ -233,11 +233,15 @@ def offers(
 def machines_of(request: str) -> tuple[str, int | None]:
     """Return the machine that a request means and how many, where more accelerators are asked for than any has.
 
+    Of a type that nobody offers, machines have their usual number.
+
     >>> machines_of("H100:16"), machines_of("H100:8"), machines_of("H100:12"), machines_of("v5p:64")
     (('H100:8', 2), ('H100:8', None), ('H100:12', None), ('v5p:4', 16))
     """
     name, count = parse_request(request)
-    largest = 1 if name == CPU else max(PriceBook.bundled().machine_sizes(name), default=1)
+    if name == CPU:
+        return request, None
+    largest = max(PriceBook.bundled().machine_sizes(name), default=get(name).devices_per_node)
     if largest == 1 or count <= largest or count % largest:
         return request, None
     return f"{request.partition(':')[0]}:{largest}", count // largest

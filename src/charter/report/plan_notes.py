@@ -235,7 +235,8 @@ def risk_sentence(risk: StageRisk) -> str:
     parts = [f"a checkpoint every {format_seconds(risk.interval_seconds)}"]
     software = f" ({100 * risk.software_share:.0f} % by software)" if risk.software_share else ""
     each = format_seconds(risk.lost_seconds_each)
-    parts.append(f"{risk.interruptions:.2g} interruptions expected{software}, {each} lost at each")
+    number = f"{risk.interruptions:,.0f}" if risk.interruptions >= 10 else f"{risk.interruptions:.2g}"
+    parts.append(f"{number} interruptions expected{software}, {each} lost at each")
     if risk.spares is not None and risk.spares.nodes:
         parts.append(f"{risk.spares.nodes} spare node{'s' if risk.spares.nodes > 1 else ''}")
     parts.append(f"{100 * risk.useful_share:.0f} % of the paid time is work")
@@ -290,7 +291,7 @@ def _price_lines(plan: Plan) -> Iterator[Text]:
     }
     if not prices and plan.usd is not None:
         return
-    for text in sorted(prices) or ["none known for this machine; set resources.price to see a cost"]:
+    for text in sorted(prices) or ["none known for this machine; resources.price, or --price of a question, shows a cost"]:
         yield Text(f"Prices: {text}.")
 
 
