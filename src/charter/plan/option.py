@@ -133,6 +133,8 @@ class Option:
     """Roles that share accelerators wait in host memory while it is not their turn."""
     generator_tensor: int = 1
     """Tensor parallelism of the generator of a PPO stage."""
+    decode_batch: int = 0
+    """Answers of a rollout that a replica of the native engine draws at once; 0: all of its share."""
     host_bytes: float = 0.0
     """Bytes per accelerator that wait in host memory."""
     fixed_usd: float | None = None

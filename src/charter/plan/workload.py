@@ -541,6 +541,7 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     generation = replace(
         answers("generate", "policy", rollouts * stage.rollout_batch, stage, prompt, ragged=False),
         unpadded_tokens=mean,
+        decode_batch=(stage.resources.decode_batch or 0) if stage.resources else 0,
         served=stage.generator == "vllm",
     )
     return Workload(

@@ -147,6 +147,8 @@ class Capabilities:
     offload_parameters: tuple[ZeroStage, ...] = ()
     offload_activations: bool = False
     """The inputs of layers that are recomputed whole can wait in host memory, and Charter's files say so."""
+    decode_batch: bool = False
+    """It draws the answers of a rollout in parts of a given size, beside no other generator."""
     recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.FULL)
     exact_batch: bool = True
     """Every rank takes the same number of micro-batches of one size, so that both divide the batch."""
@@ -282,6 +284,8 @@ def unsupported(
         yield from _offload(str(layout.offload), layout.zero, engine)
     if layout.offload_activations:
         yield from _offloaded_inputs(layout, engine)
+    if layout.decode_batch and not engine.decode_batch:
+        yield "decode_batch", f"no rollout is drawn in parts here by the {engine.name} engine itself"
 
 
 def _offload(what: str, zero: int | None, engine: Capabilities) -> Iterator[tuple[str, str]]:
@@ -310,10 +314,11 @@ def of_kind(engine: Capabilities, stage: Stage) -> Capabilities:
     (False, False)
     """
     if getattr(stage, "dropout", 0.0) and not engine.tensor_drops:
-        return replace(engine, tensor=False, sequence_parallel=False)
+        return replace(engine, tensor=False, sequence_parallel=False, decode_batch=False)
     samples = engine.sequence_parallel_samples or not stage.ROLLS_OUT
     return replace(
         engine,
+        decode_batch=engine.decode_batch and getattr(stage, "generator", "") == NATIVE,
         sequence_parallel=engine.sequence_parallel and samples,
         context=engine.context and stage.kind in engine.context_kinds,
     )
