@@ -401,12 +401,14 @@ def test_a_decoder_on_a_gpu_records_its_tokens():
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_token_is_recorded_beside_the_stream_and_replayed(monkeypatch, fails):
-    calls = []
+def test_a_token_is_recorded_beside_the_stream_and_replayed(monkeypatch, request, fails):
+    calls, streams, now = [], [], types.SimpleNamespace(name="now")
+    now.wait_stream = lambda other: calls.append(f"now waits for {other.name}")
 
     class Stream:
-        def __init__(self, name="beside"):
+        def __init__(self, device, name="beside"):
             self.name = name
+            streams.append(device)
 
         def wait_stream(self, other):
             calls.append(f"{self.name} waits for {other.name}")
@@ -436,8 +438,10 @@ def test_a_token_is_recorded_beside_the_stream_and_replayed(monkeypatch, fails):
 
     monkeypatch.setattr(fused.torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(fused.torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(fused.torch.cuda, "current_stream", lambda: Stream("now"))
+    monkeypatch.setattr(fused.torch.cuda, "current_stream", lambda device: now)
     monkeypatch.setattr(fused.torch.cuda, "stream", on)
+    fused._recording_stream.cache_clear()
+    request.addfinalizer(fused._recording_stream.cache_clear)
     decoder, cache = Decoder(), JointCache([torch.zeros(2, 2, 4, 1)], torch.zeros(2, 4))
     ids_L, position_LQ = torch.tensor([7, 8]), torch.tensor([[1], [2]])
     recorded = ["beside waits for now", "on beside", "begins thread_local", "token", "ends"]
@@ -452,6 +456,8 @@ def test_a_token_is_recorded_beside_the_stream_and_replayed(monkeypatch, fails):
     assert logits_LV.shape == (2, 5)
     assert [item.tolist() for item in decoder.inputs] == [[9, 3], [[4], [5]], [6]], "what it reads was written over"
     assert (ids_L.tolist(), position_LQ.tolist()) == ([7, 8], [[1], [2]]), "in memory of its own"
+    TokenGraph(decoder, ids_L, position_LQ, cache)
+    assert streams == [ids_L.device], "the next one on the same stream, for which there is a workspace"
 
 
 def test_vllm_records_graphs_where_there_is_a_gpu(monkeypatch):
