@@ -21,7 +21,7 @@ from charter.spec.layout import Adapter
 from charter.spec.project import Resources
 from charter.spec.stage import STAGE_KINDS
 from charter.spec.stage_base import NATIVE
-from charter.spec.suggest import nearest
+from charter.spec.suggest import METHODS, nearest
 from charter.units import parse_usd
 
 # -------- Projects for a question without a file: `charter plan sft Llama-3.1-8B --tokens 100M` stands for the text
@@ -194,10 +194,10 @@ def short(value: "int | str | None") -> "int | str | None":
 def kind_of(word: str) -> str | None:
     """Return the kind of stage that a word means, or None.
 
-    >>> kind_of("rlvr"), kind_of("charter.yaml")
-    ('grpo', None)
+    >>> kind_of("rlvr"), kind_of("Reward-Model"), kind_of("charter.yaml")
+    ('grpo', 'preference_model', None)
     """
-    return WORDS.get(word.lower())
+    return WORDS.get(word.lower().replace("-", "_"))
 
 
 def takes(kind: str) -> tuple[str, ...]:
@@ -249,9 +249,9 @@ def unknown_word(word: str, rest: str = "8B") -> UsageError:
     """Return the refusal of a first word that is neither a path nor a kind; `rest` is what stands after it."""
     kinds = ", ".join(SPOKEN[kind] for kind in dict.fromkeys(WORDS.values()))
     near = nearest(word, WORDS)
-    if word.lower() in ("lora", "qlora", "peft", "adapter"):
+    if word.lower() in METHODS:
         rank = "" if "--lora" in rest.split() else f" --lora {LORA_RANK}"
-        guess = f"an adapter goes with a kind: charter plan sft {rest}{rank}"
+        guess = f"it goes with a kind: charter plan {METHODS[word.lower()].format(rest=rest, rank=rank)}"
     elif (model := catalog_models.find(catalog_models.of_size(word))) is not None:
         guess = f"{model.name} is a model; what shall it do? charter plan sft {word}, or one of {kinds}"
     elif near is None and (model_name := nearest(word, (m.name.rpartition("/")[2] for m in catalog_models.catalog()))):
@@ -298,6 +298,8 @@ def _resources(inquiry: Inquiry, given: _Answers) -> str:
         elif nodes is None:
             nodes = 1
             given.assumed.append("--nodes 1: one machine")
+        elif nodes > 1:
+            given.assumed.append(f"--nodes {nodes}: at most; exactly {nodes} with --set resources.num_nodes={nodes}")
     if inquiry.market is None and not is_own and (named is None or card is not None):
         given.assumed.append("--market on_demand: spot is not looked at")
     if nodes is not None:
