@@ -462,7 +462,7 @@ def _share(number: int, share: float) -> str:
     >>> _share(100_000_000, 0.0438), _share(20_000, 0.291)
     ('4.3M', '5.8k')
     """
-    from charter.plan.ask import short
+    from charter.units import short
 
     left = number * share * (1 + 1e-9)
     unit = 10 ** max(0, math.floor(math.log10(max(1.0, left))) - 1)

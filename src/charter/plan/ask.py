@@ -22,7 +22,7 @@ from charter.spec.project import Resources
 from charter.spec.stage import STAGE_KINDS
 from charter.spec.stage_base import NATIVE
 from charter.spec.suggest import METHODS, nearest
-from charter.units import parse_usd
+from charter.units import parse_usd, short
 
 # -------- Projects for a question without a file: `charter plan sft Llama-3.1-8B --tokens 100M` stands for the text
 # made here.
@@ -176,19 +176,6 @@ class _Answers:
 
 API_ADDRESS = "https://api.example.com/v1"
 """Where a judge's address goes, since a plan needs none."""
-
-
-def short(value: "int | str | None") -> "int | str | None":
-    """Return a number as people write it.
-
-    >>> short(100_000_000), short(4_300_000), short(60_000), short(2_048), short("8B")
-    ('100M', '4.3M', '60k', 2048, '8B')
-    """
-    if isinstance(value, int):
-        for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
-            if value >= unit and value % (unit // 10) == 0:
-                return f"{value / unit:g}{letter}"
-    return value
 
 
 def kind_of(word: str) -> str | None:

@@ -291,7 +291,9 @@ def _price_lines(plan: Plan) -> Iterator[Text]:
     }
     if not prices and plan.usd is not None:
         return
-    for text in sorted(prices) or ["none known for this machine; resources.price, or --price of a question, shows a cost"]:
+    for text in sorted(prices) or [
+        "none known for this machine; resources.price, or --price of a question, shows a cost"
+    ]:
         yield Text(f"Prices: {text}.")
 
 
