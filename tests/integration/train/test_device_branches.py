@@ -2,6 +2,7 @@
 
 import contextlib
 import types
+from dataclasses import replace
 
 import pytest
 
@@ -105,6 +106,55 @@ def test_offloading_means_something_there_only():
         assert not parallel.moments_on_host(layout, CPU)
         assert not isinstance(parallel.offload_policy(layout, GPU), CPUOffloadPolicy)
     assert not parallel.moments_on_host(everything, GPU)
+
+
+UNITS = {"Embedding", "LlamaDecoderLayer", "AskedHead", "LlamaForCausalLM"}
+
+
+@pytest.fixture
+def units(monkeypatch):
+    """What each kind of unit of a sharded model is told; all of one kind are told the same."""
+    monkeypatch.setattr(parallel, "register_fsdp_forward_method", lambda *_: None)
+    monkeypatch.setattr(parallel, "fully_shard", lambda part, **more: told.append((type(part).__name__, more)))
+    told = []
+
+    def units(layout, *, dtype=torch.bfloat16, device=GPU):
+        told.clear()
+        architecture = replace(tiny.ARCHITECTURE, tied_embeddings=False)
+        tokenizer = tiny.train_tokenizer(tiny.TEXTS, vocab_size=400)
+        model = language_model.new_language_model(architecture, tokenizer, seed=0).model
+        parallel.shard(model, layout, "mesh", Ranks(device=device), dtype=dtype)
+        assert [kind for kind, _ in told].count("LlamaDecoderLayer") == architecture.num_layers
+        assert all(more == dict(told)[kind] for kind, more in told)
+        return dict(told)
+
+    return units
+
+
+def test_gradients_are_added_up_in_full_precision_there(units):
+    """Layers compute in the stage's type; what processes add up is fp32, whatever that is."""
+    three = StageLayout(world_size=2, zero=3)
+    for dtype in (torch.bfloat16, torch.float16):
+        told = units(three, dtype=dtype)
+        policies = [more["mp_policy"] for more in told.values()]
+        assert {(item.param_dtype, item.reduce_dtype) for item in policies} == {(dtype, torch.float32)}
+        assert told.keys() == UNITS
+    for case in ({"dtype": torch.float32}, {"device": CPU}):
+        assert not any("mp_policy" in more for more in units(three, **case).values())
+
+
+def test_every_unit_is_freed_and_moved_as_the_layout_says(units):
+    """The head's backward pass comes at once, the root's first: neither is gathered twice."""
+    for layout, freed in ((StageLayout(world_size=2, zero=3), True), (StageLayout(world_size=2, zero=2), False)):
+        told = {kind: more["reshard_after_forward"] for kind, more in units(layout).items()}
+        root = None if freed else False  # None: torch keeps what is the root
+        assert told == {"Embedding": freed, "LlamaDecoderLayer": freed, "AskedHead": False, "LlamaForCausalLM": root}
+        assert {more["mesh"] for more in units(layout).values()} == {"mesh"}
+    for offload in ("none", "optimizer", "all"):
+        policies = [
+            more["offload_policy"] for more in units(StageLayout(world_size=2, zero=3, offload=offload)).values()
+        ]
+        assert [isinstance(item, CPUOffloadPolicy) for item in policies] == [offload == "all"] * len(UNITS)
 
 
 class GpuBytes(LiveBytes):
