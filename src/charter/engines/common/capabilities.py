@@ -175,7 +175,7 @@ class Capabilities:
     """`charter run` starts it on several nodes: each runs the same command, with its own number and where to meet."""
     ray_kinds: tuple[str, ...] = ()
     """Kinds of stage whose trainer is an application of Ray: one process takes the accelerators of all nodes by itself
-    from a cluster that is there."""
+    from a cluster that is there, or that the nodes of its job have made for it."""
 
     rewards: RewardCalls | None = None
     """How it calls a list of rewards; None where it calls none, and for the native engine, which takes every list."""
@@ -185,6 +185,10 @@ class Capabilities:
     """The reason why it trains none so."""
     fixed: tuple[FixedField, ...] = ()
     """Fields of a stage of which its plans and its files know one value; what else it lacks its mapping says."""
+
+    def runs_on_nodes(self, kind: str) -> bool:
+        """Return True if `charter run` starts a kind of stage on several nodes, each with a process of Charter's."""
+        return self.several_nodes or kind in self.ray_kinds
 
     @property
     def searched(self) -> tuple[ZeroStage, ...]:
