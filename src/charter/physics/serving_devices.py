@@ -25,6 +25,9 @@ class WeightFormat:
     """Weights are expanded to 16 bits inside the kernel."""
     python_share: float = 0.0
     """Of the host time that a quantised linear layer adds in eager mode: 1 where kernels are wrapped in Python."""
+    synchronises: bool = False
+    """In eager mode the host waits for each quantised product, and nothing hides behind another: `FP8Linear` of
+    transformers 4 ends in a synchronisation (integrations/finegrained_fp8.py)."""
     head_bytes: float = 2.0
     cache_bytes: float = 2.0
     """Bytes of a cached key or value that usually go with it."""
@@ -50,7 +53,10 @@ FORMATS: tuple[tuple[str, WeightFormat], ...] = (
         r"gptq.*8|q8_?0?|q6_?|w8a16|bnb.*8|llm\.int8|[6-8](\.\d+)? ?bpw|fp6",
         WeightFormat(name="gptq-int8", bytes_per_weight=1.02, compute="bf16", weight_only=True, python_share=1.0),
     ),
-    (r"fp8|f8|e4m3|w8a8.*fp|float8", WeightFormat(name="fp8", bytes_per_weight=1.0, compute="fp8", python_share=1.4)),
+    (
+        r"fp8|f8|e4m3|w8a8.*fp|float8",
+        WeightFormat(name="fp8", bytes_per_weight=1.0, compute="fp8", python_share=1.4, synchronises=True),
+    ),
     (r"w8a8|smooth", WeightFormat(name="int8", bytes_per_weight=1.0, compute="int8", python_share=1.0)),
     (
         r"^int8|^8[- ]?bit|[^+] ?int8(?! *kv)",
@@ -138,6 +144,8 @@ class ServingDevice:
     sixteen: Array
     """1 where matrix products run on 16-bit operands."""
     python_share: Array
+    synchronises: Array
+    """1 where the host waits for each quantised product in eager mode."""
     cache_bytes: Array
     cache_ranks: Array
     """Ranks of the tensor group that share the heads of one sequence: all, or one where attention is data-parallel."""
@@ -188,6 +196,7 @@ class ServingDevice:
             "expanded_share": old if expands else 1.0,
             "sixteen": 1.0 if compute in ("bf16", "fp16") else 0.0,
             "python_share": weights.python_share,
+            "synchronises": weights.synchronises,
             "cache_bytes": cache_bytes,
             "cache_ranks": 1 if data_attention else tensor,
             "host_slowness": host_slowness(accelerator.name),

@@ -237,7 +237,7 @@ def pass_terms(
     send = np.where(group.pipeline > 1, SEND_SECONDS + rows * model.hidden * 4.0 / group.send_bytes_per_second, 0.0)
     busy = weights + keys + values + reduce + send
     gaps, host = _host(model, group, issue, work, streams, constants)
-    hides = (issue.eager > 0) | ((issue.overlapped > 0) & (group.pipeline <= 1))
+    hides = np.where(issue.eager > 0, group.synchronises <= 0, (issue.overlapped > 0) & (group.pipeline <= 1))
     waits = gaps + np.where(hides, _overlapped(host, busy + gaps) - busy - gaps, host)
     part = "decode" if work.decode else "prefill"
     rows_of_terms = (

@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
+from charter.engines import capabilities
 from charter.physics.generation import USUAL_SPREAD, ResponseLengths
 from charter.plan.phase import (
     PADDING_GROWTH,
@@ -454,10 +455,12 @@ def dpo(stage: DpoStage, models: Models, library: Library) -> Workload:
     tokens = min(corpus.row_tokens, stage.seq_len)
     steps, batch = training_steps(stage, corpus.rows), 2 * stage.global_batch
     assume_padding(library)
-    update = train("policy", steps=steps, batch=batch, tokens=tokens, longest=stage.seq_len, unit=2)
-    scores = [forward("reference log-probabilities", "reference", steps, batch, update.prompt_tokens)]
-    for role in ("policy", "reference") if stage.loss == "kto" else ():
-        scores.append(forward(f"answers to other prompts by {role}", role, steps, batch, update.prompt_tokens))
+    longest, share = stage.seq_len, stage.ANSWER_SHARE if capabilities(stage.engine).logits_of_answers else 1.0
+    update = train("policy", steps=steps, batch=batch, tokens=tokens, longest=longest, unit=2, logit_share=share)
+    passes = [("reference log-probabilities", "reference")]
+    if stage.loss == "kto":
+        passes += [(f"answers to other prompts by {role}", role) for role in ("policy", "reference")]
+    scores = [forward(name, role, steps, batch, update.prompt_tokens, logit_share=share) for name, role in passes]
     return Workload(
         roles=(policy, reference),
         phases=(*scores, update),

@@ -384,3 +384,12 @@ def test_litgpt_wraps_fewer_quantised_matrices():
 def test_eager_steps_take_longer_beside_older_processors():
     newer, older = (step_seconds(name, engine=NATIVE)[0] for name in ("H100", "A100-80GB"))
     assert older / newer == pytest.approx(1.3, rel=0.05)
+
+
+def test_nothing_hides_where_the_host_waits_for_each_product():
+    def waited(weights):
+        return step_seconds("H20", context=30_000.0, weights=weights, engine=TRANSFORMERS)[1]["decode, issue"]
+
+    host = 32 * 0.75e-3
+    assert waited("fp8") == pytest.approx(host + 32 * 7 * 1.4 * 90e-6)
+    assert waited("bf16") < 0.8 * host

@@ -156,6 +156,8 @@ class Capabilities:
     """What is compared with a figure of the batch (KTO) may come in several micro-batches, which share that figure."""
     packs: bool = False
     """Sequences of different length share a row, so nothing is padded."""
+    logits_of_answers: bool = False
+    """A loss over answers (DPO) makes no logits of their prompts."""
     fills_rows: bool = False
     """Every row is filled up to the stage's `seq_len`, however long the others of its micro-batch are."""
     kinds: tuple[str, ...] = EVERY_KIND
