@@ -48,7 +48,7 @@ probabilities that are kept for it up to `KEPT_LOGITS` and made again above it. 
 SPLIT_LOSS_BYTES = 4.0
 """More per logit where torch's `loss_parallel` has a released loss over parts of a vocabulary: its backward pass holds
 log-probabilities, a zeroed gradient, exponentials and the sum of both, 4 + 4 + 4 + 4
-(torch/distributed/tensor/parallel/loss.py, `_nll_loss_and_log_softmax_backward`)."""
+(torch.distributed.tensor.parallel.loss, `_nll_loss_and_log_softmax_backward`)."""
 OWN_LOSSES: tuple[CrossEntropy, ...] = ("tiled", "each")
 """Losses of Charter's engine (`charter.models.token_forward`)."""
 KEPT_LOGITS, CPU_KEPT_LOGITS = 2.0**30, 2.0**26

@@ -27,7 +27,7 @@ class WeightFormat:
     """Of the host time that a quantised linear layer adds in eager mode: 1 where kernels are wrapped in Python."""
     synchronises: bool = False
     """In eager mode the host waits for each quantised product, and nothing hides behind another: `FP8Linear` of
-    transformers 4 ends in a synchronisation (integrations/finegrained_fp8.py)."""
+    transformers 4 ends in a synchronisation (integrations.finegrained_fp8)."""
     head_bytes: float = 2.0
     cache_bytes: float = 2.0
     """Bytes of a cached key or value that usually go with it."""

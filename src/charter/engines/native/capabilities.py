@@ -40,6 +40,7 @@ CAPABILITIES = Capabilities(
     offload_parameters=(GRADIENTS, PARAMETERS),
     several_nodes=True,
     offload_activations=True,
+    decode_batch=True,
     logits_of_answers=True,
     vllm_share=0.4,
     answers=("pretrain", "sft", "dpo", "ppo"),
