@@ -51,6 +51,7 @@ INSTEAD = {
     "zero": "zero: 2 shards the optimizer and the gradients",
     "offload": "offload: all with zero: 3, optimizer with any, or none",
     "offload_activations": "recompute: full beside it, or remove it",
+    "decode_batch": "remove it; ppo with `generator: native` draws so many answers at once",
 }
 """What the native engine has instead of what it cannot do (its `Capabilities`)."""
 

@@ -40,6 +40,8 @@ class ExecutableLayout:
     """Hybrid sharding: complete copies of what `zero` shards."""
     micro_batch: int = 0
     """Rows of one pass of one rank; 0: its whole share of the batch. Of servers: sequences together in a replica."""
+    decode_batch: int = 0
+    """Answers of a rollout that one rank draws at once; 0: its whole share."""
     accumulation: int = 1
     recompute: str = "none"
     offload: str = "none"
@@ -154,7 +156,7 @@ def _role(content: Mapping[str, Any]) -> RoleExecution:
     return RoleExecution(**{**content, **names, "layout": layout})
 
 
-def executable(layout: Layout, *, rows: int = 1, dtype: str = "") -> ExecutableLayout:
+def executable(layout: Layout, *, rows: int = 1, decode_batch: int = 0, dtype: str = "") -> ExecutableLayout:
     """Return a planned layout as an engine executes it; `rows` sequences of the plan are one row of the engine.
 
     >>> from charter.spec.layout import ZeroStage
@@ -173,6 +175,7 @@ def executable(layout: Layout, *, rows: int = 1, dtype: str = "") -> ExecutableL
         zero=int(layout.zero),
         replicas=layout.replicas,
         micro_batch=max(1, layout.micro_batch // rows),
+        decode_batch=decode_batch,
         accumulation=layout.accumulation,
         recompute=layout.recompute.value,
         offload="all" if layout.offload_parameters else "optimizer" if layout.offload_optimizer else "none",
@@ -271,6 +274,6 @@ def _resources(project: Project, stage: Stage, execution: Execution) -> StageRes
 
 PLANNED_FIELDS = (
     "tensor", "pipeline", "context", "expert", "interleave", "sequence_parallel", "zero", "replicas", "recompute",
-    "offload", "offload_activations",
+    "offload", "offload_activations", "decode_batch",
 )  # fmt: skip
 """Fields of a layout that the resources of a stage have under the same names."""

@@ -38,7 +38,9 @@ from charter.spec.stage_base import StageResources
 from charter.units import GIB
 
 SFT = SftStage(init="b", data=("d",))
-LAYOUT = ExecutableLayout(data=4, tensor=2, zero=3, micro_batch=8, replicas=2, recompute="full", offload="optimizer")
+LAYOUT = ExecutableLayout(
+    data=4, tensor=2, zero=3, micro_batch=8, replicas=2, recompute="full", offload="optimizer", decode_batch=24
+)
 EIGHT_GPUS = NodeFacts(gpus=8, cpu_capability="avx2", torch="2.13.0", transformers="5.0")
 
 
@@ -58,7 +60,14 @@ def frozen(stage=SFT, made=None):
 
 def test_the_engine_reads_back_the_layout_that_was_planned():
     assert engine_layout(frozen()) == StageLayout(
-        world_size=8, zero=3, replicas=2, tensor=2, micro_batch=8, recompute="full", offload="optimizer"
+        world_size=8,
+        zero=3,
+        replicas=2,
+        tensor=2,
+        micro_batch=8,
+        recompute="full",
+        offload="optimizer",
+        decode_batch=24,
     )
 
 

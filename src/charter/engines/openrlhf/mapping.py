@@ -84,8 +84,7 @@ def _sft(given: Arguments, stage: SftStage) -> None:
     given.give("--data.input_key", "messages")
     given.give("--data.multiturn")
     adapter(given)
-    reason = "it packs the rows of a micro-batch, and a batch counts conversations, not rows of seq_len tokens"
-    given.fields.same("stage.packing", False, reason)
+    given.fields.fixed("stage.packing", CAPABILITIES)
 
 
 def _preference_model(given: Arguments, stage: PreferenceModelStage) -> None:
@@ -103,8 +102,7 @@ def _preference_model(given: Arguments, stage: PreferenceModelStage) -> None:
     fields.same("stage.head_learning_rate_ratio", 1.0, "it has one learning rate for body and head")
     fields.same("stage.label_smoothing", 0.0, "its loss of reward models has no smoothing")
     fields.same("stage.center_weight", 0.0, "its loss of reward models has no such term")
-    reason = "the head of a reward model is not among an adapter's weights, and is lost when it is saved"
-    fields.same("stage.adapter", None, reason)
+    fields.fixed("stage.adapter", CAPABILITIES)
 
 
 def _dpo(given: Arguments, stage: DpoStage) -> None:
@@ -411,8 +409,7 @@ def _models(given: Arguments, stage: PpoStage, rewards: ExportedRewards) -> None
     if stage.has_value_model:
         given.give("--critic.model_name_or_path", models["policy" if stage.rewards else "reward"])
     given.give("--ds.value_head_prefix", "score")
-    reason = "its weight sync sends an adapter's parameters under names that vLLM does not know (ppo_actor.py)"
-    given.fields.same("stage.adapter", None, reason)
+    given.fields.fixed("stage.adapter", CAPABILITIES)
 
 
 def _rollouts(given: Arguments, stage: PpoStage) -> None:
@@ -434,11 +431,7 @@ def _rollouts(given: Arguments, stage: PpoStage) -> None:
     longest = stage.max_prompt_tokens + stage.max_new_tokens
     note = "longest prompt and answer together; longer prompts are cut at the left"
     given.to("stage.max_prompt_tokens", "--data.max_len", longest, how="computed", note=note)
-    reason = "vLLM's min_tokens is fixed to 1 (samples_generator.py): an answer has at least one token before its end"
-    if stage.min_new_tokens == 1:
-        given.fields.same("stage.min_new_tokens", 1, reason)
-    else:
-        given.fields.refuse("stage.min_new_tokens", reason, "min_new_tokens: 1")
+    given.fields.fixed("stage.min_new_tokens", CAPABILITIES)
     given.fields.charter("stage.mean_new_tokens", "for the plan alone")
     given.fields.charter("stage.generator", "OpenRLHF generates with vLLM, whatever stands here")
 
