@@ -14,6 +14,8 @@ import ray_trainer
 from ray_cluster import CPUS_PER_NODE, GPUS_PER_NODE
 
 WORKERS, EVERY, STEPS, HELD_AT, SAVED = 2, 2, 6, 5, 4
+AHEAD = " asynchrony: one_step_off,"
+"""Of a stage that draws its answers ahead, by generators with accelerators of their own."""
 LEAST_TOKENS = {"openrlhf": 1, "skyrl": 1}
 """What an engine has for the least length of an answer, where it is not none."""
 CASES = Path(ray_trainer.__file__).parent
@@ -31,7 +33,7 @@ pipeline:
   rl: {{kind: ppo, engine: {engine}, policy: base, prompts: prompts, estimator: grpo, samples_per_prompt: 4,
        rewards: [{{name: right, kind: function, call: "charter:number"}}],
        episodes: {episodes}, rollout_batch: 32, minibatch: 32, kl_coefficient: 0, max_prompt_tokens: 64,
-       max_new_tokens: 32, checkpoint_every: {every}, learning_rate: 1e-5, dtype: bf16, min_new_tokens: {least},
+       max_new_tokens: 32, checkpoint_every: {every}, learning_rate: 1e-5, dtype: bf16, min_new_tokens: {least},{more}
        resources: {{accelerators: "H100:4", num_nodes: 2, zero: 3, micro_batch: 4}}}}
 seed: 7
 resources: {{infra: {infra}, cpus: {cpus}, memory: 1GiB, max_parallel_stages: 1, price: 3.6}}
@@ -54,8 +56,8 @@ exec {python} "$@"
 """
 
 
-def project(root, engine, *, infra, settings):
-    """A project of one stage that trains on two nodes; `settings` are those of the launcher."""
+def project(root, engine, *, infra, settings, more=""):
+    """A project of one stage that trains on two nodes; `settings` are of the launcher, `more` fields of the stage."""
     root.mkdir()
     rows = [
         {"prompt": [{"role": "user", "content": f"What is {number}?"}], "answer": str(number)} for number in range(64)
@@ -72,6 +74,7 @@ def project(root, engine, *, infra, settings):
         every=EVERY,
         least=LEAST_TOKENS.get(engine, 0),
         steps=STEPS,
+        more=more,
         cpus=CPUS_PER_NODE,
         infra=infra,
         settings=settings,

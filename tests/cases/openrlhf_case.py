@@ -62,6 +62,13 @@ SPLIT = RlPlacement(
     ),
     generator_tensor=2,
 )
+GENERATOR_APART = RlPlacement(
+    arrangement="split",
+    groups=(
+        together("policy", size=4),
+        RolesTogether(roles=("generate",), num_accelerators=4, layout=Layout(data=4)),
+    ),
+)
 ASYNC = RlPlacement(
     arrangement="async",
     groups=(
@@ -121,5 +128,8 @@ ACCEPTED = {
     "rloo": handover(RLOO),
     "rloo, by sequences": handover(replace(RLOO, loss_aggregation="sequence")),
     "grpo": handover(GRPO),
+    "grpo, generator apart": handover(
+        replace(GRPO, reward=None, rewards=(RIGHT,), kl_coefficient=0.0), POLICY_4, placement=GENERATOR_APART
+    ),
 }
 """Name -> what OpenRLHF must accept."""

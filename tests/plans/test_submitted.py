@@ -248,10 +248,15 @@ def asked_of_ray(engine, stage, execution, project, launcher, work):
 
 
 @pytest.mark.parametrize("given", [by_slurm, by_kubernetes, by_ray])
-@pytest.mark.parametrize("engine", ["verl", "openrlhf", "nemo_rl", "skyrl"])
-def test_an_engine_asks_its_ray_for_what_was_planned(engine, given, tmp_path):
+@pytest.mark.parametrize(
+    ("engine", "more"),
+    [("verl", ""), ("verl", engines_over_nodes.AHEAD), ("openrlhf", ""), ("nemo_rl", ""), ("skyrl", "")],
+)
+def test_an_engine_asks_its_ray_for_what_was_planned(engine, more, given, tmp_path):
     launcher = given.__name__.removeprefix("by_")
-    root = engines_over_nodes.project(tmp_path / "project", engine, infra=launcher, settings=f"{launcher}: {{}}")
+    root = engines_over_nodes.project(
+        tmp_path / "project", engine, infra=launcher, settings=f"{launcher}: {{}}", more=more
+    )
     path = root / "charter.yaml"
     path.write_text(path.read_text().replace("memory: 1GiB, ", ""))
     project = load_project(path)
@@ -263,7 +268,7 @@ def test_an_engine_asks_its_ray_for_what_was_planned(engine, given, tmp_path):
     execution = executions["rl"]
     trains, generates = asked_of_ray(engine, pipeline.stages["rl"], execution, project, launcher, tmp_path)
     apart = execution.roles.get("generators")
-    assert (apart is not None) == (engine == "openrlhf")
+    assert (apart is not None) == (engine == "openrlhf" or bool(more))
     assert trains == execution.roles["trainer"].accelerators
     assert generates == (0 if apart is None else apart.accelerators)
     assert trains + generates == entry["count"]

@@ -358,7 +358,7 @@ def run_beside(stage: StageDir) -> None:
         process.end()
     pump.pump()
     nodes.tell(EngineEnd(code=code, last_lines=pump.last_lines(LAST_LINES), ended_by=ended_by))
-    _leave(stage, nodes, code)
+    _leave(stage, nodes, code, ended_by)
 
 
 def _first_end(stage: StageDir, nodes: EngineNodes) -> EngineEnd | None:
@@ -366,7 +366,7 @@ def _first_end(stage: StageDir, nodes: EngineNodes) -> EngineEnd | None:
     return nodes.end_of(0) or (EngineEnd(code=0) if stage.is_done else None)
 
 
-def _leave(stage: StageDir, nodes: EngineNodes, code: int) -> None:
+def _leave(stage: StageDir, nodes: EngineNodes, code: int, ended_by: str) -> None:
     """End this process as the engine has ended: with success where the first node's has succeeded or was stopped."""
     deadline = time.monotonic() + TOLD_SECONDS
     while (first := _first_end(stage, nodes)) is None and code and not stage.should_stop():
@@ -377,7 +377,8 @@ def _leave(stage: StageDir, nodes: EngineNodes, code: int) -> None:
         return
     if stage.should_stop() or (first is not None and first.ended_by == STOP):
         raise InterruptedRunError(f"the engine of node {nodes.node} has ended with the first node's")
-    end_as_lost(stage, f"the engine's processes of node {nodes.node} ended with exit code {code}")
+    how = "were ended with the first node's" if ended_by else f"ended with exit code {code}"
+    end_as_lost(stage, f"the engine's processes of node {nodes.node} {how}")
 
 
 def end_as_lost(stage: StageDir, message: str) -> NoReturn:

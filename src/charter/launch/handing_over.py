@@ -11,8 +11,8 @@ from charter.engines.common.request import CPU, Arrangement, Handover, HandoverP
 from charter.engines.installed import HOSTED_DEGREES
 from charter.models.engine_layout import engine_layout
 from charter.spec.architecture import Architecture
-from charter.spec.execution import ExecutableLayout, Execution
-from charter.spec.layout import Layout, Recompute, ZeroStage
+from charter.spec.execution import ExecutableLayout, Execution, planned_layout
+from charter.spec.layout import Layout
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import REWARD_SOURCES
 from charter.spec.stage_base import MODEL, Optimization
@@ -79,27 +79,6 @@ def placement_of(execution: Execution | None) -> RlPlacement | None:
     )
 
 
-def planned_layout(layout: ExecutableLayout) -> Layout:
-    """Return a layout in the planner's terms, of a stage whose rows are sequences."""
-    return Layout(
-        data=layout.data,
-        tensor=layout.tensor,
-        pipeline=layout.pipeline,
-        context=layout.context,
-        expert=layout.expert,
-        interleave=layout.interleave,
-        sequence_parallel=layout.sequence_parallel,
-        zero=ZeroStage(layout.zero),
-        micro_batch=layout.micro_batch,
-        accumulation=layout.accumulation,
-        recompute=Recompute(layout.recompute),
-        offload_optimizer=layout.offload in ("optimizer", "all"),
-        offload_parameters=layout.offload == "all",
-        offload_activations=layout.offload_activations,
-        replicas=layout.replicas,
-    )
-
-
 def sources_of(job: Job) -> dict[str, str]:
     """Return the texts of the user's own reward functions, by the paths in the file."""
     files = job.inputs.get(REWARD_SOURCES, ())
@@ -114,7 +93,7 @@ def layout_of(job: Job) -> Layout:
     data = max(1, frozen.world_size // spread)
     share = max(1, _batch(job) // data)
     micro = min(frozen.micro_batch or share, share)
-    return Layout(
+    made = ExecutableLayout(
         data=data,
         tensor=frozen.tensor,
         pipeline=degrees["pipeline"],
@@ -122,15 +101,15 @@ def layout_of(job: Job) -> Layout:
         expert=degrees["expert"],
         interleave=degrees["interleave"],
         sequence_parallel=frozen.sequence_parallel,
-        zero=ZeroStage(frozen.zero),
-        micro_batch=micro * job.spec.SEQUENCES_PER_ROW,
+        zero=frozen.zero,
+        micro_batch=micro,
         accumulation=-(-share // micro),
-        recompute=Recompute(frozen.recompute),
-        offload_optimizer=frozen.offload in ("optimizer", "all"),
-        offload_parameters=frozen.offload == "all",
+        recompute=frozen.recompute,
+        offload=frozen.offload,
         offload_activations=frozen.offload_activations,
         replicas=frozen.replicas,
     )
+    return planned_layout(made, rows=job.spec.SEQUENCES_PER_ROW)
 
 
 def model_roles(job: Job) -> dict[str, JobInput]:

@@ -285,7 +285,7 @@ class StageQuestion:
 
     @property
     def has_agents(self) -> bool:
-        """Return True if Charter's agents start its processes on several nodes; other engines' are started by hand."""
+        """Return True if Charter's agents watch each other on its nodes, whatever the launcher."""
         return bool(self.work.trained) and capabilities(self.engine).several_nodes
 
     @property

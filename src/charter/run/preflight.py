@@ -197,7 +197,7 @@ def check_hosted(
     engine = handover_engine(name)
     title = engine.title
     yield from check_nodes(project, stage.name, stage.spec)
-    yield from check_together(stage.name, stage.spec, execution)
+    yield from check_one_kind(stage.name, stage.spec, execution)
     gpus = None if facts is None else facts.gpus
     if not engine.has_processors and stage_device(project, stage.spec, gpus=gpus) == "cpu":
         message = f"{title} needs accelerators, and this stage runs on processors"
@@ -220,7 +220,7 @@ def check_nodes(project: Project, name: str, stage: Stage) -> Iterator[Problem]:
     yield Problem(path=f"pipeline.{name}.resources.num_nodes", message=message, hint=hint)
 
 
-def check_together(name: str, stage: Stage, execution: Execution | None) -> Iterator[Problem]:
+def check_one_kind(name: str, stage: Stage, execution: Execution | None) -> Iterator[Problem]:
     """Problem of a stage whose roles are planned on two kinds of accelerators: an engine's configuration has one."""
     if execution is None or not is_hosted(stage):
         return

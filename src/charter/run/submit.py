@@ -27,7 +27,7 @@ from charter.plan.plan import Plan
 from charter.plan.project_plan import plan_project, price_book
 from charter.run.graph import build_pipeline, with_project
 from charter.run.planned import keep_plan, plan_of_run, resolved_project
-from charter.run.preflight import check_nodes, check_together
+from charter.run.preflight import check_nodes, check_one_kind
 from charter.run.runner import RunOptions, find_work, plan_work, refuse_overflow
 from charter.run.served import stage_pools
 from charter.spec.execution import CLIENT, TRAINER, Execution
@@ -98,7 +98,7 @@ def preview(
     entries.append(_entry(own, None, SUPERVISOR, name, market="owned"))
     specs = [(stage, project.pipeline[stage]) for stage in jobs]
     refused = [str(one) for stage, spec in specs for one in check_nodes(project, stage, spec)]
-    refused += [str(one) for stage, spec in specs for one in check_together(stage, spec, executions.get(stage))]
+    refused += [str(one) for stage, spec in specs for one in check_one_kind(stage, spec, executions.get(stage))]
     texts = _texts(project, name, stages, jobs, words=words)
     return Preview(texts=texts, jobs=tuple(entries), problem=planned.problem, refused=tuple(refused))
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
-from charter.spec.layout import Layout
+from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.spec.project import Project
 from charter.spec.stage_base import ServerPool, Stage, StageResources
 
@@ -181,6 +181,31 @@ def executable(layout: Layout, *, rows: int = 1, decode_batch: int = 0, dtype: s
         offload="all" if layout.offload_parameters else "optimizer" if layout.offload_optimizer else "none",
         offload_activations=layout.offload_activations,
         dtype=dtype,
+    )
+
+
+def planned_layout(layout: ExecutableLayout, *, rows: int = 1) -> Layout:
+    """Return a layout in the planner's terms, of an engine one of whose rows is `rows` sequences of a plan.
+
+    >>> planned_layout(ExecutableLayout(data=4, zero=3, micro_batch=4, offload="optimizer"), rows=2).label
+    'zero3 dp4 mb8 offload'
+    """
+    return Layout(
+        data=layout.data,
+        tensor=layout.tensor,
+        pipeline=layout.pipeline,
+        context=layout.context,
+        expert=layout.expert,
+        interleave=layout.interleave,
+        sequence_parallel=layout.sequence_parallel,
+        zero=ZeroStage(layout.zero),
+        micro_batch=layout.micro_batch * rows,
+        accumulation=layout.accumulation,
+        recompute=Recompute(layout.recompute),
+        offload_optimizer=layout.offload in ("optimizer", "all"),
+        offload_parameters=layout.offload == "all",
+        offload_activations=layout.offload_activations,
+        replicas=layout.replicas,
     )
 
 

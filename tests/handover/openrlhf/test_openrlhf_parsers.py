@@ -13,8 +13,10 @@ ROOT = Path(__file__).resolve().parents[3]
 PYTHON = ROOT / ".engines/openrlhf/bin/python"
 PROBE = Path(__file__).with_name("probe_arguments.py")
 
+APART = "[Warning] Using --colocate_all_models in async RLHF only colocates DeepSpeed models.\n"
 SAYS = {
-    "ppo, async": "[Warning] Using --colocate_all_models in async RLHF only colocates DeepSpeed models.\n",
+    "ppo, async": APART,
+    "ppo, in flight": APART,
     "ppo, everything": "Recommend setting k3 to 'k1' when not using KL as a loss.\n",
 }
 """What it remarks on without changing anything."""

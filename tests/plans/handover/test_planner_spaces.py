@@ -47,7 +47,10 @@ def started(stage, option, work):
     needs = SimpleNamespace(memory=SimpleNamespace(total=0.0))
     execution = execution_of(stage, option, work, needs)
     assert execution.accelerators == option.num_nodes * option.place.per_node
-    return handing_over.placement_of(execution_from_json(json.loads(json.dumps(execution.to_json()))))
+    placement = handing_over.placement_of(execution_from_json(json.loads(json.dumps(execution.to_json()))))
+    trained = [group.layout for group in placement.groups if "policy" in group.roles]
+    assert trained == ([option.layout] if placement.groups else [])
+    return placement
 
 
 def offered(stage, shape, accelerators):

@@ -20,8 +20,8 @@ def of_this_cluster(cluster, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
-def project(root, engine):
-    return engines.project(root, engine, infra="slurm", settings="slurm: {}")
+def project(root, engine, more=""):
+    return engines.project(root, engine, infra="slurm", settings="slurm: {}", more=more)
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +58,9 @@ def kill_trainer(cluster, root):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("engine", "harm"), [("verl", lose_second), ("nemo_rl", lose_first), ("openrlhf", kill_trainer)]
+    ("engine", "more", "harm"),
+    [("verl", engines.AHEAD, lose_second), ("nemo_rl", "", lose_first), ("openrlhf", "", kill_trainer)],
 )
-def test_an_engine_goes_on_from_its_checkpoint(cluster, undisturbed, tmp_path, engine, harm):
-    root = project(tmp_path / "project", engine)
+def test_an_engine_goes_on_from_its_checkpoint(cluster, undisturbed, tmp_path, engine, more, harm):
+    root = project(tmp_path / "project", engine, more)
     engines.goes_on(root, undisturbed, lambda workers: harm(cluster, root))

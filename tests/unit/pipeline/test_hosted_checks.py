@@ -23,7 +23,7 @@ from charter.run.preflight import (
     check_hosted,
     check_hosted_packages,
     check_nodes,
-    check_together,
+    check_one_kind,
 )
 from charter.spec.execution import ExecutableLayout, Execution, RoleExecution, execution_from_json
 from charter.spec.sections import EngineEnvironment
@@ -199,9 +199,9 @@ def test_roles_that_are_planned_apart_are_started_apart(tmp_path):
 def test_two_kinds_of_accelerators_are_not_for_one_configuration(tmp_path):
     rl = replace(pipeline_of(tmp_path).stages["sft"].spec, engine="openrlhf")
     mixed = planned("split", accelerator="A100", trainer=("policy",), generators=("generate",))
-    (refused,) = check_together("rl", rl, mixed)
+    (refused,) = check_one_kind("rl", rl, mixed)
     assert "two kinds of accelerators at once (A100, H100)" in refused.message
-    assert list(check_together("rl", rl, planned("colocated", trainer=()))) == []
+    assert list(check_one_kind("rl", rl, planned("colocated", trainer=()))) == []
 
 
 ADAPTED = {"dtype: fp32": "dtype: fp32, adapter: {rank: 4}"}

@@ -275,9 +275,7 @@ def test_roles_get_the_accelerators_of_their_group():
 
 def test_a_generator_beside_one_group_of_trainers_has_its_own():
     # cli/train_ppo_ray.py: `colocate_all` of synchronous training means the generator's accelerators too.
-    generators = RolesTogether(roles=("generate",), num_accelerators=4, layout=Layout())
-    split = RlPlacement(arrangement="split", groups=(together("policy", size=4), generators))
-    found = options(handover(replace(RLOO, kl_coefficient=0.0), POLICY_4, placement=split))
+    found = options(ACCEPTED["grpo, generator apart"])
     assert "--train.colocate_all" not in found
     assert (found["--actor.num_gpus_per_node"], found["--vllm.num_engines"]) == ("4", "4")
 
