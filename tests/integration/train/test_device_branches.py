@@ -19,6 +19,7 @@ from charter.errors import DataError, StageError
 from charter.inference import fused, score, vllm_worker
 from charter.inference.fused import FusedDecoder, JointCache, TokenGraph
 from charter.inference.generate import _groups
+from charter.inference.generator import VllmOptions
 from charter.models import language_model, parallel, ranks, runtime, token_forward
 from charter.models.adapters import add_adapter
 from charter.models.engine_layout import StageLayout
@@ -263,11 +264,16 @@ def test_processes_meet_over_nccl_there(monkeypatch, tmp_path):
     monkeypatch.setattr(ranks, "PrefixStore", lambda *_: None)
     monkeypatch.setattr(ranks.dist, "is_initialized", lambda: False)
     monkeypatch.setattr(ranks.dist, "init_process_group", noting(calls, "init"))
-    monkeypatch.setattr(ranks.dist, "new_group", lambda *members, **more: groups.append(more.get("backend")))
+    monkeypatch.setattr(ranks.dist, "new_group", lambda *members, **more: groups.append(more))
     for device in (GPU, CPU):
         ranks.join(tmp_path, device)
     assert [args[0] for _, args, _ in calls] == ["cpu:gloo,cuda:nccl", "gloo"]
-    assert groups == [None, "gloo", "gloo"] * 2, "what is said between hosts, and what is saved, needs no device"
+    of_hosts = [more.get("backend") for more in groups]
+    assert of_hosts == [None, "gloo", "gloo"] * 2, "what is said between hosts, and what is saved, needs no device"
+    options = VllmOptions()
+    rollout_seconds = options.start_seconds + options.sync_seconds + options.sample_seconds
+    for more in (*groups, *(more for _, _, more in calls)):
+        assert more["timeout"].total_seconds() > rollout_seconds, "all wait while the first one has answers drawn"
 
 
 def test_states_are_copied_to_pinned_memory_and_waited_for(monkeypatch):
