@@ -397,6 +397,35 @@ def test_scores_are_read_in_larger_passes_there(monkeypatch):
     assert asked == [score.CUDA_PASS_TOKENS] * 2 + [score.CPU_PASS_TOKENS] * 2
 
 
+@pytest.fixture
+def two_autocasts():
+    """Autocast of both kinds of device at once, each in a type of its own."""
+    before = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cuda", "cpu")}
+    for kind, dtype in (("cuda", torch.float16), ("cpu", torch.bfloat16)):
+        torch.set_autocast_enabled(kind, True)
+        torch.set_autocast_dtype(kind, dtype)
+    yield {GPU: torch.float16, CPU: torch.bfloat16}
+    for kind, (is_on, dtype) in before.items():
+        torch.set_autocast_enabled(kind, is_on)
+        torch.set_autocast_dtype(kind, dtype)
+
+
+def test_what_autocast_does_not_see_takes_its_type_there(monkeypatch, two_autocasts):
+    """Losses and decoders multiply outside of autocast, in the type that it has for the device of their tensors."""
+    for device, dtype in two_autocasts.items():
+        with FakeTensorMode():
+            hidden, weight = torch.empty(3, 4, device=device), torch.empty(5, 4, device=device)
+        assert {item.dtype for item in token_forward._matmul_inputs(hidden, weight)} == {dtype}
+    calls = []
+    monkeypatch.setattr(fused.torch, "autocast", noting(calls, "autocast"))
+    monkeypatch.setattr(fused, "_is_plain_decoder", lambda _: True)  # a fake parameter has a class of its own
+    model = tiny.language_model().model
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert FusedDecoder.of(model.to(GPU), GPU).dtype is torch.float16
+    fused.autocast_as_is(GPU, cache_enabled=False)
+    assert calls == [("autocast", ("cuda", torch.float16), {"cache_enabled": False})]
+
+
 # -------- Time and memory as the device has them.
 
 
