@@ -235,8 +235,10 @@ def test_ddp_is_told_its_gpu_and_keeps_its_random_state(monkeypatch):
     calls = []
     monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", noting(calls, "ddp"))
     for device in (torch.device("cuda", 3), CPU):
-        parallel._averaged(torch.nn.Linear(2, 2), Ranks(device=device, world_size=2, data_size=2))
-    assert [more["device_ids"] for _, _, more in calls] == [[3], None]
+        parallel._averaged(torch.nn.Linear(2, 2), Ranks(device=device, world_size=2, data_size=2, data_group="group"))
+    assert [more.pop("device_ids") for _, _, more in calls] == [[3], None]
+    as_planned = {"gradient_as_bucket_view": True, "broadcast_buffers": False}  # gradients once; buffers never change
+    assert all(more == {"process_group": "group", **as_planned} for _, _, more in calls)
 
     @contextlib.contextmanager
     def fork_rng(devices):
