@@ -258,6 +258,22 @@ def test_ddp_is_told_its_gpu_and_keeps_its_random_state(monkeypatch):
     assert forks == [[], [0, 1], [0, 1]]
 
 
+def test_ddp_adds_up_once_in_a_step():
+    """In the pass after those that accumulate; each pass more would send all gradients over the network again."""
+    network = ["on"]
+
+    @contextlib.contextmanager
+    def no_sync():
+        network.append("off")
+        yield
+        network.append("on")
+
+    wrapped = types.SimpleNamespace(no_sync=no_sync)
+    with parallel.DdpParallel(torch.nn.Linear(2, 2), wrapped, is_first=True).accumulating():
+        assert network[-1] == "off"
+    assert network[-1] == "on"
+
+
 def test_processes_meet_over_nccl_there(monkeypatch, tmp_path):
     calls, groups = [], []
     monkeypatch.setattr(ranks, "rank_of_process", lambda: 0)
