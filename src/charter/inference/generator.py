@@ -26,7 +26,7 @@ from torch import Tensor
 import charter
 from charter.engines import capabilities
 from charter.errors import StageError
-from charter.inference.generate import Answers, SamplingSettings, generate, pad_left
+from charter.inference.generate import Answers, SamplingSettings, generate, joined, pad_left
 from charter.inference.vllm_worker import digest, is_probed
 from charter.models.language_model import LanguageModel
 from charter.spec.stage_base import NATIVE
@@ -70,8 +70,9 @@ class NativeGenerator:
 
     is_exact = True
 
-    def __init__(self, policy: LanguageModel, *, tell: Callable[[], None] = lambda: None) -> None:
-        self._policy, self._tell = policy, tell
+    def __init__(self, policy: LanguageModel, *, at_once: int = 0, tell: Callable[[], None] = lambda: None) -> None:
+        """Draw `at_once` answers together, one part of a batch after the other; 0: all of it."""
+        self._policy, self._at_once, self._tell = policy, at_once, tell
         self.version: int | None = None
 
     def sample(
@@ -85,9 +86,20 @@ class NativeGenerator:
     ) -> Answers:
         """One answer per prompt by the weights as they are now."""
         check_version(version, self.version)
-        return generate(
-            self._policy, prompts, seeds=seeds, settings=settings, prompt_width=prompt_width, tell=self._tell
-        )
+        size, parts = self._at_once or len(prompts), []
+        for start in range(0, len(prompts), size):
+            part = slice(start, start + size)
+            parts.append(
+                generate(
+                    self._policy,
+                    prompts[part],
+                    seeds=seeds[part],
+                    settings=settings,
+                    prompt_width=prompt_width,
+                    tell=self._tell,
+                )
+            )
+        return joined(parts, padding=self._policy.padding_id)
 
     def update_weights(self, weights: Weights, *, version: int) -> None:
         """Note the version; the weights are the policy's own, so none are read."""

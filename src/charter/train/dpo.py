@@ -27,9 +27,6 @@ from charter.train.packing import own_parts
 from charter.train.setup import Setup, set_up
 from charter.train.supervised import BatchLoss, train_and_publish
 
-ANSWER_SHARE = 3 / 4
-"""Of `seq_len`, at most, for an answer; the prompt is cut at the left to what the longer answer leaves."""
-
 
 @dataclass(frozen=True)
 class EncodedDpoPair:
@@ -43,7 +40,7 @@ class EncodedDpoPair:
 
 def encode_pair(tokenizer: Any, pair: Pair, *, max_tokens: int) -> EncodedDpoPair:
     """A pair as tokens; both answers follow the very same prompt, so what is cut of it is cut for both."""
-    longest = max(1, int(max_tokens * ANSWER_SHARE))
+    longest = max(1, int(max_tokens * DpoStage.ANSWER_SHARE))
     chosen, rejected = (
         encode_answer(tokenizer, pair.prompt, answer, max_tokens=longest) for answer in (pair.chosen, pair.rejected)
     )

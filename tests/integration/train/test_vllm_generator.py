@@ -214,6 +214,25 @@ def test_a_data_type_that_vllm_has_not_is_refused(tmp_path):
         VllmGenerator(language_model(), tmp_path, dtype="fp64")
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 5, 64])
+def test_answers_drawn_in_parts_are_those_drawn_at_once(at_once, monkeypatch):
+    """Draws belong to an answer's seed; a smaller batch moves probabilities in fp32's last bits, and no draw here."""
+    policy, sizes, real = language_model(), [], generate
+
+    def watched(model, prompts, **more):
+        sizes.append(len(prompts))
+        return real(model, prompts, **more)
+
+    monkeypatch.setattr("charter.inference.generator.generate", watched)
+    prompts, seeds = [*PROMPTS, [7] * 9, [5, 6]], [*SEEDS, 11, 12]
+    mine = NativeGenerator(policy, at_once=at_once).sample(prompts, seeds=seeds, settings=SETTINGS)
+    theirs = generate(policy, prompts, seeds=seeds, settings=SETTINGS)
+    assert sum(sizes) == len(prompts)
+    assert max(sizes) == min(at_once, len(prompts))
+    for name in ("prompt_BQ", "prompt_mask_BQ", "answer_BR", "answer_mask_BR"):
+        assert torch.equal(getattr(mine, name), getattr(theirs, name)), name
+
+
 def test_the_native_generator_is_generate_with_a_version():
     policy = language_model()
     generator = NativeGenerator(policy)
