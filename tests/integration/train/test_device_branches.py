@@ -29,6 +29,9 @@ from charter.spec.stage import SftStage
 from charter.train import meter, models, optimizers
 from charter.train.checkpoint import HostBuffers
 from charter.train.packing import packed_attention
+from charter.train.ppo_answers import Flight
+from charter.train.ppo_rollout import Rollout
+from charter.train.ppo_sequences import Sequences
 
 pytestmark = pytest.mark.torch
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -354,6 +357,19 @@ def test_packed_rows_have_bounds_where_kernels_take_them():
     for change in ({"dtype": "fp32"}, {"dropout": 0.1}, {"device": CPU}):
         assert packed_attention("sdpa", **{**case, **change}) == "sdpa"
     assert packed_attention("flex_attention", **case) == "flex_attention"
+
+
+def test_a_rollout_of_a_checkpoint_lies_where_the_stage_computes():
+    """Wherever its buffers were read to; answers in flight are numbers on the host until they are looked at."""
+    own = Ranks(device=torch.device("meta"))
+    of_answers, ids = torch.ones(2, 4), torch.ones(2, 8).long()
+    sequences = Sequences(ids, ids, ids[:, 0], of_answers > 0)
+    rollout = Rollout(sequences, of_answers, of_answers, of_answers[:, 0], of_answers[:, 0] > 0, value_BR=of_answers)
+    there = Rollout.from_buffers(rollout.to_buffers(Ranks()), own)
+    flight = Flight.of([(5, 6), (7,)]).as_answers(padding=0, device=own.device)
+    for item in (there, there.sequences, flight):
+        tensors = [value for value in vars(item).values() if isinstance(value, torch.Tensor)]
+        assert {value.device for value in tensors} == {own.device}
 
 
 # -------- How much goes through the model at once.
