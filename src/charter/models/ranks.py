@@ -27,8 +27,9 @@ from charter.errors import StageError
 RENDEZVOUS = "rendezvous"
 LOOPBACK = "127.0.0.1"
 MEETING_SECONDS = 120.0
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-"""A collective that takes longer raises; a hang is noticed earlier, by the supervisor's watch."""
+COLLECTIVE_TIMEOUT = timedelta(hours=2)
+"""A collective that takes longer raises. A generator beside the trainer may take an hour for a rollout, and tools as
+long for the answers of one process, and all others wait; to notice a hang is the supervisor's (`hang_timeout`)."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def join(stage_dir: Path, device: torch.device, *, tensor: int = 1, context: int
         store = PrefixStore(os.environ.get(GROUP, "charter"), _store(stage_dir, rank, world))
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=COLLECTIVE_TIMEOUT)
-    groups = [dist.new_group([*range(first, world, tensor)]) for first in range(tensor)]
+    groups = [_group([*range(first, world, tensor)]) for first in range(tensor)]
     own = tensor * context
     return Ranks(
         rank=rank,
@@ -140,9 +141,14 @@ def join(stage_dir: Path, device: torch.device, *, tensor: int = 1, context: int
         device=device,
         data_group=groups[rank % tensor],
         context_group=_context_group(rank, world, tensor, context),
-        host_group=dist.new_group(backend="gloo"),
-        saving_group=dist.new_group(backend="gloo"),
+        host_group=_group(backend="gloo"),
+        saving_group=_group(backend="gloo"),
     )
+
+
+def _group(members: list[int] | None = None, backend: str | None = None) -> Any:
+    """Make a group of its members, or of all; torch gives the time of the first group to none of the others."""
+    return dist.new_group(members, timeout=COLLECTIVE_TIMEOUT, backend=backend)
 
 
 def _context_group(rank: int, world: int, tensor: int, context: int) -> Any:
@@ -151,7 +157,7 @@ def _context_group(rank: int, world: int, tensor: int, context: int) -> Any:
     if context == 1:
         return None
     members = [[*range(first + part, first + own, tensor)] for first in range(0, world, own) for part in range(tensor)]
-    groups = [dist.new_group(ranks) for ranks in members]
+    groups = [_group(ranks) for ranks in members]
     return next(group for ranks, group in zip(members, groups, strict=True) if rank in ranks)
 
 

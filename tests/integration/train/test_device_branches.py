@@ -19,6 +19,7 @@ from charter.errors import DataError, StageError
 from charter.inference import fused, score, vllm_worker
 from charter.inference.fused import FusedDecoder, JointCache, TokenGraph
 from charter.inference.generate import _groups
+from charter.inference.generator import VllmOptions
 from charter.models import language_model, parallel, ranks, runtime, token_forward
 from charter.models.adapters import add_adapter
 from charter.models.engine_layout import StageLayout
@@ -28,6 +29,9 @@ from charter.spec.stage import SftStage
 from charter.train import meter, models, optimizers
 from charter.train.checkpoint import HostBuffers
 from charter.train.packing import packed_attention
+from charter.train.ppo_answers import Flight
+from charter.train.ppo_rollout import Rollout
+from charter.train.ppo_sequences import Sequences
 
 pytestmark = pytest.mark.torch
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -234,8 +238,10 @@ def test_ddp_is_told_its_gpu_and_keeps_its_random_state(monkeypatch):
     calls = []
     monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", noting(calls, "ddp"))
     for device in (torch.device("cuda", 3), CPU):
-        parallel._averaged(torch.nn.Linear(2, 2), Ranks(device=device, world_size=2, data_size=2))
-    assert [more["device_ids"] for _, _, more in calls] == [[3], None]
+        parallel._averaged(torch.nn.Linear(2, 2), Ranks(device=device, world_size=2, data_size=2, data_group="group"))
+    assert [more.pop("device_ids") for _, _, more in calls] == [[3], None]
+    as_planned = {"gradient_as_bucket_view": True, "broadcast_buffers": False}  # gradients once; buffers never change
+    assert all(more == {"process_group": "group", **as_planned} for _, _, more in calls)
 
     @contextlib.contextmanager
     def fork_rng(devices):
@@ -255,6 +261,22 @@ def test_ddp_is_told_its_gpu_and_keeps_its_random_state(monkeypatch):
     assert forks == [[], [0, 1], [0, 1]]
 
 
+def test_ddp_adds_up_once_in_a_step():
+    """In the pass after those that accumulate; each pass more would send all gradients over the network again."""
+    network = ["on"]
+
+    @contextlib.contextmanager
+    def no_sync():
+        network.append("off")
+        yield
+        network.append("on")
+
+    wrapped = types.SimpleNamespace(no_sync=no_sync)
+    with parallel.DdpParallel(torch.nn.Linear(2, 2), wrapped, is_first=True).accumulating():
+        assert network[-1] == "off"
+    assert network[-1] == "on"
+
+
 def test_processes_meet_over_nccl_there(monkeypatch, tmp_path):
     calls, groups = [], []
     monkeypatch.setattr(ranks, "rank_of_process", lambda: 0)
@@ -263,11 +285,16 @@ def test_processes_meet_over_nccl_there(monkeypatch, tmp_path):
     monkeypatch.setattr(ranks, "PrefixStore", lambda *_: None)
     monkeypatch.setattr(ranks.dist, "is_initialized", lambda: False)
     monkeypatch.setattr(ranks.dist, "init_process_group", noting(calls, "init"))
-    monkeypatch.setattr(ranks.dist, "new_group", lambda *members, **more: groups.append(more.get("backend")))
+    monkeypatch.setattr(ranks.dist, "new_group", lambda *members, **more: groups.append(more))
     for device in (GPU, CPU):
         ranks.join(tmp_path, device)
     assert [args[0] for _, args, _ in calls] == ["cpu:gloo,cuda:nccl", "gloo"]
-    assert groups == [None, "gloo", "gloo"] * 2, "what is said between hosts, and what is saved, needs no device"
+    of_hosts = [more.get("backend") for more in groups]
+    assert of_hosts == [None, "gloo", "gloo"] * 2, "what is said between hosts, and what is saved, needs no device"
+    options = VllmOptions()
+    rollout_seconds = options.start_seconds + options.sync_seconds + options.sample_seconds
+    for more in (*groups, *(more for _, _, more in calls)):
+        assert more["timeout"].total_seconds() > rollout_seconds, "all wait while the first one has answers drawn"
 
 
 def test_states_are_copied_to_pinned_memory_and_waited_for(monkeypatch):
@@ -332,6 +359,19 @@ def test_packed_rows_have_bounds_where_kernels_take_them():
     assert packed_attention("flex_attention", **case) == "flex_attention"
 
 
+def test_a_rollout_of_a_checkpoint_lies_where_the_stage_computes():
+    """Wherever its buffers were read to; answers in flight are numbers on the host until they are looked at."""
+    own = Ranks(device=torch.device("meta"))
+    of_answers, ids = torch.ones(2, 4), torch.ones(2, 8).long()
+    sequences = Sequences(ids, ids, ids[:, 0], of_answers > 0)
+    rollout = Rollout(sequences, of_answers, of_answers, of_answers[:, 0], of_answers[:, 0] > 0, value_BR=of_answers)
+    there = Rollout.from_buffers(rollout.to_buffers(Ranks()), own)
+    flight = Flight.of([(5, 6), (7,)]).as_answers(padding=0, device=own.device)
+    for item in (there, there.sequences, flight):
+        tensors = [value for value in vars(item).values() if isinstance(value, torch.Tensor)]
+        assert {value.device for value in tensors} == {own.device}
+
+
 # -------- How much goes through the model at once.
 
 
@@ -389,6 +429,35 @@ def test_scores_are_read_in_larger_passes_there(monkeypatch):
         with pytest.raises(Stop):
             score.last_token_log_probabilities(types.SimpleNamespace(model=module), [[1, 2]], [3])
     assert asked == [score.CUDA_PASS_TOKENS] * 2 + [score.CPU_PASS_TOKENS] * 2
+
+
+@pytest.fixture
+def two_autocasts():
+    """Autocast of both kinds of device at once, each in a type of its own."""
+    before = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cuda", "cpu")}
+    for kind, dtype in (("cuda", torch.float16), ("cpu", torch.bfloat16)):
+        torch.set_autocast_enabled(kind, True)
+        torch.set_autocast_dtype(kind, dtype)
+    yield {GPU: torch.float16, CPU: torch.bfloat16}
+    for kind, (is_on, dtype) in before.items():
+        torch.set_autocast_enabled(kind, is_on)
+        torch.set_autocast_dtype(kind, dtype)
+
+
+def test_what_autocast_does_not_see_takes_its_type_there(monkeypatch, two_autocasts):
+    """Losses and decoders multiply outside of autocast, in the type that it has for the device of their tensors."""
+    for device, dtype in two_autocasts.items():
+        with FakeTensorMode():
+            hidden, weight = torch.empty(3, 4, device=device), torch.empty(5, 4, device=device)
+        assert {item.dtype for item in token_forward._matmul_inputs(hidden, weight)} == {dtype}
+    calls = []
+    monkeypatch.setattr(fused.torch, "autocast", noting(calls, "autocast"))
+    monkeypatch.setattr(fused, "_is_plain_decoder", lambda _: True)  # a fake parameter has a class of its own
+    model = tiny.language_model().model
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert FusedDecoder.of(model.to(GPU), GPU).dtype is torch.float16
+    fused.autocast_as_is(GPU, cache_enabled=False)
+    assert calls == [("autocast", ("cuda", torch.float16), {"cache_enabled": False})]
 
 
 # -------- Time and memory as the device has them.

@@ -332,6 +332,23 @@ class Kernels(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_adapter", [False, True])
+def test_drawing_answers_leaves_the_model_as_it_was(monkeypatch, stored, has_adapter):
+    """Every bit of every weight in its own type, and the same parameters, which an optimizer has; mode and all."""
+    model = tiny.language_model()
+    model.model = (adapted(model.model) if has_adapter else model.model).to(stored)
+    monkeypatch.setattr(decoding, "is_queued", lambda device: True)
+    before = {name: (id(item), item.clone()) for name, item in model.model.named_parameters()}
+    asked = {name: item.requires_grad for name, item in model.model.named_parameters()}
+    settings = SamplingSettings(max_new_tokens=4, min_new_tokens=4, dtype="bf16")
+    generate(model, [[5, 6, 7], [8, 9]], seeds=[1, 2], settings=settings)
+    for name, item in model.model.named_parameters():
+        same, value = before[name]
+        assert (id(item), item.dtype, item.requires_grad) == (same, value.dtype, asked[name]), name
+        assert torch.equal(item, value), name
+
+
 def kernels_of_a_token(monkeypatch, *, fused, stored):
     """Kernels of one token through 32 layers, rows padded; `aten._fused_rms_norm` is CUDA's alone."""
     model, rms_norm = model_of("llama", layers=32).to(stored), torch.nn.functional.rms_norm

@@ -20,7 +20,7 @@ from charter.models.language_model import (
     LanguageModel,
     new_language_model,
 )
-from charter.models.parallel import parallelize, plain_name
+from charter.models.parallel import own_part, parallelize, plain_name
 from charter.models.ranks import Ranks
 
 ROUNDING = 1e-6
@@ -99,8 +99,11 @@ def step_of(ranks, layout, tied):
         for item in parallel.trained_parameters():
             item.add_(item.grad, alpha=-1.0)
         after = loss_of(parallel.module, IDS).item()
+    held = [bytes_of_weights(parallel)]
     with parallel.gathered():
         answers = generate(language_model, PROMPTS, seeds=[1, 2, 3, 4], settings=SETTINGS).answer_BR
+        held.append(bytes_of_weights(parallel))
+    held.append(bytes_of_weights(parallel))
     weights = {name: value.numpy() for name, value in parallel.full_state_dict().items()}
     return {
         "loss": sum(losses) / len(losses),
@@ -112,7 +115,13 @@ def step_of(ranks, layout, tied):
         "answers": answers.tolist(),
         "weights": weights,
         "whole_gradients": kept,
+        "weight_bytes": held,
     }
+
+
+def bytes_of_weights(parallel):
+    """Bytes of the weights that this process has, as far as layers would find them now."""
+    return sum(own_part(item).nbytes for item in parallel.module.parameters())
 
 
 def steps_of(ranks, names, tied):
@@ -156,6 +165,9 @@ def test_a_layout_computes_what_one_process_does(name, tied, alone, together):
         assert item["after"] == pytest.approx(expected["after"], abs=ROUNDING), "weights out of date after an update"
         assert item["answers"] == expected["answers"]
         assert not any(item["whole_gradients"]), "a process keeps its own part of the gradients alone"
+        before, during, after = item["weight_bytes"]
+        assert before == after, "after a rollout a process has its own part alone"
+        assert during >= expected["weight_bytes"][0] / layout.tensor, "and all of it until the last token"
     assert largest_difference(found[0]["weights"], expected["weights"]) < ROUNDING
     assert all(item["weights"] == {} for item in found[1:])
 

@@ -98,6 +98,8 @@ def check(command):
     for field in ("data", "tensor", "context", "zero", "micro_batch", "recompute", "offload", "offload_activations"):
         assert getattr(layout, field) == planned[field], field
     terms = {term.name: term.value for term in stage.option.peak.terms}
+    is_of_answers = "policy: keys and values" in terms
+    """The peak is where answers are drawn, before there are gradients."""
     away = 0
     with fake_world(command.world_size):
         for name, field, top, mode in ROLES[spec.kind]:
@@ -123,7 +125,8 @@ def check(command):
                     own = terms.get(f"{name}: optimizer", 0.0)  # none where moments are on the host
                     away += 0 if own else report.optimizer_bytes
                     assert not own or report.optimizer_bytes == pytest.approx(own, rel=CLOSE)
-                    assert report.weight_bytes == pytest.approx(terms[f"{name}: gradients"], rel=CLOSE)
+                    if not is_of_answers:
+                        assert report.weight_bytes == pytest.approx(terms[f"{name}: gradients"], rel=CLOSE)
     if planned["offload"] == "optimizer" and not planned["offload_activations"]:
         assert away == pytest.approx(stage.option.host_bytes, rel=2 * CLOSE), "of all roles"
 

@@ -113,6 +113,15 @@ def products_of(how, attention):
     return count
 
 
+def test_selective_keeps_every_fused_attention():
+    """Which one torch takes, the device decides: each is an operation with a backward pass of its own."""
+    names = torch._C._dispatch_get_all_op_names()
+    fused = {name for name in names if "scaled_dot_product" in name and f"{name}_backward" in names}
+    fused = {name for name in fused if "overrideable" not in name}  # of devices that Charter does not know
+    assert "aten::_scaled_dot_product_flash_attention" in fused
+    assert fused <= {item.name() for item in KEPT_OPERATIONS}
+
+
 def test_selective_keeps_attention_by_bounds(monkeypatch):
     """Packed rows are planned as others are; the operation has kernels for CUDA only."""
     from torch.nn.attention import varlen

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import save_file
 
+from charter.inference.generator import worker_environment
 from charter.inference.vllm_worker import EXTENSION, VllmEngine, digest
 
 pytestmark = pytest.mark.torch
@@ -134,3 +135,13 @@ def test_what_is_sampled_is_what_the_trainer_counts(started):
 def test_the_receiver_is_found_by_its_name():
     module, _, name = EXTENSION.rpartition(".")
     assert callable(getattr(importlib.import_module(module), name).charter_load)
+
+
+def test_the_trainers_place_among_its_processes_stays_with_it():
+    """vLLM would take another process's GPU for its own, or wait for the store of torchrun's agent."""
+    of_torchrun = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    of_torchrun += ("ROLE_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID")
+    given = {"HOME": "/h", "CUDA_VISIBLE_DEVICES": "3", "PYTHONPATH": "/x"}
+    environment = worker_environment(given | dict.fromkeys(of_torchrun, "1"))
+    assert environment.pop("PYTHONPATH").endswith(":/x")
+    assert environment == {"HOME": "/h", "CUDA_VISIBLE_DEVICES": "3"}
