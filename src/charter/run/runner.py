@@ -175,10 +175,6 @@ class RunOptions:
     """Run these stages and what they need; all when empty."""
     reshard: bool = False
     modules: Mapping[str, str] = field(default_factory=lambda: STAGE_MODULES)
-    packages: tuple[str, ...] | None = None
-    """Packages that must be installed; those of the run extra when None."""
-    keep_plan: bool = True
-    """Write the planner's view of now into `plan.json`."""
     stop_grace_seconds: float = 120.0
     """How long a stage may take to reach a safe point before it is killed."""
     anyway: bool = False
@@ -238,10 +234,7 @@ def _check_setting(ready: "PlannedWork", options: RunOptions, launcher: Launcher
     )
     if not work.todo:
         return
-    if options.packages is not None:
-        check_packages(options.packages)
-    else:
-        check_packages(LEDGER_PACKAGES) if launcher else check_packages()
+    check_packages(LEDGER_PACKAGES) if launcher else check_packages()
     if options.reshard:
         return
     for stage in work.todo:
@@ -263,7 +256,7 @@ class PlannedWork:
 
 def plan_work(work: Work, options: RunOptions) -> PlannedWork:
     """Plan what is to be run, and let the plan say what runs."""
-    if not work.todo or not options.keep_plan:
+    if not work.todo:
         return PlannedWork(work=work)
     planned = plan_of_run(work.pipeline, replan=options.replan)
     launcher = launcher_name(work.pipeline.project, options.launcher)
@@ -380,9 +373,8 @@ def _run(
             )
             try:
                 _lay_sample_prompts(work, events)
-                if options.keep_plan:
-                    _keep_plan(ready, events)
-                    supervisor.executions = ready.executions
+                _keep_plan(ready, events)
+                supervisor.executions = ready.executions
                 supervisor.run(work.todo, done=_done(work), signals=signals, tick=tick)
             except CharterError as error:
                 events.emit("run_stopped", run=project.name, label=error.label, message=str(error))
