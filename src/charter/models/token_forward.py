@@ -27,6 +27,7 @@ from charter.physics.memory_profiles import (
     KEPT_LOGITS,
     LEAST_TILE_ROWS,
     LOSS_TILE,
+    MOST_ASKED,
 )
 
 CPU_CHUNK, CUDA_CHUNK, LEAST_ROWS = int(CPU_LOSS_TILE), int(LOSS_TILE), int(LEAST_TILE_ROWS)
@@ -353,8 +354,6 @@ DENSE = frozenset(
     | {"starcoder2", "stablelm", "glm", "glm4"}
 )
 """Model types whose layers end with `mlp`, which treats every position alone, and which keep nothing else of it."""
-MOST_ASKED = 0.75
-"""Share of positions above which all are computed: gathering and spreading would cost more than is left out."""
 
 
 def give_asked_positions(model: Any) -> None:

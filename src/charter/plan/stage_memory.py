@@ -30,6 +30,7 @@ from charter.physics.memory_shape import (
     rank_columns,
     rank_parameters,
 )
+from charter.physics.placement_memory import FULL_STATE
 from charter.physics.precision import FP32, FSDP_MIXED, TrainingPrecision
 from charter.physics.serving_devices import SERVER
 from charter.physics.shapes import count_parameters
@@ -49,7 +50,6 @@ from charter.units import GIB
 
 GRADIENTS = "gradients"
 STATE_PARTS = ("parameters", GRADIENTS, "optimizer")
-FULL_STATE = "optimizer step"
 """The phase in which weights, gradients and optimizer state all exist; between roles they are counted as staying."""
 CONTEXT_TERMS = ("device context", "process", "communicators")
 CPU = "cpu"

@@ -35,7 +35,7 @@ from charter.run.copies import Replicas
 from charter.run.events import Events, Listener
 from charter.run.followers import Followers
 from charter.run.graph import Pipeline, PlannedStage, build_pipeline, with_project
-from charter.run.paths import run_dir
+from charter.run.paths import hold_of, run_dir
 from charter.run.planned import PlanNow, keep_plan, plan_of_run, resolved_project
 from charter.run.preflight import LEDGER_PACKAGES, check_before_start, check_packages
 from charter.run.served import loads_weights
@@ -157,7 +157,7 @@ def take_run(run_dir: Path, *, stop_wanted: Callable[[], bool], environ: Mapping
     said = False
     while True:
         try:
-            return Lease(run_dir, lock_name="run.lock", what="the project")
+            return hold_of(run_dir)
         except UsageError as error:
             if not waits or stop_wanted():
                 raise
