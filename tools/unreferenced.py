@@ -406,11 +406,12 @@ Passed = tuple[Sequence[ast.expr], Sequence[ast.keyword]]
 
 
 def unpassed(root: Path, modules: Sequence[Module], public: Collection[str] = ()) -> list[str]:
-    """Return the parameters with a default that no call of the package, its tools or benchmarks gives.
+    """Return the parameters, and fields of frozen dataclasses, whose default no call replaces.
 
-    Left out is what somebody else may call: commands, `public` modules, subclasses of classes from outside, functions
-    that are looked up by text or handed on as values. Methods are told apart by name alone, so that a call of any
-    method of that name counts.
+    Calls are those of the package, its tools and benchmarks; a field may come by `replace` too. Left out is what
+    somebody else may call: commands, `public` modules and definitions, subclasses of classes from outside, functions
+    and classes that are looked up by text, handed on as values or read by pydantic. Methods are told apart by name
+    alone, so that a call of any method of that name counts.
     """
     names, open_classes = _Names(modules), _open_classes(modules)
     callers = [*modules, *(module for name in ("tools", "benchmarks") for module in read_modules(root / name))]
@@ -418,12 +419,15 @@ def unpassed(root: Path, modules: Sequence[Module], public: Collection[str] = ()
     calls: dict[tuple[str, str], list[Passed]] = {}
     values: set[tuple[str, str]] = set()
     patterns: set[tuple[str, str]] = set()
+    replaced: set[str | None] = set()
     for module in callers:
         not_values = {id(node) for top in module.nodes for part in _not_values(top) for node in ast.walk(part)}
         for node in module.nodes:
             if isinstance(node, ast.Call):
                 not_values.add(id(node.func))
                 calls.setdefault(_target(names, module, node.func), []).append((node.args, node.keywords))
+                if called(node) == "replace":
+                    replaced.update(keyword.arg for keyword in node.keywords)
                 if called(node) in LOOKUPS and node.args:
                     where, name = _target(names, module, node.args[0])
                     patterns.update(("" if name else where, text) for text in map(_pattern, node.args) if text)
@@ -444,7 +448,8 @@ def unpassed(root: Path, modules: Sequence[Module], public: Collection[str] = ()
             builds = node.name == "__init__"
             key = ("", node.name) if of_class and not builds else (module.name, of_class if builds else node.name)
             by_text = any(base == key[0] and re.fullmatch(text, key[1]) for base, text in patterns)
-            if key in values or by_text or of_class in open_classes:
+            label = ".".join(part for part in (module.name.partition(".")[2], of_class, node.name) if part)
+            if key in values or by_text or of_class in open_classes or label in public:
                 continue
             given = [*calls.get(key, ()), *(calls.get(("", "__init__"), ()) if builds else ())]
             places += [
@@ -453,7 +458,43 @@ def unpassed(root: Path, modules: Sequence[Module], public: Collection[str] = ()
                 if name not in OUTSIDE and not name.endswith("_seconds")
                 if not any(_gives(call, name, position) for call in given)
             ]
+        for node in module.nodes:
+            if not isinstance(node, ast.ClassDef) or (module.name, node.name) in values:
+                continue
+            given = [*calls.get((module.name, node.name), ())]
+            given += [
+                (inner.args, inner.keywords)
+                for inner in ast.walk(node)
+                if isinstance(inner, ast.Call) and _is_cls(inner)
+            ]
+            places += [
+                f"{module.path.relative_to(root)}:{line} {node.name}.{name}"
+                for name, position, line in _fields(node)
+                if name not in OUTSIDE and not name.endswith("_seconds") and name not in replaced
+                if not any(_gives(call, name, position) for call in given)
+            ]
     return places
+
+
+def _is_cls(node: ast.Call) -> bool:
+    return isinstance(node.func, ast.Name) and node.func.id == "cls"
+
+
+def _fields(node: ast.ClassDef) -> Iterator[tuple[str, int, int]]:
+    """Yield the fields of a frozen dataclass with a plain default: name, position and line.
+
+    A default that is made anew for each value is a place to write to, no option.
+    """
+    decorators = [ast.unparse(each) for each in node.decorator_list]
+    members = [item for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)]
+    members = [item for item in members if "ClassVar" not in ast.unparse(item.annotation)]
+    if not any(text.startswith("dataclass(") and "frozen=True" in text for text in decorators):
+        return
+    if "__pydantic_config__" in ast.unparse(node) or node.bases:
+        return
+    for position, item in enumerate(members):
+        if item.value is not None and not (isinstance(item.value, ast.Call) and called(item.value) == "field"):
+            yield ast.unparse(item.target), position, item.lineno
 
 
 def _not_values(node: ast.AST) -> list[ast.AST]:

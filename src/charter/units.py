@@ -17,6 +17,8 @@ SECONDS_PER_HOUR = 3600.0
 SECONDS_PER_DAY = 86400.0
 HOURS_PER_MONTH = 730.0
 """Mean hours in a month (8,760 / 12), the convention of cloud storage prices."""
+HOURS_PER_YEAR = 8760.0
+SECONDS_PER_MONTH = HOURS_PER_MONTH * SECONDS_PER_HOUR
 MICRO_USD_PER_USD = 1_000_000
 LEAST_USD = 1e-4
 """Less money than this is printed as less."""

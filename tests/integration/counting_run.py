@@ -10,7 +10,8 @@ from pathlib import Path
 from charter.engines.project import load_project
 from charter.errors import CharterError
 from charter.launch.job import STAGE_MODULES
-from charter.run.runner import RunOptions, run_project
+from charter.run import runner
+from charter.run.runner import PlannedWork, RunOptions, run_project
 from charter.run.sweep import run_sweep, sweep_points
 
 MODULES = {
@@ -34,11 +35,10 @@ def main() -> int:
         only=tuple(arguments.only),
         reshard=arguments.reshard,
         modules=MODULES,
-        packages=(),
-        keep_plan=False,
         stop_grace_seconds=arguments.grace,
         launcher=arguments.on,
     )
+    runner.plan_work = lambda work, options: PlannedWork(work=work)  # a plan would take seconds of every start
     try:
         project = load_project(arguments.directory, overrides=arguments.set)
         listeners = [lambda event: print(json.dumps(event), flush=True)]

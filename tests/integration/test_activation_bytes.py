@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from charter.physics.kept_activations import ALL_MATRICES, layer_activations
+from charter.physics.kept_activations import ALL_MATRICES, LayerKind, kept_by_layer
 from charter.physics.memory import training_memory
 from charter.spec.architecture import Architecture, MixtureOfExperts
 from charter.spec.layout import Layout, Recompute
@@ -101,8 +101,8 @@ def per_layer(shape, prepare=lambda model: model):
     return (deep - shallow) / 2
 
 
-def ours(shape, **more):
-    layer = layer_activations(shape, seq_len=SEQ, implementation="huggingface", **more)
+def ours(shape, trained=ALL_MATRICES, **more):
+    layer = kept_by_layer(shape, LayerKind(seq_len=SEQ, implementation="huggingface", **more), trained)
     return layer.bytes_per_token(Layout(), fused_attention=True) * TOKENS
 
 
@@ -113,7 +113,7 @@ def test_full_training_keeps_what_the_list_says(shape):
 
 def test_experts_keep_what_the_list_says():
     """The classes of transformers gather tokens expert by expert; indices and masks are what the list leaves out."""
-    assert per_layer(MIXTRAL) == pytest.approx(ours(MIXTRAL, moe_layer=True), rel=0.15)
+    assert per_layer(MIXTRAL) == pytest.approx(ours(MIXTRAL, mlp="experts"), rel=0.15)
 
 
 ATTENTION = ("q_proj", "k_proj", "v_proj")

@@ -2,7 +2,7 @@
 
 Seen failing under mutations of production lines (tests that fail):
 - train/meter.py, `Recompute.SELECTIVE: scores` -> `2 * scores`: 1 of 8;
-- physics/flops.py, `seq_len / 2 if causal` -> the full square: 3; `3 * forward.total` -> 3.05: 5.
+- physics/flops.py, `full = seq_len / 2` -> the full square: 6; `3 * forward.total` -> 3.05: 5.
 """
 
 import pytest
@@ -28,8 +28,8 @@ S, L, H, V = 2048, 96, 12288, 51200
 
 
 def test_llama3_70b_without_causal_saving():
-    """NeMo 24.07 implies 481.6 GFLOP per token at 8k: attention over the full square."""
-    found = training_flops_per_token(LLAMA3_70B, 8192, causal=False)
+    """NeMo 24.07 implies 481.6 GFLOP per token at 8k: attention over the full square, the causal half of 16k."""
+    found = training_flops_per_token(LLAMA3_70B, 2 * 8192)
     assert found / 1e9 == pytest.approx(481.6, rel=1e-3)
 
 
@@ -47,7 +47,7 @@ def test_lora_counts_about_four_per_parameter():
 def test_agrees_with_korthikanti_equation_7():
     """72 B s L h^2 (1 + s/(6h) + V/(12 L h)): attention over the full square."""
     printed = 72 * S * L * H**2 * (1 + S / (6 * H) + V / (12 * L * H))
-    assert training_flops_per_token(GPT_175B, S, causal=False) * S == pytest.approx(printed, rel=1e-4)
+    assert training_flops_per_token(GPT_175B, 2 * S) * S == pytest.approx(printed, rel=1e-4)
 
 
 def over_the_full_square(recompute):
@@ -74,7 +74,7 @@ def test_llm_foundry_convention():
     """MosaicML prints 6 N + 12 L d s with all embeddings in N; for MPT-7B the difference is the position-free table."""
     mpt = models.get("mosaicml/mpt-7b").architecture
     printed = 6 * 6_649_286_656 + 12 * 32 * 4096 * 2048
-    assert training_flops_per_token(mpt, 2048, causal=False) == pytest.approx(printed, rel=1e-3)
+    assert training_flops_per_token(mpt, 2 * 2048) == pytest.approx(printed, rel=1e-3)
 
 
 def test_forward_is_a_third_of_training():

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from charter.physics.columns import array
-from charter.physics.kept_activations import in_flight, layer_activations
-from charter.physics.memory_shape import rank_parameters
+from charter.physics.columns import Layouts, array
+from charter.physics.kept_activations import LayerKind, in_flight, kept_by_layer
+from charter.physics.memory_shape import ModelColumns, rank_columns, stage_layers
 from charter.physics.precision import MEGATRON
 from charter.physics.source_formulas import korthikanti_first_stage_factor, korthikanti_layer_bytes
 from charter.spec.architecture import Architecture
@@ -76,7 +76,7 @@ def general_bytes(row):
         sequence_parallel=with_sp,
         recompute=Recompute(recompute),
     )
-    layer = layer_activations(gpt(row), seq_len=int(row["seq"]), dropout=True)
+    layer = kept_by_layer(gpt(row), LayerKind(seq_len=int(row["seq"]), dropout=True))
     tokens = int(row["mbs"]) * int(row["seq"])
     layers = int(row["layers"]) / int(row["pp"])
     batches = in_flight(array(layout.pipeline), array(layout.interleave), array(layout.accumulation), array(0))
@@ -91,7 +91,10 @@ def test_all_28_rows_are_checked():
 def test_states_of_figure_1_are_those_of_a_plan(row):
     """18 x 12 L h^2 / (t p); ours has norms and embeddings too, so a middle stage is compared."""
     layout = Layout(tensor=int(row["tp"]), pipeline=int(row["pp"]))
-    rank = rank_parameters(gpt(row), layout, stage=min(1, layout.pipeline - 1))
+    model, columns = ModelColumns.of(gpt(row)), Layouts.of(layout)
+    stage = "first" if layout.pipeline == 1 else "middle"
+    layers = stage_layers(model.layers, columns.pipeline, stage)
+    rank = rank_columns(model, columns, stage=stage, layers=layers)
     ends = rank.end_unit if layout.pipeline == 1 else 0.0
     assert (rank.total - ends) * MEGATRON.state_bytes / GIB == pytest.approx(float(row["value"]), rel=1e-3)
 

@@ -137,10 +137,9 @@ def accept(
     import sys
 
     from charter.artifacts.fingerprint import describe
-    from charter.artifacts.lease import Lease
     from charter.errors import UsageError
     from charter.run.graph import acceptance_of, build_pipeline, record_acceptance
-    from charter.run.paths import run_dir
+    from charter.run.paths import hold_of, run_dir
     from charter.run.staleness import input_names
 
     project, root = open_project(directory)
@@ -157,7 +156,7 @@ def accept(
         if not sys.stdin.isatty():
             raise UsageError("give --yes to accept this difference")
         typer.confirm("Keep the finished result in spite of this?", abort=True)
-    with Lease(run_dir(root), lock_name="run.lock", what="the project"):
+    with hold_of(run_dir(root)):
         record_acceptance(run_dir(root), acceptance)
     print(f"accepted: {stage} stays as {acceptance.kept[:8]} until its fingerprint changes again")
 

@@ -47,8 +47,9 @@ def status(
 
 def actions(directory: DirOption = Path("."), json_: JsonOption = False) -> None:
     """List what people did to a run, from a command or a button, the newest last."""
-    from charter.run.events import EVENTS_FILE, actions_of
+    from charter.run.events import actions_of
     from charter.run.paths import run_dir
+    from charter.tracking.progress import EVENTS_FILE
 
     events = actions_of(run_dir(project_root(directory)) / EVENTS_FILE)
     if json_:

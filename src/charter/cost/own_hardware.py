@@ -6,8 +6,7 @@ from functools import cache
 
 from charter.catalog.rows import onprem_assumptions
 from charter.errors import UsageError
-
-HOURS_PER_YEAR = 8760.0
+from charter.units import HOURS_PER_YEAR
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from charter.artifacts.checkpoints import STATE, positions_in
+from charter.artifacts.group import FAILURE, LOG
 from charter.artifacts.job import JOB_FILE
 from charter.artifacts.lease import LEASE, read_holder
+from charter.artifacts.record import RECORD_FILE
 from charter.artifacts.stage_dir import PROGRESS
 from charter.artifacts.stage_state import Phase, StageState, budget_holds, read_stage, stage_state
 from charter.artifacts.whole_dir import MANIFEST
@@ -27,14 +29,16 @@ from charter.ledger.place import NoLedgerError, is_server
 from charter.ledger.store import LEDGER_FILE, has_ledger, ledger_place
 from charter.ledger.sums import Sums, total_of
 from charter.run.approval import APPROVALS
-from charter.run.events import EVENTS_FILE, last_events
+from charter.run.events import last_events
 from charter.run.graph import ACCEPTED_FILE, Pipeline, PlannedStage, build_pipeline, hashes_of
 from charter.run.paths import RUN, TAGS_FILE, own_tags, run_dir, stages_dir
-from charter.run.planned import PLAN_FILE, plan_of_this_schema
+from charter.run.planned import plan_of_this_schema
 from charter.run.staleness import states_of
 from charter.spec.load import BUDGET_FILE
 from charter.spec.project import Project
 from charter.tracking.base import IMPORTED_METRICS, METRICS
+from charter.tracking.progress import EVENTS_FILE
+from charter.tracking.run_facts import PLAN_FILE
 from charter.units import format_moment
 
 FILE = "charter.yaml"
@@ -86,7 +90,7 @@ def key_of(root: Path) -> str:
 
 
 def _walk(directory: Path, levels: int) -> Iterable[Path]:
-    if (directory / FILE).is_file() or (directory / RUN / "events.jsonl").is_file():
+    if (directory / FILE).is_file() or (directory / RUN / EVENTS_FILE).is_file():
         yield directory
         return
     if not levels:
@@ -357,7 +361,7 @@ PIPELINE_SECONDS = 30.0
 SERVER_SECONDS = 5.0
 """How often a ledger on a server is asked: it has no file to look at."""
 _STAGE_FILES = (
-    "progress.json", "record.json", "failure.json", LEASE, "log.txt", METRICS, IMPORTED_METRICS, "state", "job.json",
+    PROGRESS, RECORD_FILE, FAILURE, LEASE, LOG, METRICS, IMPORTED_METRICS, STATE, JOB_FILE,
 )  # fmt: skip
 
 

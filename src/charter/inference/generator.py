@@ -265,22 +265,20 @@ _OF_THE_TRAINER = re.compile(r"((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|MASTER_(A
 """Variables of torchrun: an engine that found the agent's store named here would wait for it."""
 
 
+BUCKET_BYTES = 1 << 30
+"""Weights are written in files of about this size, so that the trainer copies no more at once."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class VllmOptions:
     """Options of the engine's construction, and the time that it may take."""
 
     tensor: int = 1
     """Accelerators over which vLLM splits the model."""
-    gpu_memory_utilization: float = capabilities(NATIVE).vllm_share
-    """Share of an accelerator's memory that vLLM takes; the trainer's own stands beside it."""
     max_model_len: int | None = None
     """Longest prompt with its answer in tokens; what the model's config says where None."""
-    eager: bool | None = None
-    """No compiled graphs; where None, graphs on an accelerator only."""
     sleep: bool = False
     """Give memory back after every rollout (vLLM's sleep mode, level 2); accelerators only."""
-    bucket_bytes: int = 1 << 30
-    """Weights are written in files of about this size, so that the trainer copies no more at once."""
     start_seconds: float = 900
     sync_seconds: float = 600
     sample_seconds: float = 3600
@@ -289,12 +287,10 @@ class VllmOptions:
         """The arguments of vLLM's `LLM`."""
         arguments: dict[str, Any] = {
             "tensor_parallel_size": self.tensor,
-            "gpu_memory_utilization": self.gpu_memory_utilization,
+            "gpu_memory_utilization": capabilities(NATIVE).vllm_share,
         }
         if self.max_model_len is not None:
             arguments["max_model_len"] = self.max_model_len
-        if self.eager is not None:
-            arguments["enforce_eager"] = self.eager
         if self.sleep:
             arguments["enable_sleep_mode"] = True
         return arguments
@@ -423,7 +419,7 @@ class VllmGenerator:
             if is_probed(name, copied.dim()):
                 expected[name] = digest(copied)
             bucket[name] = copied
-            if sum(item.nbytes for item in bucket.values()) >= self._options.bucket_bytes:
+            if sum(item.nbytes for item in bucket.values()) >= BUCKET_BYTES:
                 flush()
         flush()
         if missing:

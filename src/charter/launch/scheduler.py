@@ -5,6 +5,7 @@ For one machine with several workers, and the reference for what any scheduler d
 is told that the machine is wanted for something else, and writes down every start.
 """
 
+import atexit
 import os
 import signal
 import subprocess
@@ -139,7 +140,8 @@ class SubprocessScheduler:
             keeper = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(job), start_new_session=True
             )
-        _reap_later(keeper)
+        _children.append(keeper)
+        _reap()
         deadline = time.monotonic() + START_SECONDS
         while not (directory / KEEPER).exists():
             if keeper.poll() is not None or time.monotonic() > deadline:
@@ -262,8 +264,9 @@ def _environment(job: StageJob) -> dict[str, str]:
     return {**ours, **state, "PYTHONUNBUFFERED": "1"}
 
 
-def _reap_later(process: "subprocess.Popen[bytes]") -> None:
-    _children.append(process)
+@atexit.register
+def _reap() -> None:
+    """Take the ends of keepers that are over: nobody else waits for them, and they would stay in the system's table."""
     for child in [child for child in _children if child.poll() is not None]:
         _children.remove(child)
 

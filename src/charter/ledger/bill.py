@@ -370,7 +370,6 @@ class Bill:
     format: Format
     sha256: str
     lines: tuple[BillLine, ...]
-    currency: str = "USD"
 
     @property
     def usd(self) -> Decimal:

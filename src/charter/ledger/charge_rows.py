@@ -481,7 +481,7 @@ def add_bill(connection: Connection, bill: Bill, findings: Sequence[BillFinding]
         "format": bill.format,
         "imported_at": at,
         "lines": len(bill.lines),
-        "currency": bill.currency,
+        "currency": "USD",  # a bill in another currency is refused while it is read
         "billed_usd": f"{bill.usd:f}",
     }
     inserted = connection.execute(

@@ -19,7 +19,7 @@ from typing import Literal
 
 from charter.ledger.account import divide_half_even
 from charter.ledger.attempt import NO_TAGS
-from charter.units import GB, GIB, HOURS_PER_MONTH, SECONDS_PER_HOUR
+from charter.units import GB, GIB, SECONDS_PER_MONTH
 
 Category = Literal["Storage", "Networking", "Other"]
 """Service categories of FOCUS 1.2."""
@@ -54,7 +54,7 @@ RUN_DIRECTORY = "run directory"
 """The place of what a run keeps by itself. It is one, wherever the run goes on: a copy of it that a machine of before
 may still hold is not counted."""
 OWN_DISK = "own disk"
-MILLISECONDS_PER_MONTH = round(HOURS_PER_MONTH * SECONDS_PER_HOUR) * 1000
+MILLISECONDS_PER_MONTH = round(SECONDS_PER_MONTH) * 1000
 DAY = 86_400_000
 """Milliseconds of a UTC day."""
 PRICED_BYTE_MILLISECONDS = GB * MILLISECONDS_PER_MONTH

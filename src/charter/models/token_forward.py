@@ -27,6 +27,7 @@ from charter.physics.memory_profiles import (
     KEPT_LOGITS,
     LEAST_TILE_ROWS,
     LOSS_TILE,
+    MOST_ASKED,
 )
 
 CPU_CHUNK, CUDA_CHUNK, LEAST_ROWS = int(CPU_LOSS_TILE), int(LOSS_TILE), int(LEAST_TILE_ROWS)
@@ -109,20 +110,15 @@ def token_figures(
 
 
 def summed_token_loss(
-    hidden_NH: Tensor,
-    weight_VH: Tensor,
-    target_N: Tensor,
-    weight_N: Tensor | None = None,
-    *,
-    own: VocabularyPart | None = None,
+    hidden_NH: Tensor, weight_VH: Tensor, target_N: Tensor, *, own: VocabularyPart | None = None
 ) -> LossFigures:
-    """Sum of -weight_n log p of token n, for softmax(hidden weight'), in fp32; weights are 1 unless given.
+    """Sum of -log p of token n, for softmax(hidden weight'), in fp32.
 
     The gradient of a sum is known as soon as a chunk's probabilities are, so it is made in the forward pass and
     nothing of size N V is kept. In fp16 it is made in fp32: the scale of the loss, which keeps small gradients from
     vanishing, is known in the backward pass only.
     """
-    return LossFigures(*_SummedLoss.apply(hidden_NH, weight_VH, target_N, weight_N, own))  # type: ignore[no-untyped-call]
+    return LossFigures(*_SummedLoss.apply(hidden_NH, weight_VH, target_N, own))  # type: ignore[no-untyped-call]
 
 
 def figures_of_logits(logits_NV: Tensor, target_N: Tensor, *, temperature: float = 1.0) -> TokenFigures:
@@ -213,7 +209,7 @@ def _less_one_at(probability_CV: Tensor, target_C: Tensor, own: VocabularyPart |
 
 
 class _SummedLoss(torch.autograd.Function):
-    """-sum w log p, with both gradients made chunk by chunk in the forward pass."""
+    """-sum log p, with both gradients made chunk by chunk in the forward pass."""
 
     @staticmethod
     def forward(
@@ -221,7 +217,6 @@ class _SummedLoss(torch.autograd.Function):
         hidden_NH: Tensor,
         weight_VH: Tensor,
         target_N: Tensor,
-        weight_N: Tensor | None,
         own: VocabularyPart | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the loss and the figures of every token."""
@@ -240,8 +235,6 @@ class _SummedLoss(torch.autograd.Function):
             if not (needs_hidden or needs_weight):
                 continue
             by_logits_CV = _less_one_at(probability_CV, target_C, own)
-            if weight_N is not None:
-                by_logits_CV.mul_(weight_N[part, None])
             _add_gradients(by_logits_CV.to(by), by_hidden[part], by_weight, gradient_NH, gradient_VH, part)
             del probability_CV, by_logits_CV  # else they would live beside the next chunk's
         if own is not None and gradient_NH is not None:
@@ -249,8 +242,7 @@ class _SummedLoss(torch.autograd.Function):
         ctx.save_for_backward(gradient_NH, gradient_VH)
         ctx.dtypes = hidden_NH.dtype, weight_VH.dtype
         ctx.mark_non_differentiable(rows.log_probability_N, rows.entropy_N, rows.is_likeliest_N)
-        losses_N = rows.log_probability_N if weight_N is None else rows.log_probability_N * weight_N
-        return -losses_N.sum(), rows.log_probability_N, rows.entropy_N, rows.is_likeliest_N
+        return -rows.log_probability_N.sum(), rows.log_probability_N, rows.entropy_N, rows.is_likeliest_N
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
@@ -259,7 +251,7 @@ class _SummedLoss(torch.autograd.Function):
         # In place: gradients of all of V x H are not held twice. A second backward pass is refused by torch.
         by_hidden = None if gradient_NH is None else gradient_NH.mul_(upstream).to(ctx.dtypes[0])
         by_weight = None if gradient_VH is None else gradient_VH.mul_(upstream).to(ctx.dtypes[1])
-        return by_hidden, by_weight, None, None, None
+        return by_hidden, by_weight, None, None
 
 
 class _TokenFigures(torch.autograd.Function):
@@ -362,8 +354,6 @@ DENSE = frozenset(
     | {"starcoder2", "stablelm", "glm", "glm4"}
 )
 """Model types whose layers end with `mlp`, which treats every position alone, and which keep nothing else of it."""
-MOST_ASKED = 0.75
-"""Share of positions above which all are computed: gathering and spreading would cost more than is left out."""
 
 
 def give_asked_positions(model: Any) -> None:

@@ -22,8 +22,7 @@ from charter.spec.architecture import Architecture
 #
 # A multiply and an add are two operations. Conventions differ between sources by up to 33 %: whether recomputation,
 # the causal mask, the output projection or the embedding count. Here: no embedding look-up, output projection
-# counted, attention scores over the positions that are really attended (`causal=True`) or over the full square
-# (`causal=False`), recomputation only in `train.meter`.
+# counted, attention scores over the positions that are really attended, recomputation only in `train.meter`.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,25 +53,22 @@ class ForwardFlops:
         return self.projections + self.scores + self.mlp + self.head + self.recurrence + self.indexing
 
 
-def forward_flops_per_token(
-    architecture: Architecture, seq_len: float, *, causal: bool = True, head_share: float = 1.0, mtp: bool = False
-) -> ForwardFlops:
+def forward_flops_per_token(architecture: Architecture, seq_len: float, *, head_share: float = 1.0) -> ForwardFlops:
     """Operations per token of a forward pass over sequences of `seq_len`.
 
     Two per parameter of every matrix, plus `4 * layers * heads * head_dim * attended positions` and the scans of
     recurrent layers; `head_share` is the share of positions whose logits are computed (0 for a model with a scalar
-    head). Biases, norms and softmax are left out (below 1 %), the encoder too (`encoder.encoder_flops_per_sample`);
-    the layers for multi-token prediction, each with a pass of the head, count with `mtp` only.
+    head). Biases, norms and softmax are left out (below 1 %), the encoder (`encoder.encoder_flops_per_sample`) and
+    the layers for multi-token prediction too.
     Source: PaLM (arXiv:2204.02311), appendix B; Korthikanti et al. 2022, appendix A.
 
     >>> from charter.catalog import models
     >>> llama3_70b = models.get("Llama-3-70B").architecture
-    >>> round(3 * forward_flops_per_token(llama3_70b, 8192, causal=False).total / 1e9, 1)
-    481.4
+    >>> round(3 * forward_flops_per_token(llama3_70b, 8192).total / 1e9, 1)
+    449.2
     """
-    a, extra = architecture, architecture.num_mtp_layers if mtp else 0
-    positions = attended_positions(a, seq_len, causal=causal) + extra * (seq_len / 2 if causal else seq_len)
-    projections = float((a.attention_layers + extra) * attention_parameters(a) + extra * 2 * a.hidden_size**2)
+    a = architecture
+    projections = float(a.attention_layers * attention_parameters(a))
     recurrence = 0.0
     if a.state_space:
         projections += a.state_space_layers * state_space_matrices(a, a.state_space)
@@ -80,17 +76,12 @@ def forward_flops_per_token(
     head = a.vocab_size * a.embedding_width + 2 * embedding_projection(a)
     return ForwardFlops(
         projections=2.0 * projections,
-        scores=2.0 * score_width(a) * positions,
-        mlp=2.0 * mlp_matrices_passed(a, mtp_layers=extra),
-        head=2.0 * head_share * (1 + extra) * head,
+        scores=2.0 * score_width(a) * attended_positions(a, seq_len),
+        mlp=2.0 * mlp_matrices_passed(a),
+        head=2.0 * head_share * head,
         recurrence=recurrence,
-        indexing=2.0 * a.indexer_layers * (indexer_matrices(a) + indexer_width(a) * mean_positions(seq_len, causal)),
+        indexing=2.0 * a.indexer_layers * (indexer_matrices(a) + indexer_width(a) * seq_len / 2),
     )
-
-
-def mean_positions(seq_len: float, causal: bool) -> float:
-    """Positions that a query may see on average: half of them under the causal mask."""
-    return seq_len / 2 if causal else float(seq_len)
 
 
 def indexer_width(architecture: Architecture) -> int:
@@ -102,42 +93,41 @@ def indexer_width(architecture: Architecture) -> int:
     return indexer.num_heads * (indexer.head_dim + 1) if indexer else 0
 
 
-def mlp_matrices_passed(architecture: Architecture, *, mtp_layers: int = 0) -> int:
+def mlp_matrices_passed(architecture: Architecture) -> int:
     """Parameters of dense MLPs, routers and experts that one token passes through, all layers."""
     a = architecture
-    dense = dense_mlp_layers(a) + (0 if a.mixture else mtp_layers)
-    passed = dense * mlp_parameters(a, a.intermediate_size)
+    passed = dense_mlp_layers(a) * mlp_parameters(a, a.intermediate_size)
     if a.mixture:
         routed = a.mixture.experts_per_token * expert_parameters(a)
         layer = routed + shared_expert_parameters(a) + router_parameters(a)
-        passed += (a.moe_layers + mtp_layers) * layer
+        passed += a.moe_layers * layer
     return passed
 
 
-def attended_positions(architecture: Architecture, seq_len: float, *, causal: bool = True) -> float:
+def attended_positions(architecture: Architecture, seq_len: float) -> float:
     """Positions one query attends to on average, summed over layers; a window or a chunk caps them.
 
-    Causal: `s / 2` for a full layer (the usual convention; exact is (s + 1) / 2), `w - w^2 / (2 s)` for a window
+    `s / 2` for a full layer (the usual convention; exact is (s + 1) / 2), `w - w^2 / (2 s)` for a window
     or a choice of w < s, `(n c^2 + r^2) / (2 s)` for n whole chunks of c and a rest r.
     """
     a = architecture
     full_layers = a.attention_layers
-    full = mean_positions(seq_len, causal)
+    full = seq_len / 2
     total = 0.0
     if a.sparse_indexer and a.sparse_indexer.top_k < seq_len:
-        full = _windowed_positions(seq_len, a.sparse_indexer.top_k, causal)
+        full = _windowed_positions(seq_len, a.sparse_indexer.top_k)
     if a.sliding_window and a.sliding_window < seq_len:
-        total += a.sliding_window_layers * _windowed_positions(seq_len, a.sliding_window, causal)
+        total += a.sliding_window_layers * _windowed_positions(seq_len, a.sliding_window)
         full_layers -= a.sliding_window_layers
     if a.attention_chunk and a.attention_chunk < seq_len:
-        total += a.chunked_layers * _chunked_positions(seq_len, a.attention_chunk) * (1 if causal else 2)
+        total += a.chunked_layers * _chunked_positions(seq_len, a.attention_chunk)
         full_layers -= a.chunked_layers
     return total + full_layers * full
 
 
-def _windowed_positions(seq_len: float, window: int, causal: bool) -> float:
+def _windowed_positions(seq_len: float, window: int) -> float:
     """Mean positions seen where a query sees at most `window`, fewer than the sequence has."""
-    return window - window * window / (2 * seq_len) if causal else float(window)
+    return window - window * window / (2 * seq_len)
 
 
 def _chunked_positions(seq_len: float, chunk: int) -> float:
@@ -159,7 +149,6 @@ def training_flops_per_token(
     architecture: Architecture,
     seq_len: float,
     *,
-    causal: bool = True,
     head_share: float = 1.0,
     frozen_base: bool = False,
 ) -> float:
@@ -170,7 +159,7 @@ def training_flops_per_token(
     is no function that a gradient passes, and the loss that DeepSeek trains it with is left out.
     Source: Kaplan et al. 2020, section 2.1; PaLM, appendix B.
     """
-    forward = forward_flops_per_token(architecture, seq_len, causal=causal, head_share=head_share)
+    forward = forward_flops_per_token(architecture, seq_len, head_share=head_share)
     trained = forward.total - forward.indexing
     if not frozen_base:
         return 3 * trained + forward.indexing

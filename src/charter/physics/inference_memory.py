@@ -248,7 +248,6 @@ def inference_memory(
     tensor: int = 1,
     pipeline: int = 1,
     weights: str = "bf16",
-    kv_bytes_per_value: float = 2.0,
     prefill_tokens: float | None = None,
     head: Head = "lm",
     accelerator: Accelerator | None = None,
@@ -270,7 +269,6 @@ def inference_memory(
         tensor=tensor,
         pipeline=pipeline,
         weights=replace(STORED_FORMATS[weights], dequantises=False),
-        kv_bytes_per_value=kv_bytes_per_value,
         head=head,
         accelerator=accelerator,
     )

@@ -290,37 +290,32 @@ def layer_activations(
     architecture: Architecture,
     *,
     seq_len: float,
-    dropout: bool = False,
     bytes_per_value: float = 2.0,
     moe_layer: bool = False,
     implementation: Implementation = "lean",
-    trained: Matrices = ALL_MATRICES,
-    state_space_layer: bool = False,
 ) -> LayerActivations:
-    """Bytes per token kept by one layer; `seq_len` sets only the width of the attention probabilities.
+    """Bytes per token kept by one layer of attention that is trained whole, without dropout."""
+    kind = LayerKind(
+        seq_len=seq_len,
+        value_bytes=bytes_per_value,
+        mlp="experts" if moe_layer and architecture.mixture else "dense",
+        implementation=implementation,
+    )
+    return kept_by_layer(architecture, kind)
+
+
+def kept_by_layer(architecture: Architecture, kind: LayerKind, trained: Matrices = ALL_MATRICES) -> LayerActivations:
+    """Bytes per token kept by a layer of any kind.
 
     `trained` names the groups of matrices (`qkv`, `out`, `up`, `down`, `norms`) whose inputs a gradient needs; with
     adapters, those that carry one.
 
     >>> gpt = Architecture(hidden_size=6144, num_layers=48, num_heads=64, intermediate_size=24576,
     ...                    vocab_size=51200, gated_mlp=False)
-    >>> kept = layer_activations(gpt, seq_len=2048, dropout=True)
+    >>> kept = kept_by_layer(gpt, LayerKind(seq_len=2048, dropout=True))
     >>> (kept.replicated + kept.sharded) / 6144, kept.scores / 6144 == 5 * 64 * 2048 / 6144
     (34.0, True)
     """
-    kind = LayerKind(
-        seq_len=seq_len,
-        value_bytes=bytes_per_value,
-        dropout=dropout,
-        mixer="state_space" if state_space_layer else "attention",
-        mlp="experts" if moe_layer and architecture.mixture else "dense",
-        implementation=implementation,
-    )
-    return kept_by_layer(architecture, kind, trained)
-
-
-def kept_by_layer(architecture: Architecture, kind: LayerKind, trained: Matrices = ALL_MATRICES) -> LayerActivations:
-    """The same of a layer of any kind."""
     tensors = [item for item in layer_tensors(architecture, kind) if not item.needed_by or item.needed_by in trained]
     return LayerActivations(
         replicated=_sum(tensors, "sequence"),

@@ -119,15 +119,14 @@ class ProductColumns:
             **{item.name: np.stack([getattr(one, item.name) for one in models], axis=-1) for item in fields(cls)}
         )
 
-    def attended(self, seq: Array, causal: Array) -> Array:
+    def attended(self, seq: Array) -> Array:
         """Positions that one query attends to on average, summed over layers (see `flops.attended_positions`)."""
-        full = seq * (1 - causal / 2)
         window = np.minimum(self.window, seq)
-        windowed = np.where(causal > 0, window - window * window / (2 * seq), window)
+        windowed = window - window * window / (2 * seq)
         chunks = np.floor(seq / self.chunk)
         rest = seq - chunks * self.chunk
-        chunked = (chunks * self.chunk**2 + rest**2) / seq * (1 - causal / 2)
-        return array(self.full_layers * full + self.window_layers * windowed + self.chunk_layers * chunked)
+        chunked = (chunks * self.chunk**2 + rest**2) / (2 * seq)
+        return array(self.full_layers * seq / 2 + self.window_layers * windowed + self.chunk_layers * chunked)
 
 
 @lru_cache(maxsize=512)

@@ -17,12 +17,10 @@ from charter.physics.constants import (
     TrainingMemoryConstants,
     memory_sigma,
 )
-from charter.physics.kept_activations import Implementation
 from charter.physics.memory_profiles import (
     NATIVE,
     VISITING_BYTES,
     AdapterUse,
-    CrossEntropy,
     Head,
     MemoryJob,
     MemoryProfile,
@@ -132,27 +130,14 @@ class MemoryTable:
         peaks = [table.peak for table in self.stages.values()]
         return array(np.maximum.reduce(np.broadcast_arrays(*peaks)))
 
-    def fullest(self, index: int | tuple[int, ...] = ()) -> tuple[Stage, str]:
-        """The stage and the phase of the peak of one configuration."""
-        shape = self.total.shape
-        if not shape:
-            sizes = {
-                (at, phase): float(size) for at, table in self.stages.items() for phase, size in table.totals.items()
-            }
-            return max(sizes, key=lambda pair: sizes[pair])
+    def fullest(self) -> tuple[Stage, str]:
+        """The stage and the phase of the peak, where the table has one configuration."""
+        sizes = {(at, phase): float(size) for at, table in self.stages.items() for phase, size in table.totals.items()}
+        return max(sizes, key=lambda pair: sizes[pair])
 
-        def size(stage: Stage, phase: str) -> float:
-            return float(np.broadcast_to(self.stages[stage].totals[phase], shape)[index])
-
-        pairs = [(stage, phase) for stage, table in self.stages.items() for phase in table.phases]
-        return max(pairs, key=lambda pair: size(*pair))
-
-    def terms(self, stage: Stage, phase: str, index: int | tuple[int, ...] = ()) -> tuple[Term, ...]:
-        """The terms of one configuration in a phase that are not zero."""
-        table = self.stages[stage].phases[phase]
-        if index == () and not self.total.shape:
-            return tuple(item.at() for item in table.columns if item.values)
-        return table.at(index)
+    def terms(self, stage: Stage, phase: str) -> tuple[Term, ...]:
+        """The terms in a phase that are not zero, where the table has one configuration."""
+        return tuple(item.at() for item in self.stages[stage].phases[phase].columns if item.values)
 
 
 def training_memory_table(
@@ -349,23 +334,15 @@ def training_memory(
     precision: TrainingPrecision = FSDP_MIXED,
     adapter: Adapter | None = None,
     head: Head = "lm",
-    fused_attention: bool = True,
-    cross_entropy: CrossEntropy | None = None,
     logit_share: float = 1.0,
-    dropout: float = 0.0,
-    implementation: Implementation | None = None,
     accelerator: Accelerator | None = None,
     profile: MemoryProfile = NATIVE,
-    recompute_share: float = 1.0,
-    end_layers: tuple[int, int] | None = None,
     constants: TrainingMemoryConstants | None = None,
 ) -> MemoryBreakdown:
     """Bytes of the fullest rank at the fullest phase of a training step.
 
-    `logit_share` is the share of positions whose logits are computed; `profile` says whose code runs, and
-    `implementation` and `cross_entropy` override it; `recompute_share` is the share of layers that full recomputation
-    covers; `end_layers` are the layers of the first and the last pipeline stage where the split is uneven.
-    Reading it: docs/concepts/memory.md.
+    `logit_share` is the share of positions whose logits are computed; `profile` says whose code runs. Reading it:
+    docs/concepts/memory.md.
 
     >>> from charter.catalog import models
     >>> from charter.spec.layout import Recompute, ZeroStage
@@ -375,8 +352,6 @@ def training_memory(
     >>> round(memory.parameter_bytes / 2**30, 2), memory.phase
     (3.74, 'loss')
     """
-    if implementation is not None:
-        profile = replace(profile, implementation=implementation)
     job = MemoryJob(
         architecture=architecture,
         seq_len=seq_len,
@@ -384,12 +359,7 @@ def training_memory(
         profile=profile,
         adapter=AdapterUse.of(adapter) if adapter else None,
         head=head,
-        fused_attention=fused_attention,
-        cross_entropy=cross_entropy,
         logit_share=logit_share,
-        dropout=dropout > 0,
-        recompute_share=recompute_share,
-        end_layers=end_layers,
         accelerator=accelerator,
     )
     return job_memory(job, layout, constants)

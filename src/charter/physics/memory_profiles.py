@@ -57,6 +57,9 @@ LOSS_TILE, CPU_LOSS_TILE = 2.0**28, 2.0**20
 """Logits of Charter's own losses that exist at once: on a GPU enough to fill it, on a CPU what stays in its caches."""
 LEAST_TILE_ROWS = 16.0
 """Positions of a tile at least, however large the vocabulary."""
+MOST_ASKED = 0.75
+"""Share of a model's positions above which its last layer computes all: gathering and spreading would cost more than
+is left out."""
 VISITING_BYTES = 2.0**28
 """Moments in host memory that Charter's optimizer has beside their weights at once, or those of one weight."""
 LOSS_CHUNK = 1024.0

@@ -201,38 +201,28 @@ def rank_columns(model: ModelColumns, layouts: Layouts, *, stage: Stage, layers:
 
 
 def stage_layers(num_layers: Array, pipeline: Array, stage: Stage) -> Array:
-    """Layers of a stage: an even split, the remainder to the first stages."""
+    """Layers of a stage: an even split, the remainder to the first stages.
+
+    >>> [float(stage_layers(array(126.0), array(4.0), stage)) for stage in ("first", "middle", "last")]
+    [32.0, 32.0, 31.0]
+    """
     even = np.floor(num_layers / pipeline)
     rest = num_layers - even * pipeline
     index = {"first": array(0.0), "middle": array(np.minimum(pipeline - 1, 1.0)), "last": array(pipeline - 1)}[stage]
     return even + np.where(index < rest, 1.0, 0.0)
 
 
-def layers_of_stage(architecture: Architecture, layout: Layout, stage: int) -> int:
-    """Layers of a pipeline stage: an even split, the remainder to the first stages.
-
-    >>> from charter.catalog import models
-    >>> [layers_of_stage(models.get("Llama-3.1-405B").architecture, Layout(pipeline=4), s) for s in range(4)]
-    [32, 32, 31, 31]
-    """
-    even, rest = divmod(architecture.num_layers, layout.pipeline)
-    return even + (stage < rest)
-
-
-def rank_parameters(
-    architecture: Architecture, layout: Layout, *, stage: int = 0, scalar_head: bool = False
-) -> RankParameters:
-    """Parameters on one rank of any pipeline stage, as `rank_columns` has them for the first and the last."""
-    layers = layers_of_stage(architecture, layout, stage)
+def rank_parameters(architecture: Architecture, layout: Layout, *, scalar_head: bool = False) -> RankParameters:
+    """Parameters on one rank of the first pipeline stage, as `rank_columns` has them."""
     columns, model = Layouts.of(layout), ModelColumns.of(architecture, scalar_head=scalar_head)
-    where: Stage = "first" if stage == 0 else "last" if stage == layout.pipeline - 1 else "middle"
-    rank = rank_columns(model, columns, stage=where, layers=array(layers))
+    layers = stage_layers(model.layers, columns.pipeline, "first")
+    rank = rank_columns(model, columns, stage="first", layers=layers)
     return RankParameters(
         dense=float(rank.dense),
         experts=float(rank.experts),
         layer_unit=float(rank.layer_unit),
         end_unit=float(rank.end_unit),
-        layers=layers,
+        layers=int(layers),
     )
 
 

@@ -137,7 +137,7 @@ def _attention(m: ProductColumns, job: StepJob, stack: StackColumns, tokens: Arr
     """
     fused = stack.attention > 0
     length = np.minimum(job.seq, job.document)
-    positions = m.attended(length, job.causal)
+    positions = m.attended(length)
     seen = np.where(fused, positions, m.attention_layers * job.seq)
     reach = length / (length + TAIL_TOKENS) * m.head_size / (m.head_size + SHORT_HEAD) * LONG_REACH
     aligned = np.where(np.mod(m.head_size, 8) == 0, 1.0, MISALIGNED)
@@ -147,7 +147,7 @@ def _attention(m: ProductColumns, job: StepJob, stack: StackColumns, tokens: Arr
 
 def _visible(job: StepJob) -> Array:
     """Positions that a query may see on average."""
-    return array(np.minimum(job.seq, job.document) * (1 - job.causal / 2))
+    return array(np.minimum(job.seq, job.document) / 2)
 
 
 def _traffic(m: ProductColumns, job: StepJob, stack: StackColumns, tokens: Array) -> Array:
@@ -351,4 +351,4 @@ def least_step_seconds(given: StepInputs) -> Array:
     flops = 2.0 * tokens * weights * (3.0 - job.frozen) / at.tensor
     spread = c.straggler * np.log2(np.maximum(at.num_accelerators / 8, 1.0))
     seconds = at.accumulation * flops / at.pipeline / product_rate(given)
-    return array(seconds * c.unmodelled * given.stack.unmodelled * (1 + spread))
+    return array(seconds * c.unmodelled * (1 + spread))

@@ -67,11 +67,9 @@ class StackProfile:
     accumulate_bytes: float = 0.0
     """Moved per parameter and micro-batch to add gradients to a 32-bit buffer."""
     tensor_exposed: float = 1.0
-    expert_exposed: float = 1.0
     send_exposed: float = 0.3
     data_hidden: float = 1.0
     """Multiple of the constant; 0 where nothing of the data-parallel traffic hides."""
-    unmodelled: float = 1.0
     selective_traffic: float = 0.0
     """1 where selective recomputation repeats what lies between products (`MemoryProfile.keeps_products`)."""
     moments_visit: float = 0.0
@@ -282,7 +280,6 @@ class StepJob:
     layouts: Layouts
     seq: Array
     """Tokens of a sequence that are computed."""
-    causal: Array = field(default_factory=lambda: array(1.0))
     head_share: Array = field(default_factory=lambda: array(1.0))
     """Share of positions with logits (0 for a scalar head)."""
     bits: Array = field(default_factory=lambda: array(16.0))
@@ -333,10 +330,8 @@ class StackColumns:
     attention: Array
     gradient_bytes: Array
     tensor_exposed: Array
-    expert_exposed: Array
     send_exposed: Array
     data_hidden: Array
-    unmodelled: Array
     selective_traffic: Array
     moments_visit: Array
     exchanges_heads: Array

@@ -109,7 +109,7 @@ def expert_parallel(given: StepInputs) -> Array:
     """Per micro-batch: tokens to their experts and back, forward and backward (GShard, arXiv:2006.16668)."""
     m, at = given.model, given.job.layouts
     one = _group(given, at.expert, array(1.0)).exchange_seconds(given.work.routed_message, m.experts_per_token)
-    exposed = given.constants.expert_exposed * given.stack.expert_exposed
+    exposed = given.constants.expert_exposed
     return array(4 * m.moe_layers * _repeated(given) * one * exposed)
 
 
@@ -336,7 +336,7 @@ def step_values(given: StepInputs, per_micro_batch: LayerSeconds | None = None) 
     }
     total = sum(terms.values(), start=array(0.0))
     spread = c.straggler * np.log2(np.maximum(at.num_accelerators / 8, 1.0))
-    terms["stragglers and the unmodelled"] = total * (c.unmodelled * given.stack.unmodelled * (1 + spread) - 1)
+    terms["stragglers and the unmodelled"] = total * (c.unmodelled * (1 + spread) - 1)
     return {name: array(value) for name, value in terms.items()}
 
 

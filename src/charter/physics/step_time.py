@@ -86,13 +86,12 @@ def training_step(
     precision: TrainingPrecision = FSDP_MIXED,
     adapter: Adapter | None = None,
     head_share: float = 1.0,
-    stack: StackProfile | None = None,
     constants: TrainingConstants | None = None,
 ) -> StepTime:
     """Seconds of `layout.accumulation` micro-batches of `layout.micro_batch` sequences per rank, and the update.
 
-    `head_share` is the share of positions with logits (0 for a scalar head). Without a `stack` it is the native engine
-    (Hugging Face layers under PyTorch FSDP), on TPUs MaxText; without `constants` their priors. With m
+    Of the native engine (Hugging Face layers under PyTorch FSDP), on TPUs of MaxText. `head_share` is the share of
+    positions with logits (0 for a scalar head); without `constants` their priors. With m
     micro-batches, p stages and v chunks the step takes `m + (p - 1) / v` passes (Narayanan et al. 2021, section 2.2).
 
     >>> from charter.catalog import accelerators, models
@@ -103,7 +102,7 @@ def training_step(
     >>> 0.25 < step.model_flops_utilisation < 0.5
     True
     """
-    fitted_stack = with_precision(stack or native_profile(accelerator), precision)
+    fitted_stack = with_precision(native_profile(accelerator), precision)
     job = step_job(layout, seq_len=seq_len, dtype=dtype, precision=precision, adapter=adapter, head_share=head_share)
     model, device, profile = (
         ProductColumns.of(architecture),
@@ -158,7 +157,6 @@ def step_job(
     return StepJob(
         layouts=Layouts.of(layout) if isinstance(layout, Layout) else layout,
         seq=array(seq_len),
-        causal=array(True),
         head_share=array(head_share),
         bits=array(DTYPE_BITS.get(dtype, 16.0)),
         block_scaled=array(dtype in BLOCK_SCALED),

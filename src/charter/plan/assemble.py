@@ -36,7 +36,7 @@ from charter.plan.storage import Shipment, bucket, location, move_seconds, shipm
 from charter.plan.timeline import mean_shares
 from charter.spec.project import Project
 from charter.spec.stage_base import NATIVE, Stage
-from charter.units import HOURS_PER_MONTH, SECONDS_PER_HOUR, format_count, format_seconds, format_usd
+from charter.units import SECONDS_PER_HOUR, SECONDS_PER_MONTH, format_count, format_seconds, format_usd
 
 if TYPE_CHECKING:
     from charter.plan.choose import PlanChoice
@@ -271,7 +271,6 @@ NO_NATIVE_ROW = Assumption(
     "to 19 % longer than that, and 0.6B, which waited for the host, 1.7 times as long (docs/reference/first-gpu.md); "
     "`charter plan --probe` or `charter validate calibrate` measures it",
 )
-SECONDS_PER_MONTH = HOURS_PER_MONTH * SECONDS_PER_HOUR
 
 
 def short_plan(problem: Whole, choice: "PlanChoice", facts: Facts) -> Plan:

@@ -9,7 +9,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from charter.engines.common.capabilities import Capabilities
+from charter.engines.common.capabilities import ZERO_BESIDE_PIPELINE, Capabilities
 from charter.physics.columns import RECOMPUTE_CODES, Layouts
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
@@ -283,7 +283,7 @@ def _zero_stages(request: SpaceRequest, ranks: int, pipeline: int) -> tuple[Zero
     """ZeRO needs replicas; with a pipeline only the optimizer is sharded (gradients are needed until the flush)."""
     engine, fixed = request.engine, request.fixes("zero")
     stages = engine.searched if fixed is None else tuple(stage for stage in engine.zero if stage == fixed)
-    stages = stages if pipeline == 1 else tuple(stage for stage in stages if stage in engine.zero_beside_pipeline)
+    stages = stages if pipeline == 1 else tuple(stage for stage in stages if stage in ZERO_BESIDE_PIPELINE)
     if fixed is not None:
         return stages
     return (ZeroStage.NONE,) if ranks == 1 else stages

@@ -35,7 +35,7 @@ from charter.plan.storage import storage_tier
 from charter.plan.timeline import Sharing, durations, time_factors, waste_factors
 from charter.spec.project import Project
 from charter.spec.sections import Costs
-from charter.units import GB, HOURS_PER_MONTH, SECONDS_PER_HOUR
+from charter.units import GB, SECONDS_PER_HOUR, SECONDS_PER_MONTH
 
 # -------- Cost of a project: lines that add up exactly, the spread around them, and cost per unit of work.
 
@@ -264,7 +264,7 @@ def _disk(stage: StagePlan, costs: Costs, book: PriceBook) -> CostLine:
     product, tier = DISKS.get(option.place.infra, DEFAULT_DISK)
     price = next(item for item in book.storage_prices(product=product) if item.tier == tier)
     nodes = option.num_nodes + sum(group.num_nodes for group in option.beside)
-    per_second = nodes * costs.disk_gb_per_node * price.usd / (HOURS_PER_MONTH * SECONDS_PER_HOUR)
+    per_second = nodes * costs.disk_gb_per_node * price.usd / SECONDS_PER_MONTH
     usd = money(option.seconds.scaled(per_second * stretch(costs)))
     formula = f"{nodes} x {costs.disk_gb_per_node:g} GB x ${price.usd:g} per GB and month"
     return _line(stage, DISK, usd, formula, f"{price.provider} {product} {tier}", price.provenance.as_of)
@@ -427,8 +427,6 @@ def _ratio(name: str, above: float, below: float, what: str) -> UnitCost:
 
 
 # -------- `project_cost`: what a planned project costs as a whole.
-
-SECONDS_PER_MONTH = HOURS_PER_MONTH * SECONDS_PER_HOUR
 
 
 def project_cost(

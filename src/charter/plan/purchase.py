@@ -14,7 +14,7 @@ from charter.plan.risk import CHECKPOINT_BYTES_PER_SECOND_PER_NODE, Assumption, 
 from charter.plan.stage_plan import StagePlan
 from charter.plan.timeline import Timeline
 from charter.spec.project import Resources
-from charter.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, format_seconds, format_usd
+from charter.units import HOURS_PER_YEAR, SECONDS_PER_DAY, SECONDS_PER_HOUR, format_seconds, format_usd
 
 # -------- The markets on which an option can be bought.
 
@@ -48,7 +48,6 @@ def _at(question: StageQuestion, option: Option, price: Price, *, spot: bool) ->
 
 # -------- Ways to pay for an option that are neither by the second nor interruptible: commitments, blocks, whole hours.
 
-HOURS_PER_YEAR = 8760.0
 MARKETS = {"1y": ("reserved_1y",), "3y": ("reserved_3y",)}
 YEARS = {"reserved_1y": 1, "reserved_3y": 3}
 BLOCK_DAYS = (*range(1, 15), *range(21, 183, 7))

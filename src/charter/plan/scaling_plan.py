@@ -9,7 +9,6 @@ from charter.cost.monte_carlo import exactly
 from charter.errors import InfeasibleError, UsageError
 from charter.physics.scaling.laws import (
     FLOPS_PER_PARAMETER_AND_TOKEN,
-    SERVING_UTILISATION,
     FittedLaw,
     Prediction,
     ServingAware,
@@ -245,7 +244,6 @@ class ScaleQuestion:
     unique_tokens: float | None = None
     generated_tokens: float | None = None
     """Tokens that the model will answer in its life; for the size that is cheapest in all."""
-    serving_utilisation: float = SERVING_UTILISATION
     utilisation: tuple[float, str] | None = None
     """A stated share of the peak and its source; the planner's own step time when None."""
     batch_tokens: float = DEFAULT_BATCH_TOKENS
@@ -311,7 +309,6 @@ def scale_plan(question: ScaleQuestion) -> ScalePlan:
             num_tokens=num_tokens,
             generated_tokens=question.generated_tokens,
             training_utilisation=schedules[0].utilisation if schedules else 0.4,
-            serving_utilisation=question.serving_utilisation,
         )
     return ScalePlan(
         num_parameters=size,

@@ -26,6 +26,7 @@ from charter.physics.memory_shape import (
     looked_up_parameters,
     rank_parameters,
 )
+from charter.physics.placement_memory import FULL_STATE
 from charter.physics.precision import FP32, FSDP_MIXED, TrainingPrecision
 from charter.physics.step_time import Index, distinct
 from charter.physics.terms import MemoryBreakdown, Term, bytes_term
@@ -54,7 +55,6 @@ from charter.spec.stage_base import FP8, NATIVE
 
 GRADIENTS = "gradients"
 STATE_PARTS = ("parameters", GRADIENTS, "optimizer")
-FULL_STATE = "optimizer step"
 """The phase in which weights, gradients and optimizer state all exist; between roles they are counted as staying."""
 CONTEXT_TERMS = ("device context", "process", "communicators")
 CPU = "cpu"

@@ -12,13 +12,13 @@ from rich.text import Text
 from charter.cost.advice import Advice
 from charter.ledger.account import Accounted, day_of, totals_of
 from charter.ledger.sums import Sums, total_of
+from charter.metering.row import JOULES_PER_KILOWATT_HOUR
 from charter.report.cost import CostFacts, budget_json, print_storage, storage_json, unit_costs
 from charter.report.overview import Overview, StageView, lost, spent, spent_on_calls
 from charter.report.plan_cells import Amount
 from charter.run.budget import STATE_NAMES, BudgetLine
 from charter.units import MICRO_USD_PER_USD, format_count, format_seconds, format_usd
 
-JOULES_PER_KILOWATT_HOUR = 3.6e6
 TITLES = {"owner": "owner", "accelerator": "accelerator", "market": "market"}
 LIMIT_STYLES = {"ok": "green", "warn": "yellow", "hold": "yellow", "stop": "bold red"}
 

@@ -41,24 +41,24 @@ class Member:
     name: str
 
 
-def write_files(rows: Rows, target: Path, format: DataFormat, *, count: int, per_shard: int = ROWS_PER_SHARD) -> None:
+def write_files(rows: Rows, target: Path, format: DataFormat, *, count: int) -> None:
     """Write rows below a directory; `rows` may be asked for them twice. One shard is held in memory at a time."""
     if format == "jsonl":
         write_rows(rows, target / "train.jsonl", target / "train.jsonl")
     elif format == "webdataset":
-        for number, some in enumerate(_shards(rows(), per_shard)):
-            _write_tar(some, target / f"train-{number:06d}.tar", first=number * per_shard)
+        for number, some in enumerate(_shards(rows())):
+            _write_tar(some, target / f"train-{number:06d}.tar", first=number * ROWS_PER_SHARD)
     else:
         directory = target / "data" if format == "hf" else target
         directory.mkdir(exist_ok=True)
-        schema, shards = parquet_schema(rows()), -(-count // per_shard)
-        for number, some in enumerate(_shards(rows(), per_shard)):
+        schema, shards = parquet_schema(rows()), -(-count // ROWS_PER_SHARD)
+        for number, some in enumerate(_shards(rows())):
             write_parquet(some, directory / f"train-{number:05d}-of-{shards:05d}.parquet", schema)
 
 
-def _shards(rows: Iterable[Mapping[str, Any]], size: int) -> Iterator[list[Mapping[str, Any]]]:
+def _shards(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
     remaining = iter(rows)
-    while some := list(islice(remaining, size)):
+    while some := list(islice(remaining, ROWS_PER_SHARD)):
         yield some
 
 

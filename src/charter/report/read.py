@@ -8,18 +8,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from charter.artifacts.group import FAILURE
+from charter.artifacts.job import JOB_FILE
+from charter.artifacts.record import OUTPUTS, RECORD_FILE
 from charter.artifacts.sample_prompts import sample_seconds
+from charter.artifacts.stage_dir import PROGRESS
 from charter.artifacts.stage_state import StageState, read_stage, stage_state
 from charter.errors import CharterError, DataError, UsageError, loads_json
+from charter.evaluate.outcome import RESULTS_FILE
 from charter.ledger import Accounted, ApiUsage, Attempt, CallBooks, Ledger
 from charter.ledger.account import account
 from charter.ledger.calls import CALLS_FILE
 from charter.ledger.focus import refuse_fewer
 from charter.ledger.rebuilding import rebuilt_attempts
 from charter.ledger.store import LEDGER_FILE, has_ledger, ledger_place
-from charter.run.planned import PLAN_FILE, plan_of_this_schema
+from charter.run.planned import plan_of_this_schema
 from charter.tracking import MeterSummary, meter_rows, summarise
 from charter.tracking.base import MetricPoint, metrics_file, read_metrics
+from charter.tracking.run_facts import PLAN_FILE
 
 if TYPE_CHECKING:
     from charter.spec.project import Project
@@ -135,7 +141,7 @@ def _lost_attempts(stages: Path, run: str) -> tuple[Attempt, ...]:
     """Return attempts that the directories of finished stages have and a lost or emptied ledger has not."""
     attempts: list[Attempt] = []
     for path in _stage_directories(stages, {}).values():
-        job = _json_of(path / "job.json") or {}
+        job = _json_of(path / JOB_FILE) or {}
         if {"stage", "kind", "fingerprint"} <= job.keys():
             stage, kind, fingerprint = (str(job[key]) for key in ("stage", "kind", "fingerprint"))
             attempts += rebuilt_attempts(path, run=run, stage=stage, kind=kind, fingerprint=fingerprint)
@@ -224,11 +230,11 @@ def _read_stage(name: str, path: Path, notes: list[str], *, with_metrics: bool) 
     metered = meter_rows(path) if with_metrics else ()
     return StageFiles(
         name=name,
-        job=read(path / "job.json"),
-        record=read(path / "record.json"),
-        progress=read(path / "progress.json"),
-        failure=read(path / "failure.json"),
-        results=read(path / "outputs" / "results.json"),
+        job=read(path / JOB_FILE),
+        record=read(path / RECORD_FILE),
+        progress=read(path / PROGRESS),
+        failure=read(path / FAILURE),
+        results=read(path / OUTPUTS / RESULTS_FILE),
         metrics=read_metrics(metrics_file(path)) if with_metrics else (),
         meter=summarise(metered) if metered else None,
         sample_seconds=sample_seconds(path),

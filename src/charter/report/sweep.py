@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from charter.errors import UsageError
 from charter.evaluate.outcome import read_results
@@ -269,7 +269,7 @@ class SweepTable:
     """Values of a setting's seeds, by row."""
     missing: tuple[str, ...]
     words: str
-    headings: tuple[str, ...] = (
+    headings: ClassVar = (
         "Setting", "Seeds", "Mean", "95 % interval", "Less the first", "interval of all", "p (Holm)"
     )  # fmt: skip
 

@@ -7,9 +7,9 @@ from charter.resilience.expected_time import ExpectedTime, Interruptions, best_i
 from charter.resilience.failures import waiting_share
 from charter.resilience.simulate import MAX_INTERRUPTIONS, SimulatedJob, SparePool, simulate
 from charter.resilience.spot import Durations, Exponential, Periods, Pool, SpotMarket, Weibull
+from charter.units import SECONDS_PER_DAY
 
 SWEEP_FACTORS = (0.125, 0.25, 0.5, 0.71, 1.0, 1.41, 2.0, 4.0, 8.0)
-DAY = 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class Scenario:
         """The same for the simulator."""
         spares = None
         if self.spares is not None:
-            spares = SparePool(spares=self.spares, repair=Exponential(mean_seconds=self.repair_days * DAY))
+            spares = SparePool(spares=self.spares, repair=Exponential(mean_seconds=self.repair_days * SECONDS_PER_DAY))
         return SimulatedJob(
             useful_seconds=self.useful_seconds,
             interval_seconds=interval_seconds,
@@ -141,7 +141,7 @@ class Scenario:
         mean = self.mean_between_failures_seconds
         if self.spares is None or math.isinf(mean):
             return 0.0
-        rate = DAY / mean / self.num_nodes
+        rate = SECONDS_PER_DAY / mean / self.num_nodes
         waited = waiting_share(
             num_nodes=self.num_nodes,
             failures_per_node_day=rate,

@@ -9,7 +9,6 @@ from decimal import Decimal
 from pathlib import Path
 
 from charter.artifacts.job_files import JobFiles, NodeRecord, Submission, numbers, read_submission, write_submission
-from charter.artifacts.lease import Lease
 from charter.artifacts.stage_state import checkpoint_step
 from charter.errors import CharterError, DataError, UsageError
 from charter.launch.scheduler import JobAttempt, Scheduler
@@ -25,7 +24,7 @@ from charter.ledger.store import ledger_place
 from charter.run.attempt import is_finished, price_micro_usd_per_hour
 from charter.run.call_costs import record_calls
 from charter.run.graph import PlannedStage
-from charter.run.paths import run_dir, stages_dir
+from charter.run.paths import hold_of, run_dir, stages_dir
 from charter.spec.project import BATCHES, Project, Serving
 
 
@@ -87,7 +86,7 @@ def reconcile_run(
     Nobody may be calling meanwhile, so the run's lock is held.
     """
     where = run_dir(root.resolve())
-    with Lease(where, lock_name="run.lock", what="the project"), ExitStack() as stack:
+    with hold_of(where), ExitStack() as stack:
         places: list[str | Path] = [*_files(root)] if project.storage.ledger is None else [project.storage.ledger]
         books = [stack.enter_context(CallBooks.open(place)) for place in places]
         run = project.name if project.storage.ledger else None

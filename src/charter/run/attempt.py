@@ -25,6 +25,7 @@ from charter.errors import BudgetError, CharterError, DataError, ExitCode, Missi
 from charter.launch.launcher import Launcher, StageHandle
 from charter.launch.machine import CPU, LAYOUT_DEFAULTS, asked_layout, processes_of
 from charter.ledger import Ledger, Outcome
+from charter.ledger.account import COUNTERS
 from charter.ledger.attempt import Reached
 from charter.models.engine_layout import CPU_ATTENTION
 from charter.run.call_costs import CallCosts
@@ -172,7 +173,6 @@ DUMP_SECONDS = 3.0
 """Time for a process that hangs to print its stacks; a busy machine may not come round to it for a second or two."""
 RENEW_SECONDS = 10.0
 """A killed process that is not reported as ended by then: whoever should report it does not answer either."""
-COUNTERS = ("tokens", "pairs", "episodes", "records")
 
 
 class MachineShares:

@@ -20,18 +20,17 @@ from charter.ledger import Ledger
 from charter.ledger.attempt import Attempt, tags_text
 from charter.ledger.reading import LedgerReading
 from charter.ledger.store import SpendingClaims
-from charter.ledger.sums import Claim, Sums, total_of
+from charter.ledger.sums import TAG, Claim, Sums, total_of
 from charter.physics.terms import Interval
 from charter.run.events import Events
 from charter.run.graph import Pipeline, PlannedStage
 from charter.run.paths import run_dir
-from charter.run.planned import PLAN_FILE, plan_of_this_schema
+from charter.run.planned import plan_of_this_schema
 from charter.run.served import CallAllowances, Room, loads_weights
 from charter.spec.project import Project
 from charter.spec.sections import Budget
+from charter.tracking.run_facts import PLAN_FILE
 from charter.units import MICRO_USD_PER_USD, SECONDS_PER_HOUR, format_usd
-
-TAG = "tag:"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ from charter.errors import CharterError, DataError, UsageError
 from charter.launch.tags import ObjectTags, object_tags, tags_of
 from charter.run.events import Events
 from charter.run.graph import Pipeline, build_pipeline
-from charter.run.paths import run_dir
+from charter.run.paths import hold_of, run_dir
 from charter.run.watches import sample_now
 from charter.spec.project import Project
 
@@ -126,9 +126,6 @@ def _sealed(directory: Path) -> Iterator[str]:
         yield str(error).partition("\n")[0]
 
 
-RUN_LOCK = "run.lock"
-
-
 def tagged_copies(where: str, *, project: Project, root: Path, tell: Callable[[str], None]) -> Copies:
     """The copies of a project in a place; what goes to a bucket has the tags of its stage and of the project.
 
@@ -162,7 +159,7 @@ def copies_of(
 
 def hold(root: Path) -> Lease:
     """The project for this process alone; refused while a run is active."""
-    return Lease(run_dir(root.resolve()), lock_name=RUN_LOCK, what="the project")
+    return hold_of(run_dir(root.resolve()))
 
 
 def back_up(project: Project, root: Path, place: str | None, tell: Callable[[str], None]) -> Iterator[str]:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts import durable
+from charter.tracking.progress import EVENTS_FILE
 
 Listener = Callable[[Mapping[str, Any]], None]
-EVENTS_FILE = "events.jsonl"
 EVENT_BYTES = 256 * 1024
 """Read of a file for its last events."""
 TRANSIENT = frozenset({"stage_progress"})

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from charter.artifacts.job import JOB_FILE
+from charter.artifacts.lease import Lease
 from charter.spec.project import Project
 
 RUN = "run"
@@ -13,6 +15,11 @@ TAGS_FILE = "tags.json"
 def run_dir(root: Path) -> Path:
     """The run directory of a project directory."""
     return root / RUN
+
+
+def hold_of(directory: Path) -> Lease:
+    """Take the hold on a run: of all that start, copy or change it, one at a time."""
+    return Lease(directory, lock_name="run.lock", what="the project")
 
 
 def stages_dir(root: Path) -> Path:
@@ -31,11 +38,11 @@ def earlier_stage_dirs(root: Path, name: str) -> list[Path]:
     if not stages_dir(root).is_dir():
         return []
     directories = [path for path in stages_dir(root).iterdir() if pattern.fullmatch(path.name)]
-    return sorted((path for path in directories if (path / "job.json").exists()), key=_started_at, reverse=True)
+    return sorted((path for path in directories if (path / JOB_FILE).exists()), key=_started_at, reverse=True)
 
 
 def _started_at(path: Path) -> float:
-    return (path / "job.json").stat().st_mtime
+    return (path / JOB_FILE).stat().st_mtime
 
 
 def constitution_path(project: Project, root: Path) -> Path | None:

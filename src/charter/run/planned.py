@@ -11,6 +11,7 @@ from charter import __version__
 from charter.artifacts import durable
 from charter.artifacts.checkpoints import Position
 from charter.artifacts.job import PlannedStep, read_execution, write_planned_step
+from charter.artifacts.stage_dir import METRICS
 from charter.artifacts.stage_state import checkpoint_position
 from charter.errors import DataError
 from charter.launch.launcher import HERE
@@ -33,6 +34,7 @@ from charter.spec.project import Project
 from charter.spec.stage import TRAINS
 from charter.spec.stage_base import Stage
 from charter.tracking.base import read_metrics
+from charter.tracking.run_facts import PLAN_FILE
 
 
 def executions_for(planned: Mapping[str, Execution], project: Project, engine: str) -> dict[str, Execution]:
@@ -127,9 +129,6 @@ def seconds_by_phase(terms: Iterable[Term]) -> Mapping[str, float]:
     return {name: value * (1 + shared / total) for name, value in by_phase.items()} if total else {}
 
 
-PLAN_FILE = "plan.json"
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlanNow:
     """The planner's answer before a run starts: a plan, or the reason why there is none."""
@@ -204,9 +203,6 @@ def keep_plan(planned: PlanNow, root: Path, stages: Iterable[PlannedStage] = ())
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-METRICS = "metrics.jsonl"
 
 
 def measured_paces(project: Project, root: Path) -> tuple[Pace, ...]:

@@ -35,7 +35,7 @@ from charter.run.copies import Replicas
 from charter.run.events import Events, Listener
 from charter.run.followers import Followers
 from charter.run.graph import Pipeline, PlannedStage, build_pipeline, with_project
-from charter.run.paths import run_dir
+from charter.run.paths import hold_of, run_dir
 from charter.run.planned import PlanNow, keep_plan, plan_of_run, resolved_project
 from charter.run.preflight import LEDGER_PACKAGES, check_before_start, check_packages
 from charter.run.served import loads_weights
@@ -157,7 +157,7 @@ def take_run(run_dir: Path, *, stop_wanted: Callable[[], bool], environ: Mapping
     said = False
     while True:
         try:
-            return Lease(run_dir, lock_name="run.lock", what="the project")
+            return hold_of(run_dir)
         except UsageError as error:
             if not waits or stop_wanted():
                 raise
@@ -175,10 +175,6 @@ class RunOptions:
     """Run these stages and what they need; all when empty."""
     reshard: bool = False
     modules: Mapping[str, str] = field(default_factory=lambda: STAGE_MODULES)
-    packages: tuple[str, ...] | None = None
-    """Packages that must be installed; those of the run extra when None."""
-    keep_plan: bool = True
-    """Write the planner's view of now into `plan.json`."""
     stop_grace_seconds: float = 120.0
     """How long a stage may take to reach a safe point before it is killed."""
     anyway: bool = False
@@ -236,10 +232,7 @@ def _check_setting(ready: "PlannedWork", options: RunOptions, launcher: Launcher
     )
     if not work.todo:
         return
-    if options.packages is not None:
-        check_packages(options.packages)
-    else:
-        check_packages(LEDGER_PACKAGES) if launcher else check_packages()
+    check_packages(LEDGER_PACKAGES) if launcher else check_packages()
     if options.reshard:
         return
     for stage in work.todo:
@@ -261,7 +254,7 @@ class PlannedWork:
 
 def plan_work(work: Work, options: RunOptions) -> PlannedWork:
     """Plan what is to be run, and let the plan say what runs."""
-    if not work.todo or not options.keep_plan:
+    if not work.todo:
         return PlannedWork(work=work)
     planned = plan_of_run(work.pipeline, replan=options.replan)
     launcher = launcher_name(work.pipeline.project, options.launcher)
@@ -378,9 +371,8 @@ def _run(
             )
             try:
                 _lay_sample_prompts(work, events)
-                if options.keep_plan:
-                    _keep_plan(ready, events)
-                    supervisor.executions = ready.executions
+                _keep_plan(ready, events)
+                supervisor.executions = ready.executions
                 supervisor.run(work.todo, done=_done(work), signals=signals, tick=tick)
             except CharterError as error:
                 events.emit("run_stopped", run=project.name, label=error.label, message=str(error))

@@ -17,9 +17,10 @@ from charter.artifacts.stage_state import (
     stage_state,
 )
 from charter.run.approval import waiting_words, waits_for_approval
-from charter.run.events import EVENTS_FILE, last_events
+from charter.run.events import last_events
 from charter.run.graph import Pipeline, PlannedStage
 from charter.run.paths import earlier_stage_dirs, run_dir
+from charter.tracking.progress import EVENTS_FILE
 
 
 def assess(

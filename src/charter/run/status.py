@@ -13,12 +13,13 @@ from charter.artifacts.lease import LEASE, STALE_AFTER_SECONDS, read_holder
 from charter.artifacts.stage_state import Phase, read_progress
 from charter.errors import CharterError
 from charter.run.approval import waiting_words, waits_for_approval
-from charter.run.events import EVENT_BYTES, EVENTS_FILE, last_events
+from charter.run.events import EVENT_BYTES, last_events
 from charter.run.graph import PlannedStage, build_pipeline
 from charter.run.paths import run_dir
 from charter.run.staleness import states_of
 from charter.spec.project import Project
 from charter.spec.stage import is_hosted
+from charter.tracking.progress import EVENTS_FILE
 
 if TYPE_CHECKING:
     from charter.artifacts.job_files import Submission

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 from charter.artifacts import durable
 from charter.catalog.accelerators import get
@@ -207,7 +207,8 @@ def skypilot_choice(
     check_stages(project, stages)
     with TemporaryDirectory(prefix="charter-skypilot-") as place:
         write_dry_run(project, plan_project(project, root), price_book(root, None), Path(place), stages)
-        return run_optimizer(Path(place), python)
+        target: Literal["cost", "time"] = "time" if project.objective == "fastest" else "cost"
+        return run_optimizer(Path(place), python, target=target)
 
 
 def scheduler_of(project: Project, wanted: str | None) -> str:
@@ -365,8 +366,8 @@ def write_dry_run(project: Project, plan: Plan, book: PriceBook, directory: Path
     durable.write_json(directory / TIMES, time_table(project, plan, stages))
 
 
-def run_optimizer(directory: Path, python: Path, *, target: str = "cost") -> dict[str, Any]:
-    """Return the choice of SkyPilot's own optimizer for every task; `python` is one that has SkyPilot."""
+def run_optimizer(directory: Path, python: Path, *, target: Literal["cost", "time"]) -> dict[str, Any]:
+    """Return what SkyPilot's own optimizer takes for every task; `python` is one that has SkyPilot."""
     if not python.is_file():
         raise UsageError(f"{python} is no file: name a Python that has SkyPilot (pip install skypilot)")
     done = subprocess.run(

@@ -11,7 +11,15 @@ from charter.errors import Problem
 from charter.spec.architecture import Architecture
 from charter.spec.project import DataSpec, ModelSpec, Place, Project, Resources, Serving
 from charter.spec.quantity import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, SHARE, check_ranges
-from charter.spec.sections import check_alerts, check_budget, check_costs, check_metering, check_risk, check_tracking
+from charter.spec.sections import (
+    REFERENCE,
+    check_alerts,
+    check_budget,
+    check_costs,
+    check_metering,
+    check_risk,
+    check_tracking,
+)
 from charter.spec.sweep import check_sweeps
 
 
@@ -92,7 +100,6 @@ def _check_parts(shape: Architecture, path: str) -> Iterator[Problem]:
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 PART = re.compile(r"([0-9]{1,6})\s*/\s*([0-9]{1,6})")
 ACCELERATOR = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]*(?::[0-9]+)?")
-KEY_REFERENCE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:\S.*")
 """A variable of the environment by the names that POSIX allows, or a file."""
 BYTE_ALPHABET = 256
 """Every byte is a token of a byte-level tokenizer, before special tokens and merges."""
@@ -213,7 +220,7 @@ def _check_serving(project: Project) -> Iterator[Problem]:
             yield from _check_address(serving.endpoint, f"{path}.endpoint")
         for index, address in enumerate(serving.also_endpoints):
             yield from _check_address(address, f"{path}.also_endpoints[{index}]")
-        if serving.api_key is not None and not KEY_REFERENCE.fullmatch(serving.api_key):
+        if serving.api_key is not None and not REFERENCE.fullmatch(serving.api_key):
             hint = f"write  api_key: env:{name.upper().replace('-', '_')}_API_KEY  or  file:~/.keys/{name}"
             message = "is not env:NAME or file:PATH; a key itself is never written into a project (and not shown here)"
             yield Problem(message=message, path=f"{path}.api_key", hint=hint)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from charter.spec.architecture import Architecture
-from charter.spec.launching import Launch
+from charter.spec.launching import FORBID_EXTRA, Launch
 from charter.spec.quantity import Bytes, BytesPerSecond, Count, Names, Seconds, Usd, UsdPerHour, added
 from charter.spec.sections import (
     Alerts,
@@ -22,8 +22,6 @@ from charter.spec.sections import (
 from charter.spec.stage import AnyStage
 from charter.spec.stage_base import Engine, ServerPool
 from charter.spec.sweep import Sweep
-
-FORBID_EXTRA: dict[str, str] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from charter.errors import Problem
+from charter.spec.launching import FORBID_EXTRA
 from charter.spec.quantity import (
     AT_LEAST_ONE,
     NOT_NEGATIVE,
@@ -25,7 +26,6 @@ from charter.spec.suggest import did_you_mean
 from charter.units import parse_seconds
 
 REFERENCE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:\S.*")
-FORBID_EXTRA: dict[str, str] = {"extra": "forbid"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from charter.spec.sweep import POINT_TAG, SWEEP_TAG
 from charter.tracking.base import Input, RunFacts
 from charter.tracking.journal import card_path, facts_path
 
-PLAN = "plan.json"
+PLAN_FILE = "plan.json"
 SIDECARS = ("planned.json", "timings.json")
 SMALL_OUTPUTS = ("results.json",)
 FACTS_SCHEMA = "charter.tracking/1"
@@ -205,8 +205,8 @@ def attachments(run_dir: Path, stage_dir: Path, *, weights: bool) -> Iterator[tu
 
 def plan_of(run_dir: Path) -> Iterator[tuple[str, Path]]:
     """The plan of the run, where there is one."""
-    if (run_dir / PLAN).exists():
-        yield PLAN, run_dir / PLAN
+    if (run_dir / PLAN_FILE).exists():
+        yield PLAN_FILE, run_dir / PLAN_FILE
 
 
 def digest(value: object) -> str:

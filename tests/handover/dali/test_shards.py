@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from engine_case import ask_engine
 from exported_rows import PAIRS, RECORD, TEXTS, counted
 
+from charter.report import data_export
 from charter.report.data_export import data_card, write_files
 
 PROBE = Path(__file__).parent / "probe_shards.py"
@@ -22,7 +24,8 @@ def found(tmp_path_factory):
     for folder, (format, rows) in exports.items():
         target = root / folder
         target.mkdir()
-        write_files(lambda rows=rows: rows, target, format, count=len(rows), per_shard=4)
+        with patch.object(data_export, "ROWS_PER_SHARD", 4):
+            write_files(lambda rows=rows: rows, target, format, count=len(rows))
         columns, kinds = counted(rows)
         card = data_card(RECORD, format=format, columns=columns, kinds=kinds, licence="mit")
         (target / "README.md").write_text(card, encoding="utf-8")

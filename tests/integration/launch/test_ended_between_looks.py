@@ -51,11 +51,17 @@ def let_it_end(work: EngineWorkplace, state: Path) -> Callable[[], None]:
     return end
 
 
+@pytest.fixture(autouse=True)
+def without_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan would take seconds of every start."""
+    monkeypatch.setattr(runner, "plan_work", lambda work, options: PlannedWork(work=work))
+
+
 def run_again(work: EngineWorkplace, *, on: str) -> list[dict[str, Any]]:
     """A second supervisor, in this process; its events."""
     events: list[dict[str, Any]] = []
     modules = dict.fromkeys(RunOptions().modules, "counting_stage")
-    options = RunOptions(modules=modules, packages=(), keep_plan=False, launcher=on)
+    options = RunOptions(modules=modules, launcher=on)
     run_project(load_project(work.root), work.root, options, [events.append])
     return events
 

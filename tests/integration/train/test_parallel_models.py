@@ -192,7 +192,7 @@ def split_figures(ranks, temperature, size):
     for summed in (True, False):
         hidden_NH.grad = part_VH.grad = None
         if summed:
-            figures = token_forward.summed_token_loss(hidden_NH, part_VH, target_N, weights[0], own=own)
+            figures = token_forward.summed_token_loss(hidden_NH, part_VH, target_N, own=own)
             total = figures.loss_sum
         else:
             figures = token_forward.token_figures(hidden_NH, part_VH, target_N, temperature=temperature, own=own)

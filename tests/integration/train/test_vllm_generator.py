@@ -33,7 +33,12 @@ pytestmark = pytest.mark.torch
 FAKE = Path(__file__).with_name("fake_vllm.py")
 PROMPTS, SEEDS = [[5, 6, 7], [8]], [3, 1]
 SETTINGS = SamplingSettings(max_new_tokens=5)
-QUICK = VllmOptions(start_seconds=60, sync_seconds=60, sample_seconds=60, bucket_bytes=20_000)
+QUICK = VllmOptions(start_seconds=60, sync_seconds=60, sample_seconds=60)
+
+
+@pytest.fixture(autouse=True)
+def _small_buckets(monkeypatch):
+    monkeypatch.setattr("charter.inference.generator.BUCKET_BYTES", 20_000)
 
 
 @contextlib.contextmanager

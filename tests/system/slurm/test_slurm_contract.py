@@ -37,7 +37,7 @@ def engine(cluster: SlurmCluster) -> Iterator[EngineUnderTest]:
 
     yield EngineUnderTest(
         name="slurm",
-        open=lambda: SlurmScheduler(SlurmSettings(), seconds_between_polls=0.2),
+        open=lambda: SlurmScheduler(SlurmSettings(seconds_between_polls=0.2)),
         can=frozenset({PREEMPT, LOSE_NODE, NODES, RESTARTS, RECORDS_OF_STARTS}),
         environment={"SLURM_CONF": str(cluster.configuration)},
         launch={"slurm": {"seconds_between_polls": "0.5s"}},

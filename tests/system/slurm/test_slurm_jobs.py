@@ -38,7 +38,7 @@ def kept(request: pytest.FixtureRequest) -> SlurmCluster:
 
 @pytest.fixture
 def engine(kept: SlurmCluster) -> Iterator[SlurmScheduler]:
-    yield SlurmScheduler(SlurmSettings(), environ=kept.environment, seconds_between_polls=0)
+    yield SlurmScheduler(SlurmSettings(seconds_between_polls=0), environ=kept.environment)
     empty(kept)
 
 
@@ -134,7 +134,7 @@ def test_a_time_limit_is_told_before_it_comes(cluster, without_slurmdbd, work_di
     # up to a tick too early: one that is to hear it is told after 40 s at the earliest, not while it starts.
     sent = []
     for there in (cluster, without_slurmdbd):
-        engine = SlurmScheduler(SlurmSettings(), environ=there.environment, seconds_between_polls=0)
+        engine = SlurmScheduler(SlurmSettings(seconds_between_polls=0), environ=there.environment)
         limits = [(STOPS, 120), (STAYS, 60)]
         jobs = [
             engine.submit(job(work_dir, code, time_limit_seconds=seconds, stop_before_seconds=50))
@@ -214,7 +214,7 @@ def test_records_are_those_of_sacct_to_the_second(kept, engine, work_dir):
 
 
 def test_a_controller_that_restarts_loses_nothing(kept, work_dir):
-    engine = SlurmScheduler(SlurmSettings(), environ=kept.impatient_environment, seconds_between_polls=0)
+    engine = SlurmScheduler(SlurmSettings(seconds_between_polls=0), environ=kept.impatient_environment)
     gate = work_dir / "gate"
     code = f"import pathlib, time\nwhile not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.1)"
     job_id = engine.submit(job(work_dir, code))

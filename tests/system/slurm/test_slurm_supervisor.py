@@ -70,7 +70,7 @@ def put_back(cluster: SlurmCluster, number: str, how: str) -> None:
 
 def let_go(cluster: SlurmCluster, number: str) -> None:
     """Start it before the two minutes have passed that Slurm holds it."""
-    engine = SlurmScheduler(SlurmSettings(), environ=cluster.environment, seconds_between_polls=0.2)
+    engine = SlurmScheduler(SlurmSettings(seconds_between_polls=0.2), environ=cluster.environment)
     engine.release(number)
     cluster.wait_until(lambda: engine.poll([number])[number].phase == "running", f"job {number} to run again")
 

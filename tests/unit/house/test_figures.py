@@ -74,6 +74,20 @@ def test_a_parameter_that_no_caller_gives_is_unpassed(tree):
     assert house.figures(tree)["unpassed"].places == ()
 
 
+def test_a_field_whose_default_nobody_replaces_is_unpassed(tree):
+    """A value that is made anew for each object is its state, and a class that is handed on is built elsewhere."""
+    (tree / "src/charter/call.py").write_text(
+        "from dataclasses import dataclass, field, replace\n\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Options:\n    deep: int\n    wide: int = 1\n    high: int = 2\n"
+        "    far: int = 3\n    seen: list = field(default_factory=list)\n\n"
+        "@dataclass\nclass Open:\n    state: int = 0\n\n"
+        "@dataclass(frozen=True)\nclass HandedOn:\n    part: int = 0\n\n"
+        "replace(Options(deep=1, high=3), far=4)\nOpen()\nsorted([], key=HandedOn)\n"
+    )
+    places = [place.partition(" ")[2] for place in house.figures(tree)["unpassed"].places]
+    assert places == ["Options.wide"]
+
+
 def test_parameters_and_text_make_no_function_long(tree):
     options = "".join(f"    option_{number}: int = 0,\n" for number in range(80))
     steps = "    print(1)\n"

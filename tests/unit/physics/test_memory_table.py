@@ -42,8 +42,8 @@ layouts = st.builds(
 profiles = st.sampled_from(sorted(PROFILES))
 
 
-def total(layout, profile="native", **more):
-    return training_memory(SMALL, layout, seq_len=256, profile=PROFILES[profile], **more).total_bytes
+def total(layout, profile="native"):
+    return training_memory(SMALL, layout, seq_len=256, profile=PROFILES[profile]).total_bytes
 
 
 @given(st.lists(layouts, min_size=2, max_size=6), profiles)
@@ -52,8 +52,6 @@ def test_a_table_is_its_layouts_one_by_one(several, name):
     table = training_memory_table(MemoryShape.of(job), Layouts.of(several))
     alone = [job_memory(job, layout) for layout in several]
     assert table.total == pytest.approx([memory.total_bytes for memory in alone])
-    stage, phase = table.fullest(0)
-    assert sum(term.value for term in table.terms(stage, phase, 0)) == pytest.approx(alone[0].total_bytes)
 
 
 def test_jobs_of_several_models_stack():
@@ -86,12 +84,8 @@ def test_more_data_parallelism_never_raises_memory(layout, name):
 
 @given(layouts, profiles)
 def test_recomputation_never_raises_memory_beyond_one_live_layer(layout, name):
-    none, selective, full = (
-        training_memory(
-            SMALL, replace(layout, recompute=mode), seq_len=2048, fused_attention=False, profile=PROFILES[name]
-        )
-        for mode in Recompute
-    )
+    job = MemoryJob(architecture=SMALL, seq_len=2048, fused_attention=False, profile=PROFILES[name])
+    none, selective, full = (job_memory(job, replace(layout, recompute=mode)) for mode in Recompute)
     live = sum(term.value for terms in full.phases.values() for term in terms if term.name == "one live layer")
     beside = live if PROFILES[name].keeps_products else 0.0
     assert selective.total_bytes <= none.total_bytes * (1 + 1e-12) + beside
@@ -117,9 +111,10 @@ def test_memory_grows_with_batch_and_sequence(layout, times, name):
 
 def test_half_the_layers_recomputed_lies_between():
     layout = Layout(recompute=Recompute.FULL, micro_batch=8)
-    whole = training_memory(SMALL, layout, seq_len=2048).total_bytes
-    half = training_memory(SMALL, layout, seq_len=2048, recompute_share=0.5).total_bytes
-    none = training_memory(SMALL, replace(layout, recompute=Recompute.NONE), seq_len=2048).total_bytes
+    job = MemoryJob(architecture=SMALL, seq_len=2048)
+    whole = job_memory(job, layout).total_bytes
+    half = job_memory(replace(job, recompute_share=0.5), layout).total_bytes
+    none = job_memory(job, replace(layout, recompute=Recompute.NONE)).total_bytes
     assert whole < half < none
 
 
@@ -150,11 +145,11 @@ def test_moments_of_the_native_engine_visit_the_device():
 
 def test_an_uneven_split_makes_a_middle_stage_the_fullest():
     """A short first stage moves the peak to the second, which holds as many micro-batches less one."""
-    shape = models.get("Llama-3.1-70B").architecture
+    job = MemoryJob(architecture=models.get("Llama-3.1-70B").architecture, seq_len=8192)
     layout = Layout(pipeline=8, accumulation=32, tensor=8, sequence_parallel=True)
-    memory = training_memory(shape, layout, seq_len=8192, end_layers=(4, 4))
+    memory = job_memory(replace(job, end_layers=(4, 4)), layout)
     assert memory.stage == "middle"
-    assert memory.total_bytes > training_memory(shape, layout, seq_len=8192).total_bytes * 0.8
+    assert memory.total_bytes > job_memory(job, layout).total_bytes * 0.8
 
 
 def test_gradients_wait_for_the_backward_pass_unless_kept_or_accumulated():
@@ -184,8 +179,9 @@ def test_latent_attention_and_experts_have_activations_of_their_own():
 
 def test_recurrent_layers_keep_no_scores():
     layout = Layout()
-    eager = training_memory(NEMOTRON, layout, seq_len=4096, fused_attention=False).total_bytes
-    fused = training_memory(NEMOTRON, layout, seq_len=4096).total_bytes
+    job = MemoryJob(architecture=NEMOTRON, seq_len=4096)
+    eager = job_memory(replace(job, fused_attention=False), layout).total_bytes
+    fused = job_memory(job, layout).total_bytes
     scores = 4096 * 4096 * NEMOTRON.num_heads * 6 * NEMOTRON.attention_layers
     assert eager - fused == pytest.approx(scores, rel=0.4)
 

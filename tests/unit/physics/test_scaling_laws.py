@@ -167,12 +167,11 @@ def test_the_chosen_size_is_the_cheapest_of_all_and_its_cost_adds_up():
         num_tokens=tokens,
         generated_tokens=generated,
         training_utilisation=0.4,
-        serving_utilisation=0.1,
     )
 
     def cost(parameters):
         return (
-            6 * parameters * tokens_for_loss(BESIROGLU_2024, parameters, loss) / 0.4 + 2 * parameters * generated / 0.1
+            6 * parameters * tokens_for_loss(BESIROGLU_2024, parameters, loss) / 0.4 + 2 * parameters * generated / 0.15
         )
 
     assert found.accelerator_flops == pytest.approx(cost(found.num_parameters), rel=1e-6)

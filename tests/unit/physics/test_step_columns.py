@@ -17,7 +17,7 @@ from charter.physics.shapes import count_parameters
 from charter.physics.stacks import PROFILES, StackColumns, StepJob
 from charter.physics.step_seconds import layer_seconds, step_seconds, step_table
 from charter.physics.step_time import training_step
-from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
+from charter.spec.layout import Layout, Recompute, ZeroStage
 
 LLAMA = models.get("Llama-3.1-8B").architecture
 MIXTRAL = models.get("Mixtral-8x7B-v0.1").architecture
@@ -181,8 +181,11 @@ def test_a_domain_of_72_needs_no_network():
 
 
 def test_adapters_on_a_small_batch_are_bound_by_issuing_operations():
-    step = training_step(LLAMA, Layout(), A100, seq_len=128, adapter=Adapter(rank=16), stack=PROFILES["huggingface"])
-    full = training_step(LLAMA, Layout(micro_batch=16), A100, seq_len=2048, stack=PROFILES["huggingface"])
+    stack = {"accelerator": A100, "stack": "huggingface"}
+    step, full = (
+        step_table(inputs(Layout(), seq=128.0, frozen=1.0, adapter_rank=16.0, **stack)),
+        step_table(inputs(Layout(micro_batch=16), seq=2048.0, **stack)),
+    )
     assert step.part("launch") > 0.3 * step.total
     assert full.part("launch") < 0.01 * full.total
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tarfile
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charter.data.dataset import read_pairs, read_texts, selected_rows
+from charter.report import data_export
 from charter.report.data_export import LEFT_OUT, data_card, exported_row, write_files
 from charter.spec.project import DataSpec
 
@@ -24,7 +26,8 @@ TURNS = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assist
 def written(folder, rows, format, per_shard=3):
     target = folder / format
     target.mkdir(exist_ok=True)
-    write_files(lambda: iter(rows), target, format, count=len(rows), per_shard=per_shard)
+    with patch.object(data_export, "ROWS_PER_SHARD", per_shard):
+        write_files(lambda: iter(rows), target, format, count=len(rows))
     return target
 
 

@@ -23,9 +23,10 @@ from charter.dashboard.site import ProjectSite
 from charter.dashboard.view.run_parts import event_lines, stage_files
 from charter.dashboard.view.run_view import StageRow, run_view
 from charter.errors import CharterError
-from charter.run.events import EVENTS_FILE, actions_of
+from charter.run.events import actions_of
 from charter.run.paths import run_dir
 from charter.tracking.base import metrics_file, read_metrics
+from charter.tracking.progress import EVENTS_FILE
 
 MOST_SAMPLES = 10_000
 MOST_ROWS = 100_000

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from charter.artifacts.group import LOG
 from charter.dashboard.render import Context, NoSuchPageError, PageValues, Params, WebPage
 from charter.dashboard.snapshot import CostGroup, LogTail, Snapshot, StageNow, log_lines_with, log_tail
 from charter.dashboard.view.run_parts import (
@@ -28,14 +29,16 @@ from charter.evaluate.outcome import EvaluationOutcome, outcome_of, read_results
 from charter.ledger import Accounted
 from charter.ledger.attempt import Attempt
 from charter.ledger.sums import Sums
+from charter.metering.row import JOULES_PER_KILOWATT_HOUR
 from charter.report.results import interval_text, value_text
 from charter.report.samples import SampleSource, has_samples
 from charter.run.actions import check_approvable
 from charter.run.approval import Sampled, read_approval, samples_of
-from charter.run.events import EVENTS_FILE, actions_of
+from charter.run.events import actions_of
 from charter.run.graph import build_pipeline
 from charter.run.paths import run_dir
 from charter.tracking.base import metrics_file
+from charter.tracking.progress import EVENTS_FILE
 
 
 def build(context: Context) -> PageValues:
@@ -243,7 +246,6 @@ def stage_view(
     )
 
 
-LOG = "log.txt"
 LONGEST_SEARCH = 200
 MOST_BESIDE = 5
 """Other runs on one chart: with more, no line can be told from its neighbours."""
@@ -355,7 +357,6 @@ APPROVE = WebPage(
 )
 
 
-JOULES_PER_KWH = 3.6e6
 OF_NO_STAGE = "(no stage)"
 """What no stage alone has caused: storage, fees."""
 
@@ -454,7 +455,7 @@ def cost_view(snapshot: Snapshot) -> CostView:
         forecast_p50=money.forecast_usd,
         forecast_p90=spent if left is None else (spent or 0.0) + left.p90,
         eta=eta,
-        energy_kwh=ledger.whole.totals.energy_joules / JOULES_PER_KWH if ledger.whole.totals.energy_joules else None,
+        energy_kwh=joules / JOULES_PER_KILOWATT_HOUR if (joules := ledger.whole.totals.energy_joules) else None,
     )
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from charter.physics.runs import RlStack
 
 NONE, OPTIMIZER, GRADIENTS, PARAMETERS = ZeroStage
+ZERO_BESIDE_PIPELINE = (NONE, OPTIMIZER)
+"""Stages that shard nothing which a pass of a micro-batch needs: with others each would gather or reduce everything."""
 SIXTEEN_BITS = ("bf16", "fp16")
 EVERY_KIND = ("pretrain", "sft", "judge", "preference_model", "dpo", "ppo")
 """Of a library of parallelism, around which any loop can be written."""
@@ -141,7 +143,6 @@ class Capabilities:
     expert: bool = False
     hybrid: bool = False
     """Hybrid sharding: ZeRO-3 inside a node, copies between nodes (HSDP)."""
-    zero_beside_pipeline: tuple[ZeroStage, ...] = (NONE, OPTIMIZER)
     offload_optimizer: tuple[ZeroStage, ...] = ()
     """ZeRO stages with which the optimizer may be kept in host memory."""
     offload_parameters: tuple[ZeroStage, ...] = ()
@@ -278,8 +279,8 @@ def unsupported(
     if layout.zero is not None and layout.zero not in engine.zero:
         stages = one_of([int(stage) for stage in engine.zero])
         yield "zero", f"the {engine.name} engine runs zero: {stages}; found {int(layout.zero)}"
-    elif (layout.pipeline or 1) > 1 and layout.zero is not None and layout.zero not in engine.zero_beside_pipeline:
-        stages = one_of([int(stage) for stage in engine.zero if stage in engine.zero_beside_pipeline])
+    elif (layout.pipeline or 1) > 1 and layout.zero is not None and layout.zero not in ZERO_BESIDE_PIPELINE:
+        stages = one_of([int(stage) for stage in engine.zero if stage in ZERO_BESIDE_PIPELINE])
         yield "zero", f"beside a pipeline the {engine.name} engine runs zero: {stages}; found {int(layout.zero)}"
     if layout.recompute is not None and Recompute(layout.recompute) not in engine.recompute:
         modes = one_of([mode.value for mode in engine.recompute])

@@ -284,7 +284,6 @@ class SlurmScheduler:
         settings: SlurmSettings,
         *,
         environ: Mapping[str, str] | None = None,
-        seconds_between_polls: float | None = None,
         pause: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -292,7 +291,7 @@ class SlurmScheduler:
         self._environ = os.environ if environ is None else environ
         self._commands = SlurmCommands(environment=command_environment(self._environ))
         self._accounts = Accounts(self._commands)
-        between = settings.seconds_between_polls if seconds_between_polls is None else seconds_between_polls
+        between = settings.seconds_between_polls
         self._watch = Watch(self._commands, self._accounts, seconds_between=between, clock=clock)
         self._pause = pause
         self._logs: dict[str, Path] = {}

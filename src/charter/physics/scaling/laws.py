@@ -413,7 +413,6 @@ def serving_aware(
     num_tokens: float,
     generated_tokens: float,
     training_utilisation: float,
-    serving_utilisation: float = SERVING_UTILISATION,
 ) -> ServingAware:
     """The smallest sum of training and serving at the loss of a compute-optimal run.
 
@@ -432,7 +431,7 @@ def serving_aware(
 
     def bought(size: float, tokens: float) -> float:
         training = FLOPS_PER_PARAMETER_AND_TOKEN * size * tokens / training_utilisation
-        return training + SERVING_FLOPS_PER_PARAMETER_AND_TOKEN * size * generated_tokens / serving_utilisation
+        return training + SERVING_FLOPS_PER_PARAMETER_AND_TOKEN * size * generated_tokens / SERVING_UTILISATION
 
     def cost(log_size: float) -> float:
         tokens = tokens_for_loss(law, math.exp(log_size), loss)

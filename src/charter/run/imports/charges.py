@@ -5,7 +5,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from charter.catalog.accelerators import parse_request
 from charter.engines import handover_engines
@@ -15,7 +15,7 @@ from charter.ledger.imported import ImportedAttempt, note_of
 from charter.run.imports.logs import FoundAttempt, FoundRun, seconds_per_step
 from charter.spec.stage_base import Stage
 from charter.units import MICRO_USD_PER_USD
-from charter.validation.rows.measurement import Measurement, parse
+from charter.validation.rows.measurement import COLUMNS, Measurement, parse
 from charter.validation.score import quantity_of
 from charter.validation.validate import safe_cases
 
@@ -182,7 +182,6 @@ def _attempt(
 
 
 PREFIX = "IMP"
-COLUMNS = tuple(field.name for field in fields(Measurement) if field.name != "problems")
 KINDS = {"pretrain": "pretrain", "sft": "sft", "preference_model": "rm", "ppo": "ppo"}
 """Kind of a stage -> kind of a row; others have no rows."""
 NEEDED = ("kind", "framework", "gpu", "gpus")

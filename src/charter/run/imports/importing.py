@@ -145,7 +145,6 @@ class Imported:
     attempts: tuple[ImportedAttempt, ...] = ()
     changes: tuple[Change, ...] = ()
     """What became of each attempt in the ledger; empty where nothing was written."""
-    row: Measurement | None = None
     curves: Path | None = None
 
     @property

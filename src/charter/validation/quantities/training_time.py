@@ -544,11 +544,10 @@ class PreparedSteps:
         )
 
 
-@dataclass(frozen=True)
 class TrainingTime:
     """Seconds of a training step, or tokens per second."""
 
-    name: str = "training step time"
+    name = "training step time"
     constants: type = TrainingConstants
 
     def accepts(self, row: Measurement) -> bool:

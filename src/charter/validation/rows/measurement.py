@@ -381,7 +381,7 @@ class Measurement:
 
 
 _TYPES = get_type_hints(Measurement)
-_COLUMNS = tuple(field.name for field in fields(Measurement) if field.name != "problems")
+COLUMNS = tuple(field.name for field in fields(Measurement) if field.name != "problems")
 _NEEDED = ("id", "metric", "value")
 _CLASSIC = (
     *("layers", "heads", "kv_heads", "ffn", "vocab", "seq", "dtype"),
@@ -471,7 +471,7 @@ def read_measurements(path: Path) -> tuple[Measurement, ...]:
 def _column(name: str) -> str:
     """Spaces around a name and its capitals mean nothing, unless it has none of ours."""
     plain = name.strip().casefold()
-    return plain if plain in _COLUMNS else name.strip()
+    return plain if plain in COLUMNS else name.strip()
 
 
 def misnamed(columns: Sequence[str]) -> list[str]:
@@ -484,7 +484,7 @@ def misnamed(columns: Sequence[str]) -> list[str]:
     """
     if len(columns) == 1 and (divider := re.search(r"[;\t|]", columns[0])):
         return [f"columns are divided by {divider[0]!r}; divide them by commas"]
-    twice = [name for name in dict.fromkeys(columns) if name in _COLUMNS and columns.count(name) > 1]
+    twice = [name for name in dict.fromkeys(columns) if name in COLUMNS and columns.count(name) > 1]
     problems = [f"column {name} stands twice" for name in twice]
     for name in columns:
         meant = _OTHER_NAMES.get(re.sub(r"[-. ]", "_", name.casefold()))
@@ -499,7 +499,7 @@ def parse(rows: Iterable[Mapping[str, Any]], file: str) -> tuple[Measurement, ..
     for number, cells in enumerate(rows, start=2):
         values: dict[str, Any] = {}
         problems = []
-        for column in _COLUMNS:
+        for column in COLUMNS:
             try:
                 value = _cell(column, cells.get(column))
             except ValueError as error:

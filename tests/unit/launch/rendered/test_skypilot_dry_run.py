@@ -124,7 +124,7 @@ def test_what_the_optimizer_says_when_it_fails_is_told(tmp_path):
     without_sky.chmod(0o755)
     (tmp_path / HOME).mkdir()
     with pytest.raises(StageError, match=r"exit code 1(.|\n)*No module named 'sky'"):
-        run_optimizer(tmp_path, without_sky)
+        run_optimizer(tmp_path, without_sky, target="cost")
 
 
 def test_the_script_for_skypilots_python_imports_nothing_of_charter():

@@ -65,7 +65,7 @@ def watch(script, clock):
 
 def scheduler(script, environ=None, clock=time.monotonic):
     made = SlurmScheduler(
-        SlurmSettings(), environ=environ or {}, seconds_between_polls=0, pause=lambda seconds: None, clock=clock
+        SlurmSettings(seconds_between_polls=0), environ=environ or {}, pause=lambda seconds: None, clock=clock
     )
     made._commands = made._accounts._commands = made._watch._commands = script
     return made
