@@ -142,14 +142,18 @@ def _masked(
 
 
 def _last_of_recomputed(role: Role, layout: Layout, sizes: "_Sizes", flow: tuple[Term, ...]) -> tuple[Term, ...]:
-    """The first layer, computed again when the others' inputs are gone and their gradients are all there."""
+    """The first layer, computed again when the others' inputs are gone and their gradients are all there.
+
+    Copies have those gradients at every moment.
+    """
     if layout.recompute is not Recompute.FULL or role.adapter:
         return ()
+    share = 0.0 if _is_copied(layout) else 1 / _parts(layout)
     a = role.architecture
     table = a.vocab_size * a.hidden_size
     tables = table * (1 if a.tied_embeddings or role.scalar_head else 2)
     layers = count_parameters(a).total - table * (1 if a.tied_embeddings else 2)
-    gradients = FP32 * (layers * (1 - 1 / a.num_layers) + tables - (0 if a.tied_embeddings else table))
+    gradients = FP32 * share * (layers * (1 - 1 / a.num_layers) + tables - (0 if a.tied_embeddings else table))
     return (
         bytes_term("gradients of the layers above", "gradients", gradients, f"{FP32:g} B x their parameters", SOURCE),
         _hidden("input of the first layer", 2 * sizes.hidden),

@@ -57,6 +57,13 @@ SPREAD = [
     (SftStage(data=("chat",), global_batch=4, seq_len=256, **FULL), DEEP, 2, {}, 235_241_388),
     (SftStage(data=("chat",), global_batch=4, seq_len=256, **FULL), DEEP, 2, {"zero": 3}, 163_104_780),
     (SftStage(data=("chat",), global_batch=8, seq_len=128, **FULL), WIDE, 2, {"zero": 2, "micro_batch": 2}, 82_914_312),
+    (
+        SftStage(data=("chat",), global_batch=4, seq_len=256, **FULL),
+        DEEP,
+        2,
+        {"zero": 3, "recompute": "full"},
+        83_830_796,
+    ),
     (SftStage(data=("chat",), global_batch=4, seq_len=128, **FULL), VOCABULARY, 2, {"zero": 3}, 205_139_880),
 ]
 """Processes, their layout, and what the fullest of them took."""
