@@ -1,4 +1,4 @@
-"""The planner beside the native engine on this machine: bytes by part and time by phase of 29 configurations.
+"""The planner beside the native engine on this machine: bytes by part and time by phase of 42 configurations.
 
     .venv/bin/python benchmarks/planner_vs_engine.py
 

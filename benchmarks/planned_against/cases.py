@@ -54,6 +54,10 @@ class Case:
     adapter_rank: int = 0
     dtype: str = "fp32"
     rollout: int = 0
+    processes: int = 1
+    zero: int = 0
+    tensor: int = 1
+    context: int = 1
 
     @property
     def label(self) -> str:
@@ -64,7 +68,15 @@ class Case:
         parts += [f"recompute {self.recompute}"] * (self.recompute != "none")
         parts += [f"rank {self.adapter_rank}"] * bool(self.adapter_rank)
         parts += [self.dtype] * (self.dtype != "fp32")
+        parts += [f"{self.processes} processes"] * (self.processes > 1)
+        parts += [f"{name} {degree}" for name, degree in self.degrees.items()]
         return " ".join(parts)
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """What spreads the stage over its processes, where it is not copies alone."""
+        degrees = {"zero": self.zero, "tensor": self.tensor, "context": self.context}
+        return {name: degree for name, degree in degrees.items() if degree > (name != "zero")}
 
     @property
     def architecture(self) -> Architecture:
@@ -81,6 +93,7 @@ class Case:
                 cpus=1,
                 micro_batch=self.micro * (2 if self.kind in ("preference_model", "dpo") else 1) or None,
                 recompute=None if self.recompute == "none" else self.recompute,  # type: ignore[arg-type]
+                **self.degrees,  # type: ignore[arg-type]
             ),
             "adapter": Adapter(rank=self.adapter_rank) if self.adapter_rank else None,
         }
@@ -110,7 +123,7 @@ class Case:
             models={"m": ModelSpec(architecture=self.architecture)},
             pipeline=pipeline,
             data={name: DataSpec(path=f"{name}.jsonl") for name in ("texts", "talks", "pairs", "prompts")},
-            resources=Resources(infra="local", accelerators=("cpu",)),
+            resources=Resources(infra="local", accelerators=(f"cpu:{self.processes}",)),
         )
 
 
@@ -157,5 +170,22 @@ def cases() -> tuple[Case, ...]:
             Case(kind="ppo", shape="1M", batch=8, seq=128, rollout=32, dtype="bf16"),
         ],
     ]
+    lists.append(
+        [
+            Case(kind="sft", shape="8M-deep", batch=4, seq=256, processes=2),
+            Case(kind="sft", shape="8M-deep", batch=4, seq=256, processes=2, zero=3),
+            Case(kind="sft", shape="4M", batch=8, seq=128, processes=2, zero=2, micro=2),
+            Case(kind="sft", shape="16M-wide-vocabulary", batch=4, seq=128, processes=2, zero=3),
+            Case(kind="sft", shape="8M-deep", batch=4, seq=256, processes=2, zero=3, recompute="full"),
+            Case(kind="preference_model", shape="8M-deep", batch=4, seq=128, processes=2, zero=3),
+            Case(kind="dpo", shape="4M", batch=4, seq=128, processes=2, zero=3),
+            Case(kind="sft", shape="8M-deep", batch=4, seq=256, processes=2, tensor=2),
+            Case(kind="sft", shape="4M", batch=4, seq=256, processes=2, tensor=2),
+            Case(kind="preference_model", shape="8M-deep", batch=4, seq=128, processes=4, tensor=2, zero=3),
+            Case(kind="sft", shape="8M-deep", batch=4, seq=256, processes=2, zero=3, context=2),
+            Case(kind="sft", shape="4M", batch=4, seq=256, processes=4, zero=3, context=2),
+            Case(kind="ppo", shape="4M", batch=8, seq=64, rollout=16, processes=2, zero=3),
+        ]
+    )
     longest = max(map(len, lists))
     return tuple(items[index] for index in range(longest) for items in lists if index < len(items))

@@ -6,8 +6,11 @@ programs on the machine count little. Bytes are those of storages that torch ope
 
 import functools
 import json
+import multiprocessing
+import os
 import statistics
 import time
+import traceback
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -46,7 +49,7 @@ def stage(case: Case, place: Path, steps: int) -> StageDir:
         run="planned-against", stage="measured", kind=case.kind, fingerprint="0" * 64, seed=1, spec=spec,
         inputs=inputs, constitution=None, keep_last=1,
         frozen={"threads": 1, "device": "cpu", "micro_batch": case.micro, "recompute": case.recompute,
-                CPU_ATTENTION: "fp32"},
+                CPU_ATTENTION: "fp32", "world_size": case.processes, **case.degrees},
     )  # fmt: skip
     directory = place / "stage"
     directory.mkdir()
@@ -86,12 +89,40 @@ def seconds(case: Case, place: Path, steps: int) -> dict[str, Any]:
 
 
 def measured_bytes(case: Case, place: Path) -> dict[str, Any]:
-    """Peak bytes of the third step, and what they are."""
+    """Peak bytes of the third step, and what they are; those of the fullest of several processes."""
     directory = stage(case, place, 3)
+    if case.processes == 1:
+        return _bytes_here(case, directory)
+    context = multiprocessing.get_context("fork")
+    answers: Any = context.SimpleQueue()
+    members = [context.Process(target=_member, args=(case, directory, rank, answers)) for rank in range(case.processes)]
+    for member in members:
+        member.start()
+    each = [answers.get() for _ in members]
+    for member in members:
+        member.join()
+    if failed := [answer for answer in each if isinstance(answer, str)]:
+        raise RuntimeError(failed[0])
+    fullest: dict[str, Any] = max(each, key=lambda answer: float(answer["total"]))
+    return fullest
+
+
+def _bytes_here(case: Case, directory: StageDir) -> dict[str, Any]:
     live = TaggedBytes(vocabulary=case.architecture.vocab_size)
     with live.watching():
         import_module(f"charter.train.{case.kind}").run(directory)
     return live.found()
+
+
+def _member(case: Case, directory: StageDir, rank: int, answers: Any) -> None:
+    """One of several processes of a stage."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(case.processes), "LOCAL_RANK": str(rank), "CHARTER_GROUP": "g"}
+    try:
+        answers.put(_bytes_here(case, directory))
+    except Exception:  # the first process says what went wrong
+        answers.put(traceback.format_exc()[-1500:])
+    finally:
+        os._exit(0)
 
 
 def measured(case: Case, what: str, steps: int, place: Path) -> dict[str, Any]:

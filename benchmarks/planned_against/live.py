@@ -3,15 +3,22 @@
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+
+def modules_here() -> list[torch.nn.Module]:
+    """All modules of this process."""
+    return [item for item in gc.get_objects() if issubclass(type(item), torch.nn.Module)]
 
 
 class TaggedBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -25,10 +32,13 @@ class TaggedBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak: Counter[str] = Counter()
         self.most: Counter[str] = Counter()
         self._updates = 0
+        self._is_paused = False
+        self._before: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Run a stage inside."""
+        """Run a stage inside; modules that are there already are none of its own."""
+        self._before = weakref.WeakSet(modules_here())
         with ExitStack() as stack:
             hooks = [
                 register_optimizer_step_pre_hook(self._before_update),
@@ -36,8 +46,37 @@ class TaggedBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             ]
             for hook in hooks:
                 stack.callback(hook.remove)
+            stack.callback(self._watch_sharding())
             stack.enter_context(self)
             yield
+
+    def _watch_sharding(self) -> Callable[[], None]:
+        """See storages that FSDP empties and fills again, and none of the shapes that DTensor only tries out."""
+        resize, tried = torch.UntypedStorage.resize_, ShardingPropagator._propagate_tensor_meta_non_cached
+
+        def resized(storage: Any, size: int) -> Any:
+            result = resize(storage, size)
+            if storage._cdata in self._alive:
+                reference, before, tag = self._alive[storage._cdata]
+                self._alive[storage._cdata] = (reference, storage.nbytes(), tag)
+                self._add(tag, storage.nbytes() - before)
+            return result
+
+        def unseen(*given: Any, **more: Any) -> Any:
+            self._is_paused = True
+            try:
+                return tried(*given, **more)
+            finally:
+                self._is_paused = False
+
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign,assignment]
+        ShardingPropagator._propagate_tensor_meta_non_cached = unseen  # type: ignore[method-assign]
+
+        def undo() -> None:
+            torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+            ShardingPropagator._propagate_tensor_meta_non_cached = tried  # type: ignore[method-assign]
+
+        return undo
 
     def found(self) -> dict[str, Any]:
         """Bytes at the peak by tag, and the most of each tag at any time."""
@@ -45,6 +84,8 @@ class TaggedBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def note(self, tensor: Tensor, tag: str = "") -> None:
         """Count a tensor's storage; a tag given later replaces the first one."""
+        if isinstance(tensor, DTensor):
+            tensor = tensor.to_local()
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if not size:
@@ -58,6 +99,9 @@ class TaggedBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         tag = tag or self._guess(tensor)
         self._alive[key] = (weakref.ref(storage, lambda _: self._freed(key)), size, tag)
+        self._add(tag, size)
+
+    def _add(self, tag: str, size: int) -> None:
         self.now[tag] += size
         self.most[tag] = max(self.most[tag], self.now[tag])
         if self.now.total() > self.peak.total():
@@ -73,7 +117,11 @@ class TaggedBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now[tag] -= size
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # its own dispatch runs operations on local tensors, which come here
         result = func(*args, **(kwargs or {}))
+        if self._is_paused:
+            return result
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self.note(leaf)
@@ -81,7 +129,7 @@ class TaggedBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if self._updates == 0:
-            for module in [item for item in gc.get_objects() if issubclass(type(item), torch.nn.Module)]:
+            for module in [item for item in modules_here() if item not in self._before]:
                 for tensor in (*module.parameters(), *module.buffers()):
                     self.note(tensor, "weights")
         for group in optimizer.param_groups:

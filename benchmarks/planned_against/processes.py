@@ -23,7 +23,7 @@ def in_child(case: Case, what: str, steps: int) -> dict[str, Any] | str:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED, "transformers.models.llama.modeling_llama"])
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_child, args=(sender, case, what, steps), daemon=True)
+    child = context.Process(target=_child, args=(sender, case, what, steps), daemon=case.processes == 1)
     child.start()
     sender.close()
     try:

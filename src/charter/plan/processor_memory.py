@@ -12,7 +12,7 @@ from charter.physics.terms import Term, bytes_term
 from charter.plan.phase import Role, RolePhase, Workload, padded
 from charter.plan.stage_memory import Peak
 from charter.spec.architecture import Architecture
-from charter.spec.layout import Layout, Recompute
+from charter.spec.layout import Layout, Recompute, ZeroStage
 
 # -------- Bytes of one micro-batch of one model on processors: kept activations, the loss in chunks, the backward pass.
 #
@@ -25,6 +25,7 @@ BODY_STATES = 2.25
 """Hidden states that are kept beside the layers: embeddings, last norm in and out, rotary angles."""
 FROZEN_NORM = 1.0
 """Hidden states that a norm with a frozen weight does not keep: the normalised one, which that gradient would need."""
+KEPT = "kept activations"
 LOSS_STATES = 1.0
 """Positions with a loss, copied beside what is kept while the loss is made."""
 BACKWARD_STATES = 3.85
@@ -43,6 +44,8 @@ class BatchTerms:
     forward: tuple[Term, ...]
     """While the loss is made."""
     backward: tuple[Term, ...]
+    flow: tuple[Term, ...]
+    """What a layer's backward pass has at once."""
     read: tuple[Term, ...]
     """What a frozen model of the same shape takes to read the same rows, beside `kept`."""
 
@@ -56,7 +59,7 @@ class _Sizes:
     counted: float
     """4 n H"""
     chunk: float
-    """4 C V"""
+    """4 C V; of a process that tensor parallelism gives a part of the vocabulary, that part, as all below."""
     whole: float
     """4 n V"""
     head: float
@@ -66,17 +69,20 @@ class _Sizes:
     """2 x 2 V H: the head in 16 bits, and a chunk's share of its gradient."""
 
     @classmethod
-    def of(cls, a: Architecture, tokens: float, counted: float, *, is_frozen: bool, casts: bool) -> "_Sizes":
+    def of(
+        cls, a: Architecture, tokens: float, counted: float, *, tensor: int, is_frozen: bool, casts: bool
+    ) -> "_Sizes":
         """Of N tokens, n of which have a loss; a frozen head has no gradient."""
-        rows = min(counted, max(CPU_LOSS_TILE // a.vocab_size, LEAST_TILE_ROWS))
+        vocabulary = a.vocab_size / tensor
+        rows = min(counted, max(CPU_LOSS_TILE // vocabulary, LEAST_TILE_ROWS))
         return cls(
             hidden=FP32 * tokens * a.hidden_size,
             counted=FP32 * counted * a.hidden_size,
-            chunk=FP32 * rows * a.vocab_size,
-            whole=FP32 * counted * a.vocab_size,
-            head=0.0 if is_frozen else FP32 * a.vocab_size * a.hidden_size,
+            chunk=FP32 * rows * vocabulary,
+            whole=FP32 * counted * vocabulary,
+            head=0.0 if is_frozen else FP32 * vocabulary * a.hidden_size,
             one_chunk=rows >= counted,
-            cast_head=casts * CAST * a.vocab_size * a.hidden_size * (1 if is_frozen else 2),
+            cast_head=casts * CAST * vocabulary * a.hidden_size * (1 if is_frozen else 2),
         )
 
 
@@ -85,9 +91,9 @@ def batch_terms(role: Role, phase: RolePhase, layout: Layout, *, summed: bool, c
 
     `casts`: it is computed in 16 bits.
     """
-    tokens = layout.micro_batch * max(1.0, phase.longest_tokens)
-    is_frozen = role.adapter is not None
-    sizes = _Sizes.of(role.architecture, tokens, tokens * phase.logit_share, is_frozen=is_frozen, casts=casts)
+    tokens = layout.micro_batch * max(1.0, phase.longest_tokens) / layout.context
+    is_frozen, counted = role.adapter is not None, tokens * phase.logit_share
+    sizes = _Sizes.of(role.architecture, tokens, counted, tensor=layout.tensor, is_frozen=is_frozen, casts=casts)
     states = BODY_STATES - (FROZEN_NORM if role.adapter else 0.0)
     beside = _hidden("hidden states beside the layers", states * sizes.hidden)
     body = (
@@ -95,7 +101,7 @@ def batch_terms(role: Role, phase: RolePhase, layout: Layout, *, summed: bool, c
         beside,
         *((_cast_weights(role, layout),) if casts else ()),
     )
-    inner = FP32 * role.architecture.hidden_size * role.architecture.intermediate_size
+    inner = FP32 * role.architecture.hidden_size * role.architecture.intermediate_size / layout.tensor
     gradients = _hidden("gradients of one layer", BACKWARD_STATES * sizes.hidden + inner)
     flow = (*_live(role, tokens, layout, casts=casts), gradients)
     last = _last_of_recomputed(role, layout, sizes, flow)
@@ -103,7 +109,7 @@ def batch_terms(role: Role, phase: RolePhase, layout: Layout, *, summed: bool, c
         terms = _masked(role, phase, layout, body, flow, tokens)
     elif role.scalar_head:
         saved = (*body, _hidden("input of the head", sizes.counted))
-        terms = BatchTerms(kept=saved, forward=saved, backward=(*saved, *flow), read=())
+        terms = BatchTerms(kept=saved, forward=saved, backward=(*saved, *flow), flow=flow, read=())
     else:
         terms = _summed(sizes, body, flow) if summed else _each(sizes, body, flow, role.architecture, tokens)
     return replace(terms, backward=max(terms.backward, last, key=total))
@@ -130,18 +136,22 @@ def _masked(
     width = padded(phase.masked_positions, rows, longest=phase.longest_tokens) if phase.masked_positions > 1 else 1.0
     saved = (*body, bytes_term("masks, repeated keys", "activations", mask, "4 B x N x layers x (row + heads)", SOURCE))
     loss = logit_term("logits at once", MASKED_LOSS_BYTES * rows * width * a.vocab_size)
-    return BatchTerms(kept=saved, forward=(*saved, loss), backward=(*saved, *flow), read=())
+    return BatchTerms(kept=saved, forward=(*saved, loss), backward=(*saved, *flow), flow=flow, read=())
 
 
 def _last_of_recomputed(role: Role, layout: Layout, sizes: "_Sizes", flow: tuple[Term, ...]) -> tuple[Term, ...]:
-    """The first layer, computed again when the others' inputs are gone and their gradients are all there."""
+    """The first layer, computed again when the others' inputs are gone and their gradients are all there.
+
+    Copies have those gradients at every moment.
+    """
     if layout.recompute is not Recompute.FULL or role.adapter:
         return ()
+    share = 0.0 if _is_copied(layout) else 1 / _parts(layout)
     a = role.architecture
     table = a.vocab_size * a.hidden_size
     tables = table * (1 if a.tied_embeddings or role.scalar_head else 2)
     layers = count_parameters(a).total - table * (1 if a.tied_embeddings else 2)
-    gradients = FP32 * (layers * (1 - 1 / a.num_layers) + tables - (0 if a.tied_embeddings else table))
+    gradients = FP32 * share * (layers * (1 - 1 / a.num_layers) + tables - (0 if a.tied_embeddings else table))
     return (
         bytes_term("gradients of the layers above", "gradients", gradients, f"{FP32:g} B x their parameters", SOURCE),
         _hidden("input of the first layer", 2 * sizes.hidden),
@@ -158,7 +168,8 @@ def _summed(sizes: _Sizes, body: tuple[Term, ...], flow: tuple[Term, ...]) -> Ba
         *_cast_head(sizes),
     )
     late = (*body, _head("gradient of the head", sizes), *flow)
-    return BatchTerms(kept=saved, forward=(*saved, *making), backward=max(saved, late, key=total), read=())
+    backward = max(saved, late, key=total)
+    return BatchTerms(kept=saved, forward=(*saved, *making), backward=backward, flow=flow, read=())
 
 
 def _each(sizes: _Sizes, body: tuple[Term, ...], flow: tuple[Term, ...], a: Architecture, tokens: float) -> BatchTerms:
@@ -184,6 +195,7 @@ def _each(sizes: _Sizes, body: tuple[Term, ...], flow: tuple[Term, ...], a: Arch
             *_cast_head(sizes),
         ),
         backward=max(early, late, key=total),
+        flow=flow,
         read=max(layer, reference, key=total),
     )
 
@@ -193,7 +205,7 @@ def total(terms: tuple[Term, ...]) -> float:
     return sum(term.value for term in terms)
 
 
-def _layer_bytes(role: Role, *, casts: bool) -> float:
+def _layer_bytes(role: Role, layout: Layout, *, casts: bool) -> float:
     """Kept per token by one layer, by the list of `physics/kept_activations.py`.
 
     Autocast casts the input of each matrix anew: three times before attention, once or twice before the MLP. Attention
@@ -201,12 +213,12 @@ def _layer_bytes(role: Role, *, casts: bool) -> float:
     """
     a = role.architecture
     layer = layer_activations(a, seq_len=1, bytes_per_value=FP32, implementation="huggingface")
-    per_token = layer.bytes_per_token(Layout(), fused_attention=True)
+    per_token = layer.bytes_per_token(layout, fused_attention=True)
     if not casts or a.mixture is not None or a.latent_attention is not None:
         return per_token
     inputs = (3 + 1 + a.gated_mlp) * CAST - 2 * FP32
     inside = (4 if a.gated_mlp else 2) * (FP32 - CAST) * a.intermediate_size
-    return per_token + inputs * a.hidden_size + CAST * a.num_heads * a.head_size - inside
+    return per_token + inputs * a.hidden_size + (CAST * a.num_heads * a.head_size - inside) / layout.tensor
 
 
 def _matrices(a: Architecture) -> float:
@@ -219,7 +231,7 @@ def _cast_weights(role: Role, layout: Layout) -> Term:
     """Matrices of the layers in 16 bits, from the forward pass to the backward pass of each; one layer's at a time."""
     a = role.architecture
     again = layout.recompute is Recompute.FULL
-    count = _matrices(a) / (a.num_layers if again else 1)
+    count = _matrices(a) / (a.num_layers if again else 1) / layout.tensor
     return bytes_term("weights in 16 bits", "activations", CAST * count, f"{CAST:g} B x {count:,.0f}", SOURCE)
 
 
@@ -240,16 +252,16 @@ def left_out_share(role: Role, phase: RolePhase) -> float:
 
 def _layers(role: Role, phase: RolePhase, tokens: float, layout: Layout, *, casts: bool) -> Term:
     again = layout.recompute is Recompute.FULL
-    per_token = FP32 * role.architecture.hidden_size if again else _layer_bytes(role, casts=casts)
+    per_token = FP32 * role.architecture.hidden_size if again else _layer_bytes(role, layout, casts=casts)
     a, layers = role.architecture, float(role.architecture.num_layers)
     if not again:
         arrays = 4 if a.gated_mlp else 2
         if role.adapter:
             per_token -= 2 * FROZEN_NORM * FP32 * a.hidden_size
         width = CAST if casts else FP32
-        layers -= left_out_share(role, phase) * arrays * width * a.intermediate_size / per_token
+        layers -= left_out_share(role, phase) * arrays * width * a.intermediate_size / layout.tensor / per_token
     return bytes_term(
-        "layer inputs" if again else "kept activations",
+        "layer inputs" if again else KEPT,
         "activations",
         per_token * tokens * layers,
         f"{per_token:,.0f} B per token and layer x {tokens:,.0f} tokens x {layers:.3g} layers",
@@ -261,7 +273,7 @@ def _live(role: Role, tokens: float, layout: Layout, *, casts: bool) -> tuple[Te
     """The layer that is computed again."""
     if layout.recompute is not Recompute.FULL:
         return ()
-    value = _layer_bytes(role, casts=casts) * tokens
+    value = _layer_bytes(role, layout, casts=casts) * tokens
     return (bytes_term("one live layer", "activations", value, f"{tokens:,.0f} tokens", "physics/kept_activations.py"),)
 
 
@@ -282,35 +294,39 @@ def logit_term(name: str, value: float) -> Term:
 #
 # Everything is exact but for a few hidden states beside the layers: the engine frees gradients after every update,
 # makes the loss in chunks of positions from hidden states (`models/token_forward.py`), and trains the models of a stage
-# one after another. Several processes hold everything once each, and their gradients all the time: those are the
-# buckets that are summed. Counts of hidden states were measured with every allocation noted, models of 0.1 to 16
+# one after another. Copies hold everything once each, and their gradients all the time: those are the buckets that are
+# summed. Processes that share a model (ZeRO 2 and 3, tensor parallelism) hold their parts of it, and gather its units
+# in fp32 (`models/parallel.py`). Counts of hidden states were measured with every allocation noted, models of 0.1 to 16
 # million parameters (benchmarks/planner_vs_engine.py), and hold within 0.3 of one.
 
 MOMENTS = 8.0
 
 
 def training_peak(work: Workload, layout: Layout, dtype: str) -> Peak:
-    """The fullest moment of a stage; roles are trained in their order, and all step at the end."""
+    """The fullest moment of one process of a stage; roles are trained in their order, and all step at the end."""
     casts = dtype != "fp32"
-    states = [(role.name, term) for role in work.roles for term in _state(role, work, casts=casts)]
-    gradients = tuple((role.name, _gradients(role)) for role in work.trained)
+    states = [(role.name, term) for role in work.roles for term in _state(role, work, layout, casts=casts)]
+    gradients = tuple((role.name, _gradients(role, layout)) for role in work.trained)
+    stays = _is_copied(layout)
     always = [
         *states,
         ("", bytes_term("process", "overhead", CPU_PROCESS_BYTES, CPU_PROCESS_FORMULA, CPU_PROCESS_SOURCE)),
-        *(gradients if layout.data > 1 else ()),
+        *(gradients if stays else ()),
     ]
     moments = [
         Peak(moment=name, parts=(*always, *parts))
         for index, role in enumerate(work.trained)
         for name, parts in _training(work, role, index, layout, casts=casts)
     ]
-    moments.append(Peak(moment="optimizer step", parts=(*always, *(() if layout.data > 1 else gradients))))
+    moments.append(Peak(moment="optimizer step", parts=(*always, *(() if stays else gradients))))
     if len(work.roles) == 1 and work.roles[0].scalar_head:
         only = work.roles[0]
         scores = _last_scores(only, work.phases[0], layout, casts=casts)
-        moments.append(Peak(moment=f"scoring by {only.name}", parts=(*always, (only.name, scores))))
+        parts = (scores, *_Units.of(only, work, layout).through())
+        named = tuple((only.name, term) for term in parts)
+        moments.append(Peak(moment=f"scoring by {only.name}", parts=(*always, *named)))
     moments += [
-        Peak(moment=phase.name, parts=(*always, *_generating(work.role(phase.role), phase)))
+        Peak(moment=phase.name, parts=(*always, *_generating(work, phase, layout)))
         for phase in work.phases
         if phase.work == "generate"
     ]
@@ -323,7 +339,7 @@ def _last_scores(role: Role, phase: RolePhase, layout: Layout, *, casts: bool) -
     rows = min(SCORING_ROWS, layout.micro_batch) if layout.accumulation > 1 else SCORING_ROWS
     tokens = min(rows * phase.longest_tokens, SCORING_TOKENS)
     hidden = (4 * FP32 + casts * CAST) * a.hidden_size
-    value = tokens * (hidden + (CAST if casts else FP32) * 3 * a.intermediate_size)
+    value = tokens * (hidden + (CAST if casts else FP32) * 3 * a.intermediate_size / layout.tensor)
     return bytes_term("one layer", "activations", value, f"{tokens:,.0f} tokens x (4 H + 3 I)", SOURCE)
 
 
@@ -344,16 +360,128 @@ def _training(
     """Forward and backward pass of one role, beside the gradients that wait: of those before, or of all that add up."""
     phase = next(item for item in work.phases if item.role == role.name and item.work == "train")
     waiting = work.trained if layout.accumulation > 1 else work.trained[:index]
-    waits = () if layout.data > 1 else tuple((other.name, _gradients(other)) for other in waiting)
-    batch = batch_terms(role, phase, layout, summed=len(work.roles) == 1, casts=casts)
+    waits = () if _is_copied(layout) else tuple((other.name, _gradients(other, layout)) for other in waiting)
+    summed = len(work.roles) == 1
+    batch, units = batch_terms(role, phase, layout, summed=summed, casts=casts), _Units.of(role, work, layout)
     compared = tuple(
-        (other.name, term) for other in work.roles if _reads_beside(work, role, other) for term in batch.read
+        (other.name, term)
+        for other in work.roles
+        if _reads_beside(work, role, other)
+        for term in (*batch.read, *_Units.of(other, work, layout).through())
     )
+    kept_bytes = total(tuple(term for term in batch.kept if term.name == KEPT)) / role.architecture.num_layers
+    during = {
+        "loss": (*batch.forward, *units.at_loss(summed=summed)),
+        "reference": (*batch.kept, *units.through()),
+        "backward": (*batch.backward, *units.backward(kept_bytes)),
+        "end of backward": (*units.end(total(batch.flow)), _gradients(role, layout)) if _is_sharded(layout) else (),
+    }
     return [
-        (f"training {role.name} (loss)", (*waits, *((role.name, term) for term in batch.forward))),
-        (f"training {role.name} (reference)", (*waits, *((role.name, term) for term in batch.kept), *compared)),
-        (f"training {role.name} (backward)", (*waits, *((role.name, term) for term in batch.backward))),
+        (
+            f"training {role.name} ({name})",
+            (*waits, *((role.name, term) for term in terms), *(compared if name == "reference" else ())),
+        )
+        for name, terms in during.items()
+        if terms
     ]
+
+
+def _is_sharded(layout: Layout, *, trained: bool = True) -> bool:
+    """Return True if processes have parts of a model; a frozen one is complete in each but under ZeRO-3."""
+    return layout.tensor > 1 or layout.zero >= (ZeroStage.GRADIENTS if trained else ZeroStage.PARAMETERS)
+
+
+def _is_copied(layout: Layout) -> bool:
+    """Return True if each of several processes has all of it (DDP), and with it the buckets of its gradients."""
+    return layout.data > 1 and not _is_sharded(layout)
+
+
+def _parts(layout: Layout, *, trained: bool = True) -> int:
+    """Return over how many processes a model is spread."""
+    if not _is_sharded(layout, trained=trained):
+        return 1
+    shards = layout.data * layout.context // layout.replicas if layout.zero else 1
+    return layout.tensor * shards
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Units:
+    """Bytes of a model that FSDP2 gathers, unit by unit, in fp32; all 0 where each process has all of it.
+
+    A gather of several processes has a buffer beside what it fills, which goes when the next one begins; the gradient
+    of a unit is copied before it is scattered.
+    """
+
+    every: float
+    layer: float
+    embedding: float
+    head: float
+    """Of an output projection apart."""
+    root: float
+    """Gathered through the pass, gradients until its end: a tied table, or one that tensor parallelism splits."""
+    buffered: int
+    """1 where there is somebody to gather from."""
+    frees: bool
+    shards: int
+    trains: bool
+
+    @classmethod
+    def of(cls, role: Role, work: Workload, layout: Layout) -> "_Units":
+        """Of a role under a layout."""
+        parts, a = _parts(layout, trained=role.trained), role.architecture
+        if parts == 1:
+            none = {"every": 0.0, "layer": 0.0, "embedding": 0.0, "head": 0.0, "root": 0.0}
+            return cls(**none, buffered=0, frees=False, shards=1, trains=False)
+        table = FP32 * a.vocab_size * a.hidden_size / layout.tensor
+        layer = FP32 * _matrices(a) / a.num_layers / layout.tensor
+        has_head = not a.tied_embeddings and _held(role, work) > _body(role) - 1 - a.hidden_size
+        is_own = has_head and not role.scalar_head and layout.tensor == 1
+        return cls(
+            every=FP32 * _held(role, work) / layout.tensor,
+            layer=layer,
+            embedding=0.0 if a.tied_embeddings else table,
+            head=table if is_own else 0.0,
+            root=table if a.tied_embeddings or (has_head and not is_own) else 0.0,
+            buffered=int(parts > layout.tensor),
+            frees=layout.zero >= ZeroStage.PARAMETERS,
+            shards=parts // layout.tensor,
+            trains=role.trained and role.adapter is None,
+        )
+
+    def through(self) -> tuple[Term, ...]:
+        """What is gathered while layers run, one after the other."""
+        layers = (1 + self.buffered) * self.layer
+        return self._gathered(self.root + layers if self.frees else self.every + self.buffered * self.layer)
+
+    def complete(self) -> tuple[Term, ...]:
+        """All of it in place, for a rollout."""
+        return self._gathered(self.every + self.buffered * self.layer)
+
+    def at_loss(self, *, summed: bool) -> tuple[Term, ...]:
+        """Where each token has a loss of its own the head's gradient comes later, and the last buffer is a layer's."""
+        last = self.buffered * (self.head if self.head and summed else self.layer)
+        return self._gathered((self.root + self.head if self.frees else self.every) + last)
+
+    def backward(self, kept_bytes: float) -> tuple[Term, ...]:
+        """A layer's gradient is copied when what it kept is gone; that of the head at once, beside the head itself."""
+        layer = (*self.through(), *self._unreduced(max(self.layer - kept_bytes, 0.0) * self.trains))
+        beside = self.root + self.head if self.frees else self.every
+        head = (*self._gathered(beside), *self._unreduced(self.head * (1 + 1 / self.shards) * self.trains))
+        return max(layer, head, key=total)
+
+    def end(self, flow_bytes: float) -> tuple[Term, ...]:
+        """The gradients of embedding and root come last, when no layer runs any more."""
+        tables = self.embedding + self.root + max(self.embedding, self.root) * (1 + 1 / self.shards)
+        running = flow_bytes + (1 + self.buffered) * self.layer + self.layer
+        return (*self._gathered(self.root), *self._unreduced(max(tables, running) * self.trains))
+
+    def _gathered(self, value: float) -> tuple[Term, ...]:
+        formula = f"units of {self.layer:,.0f} B a layer, {self.embedding + self.head + self.root:,.0f} B of tables"
+        return (bytes_term("gathered weights", "buffers", value, formula, SOURCE),) if value else ()
+
+    def _unreduced(self, value: float) -> tuple[Term, ...]:
+        formula = "gradients of a unit, and their copy that is scattered"
+        return (bytes_term("unreduced gradients", "buffers", value, formula, SOURCE),) if value else ()
 
 
 def _reads_beside(work: Workload, role: Role, other: Role) -> bool:
@@ -362,22 +490,23 @@ def _reads_beside(work: Workload, role: Role, other: Role) -> bool:
     return not generates and not other.trained and role.trained
 
 
-def _state(role: Role, work: Workload, *, casts: bool) -> list[Term]:
+def _state(role: Role, work: Workload, layout: Layout, *, casts: bool) -> list[Term]:
     """Weights of every role, frozen matrices in 16 bits where a stage casts, and moments of what is trained."""
-    a, stored = role.architecture, _held(role, work)
+    a, parts = role.architecture, _parts(layout, trained=role.trained)
+    stored = _held(role, work) / parts
     head = 0 if a.tied_embeddings or role.scalar_head else a.vocab_size * a.hidden_size
-    narrow = _matrices(a) + head if casts and not role.trained else 0.0
+    narrow = (_matrices(a) + head) / parts if casts and not role.trained else 0.0
     weights = FP32 * stored - (FP32 - CAST) * narrow
     formula = f"{FP32:g} B x {stored - narrow:,.0f}" + (f" + {CAST:g} B x {narrow:,.0f}" if narrow else "")
     terms = [bytes_term("weights", "parameters", weights, formula, SOURCE)]
     if role.trained:
-        trained = _trained(role)
+        trained = _trained(role) / parts
         terms.append(bytes_term("optimizer", "optimizer", MOMENTS * trained, f"{MOMENTS:g} B x {trained:,.0f}", SOURCE))
     return terms
 
 
-def _gradients(role: Role) -> Term:
-    trained = _trained(role)
+def _gradients(role: Role, layout: Layout) -> Term:
+    trained = _trained(role) / _parts(layout)
     return bytes_term("gradients", "gradients", FP32 * trained, f"{FP32:g} B x {trained:,.0f}", SOURCE)
 
 
@@ -405,12 +534,14 @@ def _trained(role: Role) -> float:
     return float(adapter_parameters(role.architecture, role.adapter)) if role.adapter else _body(role)
 
 
-def _generating(role: Role, phase: RolePhase) -> tuple[tuple[str, Term], ...]:
+def _generating(work: Workload, phase: RolePhase, layout: Layout) -> tuple[tuple[str, Term], ...]:
     """Keys and values of all sequences, and one layer's of them once more: the cache grows by copies."""
-    a = role.architecture
-    cache = 2 * kv_cache_bytes(a, phase.longest_tokens) * phase.batch
+    role = work.role(phase.role)
+    a, units = role.architecture, _Units.of(role, work, layout)
+    cache = 2 * kv_cache_bytes(a, phase.longest_tokens, tensor=layout.tensor) * phase.batch
     logits = 3 * 8.0 * a.vocab_size * phase.batch
     return (
+        *((role.name, term) for term in units.complete()),
         (
             role.name,
             bytes_term(

@@ -31,7 +31,8 @@ from charter.plan.option import Missed, Option, Rejected, StageQuestion, does_no
 from charter.plan.phase import Role, RolePhase, Workload, tools_term
 from charter.plan.processor_memory import left_out_share, of_processes, training_peak
 from charter.plan.stage_memory import Peak, answering_peak
-from charter.spec.layout import Layout, Recompute
+from charter.spec.layout import Layout, Recompute, ZeroStage
+from charter.spec.stage_base import StageResources
 
 # -------- Seconds of a phase on the processors of one machine, under the native engine.
 #
@@ -164,7 +165,7 @@ def on_processors(question: StageQuestion, place: NodeOffer) -> tuple[tuple[Opti
     """Every process has one copy of everything, and its share of the batch."""
     work = _share(question.work, place.processes)
     if work.trained:
-        layout, label, peak = _training_option(question, work, place)
+        layout, label, peak = _training_option(question, place)
     else:
         layout, label, peak = _answering_option(question, place)
     capacity, risk = question.knowledge.usable_bytes(place.accelerator), question.knowledge.memory_risk
@@ -177,12 +178,28 @@ def on_processors(question: StageQuestion, place: NodeOffer) -> tuple[tuple[Opti
     return (make_option(question, place, 1, layout, label, peak, terms),), Missed()
 
 
-def _training_option(question: StageQuestion, work: Workload, place: NodeOffer) -> tuple[Layout, str, Peak]:
+def _spread(fixed: StageResources | None, processes: int) -> Layout:
+    """Return the degrees that the file gives to so many processes."""
+    fixed = fixed or StageResources()
+    tensor, context = fixed.tensor or 1, fixed.context or 1
+    return Layout(
+        data=max(1, processes // (tensor * context)),
+        tensor=tensor,
+        context=context,
+        sequence_parallel=bool(fixed.sequence_parallel),
+        zero=ZeroStage(fixed.zero or 0),
+        replicas=fixed.replicas or 1,
+    )
+
+
+def _training_option(question: StageQuestion, place: NodeOffer) -> tuple[Layout, str, Peak]:
     fixed = question.fixed
+    spread = _spread(fixed, place.processes)
+    work = _share(question.work, spread.data)
     share = next(phase for phase in work.phases if phase.work == "train").batch
     micro = min(share, fixed.micro_batch) if fixed and fixed.micro_batch else share
     again = Recompute(fixed.recompute) if fixed and fixed.recompute else Recompute.NONE
-    layout = Layout(data=place.processes, micro_batch=micro, accumulation=-(-share // micro), recompute=again)
+    layout = replace(spread, micro_batch=micro, accumulation=-(-share // micro), recompute=again)
     peak = of_processes(training_peak(work, layout, question.dtype), place.processes)
     return layout, layout.label.removeprefix("dp1 "), peak
 

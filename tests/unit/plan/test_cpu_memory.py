@@ -1,5 +1,7 @@
 """Peaks on processors beside what the engine's tensors took (benchmarks/planner_vs_engine.py)."""
 
+from dataclasses import replace
+
 import planner_case as lab
 import pytest
 
@@ -20,6 +22,7 @@ DEEP = Architecture(
     hidden_size=256, num_layers=10, num_heads=8, num_kv_heads=4, intermediate_size=704, vocab_size=1024, **SHARED
 )
 WIDE = Architecture(hidden_size=256, num_layers=4, num_heads=8, intermediate_size=704, vocab_size=2048)
+VOCABULARY = Architecture(hidden_size=256, num_layers=4, num_heads=4, intermediate_size=704, vocab_size=24_000)
 AGAIN = StageResources(recompute="full")
 COMMON = {"init": "base", "steps": 100}
 FULL, CAST = {**COMMON, "dtype": "fp32"}, {**COMMON, "dtype": "bf16"}
@@ -51,6 +54,30 @@ def step(stage, architecture):
 @pytest.mark.parametrize(("stage", "architecture", "measured"), MEASURED, ids=lambda item: getattr(item, "kind", ""))
 def test_the_peak_is_what_the_engine_allocates(stage, architecture, measured):
     assert step(stage, architecture).peak_bytes == pytest.approx(measured, rel=0.02)
+
+
+SPREAD = [
+    (SftStage(data=("chat",), global_batch=4, seq_len=256, **FULL), DEEP, 2, {}, 235_241_388),
+    (SftStage(data=("chat",), global_batch=4, seq_len=256, **FULL), DEEP, 2, {"zero": 3}, 163_104_780),
+    (SftStage(data=("chat",), global_batch=8, seq_len=128, **FULL), WIDE, 2, {"zero": 2, "micro_batch": 2}, 82_914_312),
+    (
+        SftStage(data=("chat",), global_batch=4, seq_len=256, **FULL),
+        DEEP,
+        2,
+        {"zero": 3, "recompute": "full"},
+        83_830_796,
+    ),
+    (SftStage(data=("chat",), global_batch=4, seq_len=128, **FULL), VOCABULARY, 2, {"zero": 3}, 205_139_880),
+]
+"""Processes, their layout, and what the fullest of them took."""
+
+
+@pytest.mark.parametrize(("stage", "architecture", "processes", "layout", "measured"), SPREAD)
+def test_processes_that_share_a_model_have_their_parts_of_it(stage, architecture, processes, layout, measured):
+    stage = replace(stage, resources=StageResources(**layout))
+    here = replace(HERE, accelerators=(f"cpu:{processes}",))
+    planned = planned_step(stage, lab.one(stage, here, architecture=architecture).stage("stage"))
+    assert planned.peak_bytes == pytest.approx(measured, rel=0.02)
 
 
 BOUNDS = [
