@@ -449,7 +449,7 @@ class _Units:
         )
 
     def through(self) -> tuple[Term, ...]:
-        """What is gathered while layers run, one after the other."""
+        """Return the terms of what is gathered while layers run, one after the other."""
         layers = (1 + self.buffered) * self.layer
         return self._gathered(self.root + layers if self.frees else self.every + self.buffered * self.layer)
 
@@ -458,7 +458,7 @@ class _Units:
         return self._gathered(self.every + self.buffered * self.layer)
 
     def at_loss(self, *, summed: bool) -> tuple[Term, ...]:
-        """Where each token has a loss of its own the head's gradient comes later, and the last buffer is a layer's."""
+        """Terms at the loss; where each token has one of its own, the last buffer is a layer's, and not the head's."""
         last = self.buffered * (self.head if self.head and summed else self.layer)
         return self._gathered((self.root + self.head if self.frees else self.every) + last)
 
