@@ -93,7 +93,7 @@ def layout_of(job: Job) -> Layout:
     data = max(1, frozen.world_size // spread)
     share = max(1, _batch(job) // data)
     micro = min(frozen.micro_batch or share, share)
-    frozen_layout = ExecutableLayout(
+    started = ExecutableLayout(
         data=data,
         tensor=frozen.tensor,
         pipeline=degrees["pipeline"],
@@ -109,7 +109,7 @@ def layout_of(job: Job) -> Layout:
         offload_activations=frozen.offload_activations,
         replicas=frozen.replicas,
     )
-    return planned_layout(frozen_layout, rows=job.spec.SEQUENCES_PER_ROW)
+    return planned_layout(started, rows=job.spec.SEQUENCES_PER_ROW)
 
 
 def model_roles(job: Job) -> dict[str, JobInput]:
