@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from charter.errors import DataError, StageError
+from charter.models import ranks
 from charter.models.engine_layout import StageLayout
 from charter.models.runtime import CUDA_ENVIRONMENT, configure
 from charter.spec.ppo_stage import PpoStage
@@ -81,6 +82,28 @@ def test_flash_attention_adds_up_in_one_order(made_up):
     assert "FLASH_ATTENTION_DETERMINISTIC" not in os.environ
     configure({"threads": THREADS, "device": "cuda", "attention": "flash_attention_2"})
     assert os.environ["FLASH_ATTENTION_DETERMINISTIC"] == "1"
+
+
+@pytest.mark.parametrize(("tensor", "context"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_every_process_makes_the_same_groups(monkeypatch, tmp_path, tensor, context):
+    """In one order, those of others too: whoever leaves one out is waited for."""
+    world, groups, own = 8, {}, []
+    monkeypatch.setattr(ranks, "world_size", lambda: world)
+    monkeypatch.setattr(ranks.dist, "is_initialized", lambda: True)
+    for rank in range(world):
+        noted = groups[rank] = []
+        monkeypatch.setattr(ranks, "rank_of_process", lambda rank=rank: rank)
+        monkeypatch.setattr(
+            ranks.dist, "new_group", lambda members=None, noted=noted, **_: noted.append(members) or members
+        )
+        own.append(ranks.join(tmp_path, torch.device("cpu"), tensor=tensor, context=context))
+    assert all(groups[rank] == groups[0] for rank in range(world))
+    for rank, one in enumerate(own):
+        shares = [other for other in own if other.rank % tensor == rank % tensor]
+        assert one.data_group == [other.rank for other in shares]
+        assert (one.data_size, one.context_size) == (world // (tensor * context), context)
+        if context > 1:
+            assert one.context_group == [other.rank for other in shares if other.data_rank == one.data_rank]
 
 
 @pytest.mark.usefixtures("made_up")
