@@ -363,6 +363,8 @@ class EngineLayout:
     ratio: float
     """Against the work of the chosen option."""
     peak_bytes: float
+    refused: str = ""
+    """What the engine cannot do of the stage as it is written; empty where it takes all of it."""
 
     def to_json(self) -> dict[str, object]:
         """All fields."""
@@ -372,6 +374,7 @@ class EngineLayout:
             "seconds": self.seconds,
             "ratio": round(self.ratio, 4),
             "peak_bytes": round(self.peak_bytes),
+            "refused": self.refused,
         }
 
 

@@ -165,6 +165,7 @@ def _of_group(stage: Stage, option: Option, group: RoleGroup, beside: DeviceGrou
         layout=executable(group.layout, rows=stage.SEQUENCES_PER_ROW, dtype=option.dtype),
         engine=option.engine,
         accelerator=group.hardware,
+        parts=() if len(option.groups) == 1 else ("generate",) if group.name == "generators" else group.roles,
     )
 
 

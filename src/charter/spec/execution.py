@@ -5,7 +5,7 @@ Where it runs (accelerator, market, provider) may be another equivalent offer at
 that follow from both.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
@@ -77,6 +77,8 @@ class RoleExecution:
     """Of servers: share of an accelerator's memory that one takes; 0 where it is not planned."""
     max_tokens: int = 0
     """Of servers: longest prompt and answer together; 0: the model's own limit."""
+    parts: tuple[str, ...] = ()
+    """Of an engine that places roles apart, those that compute here: `policy`, `reference`, ..., `generate`."""
 
     @property
     def accelerators(self) -> int:
@@ -127,11 +129,18 @@ class Execution:
     def to_json(self) -> dict[str, Any]:
         """The value as `charter plan --json` prints it, with the number of accelerators."""
         content = {**asdict(self), "accelerators": self.accelerators}
-        return content if self.generator_tensor else {key: it for key, it in content.items() if key not in OF_ENGINES}
+        if self.generator_tensor:
+            return content
+        roles = {name: _without(role, ("parts",)) for name, role in content["roles"].items()}
+        return {**_without(content, OF_ENGINES), "roles": roles}
 
 
 OF_ENGINES = ("generator_tensor", "waits_on_host")
 """Fields that stand in JSON only where the engine places the roles."""
+
+
+def _without(content: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name, value in content.items() if name not in names}
 
 
 def execution_from_json(content: Mapping[str, Any]) -> Execution:
@@ -143,7 +152,8 @@ def execution_from_json(content: Mapping[str, Any]) -> Execution:
 
 def _role(content: Mapping[str, Any]) -> RoleExecution:
     layout = ExecutableLayout(**content["layout"])
-    return RoleExecution(**{**content, "layout": layout, "models": tuple(content.get("models", ()))})
+    names = {name: tuple(content.get(name, ())) for name in ("models", "parts")}
+    return RoleExecution(**{**content, **names, "layout": layout})
 
 
 def executable(layout: Layout, *, rows: int = 1, decode_batch: int = 0, dtype: str = "") -> ExecutableLayout:

@@ -41,6 +41,7 @@ CAPABILITIES = Capabilities(
     several_nodes=True,
     offload_activations=True,
     decode_batch=True,
+    logits_of_answers=True,
     vllm_share=0.4,
     answers=("pretrain", "sft", "dpo", "ppo"),
     makers=(NVIDIA, AMD),
