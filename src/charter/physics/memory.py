@@ -31,7 +31,6 @@ from charter.physics.memory_terms import (
     Rank,
     activation_columns,
     buffer_columns,
-    column,
     joined_share,
     logit_columns,
     sequence_group,
@@ -40,7 +39,7 @@ from charter.physics.memory_terms import (
 )
 from charter.physics.precision import FSDP_MIXED, TrainingPrecision
 from charter.physics.step_time import distinct, rows_of
-from charter.physics.terms import ExplainedColumn, MemoryBreakdown, PhaseTables, Term, TermTable
+from charter.physics.terms import ExplainedColumn, MemoryBreakdown, PhaseTables, Term, TermTable, column
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 
@@ -58,10 +57,11 @@ PHASES: dict[str, tuple[str, ...]] = {
     "loss": (*RESIDENT, *KEPT, "low_kept", "logits", "gathered_loss", "copies_loss", *BUFFERS),
     "backward": (
         *RESIDENT,
-        *KEPT,
+        *KEPT[:-1],
         "low_grown",
         "live",
         "backward",
+        "around_backward",
         "unreduced",
         "buckets",
         "gathered_backward",
@@ -169,6 +169,7 @@ def _stage_table(shape: MemoryShape, layouts: Layouts, constants: TrainingMemory
         **logit_columns(rank),
         **buffer_columns(rank),
     }
+    columns["around_backward"] = _around_backward(rank, columns)
     early = np.where((shape.persistent_gradients > 0) | (layouts.accumulation > 1), 1.0, 0.0)
     gradients = columns["gradients"]
     columns["early_gradients"] = replace(gradients, values=array(gradients.values * early))
@@ -229,6 +230,13 @@ def _around_column(rank: Rank) -> ExplainedColumn:
         each=array(each),
         tokens=rank.tokens,
     )
+
+
+def _around_backward(rank: Rank, columns: Mapping[str, ExplainedColumn]) -> ExplainedColumn:
+    """What the last norm keeps goes with its own backward pass, before the last layer's: seen in Charter's engine."""
+    around, layer = columns["around"], columns["live"].values + columns["backward"].values
+    layer = layer * (rank.shape.moments_visit > 0)
+    return replace(around, values=array(np.maximum(around.values - layer, 0.0)), formula=around.formula + ", alone")
 
 
 def _forward_live(live: ExplainedColumn) -> ExplainedColumn:

@@ -275,6 +275,9 @@ class MemoryShape:
     sharded: Array
     sharded_ring: Array
     """The same where context parallelism passes keys and values around, or exchanges positions for heads."""
+    repeated_head: Array
+    """Of one head more of keys and of values, which an exchange repeats where processes are more than heads."""
+    kv_heads: Array
     scores: Array
     products_replicated: Array
     products_sharded: Array
@@ -378,6 +381,8 @@ def _layer_numbers(job: MemoryJob) -> dict[str, float]:
         "replicated": _mean(layers, "replicated") + extra.replicated,
         "sharded": _mean(layers, "sharded") + extra.sharded,
         "sharded_ring": _mean(rings, "sharded") + extra.sharded,
+        "repeated_head": exchange * 2 * value * a.head_size * a.attention_layers / a.num_layers,
+        "kv_heads": a.kv_heads,
         "scores": _mean(layers, "scores"),
         "products_replicated": job.profile.keeps_products * _mean(layers, "products_replicated"),
         "products_sharded": job.profile.keeps_products * (_mean(layers, "products_sharded") + extra.products_sharded),
@@ -387,7 +392,7 @@ def _layer_numbers(job: MemoryJob) -> dict[str, float]:
         "live_sharded": _largest(layers).sharded + extra.sharded,
         "live_scores": max(activations.scores for activations, _ in layers),
         "backward_replicated": 2 * value * a.hidden_size,
-        "backward_sharded": max(_backward(a, kind) for kind, _ in kinds),
+        "backward_sharded": max(_backward(a, kind, frees=job.profile.moments_visit) for kind, _ in kinds),
         "encoder_bytes": _encoder_bytes(a.encoder, job) if a.encoder and job.adapter is None else 0.0,
         "keeps_scores": not job.fused_attention,
         "fp8_copies": job.fp8_copies,
@@ -475,14 +480,8 @@ def _run_numbers(job: MemoryJob) -> dict[str, float]:
 
 
 def _kind(job: MemoryJob, kind: LayerKind) -> LayerKind:
-    return replace(
-        kind,
-        seq_len=job.seq_len,
-        value_bytes=job.precision.compute_bytes,
-        dropout=job.dropout,
-        implementation=job.profile.implementation,
-        fp8=job.fp8,
-    )
+    kind = replace(kind, seq_len=job.seq_len, value_bytes=job.precision.compute_bytes, dropout=job.dropout)
+    return replace(kind, implementation=job.profile.implementation, fp8=job.fp8)
 
 
 def _step_share(job: MemoryJob) -> float:
@@ -560,10 +559,11 @@ def _adapter_activations(job: MemoryJob) -> LayerActivations:
     )
 
 
-def _backward(a: Architecture, kind: LayerKind) -> float:
+def _backward(a: Architecture, kind: LayerKind, *, frees: bool) -> float:
     """Gradients of the widest part of a layer while its backward pass runs: inner values of MLP, or of attention.
 
-    Those of both inputs of a gated activation, and of its output; one where kernels overwrite the inputs.
+    Those of both inputs of a gated activation, and of its output; one where kernels overwrite the inputs. With `frees`
+    the output itself, which the gradient of the down projection needed, counts as gone: seen in Charter's engine.
     """
     mixer = (2 * a.num_heads + 2 * a.kv_heads) * a.head_size if kind.mixer == "attention" else 0
     if kind.mixer == "state_space" and a.state_space:
@@ -571,7 +571,7 @@ def _backward(a: Architecture, kind: LayerKind) -> float:
     inner = a.intermediate_size if kind.mlp == "dense" else 0
     if kind.mlp == "experts" and a.mixture:
         inner = a.mixture.expert_intermediate_size * a.mixture.experts_per_token + a.mixture.shared_width
-    gradients = 1 if kind.implementation == "triton" else 2 + a.gated_mlp
+    gradients = 1 if kind.implementation == "triton" else 2 + a.gated_mlp - frees
     return kind.value_bytes * max(mixer, gradients * inner)
 
 

@@ -10,7 +10,7 @@ from charter.physics.constants import TrainingMemoryConstants
 from charter.physics.kept_activations import SOURCE as ACTIVATION_SOURCE
 from charter.physics.kept_activations import in_flight
 from charter.physics.memory_shape import Ends, MemoryShape, RankColumns, Stage, zero_sharded
-from charter.physics.terms import ExplainedColumn
+from charter.physics.terms import ExplainedColumn, column
 from charter.spec.layout import Recompute
 
 # -------- The terms of a training step's memory, over arrays of layouts: each names its formula and its source.
@@ -93,13 +93,6 @@ class Rank:
     def sharded(self, dense: Array, experts: Array, stage: int) -> Array:
         """Parameters a rank owns of something that ZeRO shards from `stage` on."""
         return zero_sharded(dense, experts, self.layouts, since=stage)
-
-
-def column(name: str, part: str, values: Array, formula: str, source: str, **numbers: Array) -> ExplainedColumn:
-    """A column in bytes."""
-    return ExplainedColumn(
-        name=name, part=part, values=array(values), unit="bytes", formula=formula, source=source, numbers=numbers
-    )
 
 
 def trained_parameters(rank: Rank) -> tuple[Array, Array]:
@@ -234,11 +227,16 @@ def _cast_bytes(rank: Rank) -> Array:
     return array(np.where(rank.is_autocast > 0, wider * s.hidden, 0.0))
 
 
+def _repeated_heads(rank: Rank) -> Array:
+    """Heads of keys and values beyond the model's own: each process of a row attends with one at least."""
+    return array(rank.shape.repeated_head * np.maximum(rank.layouts.context - rank.shape.kv_heads, 0.0))
+
+
 def _kept_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     s, lay, layers = rank.shape, rank.layouts, rank.parameters.layers
     again, sequence = _again(rank), sequence_group(rank)
     eager = s.keeps_scores * (lay.recompute == 0)
-    sharded = np.where(lay.context > 1, s.sharded_ring, s.sharded)
+    sharded = np.where(lay.context > 1, s.sharded_ring + _repeated_heads(rank), s.sharded)
     saved_bytes = (s.replicated + _cast_bytes(rank)) / sequence + (sharded + eager * s.scores) / lay.tensor
     joined = 2 * s.compute_bytes * s.hidden * joined_share(rank)
     # Beside adapters hidden states are as wide as the frozen embedding that they come from.
@@ -283,7 +281,7 @@ def _kept_columns(rank: Rank) -> dict[str, ExplainedColumn]:
 def _live_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     s, lay, sequence = rank.shape, rank.layouts, sequence_group(rank)
     one = (s.live_replicated + _cast_bytes(rank)) / sequence + (
-        s.live_sharded + s.keeps_scores * s.live_scores
+        s.live_sharded + _repeated_heads(rank) + s.keeps_scores * s.live_scores
     ) / lay.tensor
     one = one + 2 * s.compute_bytes * s.hidden * joined_share(rank)
     gradients = (
@@ -291,14 +289,17 @@ def _live_columns(rank: Rank) -> dict[str, ExplainedColumn]:
         + (s.backward_sharded + s.keeps_scores * s.live_scores) / lay.tensor
     )
     live = np.where((_again(rank) > 0) | (lay.offload_activations > 0), 1.0, 0.0)
+    # Under autocast the first norm keeps the layer's input itself, which is counted among those of all layers.
+    own = rank.is_autocast * (1 - lay.offload_activations) * s.parameter_bytes * s.hidden / sequence
+    alone = array(one - _products(rank) - own)
     return {
         "live": column(
             "one live layer",
             "activations",
-            live * (one - _products(rank)) * rank.tokens * rank.constants.activations,
+            live * alone * rank.tokens * rank.constants.activations,
             "{one:,.0f} B per token x {tokens:,.0f} tokens",
             ACTIVATION_SOURCE,
-            one=array(one - _products(rank)),
+            one=alone,
             tokens=rank.tokens,
         ),
         "backward": column(
@@ -541,9 +542,8 @@ def _sequence_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     """Messages between pipeline stages, stage outputs, and sequences gathered over a tensor-parallel group."""
     s, lay = rank.shape, rank.layouts
     state = s.compute_bytes * s.hidden * rank.tokens
-    piped = lay.pipeline > 1
     divided = np.where(lay.sequence_parallel > 0, lay.tensor, 1.0)
-    messages = np.where(piped, 2 + s.stage_outputs * rank.held / lay.tensor, 0.0) / divided
+    messages = np.where(lay.pipeline > 1, 2 + s.stage_outputs * rank.held / lay.tensor, 0.0) / divided
     split = (lay.sequence_parallel > 0) & (lay.tensor > 1)
     # Whole outputs of attention and MLP, on the stream that divides them.
     streamed = 2 * s.streamed_outputs * s.reserved * np.minimum(rank.parameters.layers, LAYERS_AHEAD)

@@ -139,6 +139,13 @@ class ExplainedColumn(TermColumn):
         return Term(name=self.name, part=self.part, value=value, unit=self.unit, formula=formula, source=self.source)
 
 
+def column(name: str, part: str, values: Array, formula: str, source: str, **numbers: Array) -> ExplainedColumn:
+    """A column in bytes."""
+    return ExplainedColumn(
+        name=name, part=part, values=array(values), unit="bytes", formula=formula, source=source, numbers=numbers
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class TermTable:
     """Addends of many estimates; their sum is the estimate of each."""

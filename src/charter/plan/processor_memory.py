@@ -372,7 +372,7 @@ def _training(
     kept_bytes = total(tuple(term for term in batch.kept if term.name == KEPT)) / role.architecture.num_layers
     during = {
         "loss": (*batch.forward, *units.at_loss(summed=summed)),
-        "reference": (*batch.kept, *units.through()),
+        "reference": (*batch.kept, *units.between()),
         "backward": (*batch.backward, *units.backward(kept_bytes)),
         "end of backward": (*units.end(total(batch.flow)), _gradients(role, layout)) if _is_sharded(layout) else (),
     }
@@ -456,6 +456,10 @@ class _Units:
     def complete(self) -> tuple[Term, ...]:
         """All of it in place, for a rollout."""
         return self._gathered(self.every + self.buffered * self.layer)
+
+    def between(self) -> tuple[Term, ...]:
+        """What stays gathered between the forward and the backward pass."""
+        return self._gathered(self.root + self.head if self.frees else self.every)
 
     def at_loss(self, *, summed: bool) -> tuple[Term, ...]:
         """Terms at the loss; where each token has one of its own, the last buffer is a layer's, and not the head's."""

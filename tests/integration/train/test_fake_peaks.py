@@ -459,3 +459,29 @@ def test_the_peak_of_a_step_is_the_planned_one(name, layers, kind, label, live, 
     print(f"STEP {step / stepping:.3f} of {stepping / 2**30:.2f} GiB")
     assert ratio == pytest.approx(1, abs=OFF)
     assert step / stepping == pytest.approx(1, abs=OFF)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_heads_of_keys_that_an_exchange_repeats_are_planned(live, monkeypatch):
+    """Each of 16 processes attends with a head of keys of its own, where the model has two."""
+    shape = replace(models.get("Qwen3-0.6B").architecture, num_layers=8, num_kv_heads=2, vocab_size=32_000)
+    layout = StageLayout(world_size=16, zero=3, context=16)
+    monkeypatch.setattr("charter.models.token_forward._is_plain", lambda head: not isinstance(head.weight, DTensor))
+    measured, _ = measured_peak(live, "sft", shape, layout, monkeypatch)
+    ratio = planned_peak("sft", shape, layout)[0] / measured
+    print(f"RATIO repeated heads: {ratio:.3f} of {measured / 2**30:.2f} GiB")
+    assert ratio == pytest.approx(1, abs=0.02)
+
+
+LONG = 131_072
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_the_peak_of_a_long_row_is_the_planned_one(live, monkeypatch):
+    """Of rows so long what is kept beside the layers weighs as much as weights do."""
+    monkeypatch.setitem(globals(), "TOKENS", LONG)
+    shape, layout = replace(models.get("Llama-3.1-8B").architecture, num_layers=4), LAYOUTS["one, recompute"]
+    measured, _ = measured_peak(live, "sft", shape, layout, monkeypatch)
+    ratio = planned_peak("sft", shape, layout)[0] / measured
+    print(f"RATIO {LONG} tokens: {ratio:.3f} of {measured / 2**30:.2f} GiB")
+    assert ratio == pytest.approx(1, abs=0.02)
