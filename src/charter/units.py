@@ -34,7 +34,8 @@ _BYTE_UNITS = {
     "tib": TIB,
     "pib": 2**50,
 }
-_SECOND_UNITS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_SECOND_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+"""By the first letter of a unit's name."""
 _COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _NUMBER = r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"
 
@@ -80,17 +81,18 @@ def parse_bytes_per_second(value: object) -> float:
 def parse_seconds(value: object) -> float:
     """Seconds of `"14d"`, `"2h30m"`, `"90s"` or a plain number of seconds.
 
-    >>> parse_seconds("14d"), parse_seconds("2h30m"), parse_seconds(45)
-    (1209600.0, 9000.0, 45.0)
+    >>> parse_seconds("14d"), parse_seconds("2h30m"), parse_seconds(45), parse_seconds("3 days")
+    (1209600.0, 9000.0, 45.0, 259200.0)
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value) or value < 0:
             raise ValueError(f"{value!r} is not a duration; write it like 14d, 2h30m or 90s")
         return _seconds(float(value))
-    part = r"[0-9][0-9_,]*(?:\.[0-9]+)?\s*(?:sec|min|[smhdw])"
+    unit = r"(?:sec(?:ond)?s?|min(?:ute)?s?|hours?|days?|weeks?|[smhdw])"
+    part = rf"[0-9][0-9_,]*(?:\.[0-9]+)?\s*{unit}"
     match = _match(rf"{part}(?:\s*{part})*", value, "a duration", "14d, 2h30m or 90s")
-    pieces = re.findall(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*(sec|min|[smhdw])", match[0])
-    return _seconds(sum(_number(count) * _SECOND_UNITS[unit] for count, unit in pieces))
+    pieces = re.findall(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([smhdw])", match[0])
+    return _seconds(sum(_number(count) * _SECOND_UNITS[letter] for count, letter in pieces))
 
 
 MAX_SECONDS = 1e11
@@ -100,6 +102,19 @@ MAX_SECONDS = 1e11
 def _seconds(value: float) -> float:
     if value > MAX_SECONDS:
         raise ValueError(f"{value:.3g} s is more than {MAX_SECONDS:.0e} s, the longest of any duration")
+    return value
+
+
+def short(value: "int | str | None") -> "int | str | None":
+    """Return a number as people write it.
+
+    >>> short(100_000_000), short(4_300_000), short(60_000), short(2_048), short("8B")
+    ('100M', '4.3M', '60k', 2048, '8B')
+    """
+    if isinstance(value, int):
+        for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+            if value >= unit and value % (unit // 10) == 0:
+                return f"{value / unit:g}{letter}"
     return value
 
 
@@ -150,7 +165,7 @@ def parse_count(value: object) -> int:
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _count(value)
-    match = _match(rf"{_NUMBER}\s*([kKmMbBtT]?)", value, "a whole number", "150_000 or 4k")
+    match = _match(rf"{_NUMBER}\s*([kKmMbBtT]?)", value, "a whole number", "150_000, 4k or 100M")
     return _count(_number(match[1]) * _COUNT_UNITS[match[2].lower()])
 
 

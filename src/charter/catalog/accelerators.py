@@ -117,12 +117,22 @@ def usual_request(text: str) -> str:
 
     >>> usual_request("4x4090"), usual_request("8 x H100"), usual_request("H100*2"), usual_request("H100:8")
     ('4090:4', 'H100:8', 'H100:2', 'H100:8')
+    >>> usual_request("a100x8"), usual_request("RTX4090")
+    ('a100:8', 'RTX4090')
     """
     number_first = re.fullmatch(r"(\d+)(?:\s*[x*]\s*|\s+)(\S+)", text.strip(), re.IGNORECASE)
     if number_first:
         return f"{number_first[2]}:{number_first[1]}"
     number_last = re.fullmatch(r"(\S+?)(?:\s*[*]\s*|\s+x\s*)(\d+)", text.strip(), re.IGNORECASE)
-    return f"{number_last[1]}:{number_last[2]}" if number_last else text
+    if number_last:
+        return f"{number_last[1]}:{number_last[2]}"
+    joined = re.fullmatch(r"(\S+)x(\d+)", text.strip(), re.IGNORECASE)
+    return f"{joined[1]}:{joined[2]}" if joined and is_named(joined[1]) else text
+
+
+def is_named(name: str) -> bool:
+    """Return whether an accelerator has this name, as `get` reads it."""
+    return plain(ACCELERATOR_ALIASES.get(plain(name), plain(name))) in _by_plain_name()
 
 
 def parse_request(text: str) -> tuple[str, int]:

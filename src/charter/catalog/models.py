@@ -1,5 +1,6 @@
 """Known models: their architecture, where it is written, and the published number of parameters."""
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -78,10 +79,35 @@ def get(name: str) -> CatalogModel:
     if (entry := find(name)) is not None:
         return entry
     names = [*(model.name for model in catalog()), *(model.name.rpartition("/")[2] for model in catalog())]
-    hint = f"; did you mean {of_size(name)}?" if of_size(name) != name else closest(name, names)
+    hint = f"; did you mean {of_size(name)}?" if of_size(name) != name else _family(name) or closest(name, names)
+    if re.fullmatch(r"\d+(\.\d+)?[bB]", name):
+        hint = f"; the sizes that stand for a model are {', '.join(SIZES)}"
     raise UsageError(
         f"no model is called {name!r}{hint}; give a catalog name, or the path of a config.json or of its directory"
     )
+
+
+def _family(name: str) -> str:
+    """Return a hint with models whose names begin with the words and numbers of a name that is none itself.
+
+    >>> _family("llama3"), _family("x")
+    ('; did you mean Llama-3.1-8B, Llama-3.1-70B, Llama-3.1-405B?', '')
+    """
+    start = _words(name)
+    near = [spelled for spelled in _spellings() if start and _words(spelled)[: len(start)] == start]
+    return f"; did you mean {', '.join(near[:3])}?" if near else ""
+
+
+def _words(name: str) -> list[str]:
+    """Return the words and numbers of a name: `llama3` is one of Llama 3, and `llama-30b` is not."""
+    return re.findall(r"[a-z]+|[0-9]+", name.casefold())
+
+
+@cache
+def _spellings() -> tuple[str, ...]:
+    """Return the names that a hint may give, without the organisation; of twins the one not tuned on instructions."""
+    names = (model.name.rpartition("/")[2] for model in catalog())
+    return tuple(dict.fromkeys(name for name in names if "nstruct" not in name))
 
 
 def resolve(text: str) -> CatalogModel:

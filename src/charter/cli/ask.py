@@ -143,6 +143,11 @@ def _ask_pilot(context: typer.Context, directory: Path, overrides: list[str], *,
         raise UsageError(
             f"{', '.join(others)}: the project of -C says it; only --budget, --deadline and --set go with -C"
         )
+    if not directory.exists():
+        raise UsageError(
+            f"{directory}: ask takes options, like charter plan ask --hardware H100:8 --budget 5k --deadline 3d; "
+            "of words only the directory of a project"
+        )
     given: Inquiry = inquiry_of("sft", None, said_in(context))
     project, root = open_project(directory, overrides)
     limit = None if project.budget is None else project.budget.limit
@@ -222,7 +227,8 @@ def _plan(inquiry: "Inquiry") -> "Plan":
 
 def _command(inquiry: "Inquiry") -> str:
     """The command that shows the plan of an inquiry."""
-    from charter.plan.ask import OPTION_OF, SPOKEN, short
+    from charter.plan.ask import OPTION_OF, SPOKEN
+    from charter.units import short
 
     words = ["charter plan", SPOKEN[inquiry.kind], str(inquiry.model)]
     given = {OPTION_OF[name]: short(getattr(inquiry, name)) for name in OPTION_OF if name != "model"}

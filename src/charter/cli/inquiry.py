@@ -44,7 +44,12 @@ JudgePrice = Annotated[
     _option("--judge-price", "IN,OUT", "With cai, label: USD per 1M tokens of a judge that is an API."),
 ]
 On = Annotated[
-    str | None, _option("--on --gpus", "GPU:N", "A machine, like H100:8; if left out, all of the price book.")
+    str | None,
+    _option(
+        "--on --gpus",
+        "GPU:N",
+        "A machine like H100:8, or several: H100:16 is two; all of the price book if left out.",
+    ),
 ]
 Nodes = Annotated[str | None, _option("--nodes", "N", "The most machines; 1 with --on, else 16.")]
 Price = Annotated[str | None, _option("--price", "USD", "Per hour of one accelerator of your own, like 2.")]
@@ -99,7 +104,7 @@ def question_file(context: typer.Context, changes: Sequence[str]) -> "KindFile |
         over = tuple(f"over this, --set {change}" for change in context.params["overrides"] or ())
         text = _changed(file.text, changes) if changes else file.text
         return replace(file, text=text, assumed=(*file.assumed, *over), amount=None if changes else file.amount)
-    if word is not None and not word.exists() and word.suffix == "" and len(word.parts) == 1:
+    if word is not None and not word.exists() and _is_no_path(word):
         raise unknown_word(str(word), " ".join([model or "8B", *words_of(context, OPTIONS)]))
     typed = context.find_root().meta.get(WORDS, ())
     names = {"on": "gpus"} if any(word.partition("=")[0] == "--gpus" for word in typed) else {}
@@ -112,6 +117,13 @@ def question_file(context: typer.Context, changes: Sequence[str]) -> "KindFile |
             "in a project, say it in charter.yaml or with --set"
         )
     return None
+
+
+def _is_no_path(word: Path) -> bool:
+    """Return whether a word that is no file was hardly meant as one: a kind that is none, or a model."""
+    from charter.catalog.models import find
+
+    return (word.suffix == "" and len(word.parts) == 1) or find(str(word)) is not None
 
 
 def _refuse_of_projects(context: typer.Context, kind: str) -> None:
@@ -161,6 +173,8 @@ def project_reader(context: typer.Context, file: "KindFile | None", path: Path, 
 
     given = context.params
     if file is None:
+        if given["template"] is None and path == Path(".") and not Path("charter.yaml").exists():
+            _refuse_no_project()
         return lambda more: planned_project(path, given["template"], [*changes, *more])
 
     def read(more: Sequence[str]) -> "tuple[Project, Path]":
@@ -171,6 +185,17 @@ def project_reader(context: typer.Context, file: "KindFile | None", path: Path, 
         return project_of_text(kind_file(inquiry).text, [*changes, *others])
 
     return read
+
+
+def _refuse_no_project() -> None:
+    """Raise a `UsageError` that also names the way without a file."""
+    from charter.cli.common import open_project
+    from charter.errors import UsageError
+
+    try:
+        open_project(Path("."))
+    except UsageError as error:
+        raise UsageError(f"{error}; without a file: charter plan sft 8B --tokens 100M") from None
 
 
 @contextmanager
@@ -320,6 +345,36 @@ LIKE = {
 """Keys of other kinds of stage for what is called so in training."""
 
 
+OTHERS: Mapping[str, str] = {
+    "samples": "data",
+    "examples": "data",
+    "conversations": "data",
+    "rows": "data",
+    "context": "seq_len",
+    "ctx": "seq_len",
+    "hardware": "accelerators",
+    "cloud": "it is --set resources.infra={value} here",
+    "provider": "it is --set resources.infra={value} here",
+    "infra": "it is --set resources.infra={value} here",
+    "spot": "it is --market spot here",
+    "use_spot": "it is --market spot here",
+    "time": "it is --deadline {value} here, like --deadline 3d",
+    "hours": "it is --deadline {value}h here",
+    "days": "it is --deadline {value}d here",
+    "max_cost": "it is --budget {value} here",
+    "engine": "say --set pipeline.{stage}.engine={value}",
+    "framework": "say --set pipeline.{stage}.engine={value}",
+    "backend": "say --set pipeline.{stage}.engine={value}",
+    "load_in_4bit": "say --lora 16 --set pipeline.{stage}.adapter.base_bits=4",
+    "constitution": "the file that --save writes names it",
+    "reward": "a rule, or for ppo a model of the policy's size, is assumed; the file that --save writes names it",
+    "reward_model": "ppo assumes one of the policy's size; the file that --save writes names it",
+    "reward_fn": "grpo assumes a rule that costs nothing; the file that --save writes names it",
+    "teacher": "a question knows no teacher; say `distillation` of a ppo stage in the file that --save writes",
+}
+"""What else people say of a plan: the key of charter.yaml, or a sentence with the value and the stage."""
+
+
 def instead_of_option(option: str, key: str, words: Sequence[str]) -> str | None:
     """Return what a question says in place of an option of another tool, whose key in charter.yaml is `key`.
 
@@ -339,18 +394,25 @@ def instead_of_option(option: str, key: str, words: Sequence[str]) -> str | None
     after = dict(pairwise(words)) | dict(word.split("=", 1) for word in words if "=" in word)
     value = after.get(option, "VALUE")
     value = "VALUE" if value.startswith("-") else value
+    stage = stage_of_kind(kind)
+    other = OTHERS.get(key, key)
+    if " " in other:
+        return other.format(value=value, stage="STAGE" if stage is None else stage[0])
+    key = other
     if key == "model":
         return f"the model stands after the kind: charter plan {SPOKEN[kind]} {value.replace('VALUE', 'MODEL')}"
     if key == "data":
         amount = f"say how much there is with {OPTION_OF[AMOUNT[kind]]}; " if kind in AMOUNT else ""
         return f"{amount}the file that --save writes names the data"
     if key == "accelerators":
-        return f"it is --on here, with type and number, like --on H100:{value if value.isdigit() else 8}"
+        usual = (
+            f"H100:{value}" if value.isdigit() else f"{value}:8" if value != "VALUE" and ":" not in value else "H100:8"
+        )
+        return f"it is --on here, with type and number, like --on {usual}"
     if key == "adapter" and "lora" in takes(kind):
         return "it is --lora here, with a rank, like --lora 16"
     if FIELDS.get(key) in [OPTION_OF[name] for name in takes(kind)]:
         return f"it is {FIELDS[key]} {value} here"
-    stage = stage_of_kind(kind)
     if stage is None:
         return None
     name, names = stage
@@ -400,7 +462,7 @@ def _share(number: int, share: float) -> str:
     >>> _share(100_000_000, 0.0438), _share(20_000, 0.291)
     ('4.3M', '5.8k')
     """
-    from charter.plan.ask import short
+    from charter.units import short
 
     left = number * share * (1 + 1e-9)
     unit = 10 ** max(0, math.floor(math.log10(max(1.0, left))) - 1)

@@ -151,11 +151,14 @@ class Verbs(TyperGroup):
         """Find the longest verb that the line begins with, in its present, short or earlier spelling."""
         first = args[0]
         if first == "help" and not ctx.resilient_parsing:
+            if len(args) > 1:
+                return self.resolve_command(ctx, [*args[1:], "--help"])
             print(ctx.get_help())
             ctx.exit()
         if first in OLD and not ctx.resilient_parsing:
             print(f'note: "charter {first}" is now "charter {OLD[first]}"', file=sys.stderr)
         words = [*(SHORT.get(first) or OLD.get(first) or first).split(), *args[1:]]
+        _refuse_question(words)
         for length in (2, 1):
             name = " ".join(words[:length])
             if name in COMMANDS and len(words) >= length:
@@ -199,6 +202,19 @@ class Verbs(TyperGroup):
         formatter.write("Options: --version, --install-completion, --show-completion, -h or --help\n")
 
 
+def _refuse_question(words: Sequence[str]) -> None:
+    """Raise a `UsageError` where a kind of stage is to be run that no file describes."""
+    if words[0] not in ("run", "submit") or len(words) < 3 or Path(words[1]).exists():
+        return
+    from charter.plan.ask import kind_of
+
+    if kind_of(words[1]) is not None:
+        raise UsageError(
+            f"charter {words[0]} takes the directory of a project; for one stage without a file, first charter plan "
+            f"{' '.join(words[1:])} --save charter.yaml"
+        )
+
+
 def with_directory(command: Any, words: list[str], others: Sequence[str] = ()) -> list[str]:
     """Put -C before a project that was named without it, for a command that takes no other word.
 
@@ -235,6 +251,7 @@ TYPED = {
     r"Input should be less than or equal to ": "give at most ",
     r"\. Did you mean": "; did you mean",
     r"extra argument\(s\)": "extra word",
+    r"[Mm]issing option '--accelerator'.*": "say on which accelerators: --on H100:8",
 }
 """What the parser of words says, and what Charter does."""
 
@@ -273,14 +290,16 @@ def _key_of_option(option: str, ctx: Any) -> str | None:
 
     word = option.lstrip("-").lower().replace("-", "_")
     key = HABITS.get(word, word if word in HABITS.values() else None)
-    if key is None:
-        return None
     start = f"{ctx.command_path} has no option {option}"
     if ctx.command_path == "charter plan":
-        from charter.cli.inquiry import instead_of_option
+        from charter.cli.inquiry import OTHERS, instead_of_option
 
-        if (instead := instead_of_option(option, key, ctx.meta.get(WORDS, ()))) is not None:
+        said = key or (word if word in OTHERS else None)
+        instead = None if said is None else instead_of_option(option, said, ctx.meta.get(WORDS, ()))
+        if instead is not None:
             return f"{start}: {instead}"
+    if key is None:
+        return None
     from charter.spec.suggest import key_of_stage
 
     place = key_of_stage(key)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from charter.cli.common import JsonOption, print_json
-from charter.errors import DataError
+from charter.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,6 +43,8 @@ def validate(
     from charter.validation.validate import grouped
     from charter.validation.validate import validate as predict
 
+    if file.suffix in (".yaml", ".yml") or file.is_dir():
+        raise UsageError(f"{file}: charter check finds the errors of a project; validate reads a CSV of measured runs")
     rows = read_measurements(file)
     prefixes = tuple(part.strip().upper()[:3] for part in leave_out.split(",") if part.strip())
     verdicts = predict(

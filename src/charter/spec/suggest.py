@@ -17,10 +17,16 @@ HABITS = {
     "max_seq_length": "seq_len",
     "max_seq_len": "seq_len",
     "block_size": "seq_len",
+    "sequence_length": "seq_len",
+    "seq_length": "seq_len",
+    "context_length": "seq_len",
+    "cutoff_len": "seq_len",
     "max_prompt_length": "max_prompt_tokens",
     "max_completion_length": "max_new_tokens",
     "max_response_length": "max_new_tokens",
     "num_generations": "samples_per_prompt",
+    "group_size": "samples_per_prompt",
+    "rollout_n": "samples_per_prompt",
     "warmup": "warmup_steps",
     "lr_scheduler_type": "schedule",
     "loss_type": "loss",
@@ -30,16 +36,33 @@ HABITS = {
     "init_kl_coef": "kl_coefficient",
     "model_name_or_path": "model",
     "dataset": "data",
+    "train_file": "data",
     "peft": "adapter",
     "lora": "adapter",
     "gpus": "accelerators",
     "num_gpus": "accelerators",
+    "gpu": "accelerators",
     "tp": "tensor",
     "tensor_parallel_size": "tensor",
     "pp": "pipeline",
     "torch_dtype": "dtype",
 }
 """What users of other tools write (trainers, SkyPilot), and the key here."""
+
+
+METHODS = {
+    "kto": "dpo {rest} --set pipeline.dpo.loss=kto",
+    "ipo": "dpo {rest} --set pipeline.dpo.loss=ipo",
+    "rloo": "grpo {rest} --set pipeline.rl.estimator=rloo",
+    "reinforce++": "grpo {rest} --set pipeline.rl.estimator=reinforce_pp",
+    "gspo": "grpo {rest} --set pipeline.rl.ratio=sequence",
+    "cispo": "grpo {rest} --set pipeline.rl.surrogate=cispo",
+    "qlora": "sft {rest}{rank} --set pipeline.sft.adapter.base_bits=4",
+    "lora": "sft {rest}{rank}",
+    "peft": "sft {rest}{rank}",
+    "adapter": "sft {rest}{rank}",
+}
+"""Methods that people ask for like a kind, and the question that plans them."""
 
 
 OF_RESOURCES = frozenset({"accelerators", "micro_batch", "tensor", "pipeline"})
