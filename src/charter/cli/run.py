@@ -137,7 +137,8 @@ def progress_line(event: Event) -> str:
     metrics = event.get("metrics", {})
     parts += [f"{name} {metrics[name]:.4g}" for name in _METRICS if name in metrics]
     if event.get("cost_usd") is not None:
-        parts.append(f"{format_usd(event['cost_usd'])} so far")
+        settled, most = (format_usd(event.get(name, event["cost_usd"])) for name in ("cost_usd", "cost_usd_most"))
+        parts.append(f"{settled} so far" if settled == most else f"{settled} so far, at most {most}")
     return " · ".join(parts)
 
 

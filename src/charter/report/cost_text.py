@@ -435,7 +435,7 @@ def _ratio_text(ratio: float | None, actual: int | None, p90: int | None) -> str
 def _progress(stage: StageView) -> str:
     if stage.state in ("done", "pending") or not stage.target_step:
         return ""
-    return f" {100 * (stage.step or 0) / stage.target_step:.0f} %"
+    return f" {100 * stage.step / stage.target_step:.0f} %"
 
 
 def _rate(per_second: float) -> str:

@@ -25,7 +25,7 @@ class StageView:
     kind: str
     state: State
     phase: Phase
-    step: int | None
+    step: int
     target_step: int | None
     plan: AmountSpread | None
     totals: Totals
@@ -127,7 +127,7 @@ def overview(run: RunFiles) -> Overview:
             name,
             kind=str(in_plan.get(name, {}).get("kind") or kinds.get(name, "")),
             planned_stage=in_plan.get(name, {}),
-            files=run.stages.get(name, StageFiles(name=name)),
+            sample_seconds=run.stages.get(name, StageFiles(name=name)).sample_seconds,
             totals=totals.get(name, Totals()),
             calls=calls.get(name, CallSums()),
             state=run.states.get(name, PENDING),
@@ -180,27 +180,25 @@ def _view(
     *,
     kind: str,
     planned_stage: Mapping[str, Any],
-    files: StageFiles,
+    sample_seconds: float,
     totals: Totals,
     calls: CallSums,
     state: StageState,
 ) -> StageView:
-    progress = files.record or files.progress or {}
-    step, target = progress.get("step"), progress.get("target_step")
     plan = planned(planned_stage) if planned_stage else None
     return StageView(
         name=name,
         kind=kind,
         state=state.state,
         phase=state.phase,
-        step=step,
-        target_step=target,
+        step=state.step,
+        target_step=state.target_step,
         plan=plan,
         totals=totals,
         calls=calls,
         remaining=NO_SPREAD,
         planned_stage=planned_stage,
-        sample_seconds=files.sample_seconds,
+        sample_seconds=sample_seconds,
     )
 
 
@@ -219,7 +217,7 @@ def _so_far(stage: StageView, files: StageFiles, accounted: Iterable[Accounted])
         planned_usd=None if stage.plan is None or stage.plan.p50.usd is None else _interval(stage.plan, "usd"),
         planned_start_seconds=planned_start_seconds(stage.planned_stage),
         done=stage.state == "done",
-        step=0 if stage.state == "pending" else stage.step or 0,
+        step=stage.step,
         target_step=stage.target_step,
         kept_seconds=current.useful_milliseconds / 1000,
         kept_usd=usd if priced else None,

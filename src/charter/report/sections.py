@@ -161,7 +161,7 @@ def _stage_row(view: Overview, stage: StageView) -> list[object]:
     plan, ran = stage.plan, stage.totals.attempts > 0
     state = pill(stage.state)
     if stage.state in ("running", "interrupted", "failed") and stage.target_step:
-        state = Markup(f"{state} <small>{stage.step or 0} / {stage.target_step}</small>")
+        state = Markup(f"{state} <small>{stage.step} / {stage.target_step}</small>")
     row: list[object] = [
         stage_name(view, stage.name),
         stage.kind,

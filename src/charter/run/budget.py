@@ -350,16 +350,6 @@ class _Lines:
 NO_PRICE = "resources.price is not set"
 
 
-def spent_usd(project: Project, ledger: Ledger) -> float | None:
-    """Cost of all attempts and calls so far; None when nothing has a price.
-
-    Running attempts count up to their last heartbeat, calls that may or may not have been billed with the most
-    that they can cost: a limit holds for the bill, not for what is known of it.
-    """
-    total = ledger.total(run=project.name)
-    return total.most_micro_usd / MICRO_USD_PER_USD if total.is_priced else None
-
-
 def budget_error(line: BudgetLine) -> BudgetError:
     """The error that ends a run at a limit."""
     where = limit_key(line)
@@ -415,8 +405,8 @@ class BudgetWatch:
         self._held: dict[tuple[str, str], BudgetLine] = {}
         self._allowances = CallAllowances(pipeline.project)
         self._has_claimed = False
-        self.spent_usd: float | None = None
-        """Cost so far, as of the last look."""
+        self.spent = Sums()
+        """Of the run, as of the last look: running attempts count up to their last heartbeat."""
 
     def start(self, ledger: Ledger, *, done: Collection[str]) -> None:
         """Refuse to start when a limit is passed already; say when there is nothing to go by."""
@@ -433,7 +423,7 @@ class BudgetWatch:
         """Tell what is new; the error when a limit asks to stop."""
         project = self._pipeline.project
         if project.budget is None:
-            self.spent_usd = spent_usd(project, ledger)
+            self.spent = ledger.total(run=project.name)
             return None
         now = time.time()
         with ledger.claims(run=project.name, now=now) as claims:
@@ -442,7 +432,7 @@ class BudgetWatch:
             lines = binding(project, lines_now(self._pipeline, self._plan, spending, running=running, done=done))
             self._share(lines, spending, running, claims)
         self._allowances.write()
-        self.spent_usd = spending.total.most_micro_usd / MICRO_USD_PER_USD if spending.total.is_priced else None
+        self.spent = spending.total
         stop = None
         self._held.clear()
         for line in lines:

@@ -459,8 +459,7 @@ class Supervisor:
         progress = attempt.progress()
         if progress and progress != attempt.last_shown:
             attempt.last_shown = progress
-            spent = self._budget.spent_usd
+            spent = self._budget.spent
+            money = {"cost_usd": spent.usd, "cost_usd_most": spent.most_usd} if spent.is_priced else {"cost_usd": None}
             shown = {key: value for key, value in progress.items() if key not in ("pid", "updated_at")}
-            self._events.emit(
-                "stage_progress", stage=attempt.stage.name, seconds=attempt.seconds, cost_usd=spent, **shown
-            )
+            self._events.emit("stage_progress", stage=attempt.stage.name, seconds=attempt.seconds, **money, **shown)

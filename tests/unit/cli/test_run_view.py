@@ -14,7 +14,8 @@ PROGRESS = {
 
 def test_a_line_of_progress_has_step_rate_time_left_metrics_and_cost():
     expected = "step 30/40 · 2 rollouts/s · 5.0 s left · reward_mean 0.5 · kl 1.25 · $0.02 so far"
-    assert progress_line(PROGRESS) == expected
+    assert progress_line(PROGRESS) == progress_line({**PROGRESS, "cost_usd_most": 0.02}) == expected
+    assert progress_line({**PROGRESS, "cost_usd_most": 0.5}) == f"{expected}, at most $0.50"
 
 
 def test_what_is_not_known_yet_is_left_out():

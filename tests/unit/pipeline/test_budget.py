@@ -20,7 +20,7 @@ from charter.run.attempt import (
     heartbeat,
     price_micro_usd_per_hour,
 )
-from charter.run.budget import BudgetWatch, StageStep, lines_now, read_plan, read_spending, spent_usd, stages_so_far
+from charter.run.budget import BudgetWatch, StageStep, lines_now, read_plan, read_spending, stages_so_far
 from charter.run.events import Events
 from charter.run.graph import Pipeline
 from charter.spec.project import Project, Resources, Serving
@@ -76,12 +76,12 @@ def test_what_was_spent_is_the_sum_over_attempts(ledger):
     spend(ledger, hours=2, price_usd=3)
     spend(ledger, hours=1, price_usd=4)
     spend(ledger, hours=1, price_usd=100, run="another")
-    assert spent_usd(project(), ledger) == 10.0
+    assert ledger.total(run="p").usd == 10.0
 
 
 def test_without_a_price_nothing_is_known_and_no_limit_is_passed(ledger, watching):
     spend(ledger, hours=2, price_usd=None)
-    assert spent_usd(project(limit=1), ledger) is None
+    assert not ledger.total(run="p").is_priced
     watch = watching(project(limit=1, price=None))
     watch.watch.start(ledger, done=())
     assert watch.messages == ["the budget cannot be watched: resources.price is not set"]
@@ -119,9 +119,7 @@ def call_usage(*, settled, unknown):
 
 def test_calls_count_with_the_most_that_unknown_ones_can_cost(ledger, watching):
     ledger.record_usage([call_usage(settled=2, unknown=0.5)])
-    assert spent_usd(project(), ledger) == 2.5
     spend(ledger, hours=1, price_usd=3)
-    assert spent_usd(project(), ledger) == 5.5
     with pytest.raises(BudgetError, match=r"p has cost \$5.00, and at most \$5.50 .*, over its limit of \$5.00"):
         watching(project(limit=5)).watch.start(ledger, done=())
     with pytest.raises(BudgetError, match=r"p may have cost more than its limit of \$5.20: \$5.00, and at most \$5.50"):
@@ -129,7 +127,7 @@ def test_calls_count_with_the_most_that_unknown_ones_can_cost(ledger, watching):
     for limit in (None, 100):
         made = watching(project(limit=limit))
         made.look(ledger)
-        assert made.watch.spent_usd == 5.5
+        assert (made.watch.spent.usd, made.watch.spent.most_usd) == (5.0, 5.5)
 
 
 def test_a_share_is_not_told_again_when_calls_turn_out_cheaper_than_they_might_have_been(ledger, watching):
@@ -142,7 +140,7 @@ def test_a_share_is_not_told_again_when_calls_turn_out_cheaper_than_they_might_h
 
 def test_calls_without_a_price_leave_the_cost_unknown(ledger):
     ledger.record_usage([call_usage(settled=0, unknown=0)])
-    assert spent_usd(project(limit=1), ledger) is None
+    assert not ledger.total(run="p").is_priced
 
 
 def test_a_run_does_not_start_at_its_limit_unless_only_a_warning_is_asked_for(ledger, watching):

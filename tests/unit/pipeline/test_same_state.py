@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("sqlalchemy")
 pytest.importorskip("starlette")
 
-from dashboard_case import ProjectCase
+from dashboard_case import START, ProjectCase
 from read_only_tree import open_directory, read_only
 
 from charter.artifacts import durable
@@ -20,8 +20,11 @@ from charter.artifacts.job_files import JobFiles, Submission, write_submission
 from charter.artifacts.lease import Holder, host_id, start_ticks
 from charter.artifacts.stage_state import STATES, TRACKER_STATES, Phase
 from charter.dashboard.reading import ProjectDirectory, ProjectReader
+from charter.dashboard.view.run_view import run_view
 from charter.engines.project import load_project
 from charter.errors import ExitCode
+from charter.ledger import ApiUsage, Ledger
+from charter.ledger.call import CallSums, RouteTotals
 from charter.report.cost import cost_json
 from charter.report.overview import overview
 from charter.report.read import read_run
@@ -218,3 +221,46 @@ def test_every_view_gives_the_same_state(place, name):
     assert len({tuple(found.items()) for found in ({s: p for s, (p, _) in v.items()} for v in views.values())}) == 1
     word = by_trackers(case).get(stage)
     assert word in (None, TRACKER_STATES[states.pop()] or "running")
+
+
+def figures_of_status(case):
+    return {
+        stage["name"]: (stage["step"], stage["target_step"]) for stage in status_of(case.project, case.root)["stages"]
+    }
+
+
+def figures_of_dashboard(case):
+    view = run_view(ProjectReader(ProjectDirectory(key="k", root=case.root, label="demo")).snapshot(wait=True))
+    progress = {row.name: (row.stage.step, row.stage.target_step) for row in view.rows}
+    stages = {row.name: (row.seconds, row.usd, row.planned_seconds) for row in view.rows}
+    return progress, stages, (view.wall_seconds, view.money.spent_usd, view.money.forecast_usd)
+
+
+def figures_of_cost(case):
+    run = read_run(case.root)
+    cost = cost_json(overview(run), run.accounted)
+    progress = {stage["name"]: (stage["step"], stage["target_step"]) for stage in cost["stages"]}
+    stages = {
+        stage["name"]: (stage["actual"]["seconds"], stage["actual"]["usd"], stage["planned"]["seconds"])
+        for stage in cost["stages"]
+    }
+    return progress, stages, (cost["wall_seconds"], cost["actual"]["usd"], cost["forecast"]["usd"])
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_view_gives_the_same_figures(place, name):
+    awkward = Awkward(place / "demo")
+    getattr(awkward, name)()
+    case = awkward.case
+    case.attempt("sft", seconds=50, outcome="killed", steps=2)
+    case.attempt("pm", seconds=30, after=20, outcome="killed", steps=0)
+    with Ledger.open(case.run / "ledger.sqlite") as ledger:
+        sums = CallSums(requests=4, settled_micro_usd=70_000, unknown_micro_usd=20_000)
+        route = RouteTotals(endpoint="http://judge/v1", model="m", first_at=START, last_at=START + 9, sums=sums)
+        fingerprint = case.stages["sft"].fingerprint
+        ledger.record_usage([ApiUsage(run="demo", stage="sft", fingerprint=fingerprint, store_id="1", route=route)])
+    case.project = load_project(case.root / "charter.yaml")
+    of_dashboard, of_cost = figures_of_dashboard(case), figures_of_cost(case)
+    assert figures_of_status(case) == of_dashboard[0] == of_cost[0]
+    assert of_dashboard[1] == of_cost[1]
+    assert of_dashboard[2] == pytest.approx(of_cost[2])

@@ -342,10 +342,10 @@ def so_far(snapshot: Snapshot, stage: StageNow) -> StageSoFar:
         step=stage.step,
         target_step=stage.target_step,
         kept_seconds=sums.totals.useful_milliseconds / 1000,
-        calls_usd=sums.calls.settled_micro_usd / MICRO_USD_PER_USD,
+        calls_usd=sums.calls.most_micro_usd / MICRO_USD_PER_USD,
         paced_steps=paced_steps,
         paced_seconds=paced_seconds,
-        kept_usd=(lasting + sums.calls.settled_micro_usd) / MICRO_USD_PER_USD if sums.is_priced else None,
+        kept_usd=(lasting + sums.calls.most_micro_usd) / MICRO_USD_PER_USD if sums.is_priced else None,
     )
 
 
