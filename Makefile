@@ -48,7 +48,7 @@ test-handover: $(SYSTEM_READY)  ## stages in other engines: their configurations
 	@$(BIN)/python tools/suites.py handover
 
 ACCELERATOR := planned_worlds fake_peaks fake_ppo_peaks fake_steps host_waits attention parallel_models parallel_load parallel recompute runtime \
-  device_branches fused_decoding planned_decoder packing
+  device_branches fused_decoding planned_decoder packing vllm_engine
 test-accelerator: $(DEV_READY)  ## what accelerators would show and processors can: peaks, waits, masks, shards; no GPU is needed
 	@$(BIN)/pytest -q $(ACCELERATOR:%=tests/integration/train/test_%.py) tests/integration/test_first_gpu.py
 

@@ -55,11 +55,10 @@ def _support() -> Iterator[str]:
 def _nodes(engine: TrainingEngine) -> str:
     if engine.adapter is None or engine.reads == NO_ROWS:
         return "none: exported"
-    if engine.capabilities.several_nodes:
+    several = [kind for kind in engine.kinds if engine.capabilities.runs_on_nodes(kind)]
+    if len(several) == len(engine.kinds):
         return "one node or several"
-    on_ray = engine.capabilities.ray_kinds
-    kinds = "" if on_ray == engine.kinds else f" ({', '.join(f'`{kind}`' for kind in on_ray)})"
-    return f"one node; several of Ray{kinds}" if on_ray else "one node"
+    return f"one node; several ({', '.join(f'`{kind}`' for kind in several)})" if several else "one node"
 
 
 def _resume(engine: TrainingEngine) -> str:

@@ -26,7 +26,10 @@ TITLES = {
     "shards": "SIGKILL of processes that share the batches of a stage",
     "flips": "Flipped bits and cut-off ends of the files of a stage",
 }
-ORDER = ("1", "2 DDP", "2 FSDP2", "3 DDP", "4 DDP", "4 FSDP2", "2 TP SP", "4 TP SP FSDP2", "2 shards", "3 shards")
+ORDER = (
+    *("1", "2 DDP", "2 FSDP2", "3 DDP", "4 DDP", "4 FSDP2", "2 context", "2 TP SP", "4 TP SP FSDP2"),
+    *("2 shards", "3 shards"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

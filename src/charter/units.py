@@ -105,6 +105,19 @@ def _seconds(value: float) -> float:
     return value
 
 
+def short(value: "int | str | None") -> "int | str | None":
+    """Return a number as people write it.
+
+    >>> short(100_000_000), short(4_300_000), short(60_000), short(2_048), short("8B")
+    ('100M', '4.3M', '60k', 2048, '8B')
+    """
+    if isinstance(value, int):
+        for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+            if value >= unit and value % (unit // 10) == 0:
+                return f"{value / unit:g}{letter}"
+    return value
+
+
 def parse_usd(value: object) -> float:
     """US dollars of `"$25_000"`, `"$1.5k"` or a plain number.
 

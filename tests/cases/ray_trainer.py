@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HANG_SECONDS = 900.0
+SOME_CPU = 0.5
+"""Of a worker, so that the workers of one node do not need more than one."""
 VERSION = "1.0"
 
 
@@ -35,6 +37,10 @@ class Run:
     checkpoints: Path
     first: int = 0
     output: Path | None = None
+    generators: int = 0
+    """With accelerators of their own; 0 where they share those of training."""
+    each: int = 1
+    """Accelerators of one of them."""
 
     @property
     def ranks(self):
@@ -45,7 +51,7 @@ def of_verl():
     import yaml
 
     settings = yaml.safe_load(Path("ppo.yaml").read_text())
-    trainer = settings["trainer"]
+    trainer, apart = settings["trainer"], settings.get("rollout", {})
     resume = trainer["resume_from_path"]
     return Run(
         engine="verl",
@@ -56,6 +62,8 @@ def of_verl():
         model=Path(settings["actor_rollout_ref"]["model"]["path"]),
         checkpoints=Path(trainer["default_local_dir"]),
         first=int(resume.rpartition("_")[2]) if resume else 0,
+        generators=apart.get("nnodes", 0),
+        each=apart.get("n_gpus_per_node", 1),
     )
 
 
@@ -77,6 +85,24 @@ def of_nemo_rl(config):
     )
 
 
+def of_skyrl(config):
+    import yaml
+
+    trainer = yaml.safe_load(Path(config).read_text())["trainer"]
+    checkpoints = Path(trainer["ckpt_path"])
+    latest = checkpoints / "latest_ckpt_global_step.txt"
+    return Run(
+        engine="skyrl",
+        nodes=trainer["placement"]["policy_num_nodes"],
+        per_node=trainer["placement"]["policy_num_gpus_per_node"],
+        steps=int(os.environ["STEPS"]),
+        every=trainer["ckpt_interval"],
+        model=Path(trainer["policy"]["model"]["path"]),
+        checkpoints=checkpoints,
+        first=int(latest.read_text()) if latest.exists() else 0,
+    )
+
+
 def of_openrlhf(words):
     options = {}
     for word in words:
@@ -86,10 +112,13 @@ def of_openrlhf(words):
             options[name] = word
     checkpoints = Path(options["--ckpt.path"])
     latest = checkpoints / "_actor" / "latest"
+    together = "--train.colocate_all" in options and "--train.async_enable" not in options
     return Run(
         engine="openrlhf",
         nodes=int(options["--actor.num_nodes"]),
         per_node=int(options["--actor.num_gpus_per_node"]),
+        generators=0 if together else int(options["--vllm.num_engines"]),
+        each=int(options["--vllm.tensor_parallel_size"]),
         steps=int(os.environ["STEPS"]),
         every=int(options["--ckpt.save_steps"]),
         model=Path(options["--actor.model_name_or_path"]),
@@ -110,27 +139,33 @@ def connect(engine):
     else:
         key = "ray_kwargs.ray_init.runtime_env.py_executable="
         python = next((word.removeprefix(key).strip("'") for word in sys.argv if word.startswith(key)), None)
-        ray.init(runtime_env={"env_vars": {"NCCL_DEBUG": "WARN"}, "working_dir": None, "py_executable": python})
+        named = {"py_executable": python} if python else {}
+        ray.init(runtime_env={"env_vars": {"NCCL_DEBUG": "WARN"}, "working_dir": None, **named})
 
 
 def groups_of(run):
-    """Placement groups as the engine asks for them, and the bundle of each node's worker."""
+    """Placement groups as the engine asks for them: group, bundle and accelerators of each worker."""
     from ray.util.placement_group import placement_group
 
-    bundle = {"GPU": run.per_node, "CPU": 1}
+    bundle = {"GPU": run.per_node, "CPU": SOME_CPU}
     if run.engine == "verl":
         groups = [placement_group([bundle], strategy="STRICT_PACK") for _ in range(run.nodes)]
-        return [(group, 0) for group in groups]
-    group = placement_group([bundle] * run.nodes, strategy="PACK")
-    return [(group, number) for number in range(run.nodes)]
+        places = [(group, 0, run.per_node) for group in groups]
+    else:
+        group = placement_group([bundle] * run.nodes, strategy="PACK")
+        places = [(group, number, run.per_node) for number in range(run.nodes)]
+    if run.generators:
+        apart = placement_group([{"GPU": run.each, "CPU": SOME_CPU}] * run.generators, strategy="PACK")
+        places += [(apart, number, run.each) for number in range(run.generators)]
+    return places
 
 
 class Worker:
-    """The processes of one node as one."""
+    """The processes of one node as one; those after the trainers' generate, and have no part in a checkpoint."""
 
     def __init__(self, run, node):
         self.run, self.node = run, node
-        self.mine = range(node * run.per_node, (node + 1) * run.per_node)
+        self.mine = range(node * run.per_node, (node + 1) * run.per_node) if node < run.nodes else ()
 
     def devices(self):
         """What it sees, when it runs in the engine's environment: its interpreter says so."""
@@ -247,14 +282,14 @@ def train(run):
 
     connect(run.engine)
     places = groups_of(run)
-    ray.get([group.ready() for group, _ in places])
-    make = ray.remote(num_gpus=run.per_node, num_cpus=1)(Worker)
+    ray.get([group.ready() for group, _, _ in places])
     workers = []
-    for node, (group, bundle) in enumerate(places):
+    for node, (group, bundle, count) in enumerate(places):
         there = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=bundle)
-        workers.append(make.options(scheduling_strategy=there).remote(run, node))
+        make = ray.remote(num_gpus=count, num_cpus=SOME_CPU, scheduling_strategy=there)(Worker)
+        workers.append(make.remote(run, node))
     devices = ray.get([worker.devices.remote() for worker in workers])
-    assert [len((item or "").split(",")) for item in devices] == [run.per_node] * run.nodes, devices
+    assert [len((item or "").split(",")) for item in devices] == [count for _, _, count in places], devices
     step = run.first
     while step < run.steps:
         step += 1
@@ -279,17 +314,24 @@ def merge(words):
     shutil.copy(Path(options["--local_dir"]) / "huggingface" / "weights.safetensors", target / "model.safetensors")
 
 
+def run_of(words):
+    """What the words of an engine's command, and the configuration that they name, ask for."""
+    if "verl.trainer.main_ppo" in words or "verl.experimental.one_step_off_policy.main_ppo" in words:
+        return of_verl()
+    if "openrlhf.cli.train_ppo_ray" in words:
+        return of_openrlhf(words[words.index("openrlhf.cli.train_ppo_ray") + 1 :])
+    if "--config" in words:
+        return of_nemo_rl(words[words.index("--config") + 1])
+    return of_skyrl(words[-1])
+
+
 def main(words):
     if "-c" in words:
         print(json.dumps(dict.fromkeys(words[words.index("-c") + 2 :], VERSION)))
     elif "verl.model_merger" in words:
         merge(words[words.index("merge") + 1 :])
-    elif "verl.trainer.main_ppo" in words:
-        train(of_verl())
-    elif "openrlhf.cli.train_ppo_ray" in words:
-        train(of_openrlhf(words[words.index("openrlhf.cli.train_ppo_ray") + 1 :]))
     else:
-        train(of_nemo_rl(words[words.index("--config") + 1]))
+        train(run_of(words))
 
 
 if __name__ == "__main__":

@@ -13,17 +13,23 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import engines_over_nodes
 import pytest
+import ray_trainer
 import yaml
 
 from charter.cli.main import entry
+from charter.engines import render
+from charter.engines.common.request import HandoverPaths
 from charter.engines.project import load_project
+from charter.launch.handing_over import handover_of, model_roles, placement_of
 from charter.launch.job import module_of
 from charter.launch.kubernetes.scheduler import KubernetesScheduler
+from charter.launch.machine import NodeFacts, frozen_values
 from charter.launch.ray.request import request_of
 from charter.launch.slurm.scheduler import SlurmScheduler
 from charter.launch.submission import preview_job
-from charter.run.graph import build_pipeline, with_project
+from charter.run.graph import build_pipeline, job_of, with_project
 from charter.run.planned import plan_of_run, resolved_project
 from charter.run.served import stage_pools
 from charter.templates.shipped import find_template, write_template
@@ -208,6 +214,59 @@ def test_the_launcher_gets_what_was_planned(planned, given, tmp_path):
         for difference in differences(stage, given(job, tmp_path / stage["name"], planned[0].project))
     ]
     assert not wrong, "\n".join(wrong)
+
+
+NODE = NodeFacts(gpus=4, cpu_capability="AVX2", torch="2.13.0", transformers="5.23.0")
+
+
+def asked_of_ray(engine, stage, execution, project, launcher, work):
+    """Accelerators that an engine asks its Ray for, by its configuration: of those that train, and of generators."""
+    job = job_of(stage, project, frozen_values(project, stage.spec, NODE))
+    paths = HandoverPaths(
+        work=str(work), models={role: "/m" for role in model_roles(job)}, data={"prompts": "/d.jsonl"}
+    )
+    made = render(
+        handover_of(
+            job,
+            paths=paths,
+            architectures={},
+            target_steps=6,
+            num_nodes=2,
+            on_ray=launcher == "ray",
+            placement=placement_of(execution),
+        )
+    )
+    assert ("bash" in made.command) == (launcher != "ray")
+    for name, text in made.files.items():
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(work)
+        patch.setenv("STEPS", "6")
+        run = ray_trainer.run_of([word for word in made.command if word not in ("bash", "on_ray.sh", "python")])
+    return run.nodes * run.per_node, run.generators * run.each
+
+
+@pytest.mark.parametrize("given", [by_slurm, by_kubernetes, by_ray])
+@pytest.mark.parametrize("engine", ["verl", "openrlhf", "nemo_rl", "skyrl"])
+def test_an_engine_asks_its_ray_for_what_was_planned(engine, given, tmp_path):
+    launcher = given.__name__.removeprefix("by_")
+    root = engines_over_nodes.project(tmp_path / "project", engine, infra=launcher, settings=f"{launcher}: {{}}")
+    path = root / "charter.yaml"
+    path.write_text(path.read_text().replace("memory: 1GiB, ", ""))
+    project = load_project(path)
+    pipeline = build_pipeline(project, root)
+    planned = pipeline, plan_of_run(pipeline)
+    ((entry, job),) = jobs(planned, launcher)
+    assert differences(entry, given(job, tmp_path / "rl", project)) == []
+    _, executions = resolved_project(pipeline, planned[1], launcher)
+    execution = executions["rl"]
+    trains, generates = asked_of_ray(engine, pipeline.stages["rl"], execution, project, launcher, tmp_path)
+    apart = execution.roles.get("generators")
+    assert (apart is not None) == (engine == "openrlhf")
+    assert trains == execution.roles["trainer"].accelerators
+    assert generates == (0 if apart is None else apart.accelerators)
+    assert trains + generates == entry["count"]
 
 
 @pytest.mark.parametrize("template", TEMPLATES[:3])

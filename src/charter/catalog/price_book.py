@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from charter.catalog.accelerators import Accelerator, get
+from charter.catalog.accelerators import CPU, Accelerator, get, parse_request
 from charter.catalog.offer import ALL_REGIONS, Market, Offer, as_of_key, earliest_day, offer_of_row, read_offers
 from charter.catalog.price_row import PriceFinding, Severity
 from charter.catalog.rows import StoragePrice, read_table, storage_prices
@@ -68,6 +68,16 @@ class PriceBook:
         )
         selected = _newest(matches) if latest else matches
         return tuple(offer for offer in selected if market is None or offer.usd_per_hour(market) is not None)
+
+    def machine_sizes(self, accelerator: str) -> tuple[int, ...]:
+        """Return how many accelerators the machines on offer have; the usual number where each one has a price.
+
+        >>> PriceBook.bundled().machine_sizes("H100"), PriceBook.bundled().machine_sizes("v5p")
+        ((1, 8), (4,))
+        """
+        usual = get(accelerator).devices_per_node
+        rows = [offer for offer in self.offers(accelerator) if offer.whole_machine]
+        return tuple(sorted({usual if offer.scales else offer.count for offer in rows}))
 
     def storage_prices(self, provider: str | None = None, product: str | None = None) -> tuple[StoragePrice, ...]:
         """Prices of storage, requests and transfer, narrowed down.
@@ -218,6 +228,23 @@ def offers(
     ['crusoe']
     """
     return PriceBook.bundled().offers(accelerator, cloud=cloud, region=region, market=market, latest=latest)
+
+
+def machines_of(request: str) -> tuple[str, int | None]:
+    """Return the machine that a request means and how many, where more accelerators are asked for than any has.
+
+    Of a type that nobody offers, machines have their usual number.
+
+    >>> machines_of("H100:16"), machines_of("H100:8"), machines_of("H100:12"), machines_of("v5p:64")
+    (('H100:8', 2), ('H100:8', None), ('H100:12', None), ('v5p:4', 16))
+    """
+    name, count = parse_request(request)
+    if name == CPU:
+        return request, None
+    largest = max(PriceBook.bundled().machine_sizes(name), default=get(name).devices_per_node)
+    if largest == 1 or count <= largest or count % largest:
+        return request, None
+    return f"{request.partition(':')[0]}:{largest}", count // largest
 
 
 PETA = 1e15

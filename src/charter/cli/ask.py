@@ -227,7 +227,8 @@ def _plan(inquiry: "Inquiry") -> "Plan":
 
 def _command(inquiry: "Inquiry") -> str:
     """The command that shows the plan of an inquiry."""
-    from charter.plan.ask import OPTION_OF, SPOKEN, short
+    from charter.plan.ask import OPTION_OF, SPOKEN
+    from charter.units import short
 
     words = ["charter plan", SPOKEN[inquiry.kind], str(inquiry.model)]
     given = {OPTION_OF[name]: short(getattr(inquiry, name)) for name in OPTION_OF if name != "model"}

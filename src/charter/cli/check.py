@@ -34,7 +34,7 @@ def check_command(
     """Check charter.yaml: every error at once, each with its line."""
     import os
 
-    from charter.engines.project import load_project
+    from charter.engines.project import inexpressible, load_project
     from charter.spec.bind import project_yaml
     from charter.spec.graph import execution_order
     from charter.spec.load import deviation_lines
@@ -51,6 +51,7 @@ def check_command(
     for line in (*deviations, *assumed):
         typer.echo(line)
     lacking = [problem for name, stage in project.pipeline.items() for problem in check_runnable(name, stage)]
+    lacking += inexpressible(project)
     if lacking:
         typer.echo("It can be planned; to run it, mend this first:")
     for problem in lacking:

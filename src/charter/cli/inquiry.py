@@ -44,7 +44,12 @@ JudgePrice = Annotated[
     _option("--judge-price", "IN,OUT", "With cai, label: USD per 1M tokens of a judge that is an API."),
 ]
 On = Annotated[
-    str | None, _option("--on --gpus", "GPU:N", "A machine, like H100:8; if left out, all of the price book.")
+    str | None,
+    _option(
+        "--on --gpus",
+        "GPU:N",
+        "A machine like H100:8, or several: H100:16 is two; all of the price book if left out.",
+    ),
 ]
 Nodes = Annotated[str | None, _option("--nodes", "N", "The most machines; 1 with --on, else 16.")]
 Price = Annotated[str | None, _option("--price", "USD", "Per hour of one accelerator of your own, like 2.")]
@@ -457,7 +462,7 @@ def _share(number: int, share: float) -> str:
     >>> _share(100_000_000, 0.0438), _share(20_000, 0.291)
     ('4.3M', '5.8k')
     """
-    from charter.plan.ask import short
+    from charter.units import short
 
     left = number * share * (1 + 1e-9)
     unit = 10 ** max(0, math.floor(math.log10(max(1.0, left))) - 1)

@@ -1,14 +1,12 @@
-"""Forecast of a run's final cost from the amount spent and the measured pace; what a budget requires now. Pure."""
+"""Forecast of what is left of a run, from what was spent and the measured pace. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from math import exp, fsum, log, sqrt
 from statistics import NormalDist
 from typing import Any, Literal
 
 from charter.cost.monte_carlo import add
-from charter.errors import UsageError
 from charter.physics.terms import Z90, Interval
 
 PLAN_WORTH_STEPS = 5.0
@@ -22,8 +20,17 @@ nobody has measured either.
 """
 START_SIGMA, COMMON_TO_STARTS = log(3.0) / Z90, 0.5
 """Of the logarithm of a start over its plan: one in ten takes three times as long; half is in common (judgement)."""
+LIKE_WORK = 0.1
+"""Before it is seen: how likely starts follow the work of their stages and not the plan's starts (judgement).
+
+A start that loads weights is planned; one that reads all rows, or measures before the first step, grows with them.
+"""
+START_OF_WORK, START_OF_WORK_SIGMA = 0.1, 1.5
+"""Such a start over the time of the steps: median, and standard deviation of the logarithm (judgement)."""
 LEAST_START = 0.05
 """Measured over planned start that counts as no start at all."""
+QUANTILE_WITHIN = 1e-4
+"""Of the logarithm of a start."""
 LEAST_SIGMA = 0.01
 """Of the logarithm of a plan: one of no width would be infinitely wrong."""
 DRIFT_RATIO = 1.15
@@ -84,6 +91,8 @@ class StageForecast:
     """What is forecast for a step over what is planned for it, in money or else in time; None where not known."""
     steps: int = 0
     """Steps that were measured."""
+    shared: float = COMMON_TO_ALL
+    """Of the variance of what is left, what it has in common with other stages."""
 
     @property
     def words(self) -> str:
@@ -115,13 +124,12 @@ class Forecast:
     @property
     def seconds(self) -> Interval:
         """Machine time that is left, stages one after the other."""
-        return self._sum([stage.seconds for stage in self.stages.values()])
+        return self._sum([(stage.seconds, stage.shared) for stage in self.stages.values()])
 
     @property
     def usd(self) -> Interval | None:
         """Money that is left; None when no stage that is not done has a price."""
-        priced = [stage.usd for stage in self.stages.values() if stage.usd is not None]
-        return self._sum(priced) if priced else None
+        return self.usd_of(list(self.stages)) if any(stage.usd is not None for stage in self.stages.values()) else None
 
     def words(self, names: Collection[str]) -> str:
         """Return the basis of some stages' forecast, in a line; where many wait, they are counted, not named."""
@@ -132,27 +140,31 @@ class Forecast:
 
     def usd_of(self, names: Sequence[str]) -> Interval:
         """Money that is left for some stages; those without a price count nothing."""
-        return self._sum([part.usd for part in self.stages.values() if part.name in names and part.usd is not None])
+        parts = [part for part in self.stages.values() if part.name in names]
+        return self._sum([(part.usd, part.shared) for part in parts if part.usd is not None])
 
-    def _sum(self, parts: Sequence[Interval]) -> Interval:
+    def _sum(self, parts: Sequence[tuple[Interval, float]]) -> Interval:
         """Before anything is measured it is the plan, which adds quantiles."""
         is_learned = any(stage.basis in ("measured", "scaled") for stage in self.stages.values())
-        return together(parts) if is_learned else add(parts)
+        return together(parts) if is_learned else add([part for part, _ in parts])
 
 
-def together(parts: Sequence[Interval]) -> Interval:
-    """Return the sum of what stages still take: `COMMON_TO_ALL` of their variance is in common, the rest their own.
+def together(parts: Sequence[tuple[Interval, float]]) -> Interval:
+    """Return the sum of what stages still take, each with the share `c` of its variance that all have in common.
 
-    Medians add. The distance `d` of an end to the median is `sqrt(c (sum d)^2 + (1 - c) sum d^2)`.
+    Medians add. An end is as far from the median as `sqrt((sum sqrt(c) d)^2 + sum (1 - c) d^2)`, where `d` is how far a
+    stage's own end is.
 
-    >>> together([Interval(p10=6.0, p50=10.0, p90=14.0)] * 2).p90 < 28
-    True
+    >>> part = Interval(p10=6.0, p50=10.0, p90=14.0)
+    >>> [round(together([(part, share)] * 4).p90) for share in (0.0, 0.7, 1.0)]
+    [48, 54, 56]
     """
     ends = {}
     for name in ("p10", "p90"):
-        apart = [abs(getattr(part, name) - part.p50) for part in parts]
-        ends[name] = sqrt(COMMON_TO_ALL * fsum(apart) ** 2 + (1.0 - COMMON_TO_ALL) * fsum(one**2 for one in apart))
-    median = fsum(part.p50 for part in parts)
+        apart = [(abs(getattr(part, name) - part.p50), share) for part, share in parts]
+        in_common = fsum(sqrt(share) * distance for distance, share in apart)
+        ends[name] = sqrt(in_common**2 + fsum((1.0 - share) * distance**2 for distance, share in apart))
+    median = fsum(part.p50 for part, _ in parts)
     return Interval(p10=median - ends["p10"], p50=median, p90=median + ends["p90"])
 
 
@@ -232,27 +244,50 @@ class _Error:
 
     median: float = 0.0
     variance: float = 1.0
+    """Of what is shared with other parts."""
+    own: float = 0.0
+    """Variance of what is not."""
     is_learned: bool = False
 
     def given(self, seen: Sequence[_Evidence], own: float, *, sums: bool) -> "_Error":
         """Return it after `m` parts were seen that share it, each with an error of its own of variance `own`.
 
         `m` parts of mean logarithm `L` move it by `w (L - median)` and leave `1 - w` of its variance,
-        `w = variance / (variance + own / m)`. How far they scatter says, with as many votes, how large `own` is.
+        `w = variance / (variance + own / m)`.
         `sums`: the mean is that of their sums, as money adds; else of their logarithms, which one outlier moves less.
         """
         if not seen:
             return self
         total = fsum(item.weight for item in seen)
-        count = total**2 / fsum(item.weight**2 for item in seen)
-        logs = fsum(item.weight * log(item.ratio) for item in seen) / total
-        variance = fsum(item.weight * item.sigma**2 for item in seen) / total
-        scatter = fsum(item.weight * (log(item.ratio) - logs) ** 2 for item in seen) / total / variance
-        own = (own + count * scatter) / count if count > 1.0 else own
-        mean = log(fsum(item.ratio * item.weight for item in seen) / total) if sums else logs
-        weight = self.variance / (self.variance + own / count)
+        mean = log(fsum(item.ratio * item.weight for item in seen) / total) if sums else _mean(seen)
+        weight = self.variance / (self.variance + own / _votes(seen))
         moved = self.median + weight * (mean - self.median)
         return _Error(median=moved, variance=(1.0 - weight) * self.variance, is_learned=True)
+
+    @property
+    def shared(self) -> float:
+        """Share of the variance that is in common with others."""
+        return self.variance / (self.variance + self.own)
+
+    def density(self, seen: Sequence[_Evidence], own: float) -> float:
+        """Return the logarithm of the density of what was seen, each with an error of its own; a constant is left out.
+
+        The covariance of `m` parts is `own I + variance 1 1'`: its determinant and inverse are known in closed form.
+        """
+        gaps = [log(item.ratio) / item.sigma - self.median / item.sigma for item in seen]
+        both = own + len(gaps) * self.variance
+        squares = fsum(gap**2 for gap in gaps) - self.variance * fsum(gaps) ** 2 / both
+        return -0.5 * (squares / own + log(both / own))
+
+
+def _votes(seen: Sequence[_Evidence]) -> float:
+    """Number of parts of one size that would say as much: `(sum w)^2 / sum w^2`."""
+    return fsum(item.weight for item in seen) ** 2 / fsum(item.weight**2 for item in seen)
+
+
+def _mean(seen: Sequence[_Evidence]) -> float:
+    """Mean of the logarithms."""
+    return fsum(item.weight * log(item.ratio) for item in seen) / fsum(item.weight for item in seen)
 
 
 def _excess(seen: Sequence[_Evidence]) -> float:
@@ -262,12 +297,26 @@ def _excess(seen: Sequence[_Evidence]) -> float:
     return max(1.0, squares / total) if total else 1.0
 
 
+def _apart(seen: Sequence[_Evidence], own: float) -> float:
+    """Variance of what is a part's own, over the `own` that is supposed, by how far those that were seen scatter.
+
+    One part cannot tell its own error from that of all, and counts for both; the supposition counts as one part.
+    """
+    if not seen:
+        return 1.0
+    mean, total = _mean(seen), fsum(item.weight for item in seen)
+    squares = fsum(item.weight * ((log(item.ratio) - mean) / item.sigma) ** 2 for item in seen) / total
+    return (_excess(seen) + _votes(seen) * squares / own) / _votes(seen)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Paces:
     """Measured over planned for what was done."""
 
     starts: tuple[_Evidence, ...]
     steps: tuple[_Evidence, ...]
+    work: tuple[_Evidence, ...]
+    """The same starts over the measured time of their stages' steps."""
 
     def of_steps(self, stage: StageSoFar) -> _Error:
         """Return what others say of a stage's steps.
@@ -275,20 +324,34 @@ class _Paces:
         A plan's error is one part that all stages share, one that its kind shares, and one of its own.
         """
         others = [item for item in self.steps if item.stage != stage.name]
-        excess = _excess(others)
+        apart = _apart(others, 1.0 - COMMON_TO_ALL)
         mine, rest = ([item for item in others if (item.kind == stage.kind) is same] for same in (True, False))
-        error = _Error(variance=COMMON_TO_ALL * excess).given(rest, (1.0 - COMMON_TO_ALL) * excess, sums=True)
-        error = replace(error, variance=error.variance + (COMMON_TO_KIND - COMMON_TO_ALL) * excess)
-        error = error.given(mine, (1.0 - COMMON_TO_KIND) * excess, sums=True)
-        return replace(error, variance=error.variance + (1.0 - COMMON_TO_KIND) * excess)
+        error = _Error(variance=COMMON_TO_ALL * _excess(others)).given(rest, (1.0 - COMMON_TO_ALL) * apart, sums=True)
+        error = replace(error, variance=error.variance + (COMMON_TO_KIND - COMMON_TO_ALL) * apart)
+        error = error.given(mine, (1.0 - COMMON_TO_KIND) * apart, sums=True)
+        return replace(error, own=(1.0 - COMMON_TO_KIND) * apart)
 
-    def of_start(self, stage: StageSoFar) -> _Error:
-        """Return what others say of a stage's start."""
-        others = [item for item in self.starts if item.stage != stage.name]
-        excess = _excess(others)
-        own = (1.0 - COMMON_TO_STARTS) * excess
-        error = _Error(variance=COMMON_TO_STARTS * excess).given(others, own, sums=False)
-        return replace(error, variance=error.variance + own)
+    def of_start(self, stage: StageSoFar, planned: float, steps: float) -> tuple[tuple[float, NormalDist], ...]:
+        """Return laws of the logarithm of a stage's start, each with its probability: as planned, and as its work is.
+
+        What others' starts were says which law holds: their densities under each, the shared error integrated out.
+        """
+        supposed = 1.0 - COMMON_TO_STARTS
+        as_planned, as_work = ([item for item in seen if item.stage != stage.name] for seen in (self.starts, self.work))
+        own = supposed * _apart(as_planned, supposed)
+        common = COMMON_TO_STARTS * _excess(as_planned)
+        error = _Error(variance=common).given(as_planned, own, sums=False)
+        law = NormalDist(log(planned) + error.median, START_SIGMA * sqrt(error.variance + own))
+        if not as_work:
+            return ((1.0, law),)
+        of_work = _Error(median=log(START_OF_WORK), variance=(START_OF_WORK_SIGMA / START_SIGMA) ** 2)
+        odds = LIKE_WORK / (1.0 - LIKE_WORK)
+        odds *= exp(
+            min(50.0, of_work.density(as_work, supposed) - _Error(variance=common).density(as_planned, supposed))
+        )
+        error = of_work.given(as_work, supposed, sums=False)
+        other = NormalDist(log(steps) + error.median, START_SIGMA * sqrt(error.variance + supposed))
+        return (1.0 / (1.0 + odds), law), (odds / (1.0 + odds), other)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,6 +383,7 @@ def _one(stage: StageSoFar, seconds_paces: _Paces, usd_paces: _Paces) -> StageFo
         basis=basis,
         pace=left.p50 / of_plan if left is not None and of_plan else None,
         steps=stage.step,
+        shared=seconds_paces.of_steps(stage).shared if basis == "scaled" else COMMON_TO_ALL,
     )
 
 
@@ -343,22 +407,32 @@ def _left(stage: StageSoFar, what: Amount, paces: _Paces) -> tuple[Interval | No
     if (not others.is_learned and seen is None) or not steps.p50:
         planned_all = stage.planned_seconds if what == "seconds" else stage.planned_usd
         return (planned_all or NONE).scaled(1.0 - stage.share), "planned"
-    starts, passed = paces.of_start(stage), seen.start if seen is not None else 0.0
-    start_left = _start_left(start * exp(starts.median), START_SIGMA * sqrt(starts.variance), passed)
+    median, width = steps.p50 * exp(others.median), exp(Z90 * _sigma(steps) * sqrt(others.variance + others.own))
+    passed = seen.start if seen is not None else 0.0
+    start_left = _start_left(paces.of_start(stage, start, median), passed) if start else NONE
     if not others.is_learned:
         return add([start_left, steps]), "planned"
-    median, width = steps.p50 * exp(others.median), exp(Z90 * _sigma(steps) * sqrt(others.variance))
     return add([start_left, Interval(p10=median / width, p50=median, p90=median * width)]), "scaled"
 
 
-def _start_left(median: float, sigma: float, passed: float) -> Interval:
-    """Return the rest of a start of which some has passed, if its logarithm is normal."""
-    if not median:
-        return NONE
-    normal = NormalDist(log(median), sigma)
-    over = min(0.999, normal.cdf(log(passed))) if passed else 0.0
-    ends = {f"p{share}": exp(normal.inv_cdf(over + (1.0 - over) * share / 100)) for share in (10, 50, 90)}
+def _start_left(laws: Sequence[tuple[float, NormalDist]], passed: float) -> Interval:
+    """Return the rest of a start of which some has passed, by the laws that its logarithm may have."""
+    over = min(0.999, _share_below(laws, log(passed))) if passed else 0.0
+    ends = {f"p{share}": exp(_quantile(laws, over + (1.0 - over) * share / 100)) for share in (10, 50, 90)}
     return Interval(**{name: max(0.0, end - passed) for name, end in ends.items()})
+
+
+def _share_below(laws: Sequence[tuple[float, NormalDist]], value: float) -> float:
+    return fsum(probability * law.cdf(value) for probability, law in laws)
+
+
+def _quantile(laws: Sequence[tuple[float, NormalDist]], share: float) -> float:
+    """Return where a share of a mixture of laws lies below: between the quantiles of the laws, halved until it is."""
+    low, high = (pick(law.inv_cdf(share) for _, law in laws) for pick in (min, max))
+    while high - low > QUANTILE_WITHIN:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _share_below(laws, middle) < share else (low, middle)
+    return low
 
 
 def _seen(stage: StageSoFar, what: Amount) -> _Seen | None:
@@ -421,7 +495,7 @@ def _sigma(planned: Interval) -> float:
 
 def _paces(stages: Sequence[StageSoFar], what: Amount) -> _Paces:
     """Measured over planned of every stage that has made steps."""
-    starts, steps = [], []
+    starts, steps, work = [], [], []
     for stage in stages:
         planned, seen = _planned(stage, what), _seen(stage, what)
         if planned is None or seen is None or not seen.step or not stage.share:
@@ -431,120 +505,10 @@ def _paces(stages: Sequence[StageSoFar], what: Amount) -> _Paces:
         if start and stage.paced_steps:
             ratio = max(LEAST_START, seen.start / start)
             starts.append(_Evidence(**by, ratio=ratio, weight=1.0, sigma=START_SIGMA))
+            worked = seen.step * (stage.target_step or 1)
+            work.append(replace(starts[-1], ratio=ratio * start / worked))
         if of_steps.p50:
             pace = _step(stage, seen, of_steps, _Error()).p50 * (stage.target_step or 1)
             weight, sigma = of_steps.p50 * stage.share, _sigma(of_steps)
             steps.append(_Evidence(**by, ratio=pace / of_steps.p50, weight=weight, sigma=sigma))
-    return _Paces(starts=tuple(starts), steps=tuple(steps))
-
-
-WARN_SHARES = (0.5, 0.8, 0.9)
-"""Shares of the budget at which to tell; the usual alerts of cloud budgets."""
-
-
-class BudgetState(StrEnum):
-    """From harmless to final."""
-
-    OK = "ok"
-    WARN = "warn"
-    HOLD = "hold"
-    STOP = "checkpoint and stop"
-
-
-@dataclass(frozen=True, kw_only=True)
-class BudgetVerdict:
-    """A state, why, and the figures it rests on."""
-
-    state: BudgetState
-    reason: str
-    spent_usd: float
-    """Stop costs included."""
-    forecast_p10_usd: float
-    forecast_p50_usd: float
-    forecast_p90_usd: float
-    limit_usd: float
-    passed_share: float | None = None
-    """The largest share of `WARN_SHARES` that is spent."""
-
-
-def budget_verdict(
-    *,
-    limit_usd: float,
-    spent_usd: float,
-    remaining_p50_usd: float,
-    remaining_p90_usd: float,
-    remaining_p10_usd: float = 0.0,
-    running_p10_usd: float = 0.0,
-    on_forecast: BudgetState = BudgetState.WARN,
-    warmed_up: bool = True,
-    unsettled_usd: float = 0.0,
-) -> BudgetVerdict:
-    """The state of a budget: `ok`, then `warn`, `hold` and `checkpoint and stop`.
-
-    Stop at 100 % of the limit; hold (start nothing new) when what runs uses up the rest even at its p10; warn at 50, 80
-    and 90 % and when the forecast, spent + p50 of the remaining plan, is above the limit.
-
-    `remaining` is the plan that is left, `running` the part of it that has started. `on_forecast` is what a forecast
-    whose p10 is above the limit asks for: to warn, to hold, or to stop. A median above it only warns: half of all runs
-    that are on plan would be stopped by it. Before what runs has `warmed_up`, it warns too: a run that is started
-    again would otherwise end before it could show another pace. `unsettled` is the part of `spent` that calls may have
-    cost and need not: it counts against the limit, and is not told as spent.
-
-    >>> budget_verdict(limit_usd=100, spent_usd=40, remaining_p50_usd=50, remaining_p90_usd=80).state.value
-    'ok'
-    >>> budget_verdict(limit_usd=100, spent_usd=40, remaining_p50_usd=70, remaining_p90_usd=90).state.value
-    'warn'
-    """
-    if limit_usd <= 0 or min(spent_usd, remaining_p50_usd, remaining_p90_usd, remaining_p10_usd, running_p10_usd) < 0:
-        raise UsageError("a budget needs a limit above zero and amounts that are not negative")
-    passed = max((share for share in WARN_SHARES if spent_usd >= share * limit_usd), default=None)
-    state, reason = _state(
-        limit_usd,
-        spent_usd,
-        (remaining_p10_usd, remaining_p50_usd),
-        running_p10_usd,
-        passed,
-        on_forecast,
-        warmed_up,
-        unsettled_usd,
-    )
-    return BudgetVerdict(
-        state=state,
-        reason=reason,
-        spent_usd=spent_usd,
-        forecast_p10_usd=spent_usd + remaining_p10_usd,
-        forecast_p50_usd=spent_usd + remaining_p50_usd,
-        forecast_p90_usd=spent_usd + remaining_p90_usd,
-        limit_usd=limit_usd,
-        passed_share=passed,
-    )
-
-
-def _state(
-    limit: float,
-    spent: float,
-    remaining: tuple[float, float],
-    running: float,
-    passed: float | None,
-    on_forecast: BudgetState,
-    warmed_up: bool,
-    unsettled: float,
-) -> tuple[BudgetState, str]:
-    if spent >= limit:
-        why = "the budget is spent" if spent - unsettled >= limit else "the budget may be spent: calls are not settled"
-        return BudgetState.STOP, why
-    at_least, median = remaining
-    surely_over = spent + at_least > limit
-    if surely_over and on_forecast is not BudgetState.WARN and not warmed_up:
-        return BudgetState.WARN, "the forecast (p10) is above the budget, and too few steps are made to act on it"
-    if surely_over and on_forecast is BudgetState.STOP:
-        return BudgetState.STOP, "the forecast (p10) is above the budget, which was asked to stop it"
-    if surely_over and on_forecast is BudgetState.HOLD:
-        return BudgetState.HOLD, "the forecast (p10) is above the budget: nothing new starts"
-    if running and spent + running >= limit:
-        return BudgetState.HOLD, "what is running is expected to use up the budget: nothing new starts"
-    if spent + median > limit:
-        return BudgetState.WARN, "the forecast (p50) is above the budget"
-    if passed is not None:
-        return BudgetState.WARN, f"{passed:.0%} of the budget is spent"
-    return BudgetState.OK, "spent and forecast are within the budget"
+    return _Paces(starts=tuple(starts), steps=tuple(steps), work=tuple(work))

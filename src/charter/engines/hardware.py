@@ -21,10 +21,20 @@ def hardware_refusal(engine: str, kind: str, accelerator: Accelerator) -> str | 
     """
     if accelerator.vendor in capabilities(engine).makers or accelerator.kind == CPU:
         return None
-    tables = [capabilities(name) for name in engine_names()]
-    others = [one.name for one in tables if accelerator.vendor in one.makers and kind in one.kinds]
-    instead = f"; engine: {one_of(tuple(others))} does" if others else ", nor does any other engine that Charter knows"
+    others = engines_on(kind, accelerator)
+    instead = f"; engine: {one_of(others)} does" if others else ", nor does any other engine that Charter knows"
     return f"engine {engine} does not run on {accelerator.name} ({accelerator.vendor}){instead}"
+
+
+def engines_on(kind: str, accelerator: Accelerator) -> tuple[str, ...]:
+    """Return the engines that train a kind of stage on an accelerator.
+
+    >>> from charter.catalog.accelerators import get
+    >>> engines_on("sft", get("TPU-v5p")), engines_on("sft", get("Trainium2"))
+    (('maxtext',), ())
+    """
+    tables = [capabilities(name) for name in engine_names()]
+    return tuple(one.name for one in tables if accelerator.vendor in one.makers and kind in one.kinds)
 
 
 def server_refusal(accelerator: Accelerator) -> str | None:

@@ -104,6 +104,15 @@ def engine_problems(project: Project) -> Iterator[Problem]:
             yield Problem(message=reason, path=f"{path}.dtype", hint=fp8_instead())
 
 
+def inexpressible(project: Project) -> Iterator[Problem]:
+    """Yield fields of stages that their engines cannot express, by the engines' tables: planned, but not run so."""
+    for name, stage in project.pipeline.items():
+        for item in capabilities(stage.engine).fixed:
+            if item.refuses(stage):
+                message = f"{stage.engine} cannot express it: {item.why}"
+                yield Problem(message=message, path=f"pipeline.{name}.{item.field}", hint=item.instead)
+
+
 def _unknown(name: str, path: str) -> Problem:
     *others, last = map(repr, engine_names())
     guess = nearest(name, engine_names())

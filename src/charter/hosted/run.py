@@ -68,6 +68,8 @@ from charter.train.preference_model import score_statistics, stage_pairs
 from charter.train.setup import Setup
 
 EVERY_SECONDS = 1.0
+AT_ITS_NODE = ("env", "NODE_RANK=${NODE_RANK}", "MASTER_ADDR=${MASTER_ADDR}", "RAY_PORT=${MASTER_PORT}")
+"""What the script that makes a Ray of a stage's own nodes has to know, before the command of each."""
 
 
 @contextlib.contextmanager
@@ -435,6 +437,8 @@ class HostedStage:
             placement=placement_of(read_execution(self.stage.path)),
         )
         rendered = render(handover)
+        if handover.starts_ray:
+            rendered = replace(rendered, command=(*AT_ITS_NODE, *rendered.command))
         for name, text in rendered.files.items():
             path = self.work / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ H width of the residual stream, R ranks of adapters, V vocabulary.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,6 +113,12 @@ def _in_one_column() -> Iterator[None]:
         torch.use_deterministic_algorithms(is_strict, warn_only=only_warns)
 
 
+@functools.cache
+def _recording_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream of all recordings: cuBLAS keeps a workspace (32 MiB) for every stream that it has been on."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 class TokenGraph:
     """The operations of one token as a CUDA graph over the memory of a cache: one launch instead of hundreds."""
 
@@ -119,7 +126,7 @@ class TokenGraph:
         self._ids_L, self._position_LQ = ids_L.clone(), position_LQ.clone()
         self._column_1 = ids_L.new_zeros(1)
         self._graph = torch.cuda.CUDAGraph()
-        stream, now = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+        stream, now = _recording_stream(ids_L.device), torch.cuda.current_stream(ids_L.device)
         stream.wait_stream(now)
         with torch.cuda.stream(stream):
             # `torch.cuda.graph` would hand all cached memory back to the driver first, and wait for the device.

@@ -187,9 +187,35 @@ class Answers:
 
     def share(self, number: int, count: int, device: torch.device) -> "Answers":
         """The rows of one of several processes, each of which has `count`."""
-        part = slice(number * count, (number + 1) * count)
+        return self.rows(slice(number * count, (number + 1) * count), device)
+
+    def rows(self, part: slice | Tensor, device: torch.device) -> "Answers":
+        """Some of the rows, on a device."""
         values = (self.prompt_BQ, self.prompt_mask_BQ, self.answer_BR, self.answer_mask_BR, self.log_probability_BR)
         return Answers(*(None if value is None else value[part].to(device) for value in values))  # type: ignore[arg-type]
+
+
+def joined(parts: Sequence[Answers], *, padding: int) -> Answers:
+    """Rows of several samplings below each other: prompts to the right edge, answers to the left, as each has them."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def stacked(values: Sequence[Tensor], fill: float, *, is_prompt: bool) -> Tensor:
+        width = max(value.shape[1] for value in values)
+        missing = [width - value.shape[1] for value in values]
+        sides = [(count, 0) if is_prompt else (0, count) for count in missing]
+        pad = torch.nn.functional.pad
+        return torch.cat([pad(value, side, value=fill) for value, side in zip(values, sides, strict=True)])
+
+    chosen = [item.log_probability_BR for item in parts]
+    given = [value for value in chosen if value is not None]
+    return Answers(
+        stacked([item.prompt_BQ for item in parts], padding, is_prompt=True),
+        stacked([item.prompt_mask_BQ for item in parts], 0, is_prompt=True),
+        stacked([item.answer_BR for item in parts], padding, is_prompt=False),
+        stacked([item.answer_mask_BR for item in parts], 0, is_prompt=False),
+        stacked(given, 0.0, is_prompt=False) if len(given) == len(parts) else None,
+    )
 
 
 def pad_left(rows: Sequence[Sequence[int]], *, padding: int, width: int | None = None) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ Legend: B answers, R answer tokens.
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import struct
@@ -25,7 +26,7 @@ from torch import Tensor
 import charter
 from charter.engines import capabilities
 from charter.errors import StageError
-from charter.inference.generate import Answers, SamplingSettings, generate, pad_left
+from charter.inference.generate import Answers, SamplingSettings, generate, joined, pad_left
 from charter.inference.vllm_worker import digest, is_probed
 from charter.models.language_model import LanguageModel
 from charter.spec.stage_base import NATIVE
@@ -69,8 +70,9 @@ class NativeGenerator:
 
     is_exact = True
 
-    def __init__(self, policy: LanguageModel, *, tell: Callable[[], None] = lambda: None) -> None:
-        self._policy, self._tell = policy, tell
+    def __init__(self, policy: LanguageModel, *, at_once: int = 0, tell: Callable[[], None] = lambda: None) -> None:
+        """Draw `at_once` answers together, one part of a batch after the other; 0: all of it."""
+        self._policy, self._at_once, self._tell = policy, at_once, tell
         self.version: int | None = None
 
     def sample(
@@ -84,9 +86,20 @@ class NativeGenerator:
     ) -> Answers:
         """One answer per prompt by the weights as they are now."""
         check_version(version, self.version)
-        return generate(
-            self._policy, prompts, seeds=seeds, settings=settings, prompt_width=prompt_width, tell=self._tell
-        )
+        size, parts = self._at_once or len(prompts), []
+        for start in range(0, len(prompts), size):
+            part = slice(start, start + size)
+            parts.append(
+                generate(
+                    self._policy,
+                    prompts[part],
+                    seeds=seeds[part],
+                    settings=settings,
+                    prompt_width=prompt_width,
+                    tell=self._tell,
+                )
+            )
+        return joined(parts, padding=self._policy.padding_id)
 
     def update_weights(self, weights: Weights, *, version: int) -> None:
         """Note the version; the weights are the policy's own, so none are read."""
@@ -248,7 +261,8 @@ PYTHON = "CHARTER_VLLM_PYTHON"
 """Environment variable: the Python that has vLLM; without it, the one that runs Charter."""
 WORKER = "charter.inference.vllm_worker"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_OF_THE_TRAINER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
+_OF_THE_TRAINER = re.compile(r"((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*")
+"""Variables of torchrun: an engine that found the agent's store named here would wait for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +319,6 @@ class VllmGenerator:
             raise StageError(f"vLLM cannot sample in {dtype!r}; it can in {', '.join(DTYPES)}")
         self._dtype, self._options = dtype, options or VllmOptions()
         self._end, self._padding = policy.end_id, policy.padding_id
-        self._device = next(policy.model.parameters()).device
         self._version: int | None = None
         self._names = weight_names(policy)
         self._scratch = tempfile.TemporaryDirectory(prefix="charter-vllm-", dir=_scratch_root())
@@ -359,7 +372,7 @@ class VllmGenerator:
         prompt_width: int | None = None,
         version: int | None = None,
     ) -> Answers:
-        """One answer per prompt, with the log-probability that vLLM gave each token.
+        """One answer per prompt, with the log-probability that vLLM gave each token; on the host, as they go to others.
 
         These are of the distribution that was sampled: at the temperature, after top-p and without the end token
         before `min_new_tokens`; at temperature 0 they are at temperature 1.
@@ -450,8 +463,7 @@ class VllmGenerator:
             answer_BR[index, : len(row)] = torch.tensor(row)
             log_probability_BR[index, : len(row)] = torch.tensor(values)
             answer_mask_BR[index, : len(row)] = True
-        tensors = (prompt_BQ, prompt_mask_BQ, answer_BR, answer_mask_BR, log_probability_BR)
-        return Answers(*(item.to(self._device) for item in tensors))
+        return Answers(prompt_BQ, prompt_mask_BQ, answer_BR, answer_mask_BR, log_probability_BR)
 
 
 def weight_names(policy: LanguageModel) -> frozenset[str]:
@@ -470,7 +482,7 @@ def vllm_command() -> list[str]:
 def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """This process's environment without what torchrun gave it, and with Charter on the path."""
     source = str(Path(charter.__file__).parent.parent)
-    inherited = {name: value for name, value in environment.items() if name not in _OF_THE_TRAINER}
+    inherited = {name: value for name, value in environment.items() if not _OF_THE_TRAINER.fullmatch(name)}
     path = os.pathsep.join(item for item in (source, environment.get("PYTHONPATH", "")) if item)
     return {**inherited, "PYTHONPATH": path}
 

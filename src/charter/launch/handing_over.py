@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import get_args
 
 from charter.artifacts.job import Job, JobInput
 from charter.catalog.huggingface import architecture_from_config
-from charter.engines.common.request import CPU, Arrangement, Handover, HandoverPaths, RlPlacement
+from charter.engines.common.request import CPU, Arrangement, Handover, HandoverPaths, RlPlacement, RolesTogether
 from charter.engines.installed import HOSTED_DEGREES
 from charter.models.engine_layout import engine_layout
 from charter.spec.architecture import Architecture
-from charter.spec.execution import Execution
+from charter.spec.execution import ExecutableLayout, Execution
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import REWARD_SOURCES
@@ -36,6 +37,9 @@ def handover_of(
 ) -> Handover:
     """Return the handover of a stage, as a renderer takes it; on several nodes its processes are shared out evenly."""
     layout = layout_of(job)
+    per_node = layout.num_accelerators // num_nodes
+    for group in placement.groups if placement is not None else ():
+        layout = group.layout if "policy" in group.roles else layout
     resources = job.spec.resources
     named = resources.accelerators.partition(":")[0] if resources and resources.accelerators else GPU
     return Handover(
@@ -48,7 +52,7 @@ def handover_of(
         num_nodes=num_nodes,
         on_ray=on_ray,
         placement=placement,
-        per_node=layout.num_accelerators // num_nodes,
+        per_node=per_node,
         accelerator=CPU if job.frozen.get("device") == "cpu" else named,
         target_steps=target_steps,
         architectures=architectures,
@@ -60,11 +64,40 @@ def handover_of(
 
 
 def placement_of(execution: Execution | None) -> RlPlacement | None:
-    """Return how the roles of a stage share its accelerators; None where no plan has placed them on the same ones."""
-    if execution is None or not execution.generator_tensor or execution.placement != COLOCATED:
+    """Return how the roles of a stage lie on its accelerators; None where no plan has placed them."""
+    if execution is None or not execution.generator_tensor:
         return None
-    arrangement: Arrangement = "offloaded" if execution.waits_on_host else COLOCATED
-    return RlPlacement(arrangement=arrangement, generator_tensor=execution.generator_tensor)
+    arrangement = "offloaded" if execution.waits_on_host else execution.placement or COLOCATED
+    apart = [role for role in execution.roles.values() if role.parts]
+    return RlPlacement(
+        arrangement=next(name for name in get_args(Arrangement) if name == arrangement),
+        groups=tuple(
+            RolesTogether(roles=role.parts, num_accelerators=role.accelerators, layout=planned_layout(role.layout))
+            for role in apart
+        ),
+        generator_tensor=execution.generator_tensor,
+    )
+
+
+def planned_layout(layout: ExecutableLayout) -> Layout:
+    """Return a layout in the planner's terms, of a stage whose rows are sequences."""
+    return Layout(
+        data=layout.data,
+        tensor=layout.tensor,
+        pipeline=layout.pipeline,
+        context=layout.context,
+        expert=layout.expert,
+        interleave=layout.interleave,
+        sequence_parallel=layout.sequence_parallel,
+        zero=ZeroStage(layout.zero),
+        micro_batch=layout.micro_batch,
+        accumulation=layout.accumulation,
+        recompute=Recompute(layout.recompute),
+        offload_optimizer=layout.offload in ("optimizer", "all"),
+        offload_parameters=layout.offload == "all",
+        offload_activations=layout.offload_activations,
+        replicas=layout.replicas,
+    )
 
 
 def sources_of(job: Job) -> dict[str, str]:

@@ -25,6 +25,8 @@ class StageLayout:
     """Processes that share each row, with positions of their own."""
     micro_batch: int = 0
     """Rows of one forward and backward pass in one process; 0: its whole share of the batch."""
+    decode_batch: int = 0
+    """Answers of a rollout that one process draws at once; 0: its whole share."""
     recompute: str = "none"
     offload: str = "none"
     offload_activations: bool = False
@@ -62,6 +64,7 @@ def engine_layout(frozen: Mapping[str, str | int]) -> StageLayout:
         sequence_parallel=bool(int(frozen.get("sequence_parallel", 0))),
         context=int(frozen.get("context", 1)),
         micro_batch=int(frozen.get("micro_batch", 0)),
+        decode_batch=int(frozen.get("decode_batch", 0)),
         recompute=str(frozen.get("recompute", "none")),
         offload=str(frozen.get("offload", "none")),
         offload_activations=bool(int(frozen.get("offload_activations", 0))),

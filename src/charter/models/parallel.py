@@ -292,6 +292,8 @@ KEPT_OPERATIONS = frozenset(
 )
 """What selective recomputation keeps of a layer: products with weights, and fused attention. The rest takes little time
 and much memory: norms, rotations, activation functions, casts, and the scores of attention that is not fused."""
+BOUNDED_ATTENTION = "torch_attn::_varlen_attn"
+"""Fused attention of packed conversations (`train/packing.py`); torch has it once its module is imported."""
 
 
 def recompute_layers(module: nn.Module, how: str, *, inputs_on_host: bool = False) -> None:
@@ -343,7 +345,8 @@ def _keeping_products() -> tuple[Any, Any]:
 
 
 def _policy(_context: Any, operation: Any, *args: Any, **_: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in KEPT_OPERATIONS else CheckpointPolicy.PREFER_RECOMPUTE
+    is_kept = operation in KEPT_OPERATIONS or operation.name() == BOUNDED_ATTENTION
+    return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 log = logging.getLogger(__name__)

@@ -364,10 +364,11 @@ class ServingConstants:
         source="judgement: Python around a dequantising kernel (bitsandbytes, GPTQ, Triton fp8) per linear layer",
     )
     cache_passes: Array = constant(
-        5.0,
+        8.0,
         sigma=0.5,
         unit="times the repeated cache is moved",
-        source="DynamicCache concatenates, repeat_kv expands, SDPA's math path copies to 32 bits (transformers)",
+        source="repeat_kv writes it, 1; torch's math path copies it to 32 bits, 1 + 2, scales keys, 2 + 2, "
+        "and multiplies, 2: 10 of keys and 6 of values (`_scaled_dot_product_attention_math`)",
     )
     reduce_seconds: Array = constant(
         9e-6,

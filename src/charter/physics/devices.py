@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from charter.catalog import accelerators
 from charter.catalog.accelerators import Accelerator
 from charter.physics.columns import Array, array
 from charter.units import GB
@@ -99,6 +100,23 @@ H100 and up to 75 % for its own; FlashAttention-4 up to 71 % on B200; causal mas
 first column was set on the long sequences of Composer (FND rows) on A100 and H100; Blackwell's boards of compute
 capability 12 have the warp-level instructions of Ada (PTX ISA: neither wgmma nor tcgen05), so its shares; the rest is
 judgement."""
+ATTENTION_KERNELS = ("flash1", "flash2", "recent", "flash3")
+"""Columns of `ATTENTION_SHARE`."""
+ATTENTION_MEASURED_ON = {"ampere": "A100-SXM-80GB", "hopper": "H100-SXM-80GB"}
+"""Boards of the papers. Another one of the generation has the same exponentials per multiprocessor, and may have other
+products: H20 keeps 78 multiprocessors, with a quarter of H100's rate each; A10, A40 and RTX 30 have half of A100's at a
+higher clock."""
+CUT_PRODUCTS = 2 / 3
+"""Of the measured board's rate per multiprocessor: below it a board has fewer products in a clock, above it a slower
+clock, which slows exponentials as well."""
+HOST_SLOWNESS = {
+    "V100": 1.4, "T4": 1.4, "A100": 1.3, "A800": 1.3, "A10": 1.3, "A30": 1.3, "A40": 1.3, "GB2": 1.7, "GB3": 1.7,
+    "GH": 1.7,
+}  # fmt: skip
+"""Time of single-threaded Python on the processors beside a device over that on those beside Hopper and Blackwell
+(Sapphire Rapids at 3.8 GHz, as in DGX H100). A100 stands beside Rome, Milan or Ice Lake at 3.4 to 3.5 GHz, V100 beside
+Skylake at 3.7 (systems' data sheets); their cores do 19 % (Ice Lake, Milan) to 40 % (Rome, Skylake) less in a cycle by
+what Intel and AMD printed at each launch. Grace: judgement. Desktop cards stand beside faster cores and have 1."""
 POD_NETWORK_BYTES_PER_SECOND = 6.25 * GB
 """Per chip between TPU pods: 200 Gbit/s for each host of four; judgement."""
 SUSTAINED = {"GB300": 1.2, "B300": 1.1, "Gaudi": 0.85}
@@ -154,6 +172,8 @@ class DeviceColumns:
     serial: Array
     """1 for processors: issuing operations does not hide behind computing them."""
     host_link: Array
+    host: Array
+    """Time of the machine's processors over the usual (`HOST_SLOWNESS`)."""
 
     @classmethod
     def of(cls, accelerator: Accelerator) -> DeviceColumns:
@@ -169,7 +189,7 @@ class DeviceColumns:
         eight = a.peak_flops_per_second("fp8")
         share_8 = a.matmul_ceiling.get("fp8", share)
         four = a.dense_flops_per_second.get("fp4", eight)
-        first, old, recent, own = ATTENTION_SHARE[generation]
+        attention = {name: array(fused_attention_rate(a, name)) for name in ATTENTION_KERNELS}
         domain = max(1, a.scaleup_domain)
         network = a.scaleout_bytes_per_second_per_node
         per_device = network / a.devices_per_node if network else UNKNOWN_NETWORK_BYTES_PER_SECOND
@@ -182,10 +202,7 @@ class DeviceColumns:
             rate_4=array(four * share_8 * (1.0 if four == eight else 0.75)),
             bandwidth=array(a.memory_bytes_per_second * (1.0 if a.kind == "cpu" else MEMORY_SHARE)),
             multiprocessors=array(units),
-            flash1=array(peak * first),
-            flash2=array(peak * old),
-            recent=array(peak * recent),
-            flash3=array(peak * own),
+            **attention,
             sustained=array(next((value for start, value in SUSTAINED.items() if a.name.startswith(start)), 1.0)),
             short_inner=array(SHORT_INNER * (peak * share / units / REFERENCE_RATE if units > 1 else 1.0)),
             hopper=array(generation == "hopper"),
@@ -197,6 +214,7 @@ class DeviceColumns:
             scaleout=array(POD_NETWORK_BYTES_PER_SECOND if torus and not network else per_device),
             serial=array(a.kind == "cpu"),
             host_link=array(HOST_LINK_BYTES_PER_SECOND * (2 if a.year >= 2022 else 1)),
+            host=array(host_slowness(a.name)),
         )
 
     @classmethod
@@ -229,13 +247,39 @@ def generation_of(name: str) -> str:
 def fused_attention_rate(accelerator: Accelerator, kernel: str) -> float:
     """Operations per second of a forward pass of fused attention on long sequences, by the kernel's generation.
 
+    Where the products of a multiprocessor are cut, an operation takes `1 / products + rest`: the rest (exponentials,
+    waiting) is what the board that was measured adds to its products at their ceiling, and stays as long as it was.
+
     >>> from charter.catalog.accelerators import get
     >>> round(fused_attention_rate(get("H100"), "flash3") / fused_attention_rate(get("H100"), "flash2"), 2)
     1.71
+    >>> [round(fused_attention_rate(get("H20"), name) / 148e12, 2) for name in ("flash2", "flash3")]
+    [0.62, 0.76]
     """
-    first, second, recent, own = ATTENTION_SHARE[generation_of(accelerator.name)]
-    share = {"flash1": first, "flash2": second, "recent": recent, "flash3": own}[kernel]
-    return accelerator.peak_flops_per_second("bf16") * share
+    generation, peak = generation_of(accelerator.name), accelerator.peak_flops_per_second("bf16")
+    share = ATTENTION_SHARE[generation][ATTENTION_KERNELS.index(kernel)]
+    if generation not in ATTENTION_MEASURED_ON:
+        return peak * share
+    reference = accelerators.get(ATTENTION_MEASURED_ON[generation])
+    measured, products = _of_one_unit(reference), _of_one_unit(accelerator)
+    if products > CUT_PRODUCTS * measured:
+        return peak * share
+    rest = 1 / (share * measured) - 1 / (ceiling_16(reference) * measured)
+    return multiprocessors(accelerator.name) / (1 / (ceiling_16(accelerator) * products) + max(rest, 0.0))
+
+
+def _of_one_unit(accelerator: Accelerator) -> float:
+    """16-bit peak of one multiprocessor."""
+    return accelerator.peak_flops_per_second("bf16") / multiprocessors(accelerator.name)
+
+
+def host_slowness(name: str) -> float:
+    """Host time of the machines in which a device stands, over the usual.
+
+    >>> host_slowness("A100-SXM-80GB"), host_slowness("H20-96GB"), host_slowness("GB10")
+    (1.3, 1.0, 1.0)
+    """
+    return next((factor for start, factor in HOST_SLOWNESS.items() if name.startswith(start)), 1.0)
 
 
 def multiprocessors(name: str) -> float:

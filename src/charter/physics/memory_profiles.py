@@ -45,6 +45,10 @@ gradient of the output projection, which is made in the forward pass (`charter.m
 tiles for the log-probability of each token (PPO, DPO), whose gradients come in the backward pass, from fp32
 probabilities that are kept for it up to `KEPT_LOGITS` and made again above it. An entropy bonus, whose gradient is
 4 bytes more per logit of a tile, is not counted."""
+SPLIT_LOSS_BYTES = 4.0
+"""More per logit where torch's `loss_parallel` has a released loss over parts of a vocabulary: its backward pass holds
+log-probabilities, a zeroed gradient, exponentials and the sum of both, 4 + 4 + 4 + 4
+(torch.distributed.tensor.parallel.loss, `_nll_loss_and_log_softmax_backward`)."""
 OWN_LOSSES: tuple[CrossEntropy, ...] = ("tiled", "each")
 """Losses of Charter's engine (`charter.models.token_forward`)."""
 KEPT_LOGITS, CPU_KEPT_LOGITS = 2.0**30, 2.0**26

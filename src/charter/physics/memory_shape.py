@@ -28,6 +28,7 @@ from charter.physics.memory_profiles import (
     LOSS_CHUNK,
     LOSS_TILE,
     OWN_LOSSES,
+    SPLIT_LOSS_BYTES,
     AdapterUse,
     MemoryJob,
 )
@@ -299,6 +300,7 @@ class MemoryShape:
     encoder_bytes: Array
     keeps_scores: Array
     loss_bytes: Array
+    loss_split: Array
     loss_share: Array
     loss_rows: Array
     loss_parts: Array
@@ -406,14 +408,14 @@ def _layer_numbers(job: MemoryJob) -> dict[str, float]:
 def _loss_numbers(job: MemoryJob) -> dict[str, float]:
     """The cross-entropy over the vocabulary."""
     kind, a = job.cross_entropy or job.profile.cross_entropy, job.architecture
-    trains_head = job.head == "lm" and job.adapter is None
     return {
         "vocabulary": a.vocab_size,
         "loss_bytes": (job.precision.compute_bytes + LOSS_BYTES[kind]) * (job.head == "lm"),
+        "loss_split": SPLIT_LOSS_BYTES * (kind == "released" and job.head == "lm"),
         "loss_share": job.logit_share,
         "loss_rows": _loss_rows(job, kind),
         "loss_parts": job.profile.loss_parts if kind == "chunked" else 1.0,
-        "loss_head": a.hidden_size * a.vocab_size * (kind in OWN_LOSSES and trains_head),
+        "loss_head": a.hidden_size * a.vocab_size * (kind in OWN_LOSSES and job.head == "lm" and job.adapter is None),
         "loss_kept": (CPU_KEPT_LOGITS if _on_cpu(job) else KEPT_LOGITS) * (kind == "each" and job.head == "lm"),
     }
 
@@ -449,8 +451,6 @@ def _state_numbers(job: MemoryJob) -> dict[str, float]:
 def _run_numbers(job: MemoryJob) -> dict[str, float]:
     """Return the bytes that the stack's code and the device add: buffers, temporaries of the step, the context."""
     profile, device = job.profile, job.accelerator
-    stays = profile.gathers_stay_frozen and job.adapter is not None
-    first, last = job.end_layers or (0, 0)
     return {
         "persistent_gradients": profile.persistent_gradients,
         "second_stage_shards_weights": profile.second_stage_shards_weights,
@@ -460,7 +460,7 @@ def _run_numbers(job: MemoryJob) -> dict[str, float]:
         "step_bytes": profile.step_bytes * _step_share(job),
         "step_parameters": profile.step_parameters,
         "bucket_elements": profile.bucket_elements,
-        "live_parameters": np.inf if stays else profile.live_parameters,
+        "live_parameters": np.inf if profile.gathers_stay_frozen and job.adapter else profile.live_parameters,
         "ddp_buckets": profile.ddp_buckets,
         "low_buckets": profile.low_buckets,
         "stage_outputs": profile.stage_outputs,
@@ -475,8 +475,8 @@ def _run_numbers(job: MemoryJob) -> dict[str, float]:
         "streamed_outputs": profile.streamed_outputs,
         "dequantised_copies": profile.dequantised_copies,
         "workspace": profile.workspace,
-        "first_layers": first,
-        "last_layers": last,
+        "first_layers": (job.end_layers or (0, 0))[0],
+        "last_layers": (job.end_layers or (0, 0))[1],
         "cpu": device is not None and device.kind == "cpu",
         "context_factor": context_factor(device.name) if device else 1.0,
         "reserved": job.reserved and not profile.compiled,

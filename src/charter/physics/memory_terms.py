@@ -320,13 +320,13 @@ def logit_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     rows = s.loss_rows * np.where(s.loss_head > 0, lay.tensor, 1.0)
     counted, has_head = rank.tokens * s.loss_share, (lay.pipeline == 1) | (rank.stage == "last")
     positions, all_logits = np.minimum(counted / s.loss_parts, rows), counted * s.vocabulary
-    logits, head = positions * s.vocabulary, s.loss_head
+    logits, head, each = positions * s.vocabulary, s.loss_head, s.loss_bytes + s.loss_split * (lay.tensor > 1)
     stays = np.where(all_logits / lay.tensor <= s.loss_kept, 4 * all_logits, 0.0)
     # Probabilities that stay are not beside the tile; a softmax over ranks has one more of its size.
-    forward = (s.loss_bytes - 2 * ((stays > 0) & (lay.tensor == 1))) * logits + 4 * head * (s.loss_kept == 0)
+    forward = (each - 2 * ((stays > 0) & (lay.tensor == 1))) * logits + 4 * head * (s.loss_kept == 0)
     # The gradient of the head is fp32; a tile's part of it is in 16 bits, when the tile's logits are gone.
-    tile = np.maximum(forward, (s.loss_bytes - 2) * logits + 6 * head)
-    per_rank = stays + np.where(head + s.loss_kept > 0, tile, s.loss_bytes * logits)
+    tile = np.maximum(forward, (each - 2) * logits + 6 * head)
+    per_rank = stays + np.where(head + s.loss_kept > 0, tile, each * logits)
     return {
         "logits": column(
             "logits and loss",
@@ -335,8 +335,8 @@ def logit_columns(rank: Rank) -> dict[str, ExplainedColumn]:
             "({per_logit:g} B x {positions:,.0f} positions x vocabulary {vocabulary:,.0f} + {head:,.0f} B) "
             "/ TP {tensor:.0f}",
             "bytes per logit of the cross-entropy in use (physics/memory_profiles.py)",
-            per_logit=s.loss_bytes,
-            head=array(per_rank - s.loss_bytes * logits),
+            per_logit=each,
+            head=array(per_rank - each * logits),
             positions=array(positions),
             vocabulary=s.vocabulary,
             tensor=lay.tensor,

@@ -331,7 +331,7 @@ def _host(given: StepInputs) -> Array:
     between_products = (at.recompute == RECOMPUTE_SELECTIVE) & (stack.selective_traffic > 0)
     again = np.where((at.recompute == RECOMPUTE_FULL) | between_products, forward, 0.0)
     issued = m.layers * (forward + backward + again + gathered)
-    return array(issued * given.constants.host_op_seconds * stack.host)
+    return array(issued * given.constants.host_op_seconds * stack.host * given.device.host)
 
 
 # -------- A lower bound of the time of a step: what the matrix products of the layers take if nothing is lost.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from charter.catalog.accelerators import Accelerator
 from charter.physics.columns import Array, array
-from charter.physics.devices import fused_attention_rate, generation_of
+from charter.physics.devices import fused_attention_rate, generation_of, host_slowness
 from charter.units import GB
 
 # -------- Formats of stored weights for generation, and their cost: bytes, arithmetic, dequantisation.
@@ -25,6 +25,9 @@ class WeightFormat:
     """Weights are expanded to 16 bits inside the kernel."""
     python_share: float = 0.0
     """Of the host time that a quantised linear layer adds in eager mode: 1 where kernels are wrapped in Python."""
+    synchronises: bool = False
+    """In eager mode the host waits for each quantised product, and nothing hides behind another: `FP8Linear` of
+    transformers 4 ends in a synchronisation (integrations.finegrained_fp8)."""
     head_bytes: float = 2.0
     cache_bytes: float = 2.0
     """Bytes of a cached key or value that usually go with it."""
@@ -50,7 +53,10 @@ FORMATS: tuple[tuple[str, WeightFormat], ...] = (
         r"gptq.*8|q8_?0?|q6_?|w8a16|bnb.*8|llm\.int8|[6-8](\.\d+)? ?bpw|fp6",
         WeightFormat(name="gptq-int8", bytes_per_weight=1.02, compute="bf16", weight_only=True, python_share=1.0),
     ),
-    (r"fp8|f8|e4m3|w8a8.*fp|float8", WeightFormat(name="fp8", bytes_per_weight=1.0, compute="fp8", python_share=1.4)),
+    (
+        r"fp8|f8|e4m3|w8a8.*fp|float8",
+        WeightFormat(name="fp8", bytes_per_weight=1.0, compute="fp8", python_share=1.4, synchronises=True),
+    ),
     (r"w8a8|smooth", WeightFormat(name="int8", bytes_per_weight=1.0, compute="int8", python_share=1.0)),
     (
         r"^int8|^8[- ]?bit|[^+] ?int8(?! *kv)",
@@ -103,8 +109,10 @@ OLD_INSTRUCTION_SHARE = {"hopper": 0.62, "blackwell": 0.62}
 """Of the rate of products, that kernels reach which expand 4- or 8-bit weights (Marlin, ExLlama): they are written with
 the warp-level instructions of Ampere (`mma.sync`), which on Hopper reach about 62 % of what its own warp-group
 instructions do (from memory of arXiv:2402.13499); Blackwell the same (judgement)."""
-GRACE_SLOWNESS = 1.7
-"""Host time of an Arm Grace core over that of an x86 server core in single-threaded Python. Judgement."""
+ATTENTION_ROWS = {"flash1": 64.0, "flash2": 64.0, "flash3": 64.0, "recent": 8.0}
+"""Queries that a tile of attention has at least, by the generation of the kernel: FlashAttention's splits have 64 rows
+(`run_mha_fwd_splitkv_dispatch`, kBlockM; wgmma of FlashAttention-3 has 64), TensorRT-LLM's XQA puts queries where an
+instruction has 8 (`mma.m16n8k16`, CUDA PTX ISA). Query heads that share keys lie in one tile; the rest stays empty."""
 PCIE_SHARE = 0.6
 """Of a PCIe slot's data-sheet rate that collectives through the host reach; from memory of nccl-tests."""
 LINK_SHARE = 0.75
@@ -123,6 +131,8 @@ class ServingDevice:
     half_flops: Array
     """The same at 16 bits, for the output projection."""
     attention_flops: Array
+    attention_rows: Array
+    """Rows of a tile of attention, which one decoded token of a few heads does not fill."""
     memory_bytes_per_second: Array
     narrow: Array
     """1 where matrix products run at 4 bits."""
@@ -134,6 +144,8 @@ class ServingDevice:
     sixteen: Array
     """1 where matrix products run on 16-bit operands."""
     python_share: Array
+    synchronises: Array
+    """1 where the host waits for each quantised product in eager mode."""
     cache_bytes: Array
     cache_ranks: Array
     """Ranks of the tensor group that share the heads of one sequence: all, or one where attention is data-parallel."""
@@ -175,6 +187,7 @@ class ServingDevice:
             "matmul_flops": _ceiling(accelerator, compute),
             "half_flops": _ceiling(accelerator, "bf16"),
             "attention_flops": fused_attention_rate(accelerator, attention),
+            "attention_rows": ATTENTION_ROWS[attention],
             "memory_bytes_per_second": accelerator.memory_bytes_per_second,
             "narrow": 1.0 if compute == "fp4" else 0.0,
             "bytes_per_weight": weights.bytes_per_weight,
@@ -183,9 +196,10 @@ class ServingDevice:
             "expanded_share": old if expands else 1.0,
             "sixteen": 1.0 if compute in ("bf16", "fp16") else 0.0,
             "python_share": weights.python_share,
+            "synchronises": weights.synchronises,
             "cache_bytes": cache_bytes,
             "cache_ranks": 1 if data_attention else tensor,
-            "host_slowness": GRACE_SLOWNESS if accelerator.name.startswith(("GB", "GH")) else 1.0,
+            "host_slowness": host_slowness(accelerator.name),
             "tensor": tensor,
             "pipeline": pipeline,
             "link_bytes_per_second": rate,
@@ -240,6 +254,8 @@ class GenerationEngine:
     """The host prepares the next step while the device works on this one (not across pipeline stages)."""
     repeats_heads: bool = False
     """The cache is copied, and repeated for every head, at each step: by `cache_passes` of the constants."""
+    joins_projections: bool = False
+    """Query, key and value are one matrix."""
     cache_passes: float = 1.0
     """Times that the bytes of the cache, 2 for a value, are moved at a step: 1 where keys and values stay in place."""
     layer_slowness: float = 1.0
@@ -320,7 +336,13 @@ TRANSFORMERS = GenerationEngine(
     name="transformers", eager=True, continuous=False, label="transformers", repeats_heads=True, most_sequences=64
 )
 LITGPT = GenerationEngine(
-    name="litgpt", eager=True, continuous=False, label="litgpt", layer_slowness=1.2, most_sequences=64
+    name="litgpt",
+    eager=True,
+    continuous=False,
+    label="litgpt",
+    joins_projections=True,
+    layer_slowness=1.2,
+    most_sequences=64,
 )
 HYBRID = GenerationEngine(
     name="DeepSpeed (hybrid engine, inference kernels)",

@@ -17,8 +17,9 @@ from charter.spec.architecture import Architecture
 
 # -------- Architecture as generation sees it: numbers that broadcast over configurations.
 
-LINEAR_LAYERS_ATTENTION, LINEAR_LAYERS_MLP = 4, 3
-"""Matrices of a decoder layer that a quantiser wraps: query, key, value, output; gate, up, down."""
+LINEAR_LAYERS_ATTENTION, JOINED_ATTENTION, LINEAR_LAYERS_EXPERT = 4, 2, 3
+"""Matrices of a decoder layer that a quantiser wraps: query, key, value, output, or the first three in one; gate, up,
+down."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,8 @@ class ServingModel:
     experts: Array
     active_experts: Array
     moe_layers: Array
+    mlp_matrices: Array
+    """Of one dense layer: 3 where it is gated, else 2."""
     head_weights: Array
     """Of the output projection, tied or not."""
     attention_layers: Array
@@ -54,6 +57,8 @@ class ServingModel:
     """The same in decode, where latent attention works on the compressed cache."""
     head_repeats: Array
     """Query heads per key/value head."""
+    query_heads: Array
+    """Heads that meet the same cached values in decode: those of a key/value head, or all with latent attention."""
     state_bytes: Array
     """Recurrent state of a sequence, all layers."""
     scan_flops: Array
@@ -116,6 +121,7 @@ def _served(a: Architecture) -> ServingModel:
         "experts": mixture.num_experts if mixture else 0,
         "active_experts": mixture.experts_per_token if mixture else 0,
         "moe_layers": a.moe_layers,
+        "mlp_matrices": 2 + a.gated_mlp,
         "head_weights": head,
         "attention_layers": a.attention_layers,
         "cache_values": values,
@@ -127,6 +133,7 @@ def _served(a: Architecture) -> ServingModel:
         "score_width": score_width(a),
         "decode_score_width": decode_width,
         "head_repeats": 1 if latent else a.num_heads / a.kv_heads,
+        "query_heads": a.num_heads / (1 if latent else a.kv_heads),
         "state_bytes": recurrent_state_bytes(a) if a.state_space else 0.0,
         "scan_flops": a.state_space_layers * scan_flops_per_token(a.state_space, 1024) if a.state_space else 0.0,
     }
@@ -161,6 +168,13 @@ Triton, which vLLM's and SGLang's fused experts take where there are fewer token
 block-scaled 8-bit experts take 64."""
 EXPERT_MOVES = 4.0
 """Times a routed token's features are read or written per expert: gathered, given back, weighted, summed (count)."""
+GRAPH_KERNELS, REDUCED_PRODUCTS = 12, 4
+"""Kernels of a layer in a captured graph, and products of them that, where weights are expanded, end in adding the
+partial sums of a column from one multiprocessor to the next (Marlin's stripes, arXiv:2408.11743), which takes about as
+long as a kernel's gap (judgement): query, key and value together, output, gate and up together, down."""
+CONCATENATED = 3.0
+"""Times that an eager engine moves the cache before its heads are repeated: read and written to append a token, read to
+be repeated (transformers: `DynamicCache.update`, `repeat_kv`)."""
 SEND_SECONDS = 20e-6
 ROOFLINE = "roofline: Williams et al. 2009; Chen 2022"
 
@@ -172,6 +186,7 @@ class Issue:
     eager: Array
     overlapped: Array
     repeats_heads: Array
+    joins_projections: Array
     cache_passes: Array
     layer_slowness: Array
     step_slowness: Array
@@ -222,7 +237,7 @@ def pass_terms(
     send = np.where(group.pipeline > 1, SEND_SECONDS + rows * model.hidden * 4.0 / group.send_bytes_per_second, 0.0)
     busy = weights + keys + values + reduce + send
     gaps, host = _host(model, group, issue, work, streams, constants)
-    hides = (issue.eager > 0) | ((issue.overlapped > 0) & (group.pipeline <= 1))
+    hides = np.where(issue.eager > 0, group.synchronises <= 0, (issue.overlapped > 0) & (group.pipeline <= 1))
     waits = gaps + np.where(hides, _overlapped(host, busy + gaps) - busy - gaps, host)
     part = "decode" if work.decode else "prefill"
     rows_of_terms = (
@@ -300,11 +315,14 @@ def _keys(
     met = (model.attended(work.before) + own) * work.tokens * sequences
     width = model.decode_score_width if work.decode else model.score_width
     visible = (work.before + (array(0.0) if work.decode else work.tokens / 2)) * work.tokens * sequences
+    if work.decode:
+        empty = np.maximum(1.0, group.attention_rows * issue.tile_share / model.query_heads)
+        met = met * np.where(issue.repeats_heads > 0, 1.0, empty)
     flops = 2.0 * width * met + 2.0 * group.cache_ranks * model.index_width * visible
     flops = flops + model.scan_flops * work.tokens * sequences
     apart = group.tensor / group.cache_ranks
     cached = model.cached_values(work.before + work.tokens, group.cache_ranks) / apart * group.cache_bytes
-    repeats = constants.cache_passes * model.head_repeats
+    repeats = constants.cache_passes * model.head_repeats + CONCATENATED
     passes = np.where(issue.repeats_heads > 0, repeats, issue.cache_passes) if work.decode else 1.0
     moved = sequences * (cached * passes + 2 * model.state_bytes / group.tensor)
     reading = moved / (group.memory_bytes_per_second * constants.cache_share)
@@ -334,13 +352,15 @@ def _host(
     What the host does once per sequence is not split over stages.
     """
     layers = model.layers / group.pipeline
-    attention = model.attention_layers * LINEAR_LAYERS_ATTENTION + (model.layers - model.moe_layers) * LINEAR_LAYERS_MLP
-    linears = attention + model.moe_layers * model.experts * LINEAR_LAYERS_MLP
+    projections = np.where(issue.joins_projections > 0, JOINED_ATTENTION, LINEAR_LAYERS_ATTENTION)
+    linears = model.attention_layers * projections + (model.layers - model.moe_layers) * model.mlp_matrices
+    linears = linears + model.moe_layers * model.experts * LINEAR_LAYERS_EXPERT
     eager = layers * constants.eager_layer_seconds * issue.layer_slowness
     eager = eager + model.moe_layers * model.experts / group.pipeline * constants.eager_expert_seconds
     eager = eager + linears / group.pipeline * group.python_share * constants.quantised_linear_seconds
     eager = eager * group.host_slowness
-    graph = layers * constants.graph_layer_seconds * issue.layer_slowness
+    kernels = 1.0 + np.where(group.weight_only > 0, REDUCED_PRODUCTS / GRAPH_KERNELS, 0.0)
+    graph = layers * constants.graph_layer_seconds * issue.layer_slowness * kernels
     step = constants.step_seconds * issue.step_slowness * group.host_slowness
     tokens = work.sequences / streams * constants.token_seconds * issue.token_slowness * group.host_slowness
     per_token = tokens if work.decode else array(0.0)

@@ -21,7 +21,8 @@ from charter.spec.layout import Recompute
 # They multiply the fitted constants (`physics/constants.py`), which the stacks of one family share. `yafsdp`: two
 # preallocated buffers and few stream events instead of a hook per parameter, and 16-bit gradients on the wire, as its
 # authors claim; the figures are judgement. `nanotron`: bytes per logit and per accumulated gradient are counted in its
-# source (fp32 logits, the difference to their maximum and its exponential, each read and written; 2 + 4 + 4). `native`:
+# source (fp32 logits, the difference to their maximum and its exponential, each read and written; 2 + 4 + 4), and its
+# scaling scripts set `tp_linear_async_communication`, so that its tensor traffic overlaps as Megatron-Core's. `native`:
 # hooks of FSDP2 and DTensor's dispatch are the host time that `benchmarks/host_of_layouts.py` has on processors, 2.2
 # and 7.5 ms of a layer's forward and backward pass, in operations of 10.8 us; not measured on a GPU.
 
@@ -76,6 +77,8 @@ class StackProfile:
     """1 where moments in host memory come to the device for their step (`MemoryProfile.moments_visit`)."""
     exchanges_heads: float = 0.0
     """1 where context parallelism exchanges positions for heads around attention, and nothing hides it."""
+    stages_by_cost: float = 0.0
+    """1 where pipeline stages hold blocks by their products, the output projection as one of them."""
     host: float = 1.0
     """Multiple of the host time per operation; 0 where the whole step is one compiled program."""
 
@@ -167,6 +170,8 @@ PROFILES = {
             update_bytes=36.0,
             gradient_bytes=4.0,
             attention="flash2",
+            tensor_exposed=0.6,
+            stages_by_cost=1.0,
         ),
         replace(_TORCHTITAN, name="yafsdp", gather_ops=2.0, gradient_bytes=2.0, elementwise=1.5),
         StackProfile(
@@ -335,6 +340,7 @@ class StackColumns:
     selective_traffic: Array
     moments_visit: Array
     exchanges_heads: Array
+    stages_by_cost: Array
     host: Array
 
     @classmethod

@@ -9,6 +9,7 @@ import numpy as np
 
 from charter.physics.columns import Array, array
 from charter.physics.devices import Group, group
+from charter.physics.matrix_products import DENSE_KINDS
 from charter.physics.micro_batch import StepInputs, micro_batch
 from charter.physics.stacks import RECOMPUTE_FULL
 from charter.physics.terms import TermColumn, TermTable
@@ -35,6 +36,20 @@ def slowest_stage(layers: Array, stages: Array, layer: Array, head: Array) -> Ar
     even = np.isclose(layers / stages, fullest)
     uneven = np.maximum(fullest * layer, np.maximum((layers * layer + head) / stages, head))
     return array(np.where(even, fullest * layer + head, uneven))
+
+
+def layers_by_cost(layers: Array, stages: Array, head: Array) -> tuple[Array, Array]:
+    """Layers of the first and the last stage where blocks go to a stage until its share of their cost is passed.
+
+    The output projection is a block too, of the cost of `head` layers (nanotron `build_model`,
+    `get_block_compute_costs`).
+
+    >>> [float(end) for end in layers_by_cost(array(16), array(2), array(4.0))]
+    [11.0, 5.0]
+    """
+    share = (layers + head) / stages
+    first = np.minimum(layers, np.floor(share) + 1)
+    return array(first), array(np.maximum(1.0, layers - np.minimum(layers, np.floor(share * (stages - 1)) + 1)))
 
 
 def bubble_seconds(stages: Array, chunks: Array, stage: Array) -> Array:
@@ -297,10 +312,9 @@ def step_values(given: StepInputs, per_micro_batch: LayerSeconds | None = None) 
     """
     m, at, work, c = given.model, given.job.layouts, given.work, given.constants
     one = per_micro_batch or layer_seconds(given)
-    layers, share = one.device + one.issued, fullest_stage_layers(m.layers, at.pipeline) / m.layers
-    sends = pipeline_send(given)
-    mean_stage = (layers + one.head) / at.pipeline
-    slowest = slowest_stage(m.layers, at.pipeline, layers / m.layers, one.head)
+    layers, sends = one.device + one.issued, pipeline_send(given)
+    fullest, slowest = _fullest_stage(given, layers / m.layers, one.head)
+    share, mean_stage = fullest / m.layers, (layers + one.head) / at.pipeline
     in_layers = {
         **_computed(one),
         "operation launch": one.issued,
@@ -324,6 +338,18 @@ def step_values(given: StepInputs, per_micro_batch: LayerSeconds | None = None) 
     spread = c.straggler * np.log2(np.maximum(at.num_accelerators / 8, 1.0))
     terms["stragglers and the unmodelled"] = total * (c.unmodelled * given.stack.unmodelled * (1 + spread) - 1)
     return {name: array(value) for name, value in terms.items()}
+
+
+def _fullest_stage(given: StepInputs, layer: Array, head: Array) -> tuple[Array, Array]:
+    """Layers of the fullest stage, and seconds of the slowest."""
+    m, stages = given.model, given.job.layouts.pipeline
+    kinds = list(DENSE_KINDS)
+    weights = np.sum(m.inner[kinds] * m.columns[kinds] * m.count[kinds], axis=0) / m.layers
+    first, last = layers_by_cost(m.layers, stages, m.vocabulary * m.hidden / weights)
+    by_cost = (given.stack.stages_by_cost > 0) & (stages > 1)
+    fullest = np.where(by_cost, first, fullest_stage_layers(m.layers, stages))
+    even = slowest_stage(m.layers, stages, layer, head)
+    return array(fullest), array(np.where(by_cost, np.maximum(first * layer, last * layer + head), even))
 
 
 def _computed(one: LayerSeconds) -> dict[str, Array]:

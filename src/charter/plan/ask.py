@@ -9,16 +9,20 @@ from importlib import resources
 from typing import Any
 
 from charter.catalog import models as catalog_models
-from charter.catalog.accelerators import CPU, others_called, parse_request
-from charter.catalog.price_book import offers
+from charter.catalog.accelerators import CPU, get, others_called, parse_request
+from charter.catalog.price_book import machines_of, offers
+from charter.engines import capabilities
+from charter.engines.common.capabilities import one_of
+from charter.engines.hardware import engines_on
 from charter.errors import InfeasibleError, UsageError
 from charter.plan.plan import Plan
 from charter.plan.what_if import MARKETS
 from charter.spec.layout import Adapter
 from charter.spec.project import Resources
 from charter.spec.stage import STAGE_KINDS
+from charter.spec.stage_base import NATIVE
 from charter.spec.suggest import METHODS, nearest
-from charter.units import parse_usd
+from charter.units import parse_usd, short
 
 # -------- Projects for a question without a file: `charter plan sft Llama-3.1-8B --tokens 100M` stands for the text
 # made here.
@@ -174,19 +178,6 @@ API_ADDRESS = "https://api.example.com/v1"
 """Where a judge's address goes, since a plan needs none."""
 
 
-def short(value: "int | str | None") -> "int | str | None":
-    """Return a number as people write it.
-
-    >>> short(100_000_000), short(4_300_000), short(60_000), short(2_048), short("8B")
-    ('100M', '4.3M', '60k', 2048, '8B')
-    """
-    if isinstance(value, int):
-        for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
-            if value >= unit and value % (unit // 10) == 0:
-                return f"{value / unit:g}{letter}"
-    return value
-
-
 def kind_of(word: str) -> str | None:
     """Return the kind of stage that a word means, or None.
 
@@ -267,7 +258,8 @@ def _resources(inquiry: Inquiry, given: _Answers) -> str:
     named = inquiry.accelerators
     if inquiry.price is not None and named is None:
         raise UsageError(f"--price {inquiry.price}: is of a machine of yours; say which, like --on H100:8")
-    is_own = inquiry.price is not None or (named is not None and not _is_offered(named))
+    card = get(name) if named is not None and (name := parse_request(named)[0]) != CPU else None
+    is_own = inquiry.price is not None or (card is not None and not offers(card.name))
     if is_own and inquiry.market is not None:
         raise UsageError(f"--market {inquiry.market}: a machine of yours is on no market; leave it out")
     if is_own:
@@ -278,19 +270,24 @@ def _resources(inquiry: Inquiry, given: _Answers) -> str:
         given.assumed.append(f"a machine of yours: no price list has {named}; --price says what it costs")
     else:
         lines.append(f"  use_spot: {MARKETS[inquiry.market or 'on_demand']}")
-    lines.append(f"  accelerators: [{named or 'any'}]")
+    machine, fixed = (named, None) if named is None or inquiry.nodes is not None else machines_of(named)
+    lines.append(f"  accelerators: [{machine or 'any'}]")
     nodes = inquiry.nodes
     if named is None:
         most = "the price book" if nodes is not None else f"the price book, up to {Resources().max_nodes} at once"
         given.assumed.append(f"--on any: every machine of {most}")
     else:
-        given.assumed += card_meant(named)
-        if nodes is None:
+        if card is not None and (others := others_called(said := named.partition(":")[0])):
+            given.assumed.append(f"--on {said}: {card.name}, not {one_of(others)}")
+        if fixed is not None:
+            lines += [f"  num_nodes: {fixed}", f"  max_nodes: {max(fixed, Resources().max_nodes)}"]
+            given.assumed.append(f"--on {named}: {fixed} machines of {machine}, since none has that many")
+        elif nodes is None:
             nodes = 1
             given.assumed.append("--nodes 1: one machine")
         elif nodes > 1:
             given.assumed.append(f"--nodes {nodes}: at most; exactly {nodes} with --set resources.num_nodes={nodes}")
-    if inquiry.market is None and not is_own and not (named or "").startswith(CPU):
+    if inquiry.market is None and not is_own and (named is None or card is not None):
         given.assumed.append("--market on_demand: spot is not looked at")
     if nodes is not None:
         lines.append(f"  max_nodes: {nodes}")
@@ -301,23 +298,19 @@ def _resources(inquiry: Inquiry, given: _Answers) -> str:
     return "\n".join(lines) + "\n"
 
 
-def card_meant(request: str) -> list[str]:
-    """Return which of several cards a name like `A100` stands for; nothing where it is the name of one alone.
-
-    >>> card_meant("A100-80GB:8"), card_meant("L40S:8")
-    (['--on A100-80GB: A100-SXM-80GB, not A100-PCIe-80GB'], [])
-    """
-    name = request.partition(":")[0]
-    *others, last = ("",) if parse_request(request)[0] == CPU else others_called(name) or ("",)
-    if not last:
-        return []
-    said = f"{', '.join(others)} or {last}" if others else last
-    return [f"--on {name}: {parse_request(request)[0]}, not {said}"]
+def _engine_of(inquiry: Inquiry) -> str:
+    """Return another engine where the native one does not run on the accelerators that are named."""
+    if inquiry.accelerators is None or (name := parse_request(inquiry.accelerators)[0]) == CPU:
+        return NATIVE
+    engines = engines_on(inquiry.kind, get(name))
+    return NATIVE if NATIVE in engines or not engines else engines[0]
 
 
-def _is_offered(request: str) -> bool:
-    name, _ = parse_request(request)
-    return name == CPU or bool(offers(name))
+def _engine(inquiry: Inquiry, given: _Answers) -> str:
+    if (engine := _engine_of(inquiry)) == NATIVE:
+        return ""
+    given.assumed.append(f"engine {engine}: {NATIVE} does not run on {inquiry.accelerators}")
+    return f"    engine: {engine}\n"
 
 
 def _adapter(inquiry: Inquiry, model: str, given: _Answers) -> str:
@@ -339,8 +332,9 @@ def _language(inquiry: Inquiry, given: _Answers) -> str:
     """Write pretraining or fine-tuning on a number of tokens."""
     model = given.model("model", "8B")
     is_sft = inquiry.kind == "sft"
-    meaning = "tokens of a row, which conversations share" if is_sft else "tokens of a row"
-    seq_len = given.number("seq_len", 2048 if is_sft else 4096, meaning)
+    is_packed = is_sft and "packing" not in {item.field for item in capabilities(_engine_of(inquiry)).fixed}
+    shared = ", which conversations share" if is_packed else ", one conversation each" if is_sft else ""
+    seq_len = given.number("seq_len", 2048 if is_sft else 4096, f"tokens of a row{shared}")
     tokens = given.number("tokens", 10**8 if is_sft else 10**10, "of all conversations" if is_sft else "of all texts")
     mean = min(512, seq_len)
     batch = max(1, (1 << (17 if is_sft else 21)) // seq_len)
@@ -355,7 +349,8 @@ def _language(inquiry: Inquiry, given: _Answers) -> str:
         + f"data:\n  texts: {{path: texts.jsonl, rows: {math.ceil(tokens / mean)}, mean_tokens: {mean}}}\n"
         + f"pipeline:\n  {inquiry.kind}:\n    kind: {inquiry.kind}\n    init: base\n    data: texts\n    epochs: 1\n"
         + f"    global_batch: {batch}\n    seq_len: {seq_len}\n"
-        + ("    packing: true\n" if is_sft else "")
+        + _engine(inquiry, given)
+        + ("    packing: true\n" if is_packed else "")
         + adapter
         + _resources(inquiry, given)
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from math import exp
+from math import ceil, exp
 
 import numpy as np
 
@@ -374,10 +374,19 @@ def _option(
     return replace(
         option,
         engine=question.engine,
+        decode_batch=_decode_batch(question, layout, together),
         capacity_bytes=searched.capacity,
         tied_layouts=tied_layouts(question, searched, engine),
         host_bytes=_waiting(question, engine, place, layout, searched.capacity),
     )
+
+
+def _decode_batch(question: StageQuestion, layout: Layout, together: Mapping[str, int]) -> int:
+    """Answers that a replica of the native engine draws at once; 0 where they are its whole share."""
+    drawn = [phase for phase in question.work.phases if phase.name in together and not phase.served]
+    shares = [(together[phase.name], ceil(phase.batch / layout.data)) for phase in drawn]
+    parts = [at_once for at_once, share in shares if at_once < share]
+    return min(parts, default=0) if question.engine == NATIVE else 0
 
 
 def _waiting(

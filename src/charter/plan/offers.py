@@ -287,7 +287,7 @@ def _refusals(refused: list[RefusedPlace], book: PriceBook) -> Iterator[str]:
         places.setdefault((request, item.reason), []).append(place)
     for (request, reason), where in places.items():
         name = request.partition(":")[0]
-        sizes = sorted({offer.count for offer in book.offers(name) if offer.whole_machine and not offer.scales})
+        sizes = book.machine_sizes(name)
         has = f"; machines offered have {' or '.join(map(str, sizes))}, and resources.max_nodes takes several"
         yield f"  {request} on {', '.join(where)}: {reason}{has if sizes and reason.startswith(NO_OFFER) else ''}"
 

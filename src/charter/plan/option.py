@@ -133,6 +133,8 @@ class Option:
     """Roles that share accelerators wait in host memory while it is not their turn."""
     generator_tensor: int = 1
     """Tensor parallelism of the generator of a PPO stage."""
+    decode_batch: int = 0
+    """Answers of a rollout that a replica of the native engine draws at once; 0: all of its share."""
     host_bytes: float = 0.0
     """Bytes per accelerator that wait in host memory."""
     fixed_usd: float | None = None
@@ -361,6 +363,8 @@ class EngineLayout:
     ratio: float
     """Against the work of the chosen option."""
     peak_bytes: float
+    refused: str = ""
+    """What the engine cannot do of the stage as it is written; empty where it takes all of it."""
 
     def to_json(self) -> dict[str, object]:
         """All fields."""
@@ -370,6 +374,7 @@ class EngineLayout:
             "seconds": self.seconds,
             "ratio": round(self.ratio, 4),
             "peak_bytes": round(self.peak_bytes),
+            "refused": self.refused,
         }
 
 

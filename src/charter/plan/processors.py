@@ -201,10 +201,17 @@ def _answering_option(question: StageQuestion, place: NodeOffer) -> tuple[Layout
 
 
 def _share(work: Workload, processes: int) -> Workload:
-    """Return the work of one of several processes: its rows of every batch, in as many steps."""
-    if processes == 1 or not work.trained:
+    """Return the work of one of several processes: its rows of every batch, answers in their parts."""
+    if not work.trained:
         return work
-    return replace(work, phases=tuple(replace(phase, batch=-(-phase.batch // processes)) for phase in work.phases))
+    phases = (replace(phase, batch=-(-phase.batch // processes)) for phase in work.phases)
+    return replace(work, phases=tuple(_in_parts(phase) for phase in phases))
+
+
+def _in_parts(phase: RolePhase) -> RolePhase:
+    """Return a phase whose answers are drawn so many at once as the file says."""
+    at_once = phase.decode_batch or phase.batch
+    return replace(phase, batch=min(at_once, phase.batch), steps=phase.steps * max(1, -(-phase.batch // at_once)))
 
 
 def _seconds(question: StageQuestion, work: Workload, place: NodeOffer, layout: Layout) -> Iterable[Term]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 
 from charter.catalog import accelerators
+from charter.catalog.accelerators import Accelerator
 from charter.engines import capabilities, engine_names, rl_engines
 from charter.engines.common.capabilities import of_kind, refused_rewards
 from charter.engines.hardware import hardware_refusal, server_refusal
@@ -101,11 +102,14 @@ def _on(question: StageQuestion, place: NodeOffer, num_nodes: int) -> tuple[tupl
 # fit.
 
 NO_LAYOUT = "no layout divides the model and the batch as asked"
-ALTERNATIVES = ("A100-80GB", "H100", "H200", "B200")
+ALTERNATIVES = ("A100-80GB", "H100", "H200", "B200", "TPU-v5e", "TPU-v6e", "TPU-v5p")
+"""Accelerators that are named where a stage fits them, of those that run it."""
 SHORT_OF_HOST = "fits the accelerators"
 """How the reason begins where only system memory is too small (`rl.setting.host_shortage`)."""
-SIZES = ((1, 1), (1, 2), (1, 4), *((nodes, 8) for nodes in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)))
-"""Nodes and accelerators per node that are tried, the fewest first."""
+PARTS = (1, 2, 4)
+"""Accelerators of one node that are tried first, where it has more."""
+NODE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+"""Nodes, each with its usual accelerators, that are tried, the fewest first."""
 NEARBY = (16, 8, 4, 2)
 """Multiples of nodes next to the number that was asked for, which divide into more layouts; the roundest first."""
 
@@ -149,18 +153,16 @@ def _up_to(place: NodeOffer) -> str:
 
 
 def _what_would_fit(question: StageQuestion) -> str:
-    fitting = []
-    for name in ALTERNATIVES:
-        size = _fewest(question, name)
-        if size is not None:
-            nodes, per_node = size
-            fitting.append(format_machines(name, per_node, nodes))
-    if fitting:
+    kind, engine = question.stage.kind, question.engine
+    named = {name: accelerators.get(name) for name in ALTERNATIVES}
+    tried = {name: one for name, one in named.items() if hardware_refusal(engine, kind, one) is None}
+    sizes = {name: _fewest(question, one) for name, one in tried.items()}
+    if fitting := [format_machines(name, size[1], size[0]) for name, size in sizes.items() if size is not None]:
         return f"would fit on: {', '.join(fitting)}; or use {_less(question)}"
-    most_nodes, per_node = SIZES[-1]
+    largest = [f"{one.devices_per_node} {name}" for name, one in tried.items()]
     return (
-        f"nor does it fit where else engine {question.engine} was tried: up to {most_nodes} nodes x {per_node} "
-        f"{', '.join(ALTERNATIVES)}; use {_less(question)}"
+        f"nor does it fit where else engine {engine} was tried: up to {NODE_COUNTS[-1]} nodes x "
+        f"{', '.join(largest)}; use {_less(question)}"
     )
 
 
@@ -232,14 +234,15 @@ def _less(question: StageQuestion) -> str:
     """Return a change of the stage's own fields that needs less memory."""
     shorter = "a shorter max_prompt_tokens or max_new_tokens" if isinstance(question.stage, Sampling) else ""
     shorter = shorter or "a shorter seq_len"
-    trained = any(item.name == "adapter" for item in fields(question.stage))
-    if trained and getattr(question.stage, "adapter", None) is None:
+    lacking = {item.field for item in capabilities(question.engine).fixed if question.stage.kind in item.kinds}
+    takes = any(item.name == "adapter" for item in fields(question.stage)) and "adapter" not in lacking
+    if takes and getattr(question.stage, "adapter", None) is None:
         return f"an adapter (adapter: {{rank: 64}}) or {shorter}"
     return shorter
 
 
 def _other_engines(question: StageQuestion, places: tuple[NodeOffer, ...]) -> list[str]:
-    """Engines that have a layout which fits, with that layout."""
+    """Engines that have a layout which fits, with that layout and the changes of the stage that they need."""
     if not question.work.trained or any(place.is_cpu for place in places):
         return []
     engines = []
@@ -249,14 +252,15 @@ def _other_engines(question: StageQuestion, places: tuple[NodeOffer, ...]) -> li
         options = search(replace(question, engine=name, peaks={}), places).options
         if options:
             best = min(options, key=lambda option: option.overhead.useful_seconds)
-            engines.append(f"{name} ({best.layout_label})")
+            changes = [item.instead for item in capabilities(name).fixed if item.refuses(question.stage)]
+            engines.append(f"{name} ({'; with '.join([best.layout_label, *changes])})")
     return engines
 
 
-def _fewest(question: StageQuestion, name: str) -> tuple[int, int] | None:
+def _fewest(question: StageQuestion, accelerator: Accelerator) -> tuple[int, int] | None:
     """Nodes and accelerators per node of the smallest size that fits."""
-    accelerator = accelerators.get(name)
-    for nodes, per_node in SIZES:
+    usual = accelerator.devices_per_node
+    for nodes, per_node in (*((1, part) for part in PARTS if part < usual), *((nodes, usual) for nodes in NODE_COUNTS)):
         place = NodeOffer(
             infra="any",
             region=None,

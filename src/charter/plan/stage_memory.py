@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import ceil
 
 import numpy as np
 
@@ -10,8 +9,7 @@ from charter.catalog.accelerators import Accelerator
 from charter.engines import capabilities
 from charter.physics.columns import Array, Layouts, array
 from charter.physics.constants import context_factor
-from charter.physics.flops import kv_cache_bytes
-from charter.physics.inference_memory import PASS_TOKENS, SCORING_TOKENS, inference_memory, read_bytes
+from charter.physics.inference_memory import PASS_TOKENS, inference_memory
 from charter.physics.memory import (
     MemoryTable,
     StageTable,
@@ -24,22 +22,29 @@ from charter.physics.memory_profiles import PROFILES as MEMORY_PROFILES
 from charter.physics.memory_profiles import AdapterUse, Head, MemoryJob
 from charter.physics.memory_shape import (
     MemoryShape,
-    ModelColumns,
     frozen_parameters,
     looked_up_parameters,
-    rank_columns,
     rank_parameters,
 )
 from charter.physics.precision import FP32, FSDP_MIXED, TrainingPrecision
-from charter.physics.serving_devices import SERVER
-from charter.physics.shapes import count_parameters
 from charter.physics.step_time import Index, distinct
 from charter.physics.terms import MemoryBreakdown, Term, bytes_term
+from charter.plan.answer_memory import (
+    ServerBeside,
+    cache_bytes,
+    drawn_at_once,
+    gathered_bytes,
+    generation_terms,
+    is_scored,
+    reading_bytes,
+    scoring_bytes,
+    scoring_term,
+    server_of,
+)
 from charter.plan.knowledge import FP8_COPIES_BYTES, EngineKnowledge, Knowledge, engine_knowledge
 from charter.plan.phase import Role, RolePhase, Workload
 from charter.spec.layout import Layout
 from charter.spec.stage_base import FP8, NATIVE
-from charter.units import GIB
 
 # -------- Peak bytes per accelerator of a stage under a layout, as named terms.
 #
@@ -136,10 +141,10 @@ def training_moments(
                     work, phase, layout, accelerator=accelerator, dtype=dtype, knowledge=knowledge, engine=engine
                 )
             )
-            parts = _generation_terms(work.role(phase.role), phase, layout, sequences)
+            parts = generation_terms(work.role(phase.role), phase, layout, sequences)
             moments.append(Peak(moment=phase.name, parts=(*between, *parts)))
-        elif _is_scored(work, phase, engine):
-            term = _scoring_term(work.role(phase.role), phase, layout)
+        elif is_scored(work, phase, engine):
+            term = scoring_term(work.role(phase.role), phase, layout)
             moments.append(Peak(moment=phase.name, parts=(*between, (phase.role, term))))
     return moments
 
@@ -185,50 +190,6 @@ def _resident(
         if (server := server_of(phase, engine))
     ]
     return [*states, *frozen, *context, *servers]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerBeside:
-    """vLLM on accelerators of a trainer, which keeps its share of their memory for the time of the stage."""
-
-    memory_share: float
-    everywhere: bool
-    """Beside every data rank; else beside the first alone."""
-
-    def replicas(self, data: int) -> int:
-        """Servers that share a batch, of a trainer with so many data ranks."""
-        return data if self.everywhere else 1
-
-    def together(self, role: Role, phase: RolePhase, data: int, accelerator: Accelerator) -> int:
-        """Sequences that one server decodes at once: its share, vLLM's own limit, or as many as its memory holds."""
-        free = self.memory_share * accelerator.memory_bytes - _served_weights(role)
-        share, most = ceil(phase.batch / self.replicas(data)), SERVER.most_sequences
-        return max(1, min(share, most, int(free / kv_cache_bytes(role.architecture, phase.longest_tokens))))
-
-    def memory(self, role: Role, phase: RolePhase, accelerator: Accelerator) -> Term:
-        """Its share of the fullest accelerator; all of it where the policy's weights do not fit into the share."""
-        share, weights = self.memory_share * accelerator.memory_bytes, _served_weights(role)
-        fits = weights + kv_cache_bytes(role.architecture, phase.longest_tokens) <= share
-        refusal = f"; {weights / GIB:.1f} GiB of weights and one answer do not fit into it"
-        return bytes_term(
-            name="vLLM beside the trainer",
-            part="kv_cache",
-            value=share if fits else accelerator.memory_bytes,
-            formula=f"{self.memory_share:g} of {accelerator.memory_bytes / GIB:.1f} GiB{'' if fits else refusal}",
-            source="gpu_memory_utilization: weights in 16 bits, keys and values, work space",
-        )
-
-
-def server_of(phase: RolePhase, engine: str) -> ServerBeside | None:
-    """The server that generates a phase beside the trainer, where the stage asks for one and its engine has it."""
-    does = capabilities(engine)
-    if not (phase.served and does.vllm_share):
-        return None
-    return ServerBeside(memory_share=does.vllm_share, everywhere=does.vllm_everywhere)
-
-
-def _served_weights(role: Role) -> float:
-    return 2.0 * count_parameters(role.architecture).total
 
 
 def answering_peak(
@@ -354,48 +315,6 @@ def _frozen_columns(role: Role, layouts: Layouts, width_bytes: float, engine: st
     return array(sharded + np.where(layouts.zero == 0, stays, 0.0) * (engine == NATIVE))
 
 
-def _generation_terms(role: Role, phase: RolePhase, layout: Layout, sequences: int) -> list[tuple[str, Term]]:
-    """A bf16 copy of the policy, gathered for decoding, and the keys and values of what is decoded together."""
-    one = Layouts.of([layout])
-    gathered, cache = float(_gathered_bytes(role, one)[0]), float(_cache_bytes(role, phase, one)[0])
-    reading = float(_reading_bytes(role, phase, one, array(float(sequences)))[0])
-    terms = [
-        bytes_term(
-            name="weights gathered for generation",
-            part="buffers",
-            value=gathered,
-            formula=f"2 B x {gathered / 2:,.0f}",
-            source="decoding reads every weight for every token, so shards are gathered once per rollout",
-        ),
-        bytes_term(
-            name="keys and values",
-            part="kv_cache",
-            value=cache * sequences,
-            formula=f"{sequences} sequences of {phase.longest_tokens:,.0f} tokens x {cache:,.0f} B",
-            source="2 x layers x kv_heads x head_dim x bytes / TP",
-        ),
-        bytes_term(
-            name="prompts that are read",
-            part="activations",
-            value=max(reading - cache * sequences, 0.0),
-            formula="one layer's values and keys and values of the prompts, beyond those of the answers",
-            source="all prompts in one pass; some at a time where weights are whole",
-        ),
-    ]
-    return [(role.name, term) for term in terms if term.value]
-
-
-def _scoring_term(role: Role, phase: RolePhase, layout: Layout) -> Term:
-    value = float(_scoring_bytes(role, phase, Layouts.of([layout]))[0])
-    return bytes_term(
-        name="answers that are scored",
-        part="activations",
-        value=value,
-        formula=f"one layer's values of at most {SCORING_TOKENS:,.0f} tokens, and two layers gathered under ZeRO-3",
-        source="inference/score.py: a pass without a backward one",
-    )
-
-
 # -------- Peak bytes of many layouts of a stage that trains, in one pass: the totals of `training_peak`, without terms.
 
 
@@ -458,14 +377,13 @@ def fit_of(work: Workload, layouts: Layouts, devices: LayoutDevices, *, dtype: s
             resident = resident + array(each)[devices.of_row]
             together[phase.name] = _served_together(server, role, phase, layouts, devices)
         elif phase.work == "generate":
-            gathered, cache = _gathered_bytes(role, layouts), _cache_bytes(role, phase, layouts)
-            free = np.floor((devices.room - resident + freed - gathered) / cache)
-            sequences = array(np.maximum(1.0, np.minimum(np.ceil(phase.batch / layouts.data), free)))
+            gathered, cache = gathered_bytes(role, layouts), cache_bytes(role, phase, layouts)
+            sequences = drawn_at_once(role, phase, layouts, array(devices.room - resident + freed - gathered))
             together[phase.name] = sequences
-            widest = np.maximum(cache * sequences, _reading_bytes(role, phase, layouts, sequences))
+            widest = np.maximum(cache * sequences, reading_bytes(role, phase, layouts, sequences))
             moments.append(array(gathered + widest - freed))
-        elif _is_scored(work, phase, engine):
-            moments.append(array(_scoring_bytes(role, phase, layouts) - freed))
+        elif is_scored(work, phase, engine):
+            moments.append(array(scoring_bytes(role, phase, layouts) - freed))
     return Fit(peak=array(resident + np.maximum.reduce(moments)), together=together)
 
 
@@ -505,55 +423,10 @@ def waiting_bytes(
     return array(states + np.maximum.reduce(inputs))
 
 
-def _gathered_bytes(role: Role, layouts: Layouts) -> Array:
-    unsplit = replace(layouts, pipeline=array(1.0))
-    model = ModelColumns.of(role.architecture, scalar_head=role.scalar_head)
-    return 2.0 * rank_columns(model, unsplit, stage="first", layers=model.layers).total
-
-
-def _cache_bytes(role: Role, phase: RolePhase, layouts: Layouts) -> Array:
-    rows, which = distinct([layouts.tensor])
-    each = [kv_cache_bytes(role.architecture, phase.longest_tokens, tensor=int(layouts.tensor[row])) for row in rows]
-    return array(each)[which]
-
-
 def _frees_gradients(layouts: Layouts, engine: str) -> Array:
     """1 where no gradient is kept between updates: only DDP keeps the buckets that its gradients lie in."""
     is_ddp = (layouts.zero == 0) & (layouts.data > 1) & (layouts.tensor == 1)
     return array((engine == NATIVE) & ~is_ddp)
-
-
-def _is_scored(work: Workload, phase: RolePhase, engine: str) -> bool:
-    """Return True if a reward model reads whole answers here; what else reads does so as updates do."""
-    if phase.work != "score" or engine != NATIVE or phase.role in work.remote or not work.together:
-        return False
-    role = work.role(phase.role)
-    return role.scalar_head and not role.trained
-
-
-def _scoring_bytes(role: Role, phase: RolePhase, layouts: Layouts) -> Array:
-    """Bytes of a pass over answers: as many as may be scored at once, one at least."""
-    tokens = np.minimum(SCORING_TOKENS, np.ceil(phase.batch / layouts.data) * phase.longest_tokens)
-    model = ModelColumns.of(role.architecture, scalar_head=True)
-    layer = rank_columns(model, layouts, stage="first", layers=model.layers).layer_unit
-    gathered = np.where(layouts.zero >= 3, 2 * 2.0 * layer, 0.0)
-    return array(_stream_bytes(role, layouts) * np.maximum(tokens, phase.longest_tokens) + gathered)
-
-
-def _reading_bytes(role: Role, phase: RolePhase, layouts: Layouts, sequences: Array) -> Array:
-    """Bytes while prompts are read, those of answers to one prompt once: one layer's, and keys and values of all."""
-    prompt = max(phase.prompt_tokens, 1.0)
-    tokens = np.maximum(sequences * prompt * phase.read_share, prompt)
-    is_whole = (layouts.zero == 0) & (layouts.tensor == 1)
-    tokens = np.where(is_whole, np.minimum(tokens, max(PASS_TOKENS, prompt)), tokens)
-    cache = _cache_bytes(role, replace(phase, longest_tokens=prompt), layouts) * sequences
-    return array(_stream_bytes(role, layouts) * tokens + cache)
-
-
-def _stream_bytes(role: Role, layouts: Layouts) -> Array:
-    """Bytes of a layer per token that is only read; the stream is as wide as the embedding that it comes from."""
-    stream = array(np.where((layouts.zero == 0) & (layouts.tensor == 1), 4.0, 2.0))
-    return read_bytes(role.architecture, stream=stream, tensor=layouts.tensor)
 
 
 def _shape(work: Workload, role: Role, devices: LayoutDevices, dtype: str, engine: EngineKnowledge) -> MemoryShape:

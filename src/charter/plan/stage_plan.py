@@ -67,7 +67,8 @@ def _roles(stage: Stage, option: Option, work: Workload) -> Iterator[tuple[str, 
         for group in option.groups:
             yield _group_name(group), _of_group(stage, option, group, beside.get(group.name))
     else:
-        layout = executable(option.layout, rows=stage.SEQUENCES_PER_ROW, dtype=option.dtype)
+        rows, parts = stage.SEQUENCES_PER_ROW, option.decode_batch
+        layout = executable(option.layout, rows=rows, decode_batch=parts, dtype=option.dtype)
         yield TRAINER, _own(option, "train", layout)
 
 
@@ -164,6 +165,7 @@ def _of_group(stage: Stage, option: Option, group: RoleGroup, beside: DeviceGrou
         layout=executable(group.layout, rows=stage.SEQUENCES_PER_ROW, dtype=option.dtype),
         engine=option.engine,
         accelerator=group.hardware,
+        parts=() if len(option.groups) == 1 else ("generate",) if group.name == "generators" else group.roles,
     )
 
 

@@ -28,9 +28,10 @@ from charter.physics.step_time import (
     with_precision,
 )
 from charter.physics.terms import Term
+from charter.plan.answer_memory import ServerBeside, server_of
 from charter.plan.knowledge import EngineKnowledge, Knowledge
 from charter.plan.phase import Role, RolePhase, Workload, tools_term
-from charter.plan.stage_memory import Fit, LayoutDevices, ServerBeside, server_of
+from charter.plan.stage_memory import Fit, LayoutDevices
 from charter.spec.layout import WHOLE_BITS, Layout, ZeroStage
 from charter.spec.stage_base import NATIVE
 

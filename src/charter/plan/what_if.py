@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from charter.catalog.accelerators import CPU, parse_request
-from charter.engines import capabilities, engine_names, rl_engines
-from charter.engines.common.capabilities import refused_rewards
+from charter.engines import capabilities, engine_names, handover_engines, rl_engines
+from charter.engines.common.capabilities import refused_fields, refused_rewards
 from charter.engines.hardware import hardware_refusal
 from charter.errors import UsageError
 from charter.plan.knowledge import format_refusal
@@ -87,7 +87,7 @@ def other_engines(question: StageQuestion, option: Option) -> tuple[EngineLayout
     """The best layout of every other engine on the same accelerators, fastest first.
 
     For PPO the best of each placement of the engines that have placements; an engine in which nothing fits is left out,
-    and so is one that cannot call the stage's rewards.
+    and so is one that cannot call the stage's rewards. What else one refuses of the stage stands beside its layout.
     Each engine's time rests on the constants of its own stack, so between engines the intervals are those of two
     unrelated estimates.
     """
@@ -95,12 +95,14 @@ def other_engines(question: StageQuestion, option: Option) -> tuple[EngineLayout
         return ()
     layouts: list[EngineLayout] = []
     site = NodeGroup(place=option.place, num_nodes=option.num_nodes)
-    places_roles = question.stage.ROLLS_OUT
+    places_roles, written = question.stage.ROLLS_OUT, {engine.name for engine in handover_engines()}
     for name in rl_engines() if places_roles else engine_names():
         kind, accelerator = question.stage.kind, option.place.accelerator
         refused = hardware_refusal(name, kind, accelerator) or format_refusal(question.dtype, name, kind, accelerator)
         if name == option.engine or refused or any(refused_rewards(question.stage, capabilities(name))):
             continue
+        lacking = [] if name in written else ["Charter writes no files for it"]
+        lacking += refused_fields(question.stage, capabilities(name))
         inquiry = replace(question, engine=name, peaks={})
         search = rl_options if places_roles else training_options
         options, _ = search(inquiry, site.place, site.num_nodes)
@@ -113,6 +115,7 @@ def other_engines(question: StageQuestion, option: Option) -> tuple[EngineLayout
                     seconds=seconds,
                     ratio=seconds / option.overhead.useful_seconds,
                     peak_bytes=best.peak.total_bytes,
+                    refused="; ".join(lacking),
                 )
             )
     return tuple(sorted(layouts, key=lambda item: (item.seconds, item.engine)))

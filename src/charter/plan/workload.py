@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
+from charter.engines import capabilities
 from charter.physics.generation import USUAL_SPREAD, ResponseLengths
 from charter.plan.phase import (
     PADDING_GROWTH,
@@ -449,17 +450,18 @@ def judge(stage: JudgeStage, models: Models, library: Library) -> Workload:
 def dpo(stage: DpoStage, models: Models, library: Library) -> Workload:
     """Both answers of every pair through the trained policy and the frozen reference; by kto those to others first."""
     policy = models.role("policy", stage.init, trained=True, adapter=stage.adapter)
-    reference = models.role("reference", stage.init)
     corpus = library.corpus(stage.data, policy.vocab_size)
     tokens = min(corpus.row_tokens, stage.seq_len)
     steps, batch = training_steps(stage, corpus.rows), 2 * stage.global_batch
     assume_padding(library)
-    update = train("policy", steps=steps, batch=batch, tokens=tokens, longest=stage.seq_len, unit=2)
-    scores = [forward("reference log-probabilities", "reference", steps, batch, update.prompt_tokens)]
-    for role in ("policy", "reference") if stage.loss == "kto" else ():
-        scores.append(forward(f"answers to other prompts by {role}", role, steps, batch, update.prompt_tokens))
+    longest, share = stage.seq_len, stage.ANSWER_SHARE if capabilities(stage.engine).logits_of_answers else 1.0
+    update = train("policy", steps=steps, batch=batch, tokens=tokens, longest=longest, unit=2, logit_share=share)
+    passes = {"reference log-probabilities": "reference"}
+    if stage.loss == "kto":
+        passes |= {f"answers to other prompts by {role}": role for role in ("policy", "reference")}
+    scores = [forward(one, role, steps, batch, update.prompt_tokens, logit_share=share) for one, role in passes.items()]
     return Workload(
-        roles=(policy, reference),
+        roles=(policy, models.role("reference", stage.init)),
         phases=(*scores, update),
         counters=Counters(tokens=update.sequences * tokens, pairs=steps * stage.global_batch),
         together=True,
@@ -541,6 +543,7 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
     generation = replace(
         answers("generate", "policy", rollouts * stage.rollout_batch, stage, prompt, ragged=False),
         unpadded_tokens=mean,
+        decode_batch=(stage.resources.decode_batch or 0) if stage.resources else 0,
         served=stage.generator == "vllm",
     )
     return Workload(

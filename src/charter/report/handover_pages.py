@@ -182,11 +182,7 @@ _ARRANGEMENTS: Mapping[str, Arrangement] = {"colocated": "colocated", "split": "
 
 
 SCRIPT, SKYPILOT, SLURM = "run.sh", "resources.yaml", "slurm.sh"
-PORT, RAY_PORT = 29500, 6379
-WAIT = 5
-"""Seconds between looks whether other nodes are there."""
-RAY = "ray"
-"""First word of a command that one node gives to a Ray of all nodes: `ray job submit ... -- COMMAND`."""
+PORT = 29500
 _VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*(?:(?::-|:\?)[^}\"`$\\]*)?\}")
 _SPECIAL = re.compile(r'([\\"$`])')
 _PLAIN = re.compile(r"^[A-Za-z0-9_@%+=:,./-]+$")
@@ -195,7 +191,6 @@ _PLAIN = re.compile(r"^[A-Za-z0-9_@%+=:,./-]+$")
 def script_of(handover: Handover, rendered: RenderedRun) -> str:
     """Return the script of one node: the engine's command in the directory of the script."""
     several = handover.num_nodes > 1
-    uses_ray = rendered.command[0] == RAY
     lines = [
         "#!/bin/bash",
         f"# Stage {handover.name} in {handover.engine}: runs on each of {handover.num_nodes} nodes."
@@ -206,8 +201,7 @@ def script_of(handover: Handover, rendered: RenderedRun) -> str:
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
         *(() if rendered.slices else _rendezvous(several)),
         *(f"export {name}={shell_word(value)}" for name, value in sorted(rendered.environment.items())),
-        *(_ray_cluster(handover) if uses_ray else ()),
-        ("" if uses_ray else "exec ") + " ".join(_words(_given_to_ray(rendered.command))),
+        "exec " + " ".join(_words(rendered.command)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -306,30 +300,6 @@ def _rendezvous(several: bool) -> Iterator[str]:
     else:
         yield 'export NODE_RANK="${NODE_RANK:-0}" MASTER_ADDR="${MASTER_ADDR:-127.0.0.1}"'
     yield f'export MASTER_PORT="${{MASTER_PORT:-{PORT}}}"'
-
-
-def _ray_cluster(handover: Handover) -> Iterator[str]:
-    """Node 0 starts Ray and waits for the others, which serve until it ends."""
-    start, python = f"ray start --num-gpus={handover.per_node}", '"${PYTHON:-python}"'
-    alive = "sum(node['Alive'] for node in ray.nodes())"
-    yield f'export RAY_PORT="${{RAY_PORT:-{RAY_PORT}}}"'
-    yield f'export PATH="$(dirname "$(command -v {python})"):$PATH"'
-    yield 'if [ "$NODE_RANK" != 0 ]; then'
-    yield f'    until (exec 3<>"/dev/tcp/$MASTER_ADDR/$RAY_PORT") 2>/dev/null; do sleep {WAIT}; done'
-    yield f'    {start} --address="$MASTER_ADDR:$RAY_PORT" --block || true'
-    yield "    exit 0"
-    yield "fi"
-    yield f"{start} --head --port=$RAY_PORT"
-    yield "trap 'ray stop' EXIT"
-    yield "export RAY_ADDRESS=127.0.0.1:$RAY_PORT"
-    yield f'until {python} -c "import ray; ray.init(); exit({alive} < {handover.num_nodes})"; do'
-    yield f"    sleep {WAIT}"
-    yield "done"
-
-
-def _given_to_ray(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the command that node 0 runs beside its Ray: itself, so that paths stay relative to this directory."""
-    return command[command.index("--") + 1 :] if command[0] == RAY else command
 
 
 def _words(command: tuple[str, ...]) -> Iterator[str]:
@@ -470,9 +440,8 @@ def _readme(
     yield "## Bring it back"
     yield ""
     run = f"charter run -C {PROJECT}"
-    on_ray = handover.stage.kind in engine.capabilities.ray_kinds
-    if handover.num_nodes == 1 or engine.capabilities.several_nodes or on_ray:
-        where = "" if handover.num_nodes == 1 else " --on ray" if on_ray else " --on slurm"
+    if handover.num_nodes == 1 or engine.capabilities.runs_on_nodes(handover.stage.kind):
+        where = "" if handover.num_nodes == 1 else " --on slurm"
         yield f"With `engine: {engine.name}` in the stage `{run}{where}` starts it, with its record and resume."
     else:
         yield f"`{run}` starts {engine.title} on one node; on several it is started as above."

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
+from charter.engines import capabilities
+from charter.engines.common.capabilities import refused_fields
 from charter.plan.assemble import NO_NATIVE_ROW
 from charter.plan.offers import known_memory_bytes, node_memory_bytes
 from charter.plan.option import Option, Rejected
@@ -100,6 +102,7 @@ WORTH_NAMING = 1.02
 def notes(plan: Plan, *, command: str, then: str) -> Iterator[Text]:
     """The lines below the table, most important first; the last one says how to go on from `command`."""
     yield from _limits(plan)
+    yield from _inexpressible(plan)
     yield from _models(plan)
     yield _pole_line(plan)
     yield from _advice(plan)
@@ -119,6 +122,17 @@ def notes(plan: Plan, *, command: str, then: str) -> Iterator[Text]:
     yield from _why_not(plan)
     steps = (f"{command} --explain {longest_pole(plan).name}", *NEXT, then)
     yield Text("Next: " + " \N{MIDDLE DOT} ".join(steps), style="dim")
+
+
+def _inexpressible(plan: Plan) -> Iterator[Text]:
+    """A line for each stage that its engine cannot do as it is written: it has a price, and does not run so."""
+    for stage in plan.stages:
+        if stage.searched is None or stage.searched.question is None:
+            continue
+        engine = stage.option.engine
+        lacking = "; ".join(refused_fields(stage.searched.question.stage, capabilities(engine)))
+        if lacking:
+            yield Text(f"{stage.name} does not run as it is written: engine {engine}, {lacking}.", style="red")
 
 
 def longest_pole(plan: Plan) -> StagePlan:
@@ -221,7 +235,8 @@ def risk_sentence(risk: StageRisk) -> str:
     parts = [f"a checkpoint every {format_seconds(risk.interval_seconds)}"]
     software = f" ({100 * risk.software_share:.0f} % by software)" if risk.software_share else ""
     each = format_seconds(risk.lost_seconds_each)
-    parts.append(f"{risk.interruptions:.2g} interruptions expected{software}, {each} lost at each")
+    number = f"{risk.interruptions:,.0f}" if risk.interruptions >= 10 else f"{risk.interruptions:.2g}"
+    parts.append(f"{number} interruptions expected{software}, {each} lost at each")
     if risk.spares is not None and risk.spares.nodes:
         parts.append(f"{risk.spares.nodes} spare node{'s' if risk.spares.nodes > 1 else ''}")
     parts.append(f"{100 * risk.useful_share:.0f} % of the paid time is work")
@@ -276,7 +291,9 @@ def _price_lines(plan: Plan) -> Iterator[Text]:
     }
     if not prices and plan.usd is not None:
         return
-    for text in sorted(prices) or ["none known for this machine; set resources.price to see a cost"]:
+    for text in sorted(prices) or [
+        "none known for this machine; resources.price, or --price of a question, shows a cost"
+    ]:
         yield Text(f"Prices: {text}.")
 
 
@@ -313,7 +330,7 @@ def engine_lines(plan: Plan) -> Iterator[str]:
         for other in stage.other_engines:
             yield (
                 f"  {other.engine}: {other.layout}, {format_seconds(other.seconds)} ({format_ratio(other.ratio)}), "
-                f"{other.peak_bytes / GIB:.1f} GiB"
+                f"{other.peak_bytes / GIB:.1f} GiB" + (f"; not as written: {other.refused}" if other.refused else "")
             )
 
 
@@ -321,7 +338,7 @@ def engine_line(plan: Plan) -> str:
     """Return one line on what the quickest other engine of each native stage would save; empty where nothing is."""
     saved, names = 0.0, []
     for stage in plan.stages:
-        quickest = next(iter(stage.other_engines), None)
+        quickest = next((other for other in stage.other_engines if not other.refused), None)
         if stage.option.engine != NATIVE or quickest is None or quickest.ratio > WORTH_SAYING:
             continue
         share = 1 - quickest.ratio

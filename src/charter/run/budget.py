@@ -12,15 +12,8 @@ from typing import Any, Literal
 
 from charter.artifacts import durable
 from charter.artifacts.stage_state import checkpoint_step, read_progress
-from charter.cost.forecast import (
-    BudgetState,
-    Forecast,
-    StageSoFar,
-    budget_verdict,
-    forecast,
-    paced,
-    planned_start_seconds,
-)
+from charter.cost.advice import BudgetState, budget_verdict
+from charter.cost.forecast import Forecast, StageSoFar, forecast, paced, planned_start_seconds
 from charter.errors import BudgetError, DataError
 from charter.launch.machine import CPU
 from charter.ledger import Ledger

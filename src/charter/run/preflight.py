@@ -14,8 +14,7 @@ from charter.engines.common.engine import TrainingEngine
 from charter.engines.common.request import HandoverPaths, RlPlacement
 from charter.engines.installed import ABSENT, PEFT, interpreter_of, stage_versions
 from charter.errors import CharterError, DataError, MissingExtraError, Problem, SpecError, how_to_install
-from charter.launch.handing_over import COLOCATED, data_roles, handover_of, model_roles, placement_of
-from charter.launch.launcher import LOCAL, RAY, drives_engine
+from charter.launch.handing_over import data_roles, handover_of, model_roles, placement_of
 from charter.launch.machine import (
     CPU,
     NodeFacts,
@@ -52,6 +51,7 @@ INSTEAD = {
     "zero": "zero: 2 shards the optimizer and the gradients",
     "offload": "offload: all with zero: 3, optimizer with any, or none",
     "offload_activations": "recompute: full beside it, or remove it",
+    "decode_batch": "remove it; ppo with `generator: native` draws so many answers at once",
 }
 """What the native engine has instead of what it cannot do (its `Capabilities`)."""
 
@@ -182,7 +182,6 @@ def check_hosted(
     stage: PlannedStage,
     *,
     facts: NodeFacts | None,
-    launcher: str,
     execution: Execution | None = None,
 ) -> Iterator[Problem]:
     """Problems of one stage that another engine is to compute.
@@ -197,7 +196,7 @@ def check_hosted(
         return
     engine = handover_engine(name)
     title = engine.title
-    yield from check_nodes(project, stage.name, stage.spec, launcher=launcher)
+    yield from check_nodes(project, stage.name, stage.spec)
     yield from check_together(stage.name, stage.spec, execution)
     gpus = None if facts is None else facts.gpus
     if not engine.has_processors and stage_device(project, stage.spec, gpus=gpus) == "cpu":
@@ -209,27 +208,27 @@ def check_hosted(
     yield from _refused(pipeline, stage, facts, placement_of(execution))
 
 
-def check_nodes(project: Project, name: str, stage: Stage, *, launcher: str) -> Iterator[Problem]:
+def check_nodes(project: Project, name: str, stage: Stage) -> Iterator[Problem]:
     """Problem of a stage on several nodes, where Charter starts its engine on one; needs nothing of them to be seen."""
     if not is_hosted(stage) or (nodes := stage_nodes(project, stage)) == 1:
         return
     engine = handover_engine(stage.engine)
-    if engine.capabilities.several_nodes or drives_engine(stage, launcher):
+    if engine.capabilities.runs_on_nodes(stage.kind):
         return
-    also = f", or on several of a Ray cluster (--on {RAY})" if drives_engine(stage, RAY) else ""
-    message = f"this version of Charter starts {engine.title} on one node{also}; found {nodes}"
+    message = f"this version of Charter starts this kind of stage by {engine.title} on one node; found {nodes}"
     hint = "`charter artifacts export` renders the command that each of several nodes runs"
     yield Problem(path=f"pipeline.{name}.resources.num_nodes", message=message, hint=hint)
 
 
 def check_together(name: str, stage: Stage, execution: Execution | None) -> Iterator[Problem]:
-    """Problem of a stage whose roles are planned apart: Charter starts an engine with all of them together."""
-    if execution is None or not is_hosted(stage) or execution.placement in ("", COLOCATED):
+    """Problem of a stage whose roles are planned on two kinds of accelerators: an engine's configuration has one."""
+    if execution is None or not is_hosted(stage):
         return
-    title, roles = handover_engine(stage.engine).title, ", ".join(execution.roles)
-    message = f"planned with accelerators of their own for {roles}; `charter run` has all roles of {title} share them"
-    hint = "`charter artifacts export` renders the stage as it is planned"
-    yield Problem(path=f"pipeline.{name}.engine", message=message, hint=hint)
+    kinds = sorted({role.accelerator or execution.accelerator for role in execution.roles.values()})
+    if len(kinds) > 1:
+        message = f"planned on two kinds of accelerators at once ({', '.join(kinds)}), which no configuration can tell"
+        hint = "name one in resources.accelerators of the stage"
+        yield Problem(path=f"pipeline.{name}.resources", message=message, hint=hint)
 
 
 def check_hosted_packages(project: Project, todo: Sequence[PlannedStage]) -> None:
@@ -336,7 +335,6 @@ def check_before_start(
     *,
     modules: Mapping[str, str],
     facts_of: Callable[[str], NodeFacts | None] = lambda stage: None,
-    launcher: str = LOCAL,
     executions: Mapping[str, Execution] = NO_EXECUTIONS,
 ) -> None:
     """Raise one error with everything that would stop these stages.
@@ -350,7 +348,7 @@ def check_before_start(
         facts = facts_of(stage.name)
         if is_hosted(stage.spec):
             planned = executions.get(stage.name)
-            config += check_hosted(pipeline, stage, facts=facts, launcher=launcher, execution=planned)
+            config += check_hosted(pipeline, stage, facts=facts, execution=planned)
         else:
             config += check_layout(pipeline.project, stage.name, stage.spec, facts=facts)
     config += check_served(pipeline.project, todo)

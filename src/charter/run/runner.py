@@ -227,13 +227,11 @@ def check_work(ready: "PlannedWork", options: RunOptions, launcher: Launcher | N
 def _check_setting(ready: "PlannedWork", options: RunOptions, launcher: Launcher | None) -> None:
     work = ready.work
     facts = {stage.name: launcher.facts_of(stage.name) if launcher else None for stage in work.todo}
-    where = launcher_name(work.pipeline.project, options.launcher)
     check_before_start(
         work.pipeline,
         work.todo,
         modules=options.modules,
         facts_of=facts.get,
-        launcher=where,
         executions=ready.executions,
     )
     if not work.todo:

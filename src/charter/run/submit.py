@@ -97,7 +97,7 @@ def preview(
     own = supervisor_job(project, path or root, root=root, scheduler=name, only=stages, words=words, token=TOKEN)
     entries.append(_entry(own, None, SUPERVISOR, name, market="owned"))
     specs = [(stage, project.pipeline[stage]) for stage in jobs]
-    refused = [str(one) for stage, spec in specs for one in check_nodes(project, stage, spec, launcher=name)]
+    refused = [str(one) for stage, spec in specs for one in check_nodes(project, stage, spec)]
     refused += [str(one) for stage, spec in specs for one in check_together(stage, spec, executions.get(stage))]
     texts = _texts(project, name, stages, jobs, words=words)
     return Preview(texts=texts, jobs=tuple(entries), problem=planned.problem, refused=tuple(refused))

@@ -5,7 +5,7 @@ Where it runs (accelerator, market, provider) may be another equivalent offer at
 that follow from both.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
@@ -40,6 +40,8 @@ class ExecutableLayout:
     """Hybrid sharding: complete copies of what `zero` shards."""
     micro_batch: int = 0
     """Rows of one pass of one rank; 0: its whole share of the batch. Of servers: sequences together in a replica."""
+    decode_batch: int = 0
+    """Answers of a rollout that one rank draws at once; 0: its whole share."""
     accumulation: int = 1
     recompute: str = "none"
     offload: str = "none"
@@ -75,6 +77,8 @@ class RoleExecution:
     """Of servers: share of an accelerator's memory that one takes; 0 where it is not planned."""
     max_tokens: int = 0
     """Of servers: longest prompt and answer together; 0: the model's own limit."""
+    parts: tuple[str, ...] = ()
+    """Of an engine that places roles apart, those that compute here: `policy`, `reference`, ..., `generate`."""
 
     @property
     def accelerators(self) -> int:
@@ -125,11 +129,18 @@ class Execution:
     def to_json(self) -> dict[str, Any]:
         """The value as `charter plan --json` prints it, with the number of accelerators."""
         content = {**asdict(self), "accelerators": self.accelerators}
-        return content if self.generator_tensor else {key: it for key, it in content.items() if key not in OF_ENGINES}
+        if self.generator_tensor:
+            return content
+        roles = {name: _without(role, ("parts",)) for name, role in content["roles"].items()}
+        return {**_without(content, OF_ENGINES), "roles": roles}
 
 
 OF_ENGINES = ("generator_tensor", "waits_on_host")
 """Fields that stand in JSON only where the engine places the roles."""
+
+
+def _without(content: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name, value in content.items() if name not in names}
 
 
 def execution_from_json(content: Mapping[str, Any]) -> Execution:
@@ -141,10 +152,11 @@ def execution_from_json(content: Mapping[str, Any]) -> Execution:
 
 def _role(content: Mapping[str, Any]) -> RoleExecution:
     layout = ExecutableLayout(**content["layout"])
-    return RoleExecution(**{**content, "layout": layout, "models": tuple(content.get("models", ()))})
+    names = {name: tuple(content.get(name, ())) for name in ("models", "parts")}
+    return RoleExecution(**{**content, **names, "layout": layout})
 
 
-def executable(layout: Layout, *, rows: int = 1, dtype: str = "") -> ExecutableLayout:
+def executable(layout: Layout, *, rows: int = 1, decode_batch: int = 0, dtype: str = "") -> ExecutableLayout:
     """Return a planned layout as an engine executes it; `rows` sequences of the plan are one row of the engine.
 
     >>> from charter.spec.layout import ZeroStage
@@ -163,6 +175,7 @@ def executable(layout: Layout, *, rows: int = 1, dtype: str = "") -> ExecutableL
         zero=int(layout.zero),
         replicas=layout.replicas,
         micro_batch=max(1, layout.micro_batch // rows),
+        decode_batch=decode_batch,
         accumulation=layout.accumulation,
         recompute=layout.recompute.value,
         offload="all" if layout.offload_parameters else "optimizer" if layout.offload_optimizer else "none",
@@ -236,6 +249,6 @@ def _resources(project: Project, stage: Stage, execution: Execution) -> StageRes
 
 PLANNED_FIELDS = (
     "tensor", "pipeline", "context", "expert", "interleave", "sequence_parallel", "zero", "replicas", "recompute",
-    "offload", "offload_activations",
+    "offload", "offload_activations", "decode_batch",
 )  # fmt: skip
 """Fields of a layout that the resources of a stage have under the same names."""

@@ -237,6 +237,8 @@ class DpoStage(Optimization, Stage):
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"init": MODEL, "data": DATA})
     MAKES: ClassVar[str] = MODEL
     SEQUENCES_PER_ROW: ClassVar[int] = 2
+    ANSWER_SHARE: ClassVar[float] = 3 / 4
+    """Of `seq_len`, at most, for an answer, whose tokens alone have a loss; a prompt is cut at the left to the rest."""
     kind: Literal["dpo"] = "dpo"
     init: str
     """Where the policy starts, and the frozen reference."""

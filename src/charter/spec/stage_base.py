@@ -165,6 +165,9 @@ class StageResources:
     whatever their number, which may change between runs."""
     micro_batch: int | None = None
     """Sequences of a forward and backward pass on one replica; of a pair both answers count."""
+    decode_batch: int | None = None
+    """Answers of a rollout that one replica draws at once, one part of its share after the other; 0: all of it. As many
+    as the plan finds room for, unless given; `generator: native` alone."""
     zero: int | None = None
     tensor: int | None = None
     pipeline: int | None = None

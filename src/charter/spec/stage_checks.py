@@ -387,6 +387,7 @@ _STAGE_RESOURCES: tuple[tuple[str, Range], ...] = (
     ("cpus", AT_LEAST_ONE),
     ("shards", AT_LEAST_ONE),
     ("micro_batch", AT_LEAST_ONE),
+    ("decode_batch", NOT_NEGATIVE),
     ("tensor", AT_LEAST_ONE),
     ("pipeline", AT_LEAST_ONE),
     ("interleave", AT_LEAST_ONE),

@@ -18,7 +18,7 @@ from charter.errors import DataError
 from charter.inference.score import pad_right
 from charter.models.chat import encode_answer, encode_prompt
 from charter.models.context_split import RowParts
-from charter.models.runtime import precision
+from charter.models.runtime import on_device, precision
 from charter.models.token_forward import TokenFigures, own_targets
 from charter.spec.stage import DpoStage
 from charter.train.losses import DpoLoss, dpo_loss, ipo_loss, kto_loss
@@ -26,9 +26,6 @@ from charter.train.models import frozen_model, stage_model, trained_model
 from charter.train.packing import own_parts
 from charter.train.setup import Setup, set_up
 from charter.train.supervised import BatchLoss, train_and_publish
-
-ANSWER_SHARE = 3 / 4
-"""Of `seq_len`, at most, for an answer; the prompt is cut at the left to what the longer answer leaves."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class EncodedDpoPair:
 
 def encode_pair(tokenizer: Any, pair: Pair, *, max_tokens: int) -> EncodedDpoPair:
     """A pair as tokens; both answers follow the very same prompt, so what is cut of it is cut for both."""
-    longest = max(1, int(max_tokens * ANSWER_SHARE))
+    longest = max(1, int(max_tokens * DpoStage.ANSWER_SHARE))
     chosen, rejected = (
         encode_answer(tokenizer, pair.prompt, answer, max_tokens=longest) for answer in (pair.chosen, pair.rejected)
     )
@@ -68,18 +65,20 @@ def answer_log_probabilities(
     """
     rows = [(*pair.prompt, *answer) for pair in pairs for answer in (pair.chosen, pair.rejected)]
     lengths = [len(answer) for pair in pairs for answer in (pair.chosen, pair.rejected)]
-    ids_BT, _, is_answer_BT = (item.to(device) for item in pad_right(rows, lengths, padding=padding))
+    # What is read is counted on the host: on an accelerator it would have to wait for the count.
+    ids_BT, _, is_answer_BT = pad_right(rows, lengths, padding=padding)
     if parts is not None:
-        ids_BT, at_N, target_N = own_targets(ids_BT, is_answer_BT, parts)
+        ids_BT, at_N, target_N = (on_device(item, device) for item in own_targets(ids_BT, is_answer_BT, parts))
         with precision(dtype, device):
             figures: TokenFigures = call(**parts.inputs({}, ids_BT), at_N=at_N, target_N=target_N)
         parts.check()
         each_N = figures.log_probability_N
         own_BT = each_N.new_zeros(ids_BT.numel()).index_copy(0, at_N, each_N).view(ids_BT.shape)
         return parts.total(own_BT.sum(1))
-    place_N = is_answer_BT.flatten().nonzero().squeeze(1)
+    host_N = is_answer_BT.flatten().nonzero().squeeze(1)
+    target_N, place_N, ids_BT = (on_device(item, device) for item in (ids_BT.flatten()[host_N], host_N, ids_BT))
     with precision(dtype, device):
-        figures = call(input_ids=ids_BT, at_N=place_N - 1, target_N=ids_BT.flatten()[place_N])
+        figures = call(input_ids=ids_BT, at_N=place_N - 1, target_N=target_N)
     each_N = figures.log_probability_N
     return each_N.new_zeros(ids_BT.numel()).index_copy(0, place_N, each_N).view(ids_BT.shape).sum(1)
 
@@ -123,7 +122,7 @@ def pairs_loss(
     chosen_B, rejected_B = both(policy)
     with torch.no_grad():
         reference_chosen_B, reference_rejected_B = both(reference)
-    probability_B = torch.tensor([pair.chosen_probability for pair in pairs], device=device)
+    probability_B = on_device(torch.tensor([pair.chosen_probability for pair in pairs]), device)
     figures = (chosen_B, rejected_B, reference_chosen_B, reference_rejected_B, probability_B)
     beta, smoothing = spec.beta, spec.label_smoothing
     if spec.loss == "kto":

@@ -516,7 +516,7 @@ def _critic(setup: Setup, spec: PpoStage) -> tuple[ScalarModel, Path | None]:
 
 def _generator(setup: Setup, spec: PpoStage, policy: TrainedModel) -> Generator | None:
     if spec.generator == "native":
-        return NativeGenerator(policy.model, tell=setup.stage.alive)
+        return NativeGenerator(policy.model, at_once=setup.layout.decode_batch, tell=setup.stage.alive)
     if not setup.ranks.is_first:
         return None
     from charter.inference.generator import VllmGenerator

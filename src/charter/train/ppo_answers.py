@@ -14,7 +14,7 @@ from torch import Tensor
 
 from charter.artifacts import durable
 from charter.errors import loads_json
-from charter.inference.generate import Answers, pad_left
+from charter.inference.generate import Answers, joined, pad_left
 from charter.models.ranks import Ranks
 from charter.train.ppo_math import equal_groups
 
@@ -244,7 +244,7 @@ class Scored:
             return None if own is None or theirs is None else torch.cat([own, theirs])[source]
 
         return Scored(
-            _joined(self.answers, other.answers, source, padding=padding),
+            joined([self.answers, other.answers], padding=padding).rows(source, source.device),
             torch.cat([self.score_B, other.score_B])[source],
             torch.cat([self.counted_B, other.counted_B])[source],
             filled(self.reward_BK, other.reward_BK),
@@ -253,26 +253,3 @@ class Scored:
             filled(self.usd_BK, other.usd_BK),
             filled(self.turns_BF, other.turns_BF),
         )
-
-
-def _joined(first: Answers, second: Answers, row_B: Tensor, *, padding: int) -> Answers:
-    """Rows of two samplings: prompts to the right edge, answers to the left, as both have them."""
-
-    def rows(one: Tensor, other: Tensor, fill: float, *, is_prompt: bool) -> Tensor:
-        width = max(one.shape[1], other.shape[1])
-        sides = [(width - part.shape[1], 0) if is_prompt else (0, width - part.shape[1]) for part in (one, other)]
-        parts = [
-            torch.nn.functional.pad(part, side, value=fill) for part, side in zip((one, other), sides, strict=True)
-        ]
-        return torch.cat(parts)[row_B]
-
-    log_probability_BR = None
-    if first.log_probability_BR is not None and second.log_probability_BR is not None:
-        log_probability_BR = rows(first.log_probability_BR, second.log_probability_BR, 0.0, is_prompt=False)
-    return Answers(
-        rows(first.prompt_BQ, second.prompt_BQ, padding, is_prompt=True),
-        rows(first.prompt_mask_BQ, second.prompt_mask_BQ, 0, is_prompt=True),
-        rows(first.answer_BR, second.answer_BR, padding, is_prompt=False),
-        rows(first.answer_mask_BR, second.answer_mask_BR, 0, is_prompt=False),
-        log_probability_BR,
-    )

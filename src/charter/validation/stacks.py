@@ -1,10 +1,11 @@
-"""Stack profile of a framework, from its name as sources print it."""
+"""Stack profile of a framework and stage of sharding, from their names as sources print them."""
 
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from charter.physics.stacks import PROFILES, StackProfile
+from charter.spec.layout import ZeroStage
 
 if TYPE_CHECKING:
     from charter.validation.rows.measurement import Measurement
@@ -111,3 +112,26 @@ def bits_of(printed: str) -> float:
     if "fp8" in lowered:
         return 8.0
     return 32.0 if re.search(r"fp32|tf32", lowered) and not re.search(r"bf16|fp16", lowered) else 16.0
+
+
+_ZERO_WORDS: tuple[tuple[str, ZeroStage], ...] = (
+    (r"grad_op|hybrid_?shard_?zero2", ZeroStage.GRADIENTS),
+    (r"fsdp|hsdp|hybrid|full|zero\+\+", ZeroStage.PARAMETERS),
+    (r"none|\bno\b|ddp|replic|data[- _]parallel", ZeroStage.NONE),
+    (r"dist|optim", ZeroStage.OPTIMIZER),
+    (r"shard", ZeroStage.PARAMETERS),
+)
+"""The first pattern found decides."""
+
+
+def printed_zero(shard: str) -> ZeroStage | None:
+    """The ZeRO stage that a column of sharding names: FSDP is stage 3, a distributed optimizer stage 1; None: nothing.
+
+    >>> [printed_zero(text) for text in ("ZeRO-2", "fsdp", "distopt", "distributed data parallel", "")]
+    [<ZeroStage.GRADIENTS: 2>, <ZeroStage.PARAMETERS: 3>, <ZeroStage.OPTIMIZER: 1>, <ZeroStage.NONE: 0>, None]
+    """
+    text = shard.casefold()
+    number = re.search(r"(?:zero|stage)[-_ ]*(?:stage)?[-_ ]*(\d)", text)
+    if number:
+        return ZeroStage(min(3, int(number[1])))
+    return next((stage for words, stage in _ZERO_WORDS if re.search(words, text)), None)

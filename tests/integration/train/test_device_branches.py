@@ -2,6 +2,7 @@
 
 import contextlib
 import types
+from dataclasses import replace
 
 import pytest
 
@@ -105,6 +106,55 @@ def test_offloading_means_something_there_only():
         assert not parallel.moments_on_host(layout, CPU)
         assert not isinstance(parallel.offload_policy(layout, GPU), CPUOffloadPolicy)
     assert not parallel.moments_on_host(everything, GPU)
+
+
+UNITS = {"Embedding", "LlamaDecoderLayer", "AskedHead", "LlamaForCausalLM"}
+
+
+@pytest.fixture
+def units(monkeypatch):
+    """What each kind of unit of a sharded model is told; all of one kind are told the same."""
+    monkeypatch.setattr(parallel, "register_fsdp_forward_method", lambda *_: None)
+    monkeypatch.setattr(parallel, "fully_shard", lambda part, **more: told.append((type(part).__name__, more)))
+    told = []
+
+    def units(layout, *, dtype=torch.bfloat16, device=GPU):
+        told.clear()
+        architecture = replace(tiny.ARCHITECTURE, tied_embeddings=False)
+        tokenizer = tiny.train_tokenizer(tiny.TEXTS, vocab_size=400)
+        model = language_model.new_language_model(architecture, tokenizer, seed=0).model
+        parallel.shard(model, layout, "mesh", Ranks(device=device), dtype=dtype)
+        assert [kind for kind, _ in told].count("LlamaDecoderLayer") == architecture.num_layers
+        assert all(more == dict(told)[kind] for kind, more in told)
+        return dict(told)
+
+    return units
+
+
+def test_gradients_are_added_up_in_full_precision_there(units):
+    """Layers compute in the stage's type; what processes add up is fp32, whatever that is."""
+    three = StageLayout(world_size=2, zero=3)
+    for dtype in (torch.bfloat16, torch.float16):
+        told = units(three, dtype=dtype)
+        policies = [more["mp_policy"] for more in told.values()]
+        assert {(item.param_dtype, item.reduce_dtype) for item in policies} == {(dtype, torch.float32)}
+        assert told.keys() == UNITS
+    for case in ({"dtype": torch.float32}, {"device": CPU}):
+        assert not any("mp_policy" in more for more in units(three, **case).values())
+
+
+def test_every_unit_is_freed_and_moved_as_the_layout_says(units):
+    """The head's backward pass comes at once, the root's first: neither is gathered twice."""
+    for layout, freed in ((StageLayout(world_size=2, zero=3), True), (StageLayout(world_size=2, zero=2), False)):
+        told = {kind: more["reshard_after_forward"] for kind, more in units(layout).items()}
+        root = None if freed else False  # None: torch keeps what is the root
+        assert told == {"Embedding": freed, "LlamaDecoderLayer": freed, "AskedHead": False, "LlamaForCausalLM": root}
+        assert {more["mesh"] for more in units(layout).values()} == {"mesh"}
+    for offload in ("none", "optimizer", "all"):
+        policies = [
+            more["offload_policy"] for more in units(StageLayout(world_size=2, zero=3, offload=offload)).values()
+        ]
+        assert [isinstance(item, CPUOffloadPolicy) for item in policies] == [offload == "all"] * len(UNITS)
 
 
 class GpuBytes(LiveBytes):
@@ -401,12 +451,14 @@ def test_a_decoder_on_a_gpu_records_its_tokens():
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_token_is_recorded_beside_the_stream_and_replayed(monkeypatch, fails):
-    calls = []
+def test_a_token_is_recorded_beside_the_stream_and_replayed(monkeypatch, request, fails):
+    calls, streams, now = [], [], types.SimpleNamespace(name="now")
+    now.wait_stream = lambda other: calls.append(f"now waits for {other.name}")
 
     class Stream:
-        def __init__(self, name="beside"):
+        def __init__(self, device, name="beside"):
             self.name = name
+            streams.append(device)
 
         def wait_stream(self, other):
             calls.append(f"{self.name} waits for {other.name}")
@@ -436,8 +488,10 @@ def test_a_token_is_recorded_beside_the_stream_and_replayed(monkeypatch, fails):
 
     monkeypatch.setattr(fused.torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(fused.torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(fused.torch.cuda, "current_stream", lambda: Stream("now"))
+    monkeypatch.setattr(fused.torch.cuda, "current_stream", lambda device: now)
     monkeypatch.setattr(fused.torch.cuda, "stream", on)
+    fused._recording_stream.cache_clear()
+    request.addfinalizer(fused._recording_stream.cache_clear)
     decoder, cache = Decoder(), JointCache([torch.zeros(2, 2, 4, 1)], torch.zeros(2, 4))
     ids_L, position_LQ = torch.tensor([7, 8]), torch.tensor([[1], [2]])
     recorded = ["beside waits for now", "on beside", "begins thread_local", "token", "ends"]
@@ -452,6 +506,8 @@ def test_a_token_is_recorded_beside_the_stream_and_replayed(monkeypatch, fails):
     assert logits_LV.shape == (2, 5)
     assert [item.tolist() for item in decoder.inputs] == [[9, 3], [[4], [5]], [6]], "what it reads was written over"
     assert (ids_L.tolist(), position_LQ.tolist()) == ([7, 8], [[1], [2]]), "in memory of its own"
+    TokenGraph(decoder, ids_L, position_LQ, cache)
+    assert streams == [ids_L.device], "the next one on the same stream, for which there is a workspace"
 
 
 def test_vllm_records_graphs_where_there_is_a_gpu(monkeypatch):

@@ -1,18 +1,25 @@
 """Every setting of PPO reaches what it is meant for, on a very small real model."""
 
+import multiprocessing
+import os
+import signal
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from engine_bench import metrics, stage
+from engine_bench import SECONDS, metrics, stage
+from engine_bench import weights as published
 
 from charter.artifacts.checkpoints import Position
+from charter.artifacts.stage_dir import StageDir
 from charter.errors import StageError
 from charter.inference.generate import generate
 from charter.inference.generator import NativeGenerator
 from charter.models.ranks import Ranks
+from charter.train import ppo
 from charter.train.loop import Loop
 from charter.train.ppo import ppo_task
 from charter.train.pretraining_mix import counted_tokens
@@ -670,3 +677,32 @@ def test_a_teacher_with_other_tokens_is_refused(engine_inputs, tmp_path):
     found = stage(engine_inputs, tmp_path / "taught", "ppo", **settings)
     with pytest.raises(DataError, match="another tokenizer"):
         ppo_task(set_up(found))
+
+
+def kill_in_a_later_part(path):
+    """Run a stage in this process until the second part of its third rollout, and end it there."""
+    drawn, real = [], generate
+
+    def killing(*arguments, **more):
+        drawn.append(1)
+        if len(drawn) == 3 * 3 - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments, **more)
+
+    with mock.patch("charter.inference.generator.generate", killing):
+        ppo.run(StageDir(path))
+
+
+def test_a_stage_killed_between_parts_of_a_rollout_ends_the_same(engine_inputs, tmp_path):
+    """Parts of 3, 3 and 2 answers: their size is among the frozen values, and so each part is drawn again as it was."""
+    given = {"frozen": {"decode_batch": 3}, "episodes": 32, "checkpoint_every": 1}
+    calm, killed = (stage(engine_inputs, tmp_path / name, "ppo", **given) for name in ("calm", "killed"))
+    ppo.run(calm)
+    process = multiprocessing.get_context("fork").Process(target=kill_in_a_later_part, args=(killed.path,))
+    process.start()
+    process.join(SECONDS)
+    assert process.exitcode == -signal.SIGKILL
+    assert [line["step"] for line in metrics(killed)] == [1, 2]
+    ppo.run(killed)
+    assert published(killed).keys() == published(calm).keys()
+    assert all(torch.equal(value, published(calm)[name]) for name, value in published(killed).items())

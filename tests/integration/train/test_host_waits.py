@@ -27,7 +27,8 @@ from charter.models.parallel import Parallel
 from charter.models.preference import PreferenceModel, ScalarModel
 from charter.models.ranks import Ranks
 from charter.spec.ppo_stage import PpoStage
-from charter.spec.stage import PreferenceModelStage, SftStage
+from charter.spec.stage import DpoStage, PreferenceModelStage, SftStage
+from charter.train import dpo
 from charter.train.encoded_pairs import EncodedPair
 from charter.train.optimizers import make_optimizer
 from charter.train.packing import model_inputs, own_parts, packed_batch
@@ -170,6 +171,34 @@ def test_a_step_of_a_preference_model_waits_once():
 
     optimizer = make_optimizer([(parallel.trained_parameters(), 1e-3)], spec)
     task = SupervisedTask(Setup(), parallel, optimizer, spec, len(data), 4, loss_of)
+    with Waits() as seen:
+        report = task.run_part(type("At", (), {"step": 0})())
+    assert seen.waits == ["copy to the host"]
+    assert report.counters["pairs"] > 0
+
+
+@pytest.mark.parametrize("context", [1, 2])
+@pytest.mark.parametrize("loss", ["dpo", "kto"])
+def test_a_step_of_dpo_waits_once(loss, context, monkeypatch):
+    """Answers are found in their rows on the host, however many micro-batches and models read them."""
+    policy, reference = model_on_meta(), model_on_meta()
+    monkeypatch.setattr(context_split.dist, "all_to_all_single", lambda given, sent, group: given.copy_(sent))
+    monkeypatch.setattr(context_split.dist, "all_reduce", lambda values, group: None)
+    parts = own_parts(Ranks(context_size=context), policy.model.config, "sdpa", 64)
+    spec = DpoStage(init="a", data=("d",), dtype="fp32", global_batch=8, seq_len=64, loss=loss)
+    data = [dpo.encode_pair(policy.tokenizer, pair, max_tokens=64) for pair in tiny.pairs()]
+    setup, parallel = Setup(), Parallel(policy.model)
+    models = (parallel.module, reference.model)
+    point = dpo.ReferencePoint(setup, *models, data, spec, 0, parts) if loss == "kto" else None
+
+    def loss_of(rows, step):
+        given = {"padding": 0, "device": META, "parts": parts}
+        nats = None if point is None else point.nats
+        return dpo.pairs_loss(*models, [data[row] for row in rows], spec, reference_point=nats, **given)
+
+    before = None if point is None else point.measure
+    optimizer = make_optimizer([(parallel.trained_parameters(), 1e-3)], spec)
+    task = SupervisedTask(setup, parallel, optimizer, spec, len(data), 4, loss_of, before_step=before)
     with Waits() as seen:
         report = task.run_part(type("At", (), {"step": 0})())
     assert seen.waits == ["copy to the host"]

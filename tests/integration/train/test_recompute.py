@@ -113,6 +113,46 @@ def products_of(how, attention):
     return count
 
 
+def test_selective_keeps_attention_by_bounds(monkeypatch):
+    """Packed rows are planned as others are; the operation has kernels for CUDA only."""
+    from torch.nn.attention import varlen
+
+    monkeypatch.setattr(varlen, "_should_use_cudnn", lambda _: False)
+    calls = {}
+    for how in ("selective", "full"):
+        layers = torch.nn.Sequential(Attention())
+        layers._no_split_modules = ["Attention"]
+        recompute_layers(layers, how)
+        value = torch.empty(8, 2, 16, dtype=torch.bfloat16, device="meta", requires_grad=True)
+        with Operations() as seen:
+            layers(value).sum().backward()
+        calls[how] = seen.names.count("torch_attn::_varlen_attn")
+        assert value.grad.shape == value.shape
+    assert calls == {"selective": 1, "full": 2}
+
+
+class Attention(torch.nn.Module):
+    """Attention of eight tokens in two conversations."""
+
+    def forward(self, value):
+        from torch.nn.attention.varlen import varlen_attn
+
+        bounds = torch.empty(3, dtype=torch.int32, device=value.device)
+        return varlen_attn(value * 2, value, value, bounds, bounds, 5, 5, window_size=(-1, 0))
+
+
+class Operations(TorchDispatchMode):
+    """Names of operations, in their order."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.names.append(operation.name())
+        return operation(*args, **(kwargs or {}))
+
+
 def test_without_gradients_nothing_is_recomputed(monkeypatch):
     module = model().model
     recompute_layers(module, "full")

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -38,8 +38,9 @@ QUICK = VllmOptions(start_seconds=60, sync_seconds=60, sample_seconds=60, bucket
 
 
 @contextlib.contextmanager
-def fake(tmp_path, fault="none", *, dtype="fp32", options=QUICK):
+def fake(tmp_path, fault="none", *, dtype="fp32", options=QUICK, device="cpu"):
     policy = language_model()
+    policy.model.to(device)
     generator = VllmGenerator(
         policy,
         tmp_path,
@@ -80,6 +81,15 @@ def test_answers_come_back_padded_and_masked_with_their_log_probabilities(tmp_pa
     assert answers.answer_BR.tolist() == [[13, 14, 15, 16], [11, 12, padding, padding]]
     assert answers.answer_mask_BR.tolist() == [[True] * 4, [True, True, False, False]]
     assert answers.log_probability_BR.tolist() == [[-0.5, -1.0, -1.5, -2.0], [-0.5, -1.0, 0.0, 0.0]]
+
+
+def test_answers_stay_on_the_host_wherever_the_policy_is(tmp_path):
+    """They are sent to every process of the stage, which would open them on the first one's GPU."""
+    with fake(tmp_path, device="meta") as (generator, _):
+        answers = load_and_sample(generator, language_model())
+    assert {getattr(answers, item.name).device.type for item in fields(answers)} == {"cpu"}
+    there = answers.share(1, 1, torch.device("meta"))
+    assert {getattr(there, item.name).device.type for item in fields(there)} == {"meta"}
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -198,16 +208,36 @@ def test_the_python_of_vllm_is_taken_from_the_environment_and_torchruns_variable
     assert vllm_command()[0] == str(tmp_path / "no" / "python")
     with pytest.raises(StageError, match="cannot start"):
         VllmGenerator(language_model(), tmp_path, dtype="fp32", options=QUICK)
-    kept = worker_environment({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "HOME": "/h", "PYTHONPATH": "/x"})
-    assert "RANK" not in kept
-    assert "WORLD_SIZE" not in kept
-    assert kept["HOME"] == "/h"
-    assert kept["PYTHONPATH"].endswith(":/x")
+    of_torchrun = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    of_torchrun += ("ROLE_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID")
+    given = {"HOME": "/h", "CUDA_VISIBLE_DEVICES": "3", "PYTHONPATH": "/x"}
+    kept = worker_environment(given | dict.fromkeys(of_torchrun, "1"))
+    assert kept.pop("PYTHONPATH").endswith(":/x")
+    assert kept == {"HOME": "/h", "CUDA_VISIBLE_DEVICES": "3"}
 
 
 def test_a_data_type_that_vllm_has_not_is_refused(tmp_path):
     with pytest.raises(StageError, match="fp64"):
         VllmGenerator(language_model(), tmp_path, dtype="fp64")
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 5, 64])
+def test_answers_drawn_in_parts_are_those_drawn_at_once(at_once, monkeypatch):
+    """Draws belong to an answer's seed; a smaller batch moves probabilities in fp32's last bits, and no draw here."""
+    policy, sizes, real = language_model(), [], generate
+
+    def watched(model, prompts, **more):
+        sizes.append(len(prompts))
+        return real(model, prompts, **more)
+
+    monkeypatch.setattr("charter.inference.generator.generate", watched)
+    prompts, seeds = [*PROMPTS, [7] * 9, [5, 6]], [*SEEDS, 11, 12]
+    mine = NativeGenerator(policy, at_once=at_once).sample(prompts, seeds=seeds, settings=SETTINGS)
+    theirs = generate(policy, prompts, seeds=seeds, settings=SETTINGS)
+    assert sum(sizes) == len(prompts)
+    assert max(sizes) == min(at_once, len(prompts))
+    for name in ("prompt_BQ", "prompt_mask_BQ", "answer_BR", "answer_mask_BR"):
+        assert torch.equal(getattr(mine, name), getattr(theirs, name)), name
 
 
 def test_the_native_generator_is_generate_with_a_version():

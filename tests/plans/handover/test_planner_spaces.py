@@ -1,6 +1,8 @@
 """The planner never chooses a layout or a placement that the engine's renderer refuses."""
 
+import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import handover_stages as cases
 import ppo_case
@@ -12,9 +14,12 @@ from charter.catalog import models
 from charter.engines import capabilities, engine_names, handover_engines, render, rl_engines
 from charter.engines.common.capabilities import GOOGLE
 from charter.errors import SpecError
+from charter.launch import handing_over
 from charter.plan.layout_space import SpaceRequest, space
 from charter.plan.rl_search import rl_options
+from charter.plan.stage_plan import execution_of
 from charter.report.handover_pages import placement_of
+from charter.spec.execution import execution_from_json
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.stage import DpoStage
 
@@ -35,6 +40,14 @@ def refused(stage, layout, **more):
     except SpecError as error:
         return [str(problem) for problem in error.problems]
     return []
+
+
+def started(stage, option, work):
+    """What `charter run` makes of a placement, from the file in which a stage keeps what it is started as."""
+    needs = SimpleNamespace(memory=SimpleNamespace(total=0.0))
+    execution = execution_of(stage, option, work, needs)
+    assert execution.accelerators == option.num_nodes * option.place.per_node
+    return handing_over.placement_of(execution_from_json(json.loads(json.dumps(execution.to_json()))))
 
 
 def offered(stage, shape, accelerators):
@@ -97,6 +110,7 @@ def test_every_placement_that_is_offered_is_rendered(engine, estimator, nodes):
     for option in found:
         told = refused(stage, option.layout, nodes=nodes, placement=placement_of(option))
         assert not told, f"{engine} {option.layout_label}: {told}"
+        assert started(stage, option, work) == placement_of(option)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 4])
@@ -111,6 +125,7 @@ def test_every_placement_without_a_reward_model_is_rendered(reference, nodes):
     for option in found:
         told = refused(stage, option.layout, nodes=nodes, placement=placement_of(option))
         assert not told, f"{option.layout_label}: {told}"
+        assert started(stage, option, work) == placement_of(option)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 4])
@@ -125,6 +140,7 @@ def test_every_placement_one_step_off_is_rendered_for_verl(nodes):
     for option in found:
         told = refused(stage, option.layout, nodes=nodes, placement=placement_of(option))
         assert not told, f"{option.layout_label}: {told}"
+        assert started(stage, option, work) == placement_of(option)
 
 
 @pytest.mark.parametrize("accelerators", [2, 4, 8])
@@ -137,3 +153,4 @@ def test_every_placement_beside_a_generator_is_rendered(accelerators):
         placement = placement_of(option)
         told = refused(stage, option.layout, per_node=accelerators, placement=placement)
         assert not told, f"{option.layout_label}: {told}"
+        assert started(stage, option, work) == placement

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charter.cost.forecast import BudgetState, budget_verdict
+from charter.cost.advice import BudgetState, budget_verdict
 from charter.errors import UsageError
 
 ORDER = list(BudgetState)

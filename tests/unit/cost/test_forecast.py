@@ -80,6 +80,21 @@ def test_starts_and_steps_of_others_are_learned_apart():
     assert left(*slow_steps, long)["z"].seconds.p50 > 2.5 * 40_000
 
 
+def test_starts_that_grow_with_their_stages_go_on_so():
+    done = [
+        stage(str(steps), planned_start_seconds=5.0, step=steps, target_step=steps, done=True,
+              kept_seconds=5.0 + 1.5 * steps, **paced_by(steps, steps), planned_seconds=spread(5.0 + steps))
+        for steps in (20, 60, 200)
+    ]  # fmt: skip
+    long = stage("z", planned_start_seconds=5.0, planned_seconds=spread(2005.0))
+    assert 2500.0 < left(*done, long)["z"].seconds.p50 < 3300.0
+    assert left(done[0], long)["z"].seconds.p50 < 2100.0, "one start is believed to be as the plan has it"
+
+
+def spread(value):
+    return Interval(p10=value / 1.4, p50=value, p90=value * 1.4)
+
+
 def test_time_in_a_start_is_not_planned_again():
     waiting = [left(stage(planned_start_seconds=40.0, kept_seconds=passed))["sft"].seconds for passed in (0.0, 30, 300)]
     assert waiting[0] == PLAN
@@ -95,6 +110,13 @@ def test_stages_that_agree_on_a_pace_are_believed():
     assert rest(1).p50 < rest(2).p50 < rest(5).p50 < 300.0
     assert rest(5).p50 > 270.0
     assert rest(5).p90 / rest(5).p50 < rest(1).p90 / rest(1).p50
+
+
+def test_a_common_error_does_not_widen_what_is_a_stages_own():
+    seen = [stage(f"s{index}", kind="ppo", done=True, kept_seconds=300.0) for index in range(6)]
+    rest = left(*seen, stage("c"))["c"]
+    assert rest.seconds.p90 / rest.seconds.p50 < PLAN.p90 / PLAN.p50
+    assert rest.shared < left(seen[0], stage("c"))["c"].shared
 
 
 @pytest.mark.parametrize("times", [0.2, 1.0, 6.0])

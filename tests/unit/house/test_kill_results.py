@@ -1,4 +1,10 @@
+import sys
+from pathlib import Path
+
 import kill_results
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "integration" / "kills"))
+import layouts
 
 
 def case(test="random", kind="ppo", layout="1", kills=10, runs=2, mismatches=0, lost=0, doubled=0, seed=1):
@@ -13,6 +19,12 @@ def test_layouts_are_added_up_in_their_order():
     one, four = kill_results.totals([*reversed(CASES), case(test="flips")], "random")
     assert (one.layout, one.kinds, one.kills, one.runs, one.lost, one.doubled) == ("1", "ppo, sft", 15, 4, 1, 0)
     assert (four.layout, four.kills, four.doubled) == ("4 FSDP2", 7, 2)
+
+
+def test_every_layout_that_is_killed_has_its_place():
+    assert [
+        case.layout for case in kill_results.totals([case(layout=name) for name in layouts.LAYOUTS], "random")
+    ] == list(layouts.LAYOUTS)
 
 
 def test_the_page_says_how_often_and_how_sure():

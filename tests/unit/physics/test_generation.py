@@ -350,3 +350,46 @@ def test_served_and_trained_attention_have_one_rate():
     device = DeviceColumns.of(H100)
     for kernel, rate in (("flash2", device.flash2), ("recent", device.recent), ("flash3", device.flash3)):
         assert float(ServingDevice.of(H100, attention=kernel).attention_flops) == pytest.approx(float(rate))
+
+
+def step_seconds(device, *, batch=1.0, context=1.0, weights="bf16", engine=SERVER, model=LLAMA):
+    """One decode step without constants of a fit, and its terms by name."""
+    step = decode_step(model, accelerators.get(device), batch=batch, context=context, weights=weights, engine=engine)
+    return step.total, {term.name: term.value for term in step.terms}
+
+
+def test_empty_rows_of_a_tile_cost_h20_its_long_contexts():
+    cache = 32 * 2 * 8 * 128 * 2.0 * 100_000
+    reading = {name: cache / accelerators.get(name).memory_bytes_per_second for name in ("H20", "H100")}
+    keys = {name: step_seconds(name, context=100_000.0)[1]["decode, keys and values"] for name in reading}
+    assert keys["H20"] > 2 * reading["H20"]
+    assert keys["H100"] < 1.3 * reading["H100"]
+    queries_in_columns = step_seconds("H20", context=100_000.0, engine=TENSORRT)[1]["decode, keys and values"]
+    assert queries_in_columns < 1.3 * reading["H20"]
+
+
+def test_expanded_weights_add_gaps_to_a_captured_graph():
+    plain, expanded = (step_seconds("H100", weights=name)[1]["decode, issue"] for name in ("bf16", "int4"))
+    assert expanded - plain == pytest.approx(32 * 4 / 12 * 45e-6)
+
+
+def test_litgpt_wraps_fewer_quantised_matrices():
+    def added(engine):
+        quantised, plain = (step_seconds("H100", weights=name, engine=engine)[0] for name in ("nf4", "bf16"))
+        return quantised - plain
+
+    assert added(LITGPT) / added(replace(LITGPT, joins_projections=False)) == pytest.approx(5 / 7, rel=0.05)
+
+
+def test_eager_steps_take_longer_beside_older_processors():
+    newer, older = (step_seconds(name, engine=NATIVE)[0] for name in ("H100", "A100-80GB"))
+    assert older / newer == pytest.approx(1.3, rel=0.05)
+
+
+def test_nothing_hides_where_the_host_waits_for_each_product():
+    def waited(weights):
+        return step_seconds("H20", context=30_000.0, weights=weights, engine=TRANSFORMERS)[1]["decode, issue"]
+
+    host = 32 * 0.75e-3
+    assert waited("fp8") == pytest.approx(host + 32 * 7 * 1.4 * 90e-6)
+    assert waited("bf16") < 0.8 * host

@@ -220,3 +220,13 @@ def test_maxtext_keeps_the_products_that_its_policy_names():
     assert next(term.value for term in loss if term.name == "gathered weights") == 2 * 128256 * 4096
     assert backward["gathered weights"] == 2 * (2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336 + 2 * 4096)
     assert backward["unreduced gradients"] == 2 * 128256 * 4096, "16 bits, the largest matrix"
+
+
+def test_loss_parallel_holds_sixteen_bytes_a_logit():
+    def a_logit(tensor):
+        job = MemoryJob(architecture=SMALL, seq_len=256, profile=PROFILES["torchtitan"])
+        table = training_memory_table(MemoryShape.of(job), Layouts.of(Layout(tensor=tensor, micro_batch=8)))
+        terms = {term.name: term.value for term in table.terms("first", "loss")}
+        return terms["logits and loss"] * tensor / (8 * 256 * SMALL.vocab_size)
+
+    assert (a_logit(1), a_logit(2)) == pytest.approx((12.0, 16.0))

@@ -226,3 +226,17 @@ def test_boards_of_blackwell_gain_nothing_from_new_kernels():
     board, server = accelerators.get("RTX5090"), accelerators.get("B200")
     assert fused_attention_rate(board, "flash3") == fused_attention_rate(board, "flash2")
     assert fused_attention_rate(server, "flash3") > 2 * fused_attention_rate(server, "flash2")
+
+
+def test_nanotron_puts_fewer_layers_beside_a_heavy_head():
+    small = replace(LLAMA, hidden_size=2048, num_layers=16, num_heads=32, num_kv_heads=32, intermediate_size=8192)
+    split = Layout(pipeline=2, accumulation=64)
+
+    def step(name, architecture):
+        profile = replace(PROFILES["nanotron"], stages_by_cost=float(name == "by cost"))
+        given = inputs(split, architecture)
+        return float(step_seconds(replace(given, stack=StackColumns.of(profile))))
+
+    # 8 layers and a head of 4 beside 8 layers, or 11 layers beside 5 and the head: 12 against 11, and an equal bubble.
+    assert 11 / 12 < step("by cost", small) / step("even", small) < 0.95
+    assert step("by cost", replace(small, vocab_size=1024)) > step("even", replace(small, vocab_size=1024))

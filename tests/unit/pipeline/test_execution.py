@@ -38,7 +38,9 @@ from charter.spec.stage_base import StageResources
 from charter.units import GIB
 
 SFT = SftStage(init="b", data=("d",))
-LAYOUT = ExecutableLayout(data=4, tensor=2, zero=3, micro_batch=8, replicas=2, recompute="full", offload="optimizer")
+LAYOUT = ExecutableLayout(
+    data=4, tensor=2, zero=3, micro_batch=8, replicas=2, recompute="full", offload="optimizer", decode_batch=24
+)
 EIGHT_GPUS = NodeFacts(gpus=8, cpu_capability="avx2", torch="2.13.0", transformers="5.0")
 
 
@@ -58,7 +60,14 @@ def frozen(stage=SFT, made=None):
 
 def test_the_engine_reads_back_the_layout_that_was_planned():
     assert engine_layout(frozen()) == StageLayout(
-        world_size=8, zero=3, replicas=2, tensor=2, micro_batch=8, recompute="full", offload="optimizer"
+        world_size=8,
+        zero=3,
+        replicas=2,
+        tensor=2,
+        micro_batch=8,
+        recompute="full",
+        offload="optimizer",
+        decode_batch=24,
     )
 
 
@@ -169,11 +178,12 @@ def test_jobs_are_those_of_the_plan_role_by_role(root):
 def test_what_a_run_would_refuse_is_said_beside_its_print(root):
     file = root / "charter.yaml"
     assert preview(load_project(root), root, "slurm", ()).refused == ()
-    two = "pm: {kind: preference_model, engine: nemo_rl, resources: {num_nodes: 2},"
+    two = "pm: {kind: preference_model, engine: openrlhf, resources: {num_nodes: 2},"
     file.write_text(file.read_text().replace("pm: {kind: preference_model,", two))
     shown = preview(load_project(root), root, "slurm", ())
     (refused,) = shown.to_json()["refused"]
-    assert refused.startswith("pipeline.pm.resources.num_nodes: this version of Charter starts NeMo RL on one node")
+    assert refused.startswith("pipeline.pm.resources.num_nodes: ")
+    assert "starts this kind of stage by OpenRLHF on one node" in refused
     assert preview(load_project(root), root, "slurm", ("sft",)).refused == ()
 
 

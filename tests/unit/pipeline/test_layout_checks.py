@@ -73,6 +73,13 @@ def test_offload_of_everything_needs_sharding(monkeypatch):
     assert "goes with zero: 2 or 3" in problems(asked, "H100:8", zero=0, offload="all")[0]
 
 
+def test_answers_are_drawn_in_parts_by_the_engine_itself():
+    assert problems(PPO, decode_batch=8) == problems(PPO, decode_batch=0) == problems(SFT, decode_batch=0) == []
+    for stage in (SFT, replace(PPO, generator="vllm")):
+        (refused,) = problems(stage, decode_batch=8)
+        assert "s.resources.decode_batch: no rollout is drawn in parts here" in refused
+
+
 def test_inputs_on_the_host_need_full_recomputation():
     asked = replace(SFT, global_batch=16)
     assert problems(asked, recompute="full", offload_activations=True) == []

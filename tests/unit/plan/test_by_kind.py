@@ -252,7 +252,7 @@ def test_the_saved_file_is_what_was_planned(tmp_path):
         ("sft 8B --deadline 1min --fail-over-deadline", ("feasible from --deadline ", "with --nodes 2 it is")),
         ("sft 70B --on H100:1", ("--lora 64", "a shorter --seq")),
         ("sft 8B --on L4:8 --market spot", ("no spot price is known there; --market any",)),
-        ("sft 8B --on TPU-v5e:8", ("--set pipeline.sft.engine=maxtext does",)),
+        ("sft 8B --on TPU-v5e:8 --nodes 1", ("would fit on: 2 nodes x 8 TPU-v5e, 8 x TPU-v6e, 2 x TPU-v5p; or use a",)),
         ("sft 8B --on RTX4090:8 --lora 8 --budget 5 --fail-over-budget", ("a stage has no price; give --price",)),
     ],
 )
@@ -279,6 +279,29 @@ def test_a_size_that_nobody_offers_is_one_line():
     assert len(lines) == 1
     assert "machines offered have 1 or 8, and --nodes takes several" in lines[0]
     assert "--price plans one of yours" in lines[0]
+
+
+def test_more_than_a_machine_has_are_several_machines(tmp_path):
+    file = kind_file(Inquiry(kind="sft", accelerators="H100:1024"))
+    resources = project_of(file.text, tmp_path).resources
+    assert (resources.accelerators, resources.num_nodes) == (("H100:8",), 128)
+    assert "--on H100:1024: 128 machines of H100:8, since none has that many" in file.assumed
+
+
+def test_the_engine_of_other_accelerators_is_assumed():
+    done = run("plan", "sft", "8B", "--on", "v5p:8", "--lora", "16")
+    assert "engine maxtext: native does not run on v5p:8" in done.output
+    text = " ".join(done.output.split())
+    assert "sft does not run as it is written: engine maxtext, adapter: its adapters are of its other trainer" in text
+    assert "packing" not in text
+
+
+def test_what_an_engine_cannot_do_is_listed_before_a_run(tmp_path):
+    run("plan", "sft", "8B", "--on", "H100:8", "--save", str(tmp_path / "charter.yaml"))
+    text = run("check", str(tmp_path), "--set", "pipeline.sft.engine=megatron").stdout
+    assert "It can be planned; to run it, mend this first:" in text
+    assert "pipeline.sft.packing: megatron cannot express it: a row begins anew" in text
+    assert "mend this first" not in run("check", str(tmp_path)).stdout
 
 
 def test_processors_stand_for_no_other_card():

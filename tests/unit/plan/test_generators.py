@@ -10,11 +10,13 @@ from ppo_case import without_value, workload
 from charter.catalog import accelerators
 from charter.physics.columns import Layouts
 from charter.plan import stage_time
+from charter.plan.answer_memory import server_of
 from charter.plan.knowledge import engine_knowledge, shipped
 from charter.plan.plan import InfeasiblePlanError
-from charter.plan.stage_memory import decoded_together, fit_of, one_device, server_of, training_peak
+from charter.plan.stage_memory import decoded_together, fit_of, one_device, training_peak
 from charter.plan.stage_time import TimedStage, other_seconds
 from charter.spec.layout import Layout, Recompute, ZeroStage
+from charter.spec.stage_base import StageResources
 from charter.units import GIB
 
 H100, KNOWN = accelerators.get("H100"), shipped()
@@ -128,3 +130,24 @@ def test_only_the_native_generator_reads_a_prompt_once(engine, is_served, times)
         return next(term.value for term in terms if term.name == "generate: prefill, keys and values")
 
     assert seconds(1.0) / seconds(1 / 8) == pytest.approx(times)
+
+
+def test_answers_that_do_not_fit_together_are_drawn_in_parts():
+    """The number that memory and time are planned with is what the stage is started with; the file comes before it."""
+
+    def drawn(samples=4, model=planner_case.LLAMA_8B, answers=8192, **own):
+        batches = {"rollout_batch": answers, "minibatch": 64, "samples_per_prompt": samples, "episodes": 10 * answers}
+        resources = StageResources(zero=3, **own)
+        stage = replace(STAGE, max_new_tokens=4096, resources=resources, **batches)
+        made = planner_case.one(stage, architecture=model).stages[0]
+        trainer = made.execution.roles["trainer"].layout
+        (term,) = [term for term in made.option.peak.terms if term.name == "policy: keys and values"] or [None]
+        return trainer.decode_batch, answers // trainer.data, made, term
+
+    at_once, share, made, term = drawn()
+    assert 4 < at_once < share
+    assert at_once % 4 == 0, "answers to a prompt share it"
+    assert term.formula.startswith(f"{at_once} sequences")
+    assert made.option.peak.total_bytes <= made.option.capacity_bytes
+    assert drawn(decode_batch=6)[0] == 6
+    assert drawn(answers=64)[0] == 0

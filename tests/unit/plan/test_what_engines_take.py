@@ -92,6 +92,7 @@ def test_every_layout_that_is_tried_is_supported(engine):
         ("megatron", "replicas", 2),
         ("verl", "offload", "optimizer"),
         ("fsdp", "offload_activations", True),
+        ("trl", "decode_batch", 8),
     ],
 )
 def test_a_layout_that_an_engine_lacks_is_refused_by_field(engine, field, value):

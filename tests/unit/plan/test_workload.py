@@ -354,6 +354,12 @@ def test_a_plan_says_how_old_the_tokens_are(work, changes, age):
     assert str(said.value).startswith(f"at most {changes['max_age']}, {changes['max_age'] - 0.5:g} where")
 
 
+@pytest.mark.parametrize(("engine", "share"), [("native", 0.75), ("trl", 1.0)])
+def test_engines_of_others_make_logits_of_prompts(work, engine, share):
+    found, _ = work(DpoStage(init="base", data=("pairs",), steps=10, engine=engine))
+    assert [phase.logit_share for phase in found.phases] == [share, share]
+
+
 def test_online_dpo_updates_on_pairs_without_a_value_model(work):
     found = grouped(work, estimator="online_dpo", samples_per_prompt=2)
     assert [role.name for role in found.roles] == ["policy", "reference", "reward"]

@@ -5,10 +5,11 @@ from dataclasses import replace
 from planner_case import H100, one
 
 from charter.plan.what_if import with_other_engines
-from charter.report.plan_notes import engine_line
+from charter.report.plan_notes import engine_line, engine_lines
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import Reward
 from charter.spec.stage import SftStage
+from charter.spec.stage_base import StageResources
 
 SFT = SftStage(init="base", data=("chat",))
 
@@ -44,3 +45,15 @@ def test_engines_are_named_that_call_the_rewards_of_a_list():
     for refused in (judged, replace(stage, equal_groups="refill")):
         (found,) = with_other_engines(one(refused, H100)).stages
         assert found.other_engines == ()
+
+
+def test_an_engine_that_refuses_the_stage_saves_nothing():
+    plan = with_other_engines(one(replace(SFT, packing=True), H100))
+    (stage,) = plan.stages
+    refused = {other.engine: other.refused for other in stage.other_engines}
+    assert engine_line(plan) == "", "no engine packs as Charter does"
+    assert refused["megatron"].startswith("packing: ")
+    assert refused["fsdp"].startswith("Charter writes no files for it")
+    assert any(line.endswith(refused["megatron"]) for line in engine_lines(plan))
+    written = replace(SFT, packing=True, resources=StageResources(attention="flash_attention_2"))
+    assert "trl for stage" in engine_line(with_other_engines(one(written, H100)))

@@ -1,9 +1,7 @@
 """`charter artifacts export STAGE --engine E` with an engine that takes everything."""
 
 import json
-import socket
 import subprocess
-from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -233,39 +231,6 @@ PLAIN_PPO = replace(
 )
 
 
-RAY = """#!/bin/bash
-echo "ray $@" >> "$SEEN"
-"""
-PYTHON = """#!/bin/bash
-case "$1" in -c) [ "$(grep -c counted "$SEEN")" = 1 ] || { echo counted >> "$SEEN"; exit 1; } ;; esac
-[ "$1" = -c ] || echo "python $* by $RAY_ADDRESS" >> "$SEEN"
-"""
-
-
-def test_one_node_runs_what_ray_spreads_and_the_others_serve(root, tmp_path, monkeypatch):
-    made = made_of(root)
-    command = ("ray", "job", "submit", "--", "python", "-m", "plain", "it")
-    monkeypatch.setattr(handover_pages, "WAIT", 0)
-    script = handover_pages.script_of(made.handover, replace(made.rendered, command=command))
-    (tmp_path / "bin").mkdir()
-    for name, text in (("ray", RAY), ("python", PYTHON)):
-        (tmp_path / "bin" / name).write_text(text)
-        (tmp_path / "bin" / name).chmod(0o755)
-    (tmp_path / "run.sh").write_text(script)
-    around = {"PYTHON": str(tmp_path / "bin" / "python"), "PATH": "/usr/bin:/bin", "SEEN": str(tmp_path / "seen")}
-    for rank in ("0", "1"):
-        here = {**around, "NODE_RANK": rank, "MASTER_ADDR": "127.0.0.1"}
-        with listening(handover_pages.RAY_PORT) if rank == "1" else nullcontext():
-            subprocess.run(["bash", tmp_path / "run.sh"], env=here, check=True, timeout=60)
-    assert (tmp_path / "seen").read_text().splitlines() == [
-        "ray start --num-gpus=8 --head --port=6379",
-        "counted",
-        "python -m plain it by 127.0.0.1:6379",
-        "ray stop",
-        "ray start --num-gpus=8 --address=127.0.0.1:6379 --block",
-    ]
-
-
 def test_exported_jobs_on_one_node_meet_at_ports_of_their_own(root):
     """Two jobs of Slurm that share a node, by the lines that their scripts run before anything else."""
     made = made_of(root)
@@ -277,12 +242,6 @@ def test_exported_jobs_on_one_node_meet_at_ports_of_their_own(root):
         for number in ("4711", "4712")
     ]
     assert [list(map(int, item.split())) for item in ports] == [[24711, 29711], [24712, 29712]]
-
-
-@contextmanager
-def listening(port):
-    with socket.create_server(("127.0.0.1", port)):
-        yield
 
 
 def test_two_kinds_of_accelerators_at_once_are_refused(monkeypatch):

@@ -7,6 +7,8 @@ import pytest
 from charter.physics.fitted import Fitted, bundled
 from charter.physics.stacks import PROFILES
 from charter.spec.layout import Recompute, ZeroStage
+from charter.validation.quantities.memory_cases import training_case as memory_case
+from charter.validation.quantities.rl_setting import printed_layout, rl_setting
 from charter.validation.quantities.training_time import TRAINING_TIME, recompute_of, training_case
 from charter.validation.rows.accelerator import node_network, scaleup_domain
 from charter.validation.rows.measurement import Measurement
@@ -193,3 +195,23 @@ def test_nanotron_hides_no_reduction_under_zero_1():
         for shard in ("none", "zero1")
     }
     assert hidden == {"none": 1.0, "zero1": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("shard", "stage"),
+    [
+        ("distributed data parallel", ZeroStage.NONE),
+        ("ZeRO++", ZeroStage.PARAMETERS),
+        ("zero-stage 2", ZeroStage.GRADIENTS),
+        ("optimizer states sharded", ZeroStage.OPTIMIZER),
+    ],
+)
+def test_time_memory_and_rl_read_one_stage(shard, stage):
+    printed = row(shard=shard, dp=8, tp=1, pp=1, mbs=1, gbs=64, framework="DeepSpeed", kind="sft")
+    of_memory = memory_case(replace(printed, metric="peak_mem_gib")).layout.zero
+    assert training_case(printed).layout.zero == of_memory == printed_layout(printed, 8, 64.0).zero == stage
+
+
+def test_a_blank_batch_is_a_usual_number_of_prompts():
+    step = replace(row(kind="ppo", framework="verl", mean_len=1000), metric="ppo_step_time_s")
+    assert rl_setting(replace(step, n_generations=16)).samples == 16 * rl_setting(step).samples

@@ -75,6 +75,31 @@ class RewardCalls:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FixedField:
+    """A field of a stage for which an engine has fewer values than charter.yaml."""
+
+    field: str
+    only: object
+    """The one value that it has."""
+    why: str
+    kinds: tuple[str, ...] = EVERY_KIND
+    attention: str = ""
+    """The implementation of attention with which it has every value."""
+
+    @property
+    def instead(self) -> str:
+        """Return what to write instead."""
+        value = {None: f"no {self.field}", False: f"{self.field}: false"}.get(self.only, f"{self.field}: {self.only}")  # type: ignore[call-overload]
+        return f"resources: {{attention: {self.attention}}}, or {value}" if self.attention else value
+
+    def refuses(self, stage: Stage) -> bool:
+        """Return True if a stage has another value there."""
+        if stage.kind not in self.kinds or getattr(stage, self.field, self.only) == self.only:
+            return False
+        return not self.attention or (stage.resources or StageResources()).attention != self.attention
+
+
+@dataclass(frozen=True, kw_only=True)
 class Capabilities:
     """Abilities of one engine, and the names of the constants that its time and memory use."""
 
@@ -124,6 +149,8 @@ class Capabilities:
     offload_parameters: tuple[ZeroStage, ...] = ()
     offload_activations: bool = False
     """The inputs of layers that are recomputed whole can wait in host memory, and Charter's files say so."""
+    decode_batch: bool = False
+    """It draws the answers of a rollout in parts of a given size, beside no other generator."""
     recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.FULL)
     exact_batch: bool = True
     """Every rank takes the same number of micro-batches of one size, so that both divide the batch."""
@@ -131,6 +158,8 @@ class Capabilities:
     """What is compared with a figure of the batch (KTO) may come in several micro-batches, which share that figure."""
     packs: bool = False
     """Sequences of different length share a row, so nothing is padded."""
+    logits_of_answers: bool = False
+    """A loss over answers (DPO) makes no logits of their prompts."""
     fills_rows: bool = False
     """Every row is filled up to the stage's `seq_len`, however long the others of its micro-batch are."""
     kinds: tuple[str, ...] = EVERY_KIND
@@ -150,7 +179,7 @@ class Capabilities:
     """`charter run` starts it on several nodes: each runs the same command, with its own number and where to meet."""
     ray_kinds: tuple[str, ...] = ()
     """Kinds of stage whose trainer is an application of Ray: one process takes the accelerators of all nodes by itself
-    from a cluster that is there."""
+    from a cluster that is there, or that the nodes of its job have made for it."""
 
     rewards: RewardCalls | None = None
     """How it calls a list of rewards; None where it calls none, and for the native engine, which takes every list."""
@@ -158,6 +187,12 @@ class Capabilities:
     """Kinds of stage that it trains with matrix products in 8 bits."""
     without_fp8: str = ""
     """The reason why it trains none so."""
+    fixed: tuple[FixedField, ...] = ()
+    """Fields of a stage of which its plans and its files know one value; what else it lacks its mapping says."""
+
+    def runs_on_nodes(self, kind: str) -> bool:
+        """Return True if `charter run` starts a kind of stage on several nodes, each with a process of Charter's."""
+        return self.several_nodes or kind in self.ray_kinds
 
     @property
     def searched(self) -> tuple[ZeroStage, ...]:
@@ -257,6 +292,8 @@ def unsupported(
         yield from _offload(str(layout.offload), layout.zero, engine)
     if layout.offload_activations:
         yield from _offloaded_inputs(layout, engine)
+    if layout.decode_batch and not engine.decode_batch:
+        yield "decode_batch", f"no rollout is drawn in parts here by the {engine.name} engine itself"
 
 
 def _offload(what: str, zero: int | None, engine: Capabilities) -> Iterator[tuple[str, str]]:
@@ -285,10 +322,11 @@ def of_kind(engine: Capabilities, stage: Stage) -> Capabilities:
     (False, False)
     """
     if getattr(stage, "dropout", 0.0) and not engine.tensor_drops:
-        return replace(engine, tensor=False, sequence_parallel=False)
+        return replace(engine, tensor=False, sequence_parallel=False, decode_batch=False)
     samples = engine.sequence_parallel_samples or not stage.ROLLS_OUT
     return replace(
         engine,
+        decode_batch=engine.decode_batch and getattr(stage, "generator", "") == NATIVE,
         sequence_parallel=engine.sequence_parallel and samples,
         context=engine.context and stage.kind in engine.context_kinds,
     )
@@ -341,6 +379,18 @@ def one_of(values: Sequence[object]) -> str:
     """
     *most, last = map(str, values)
     return f"{', '.join(most)} or {last}" if most else last
+
+
+def refused_fields(stage: Stage, engine: Capabilities) -> Iterator[str]:
+    """Yield what an engine cannot express of a stage, by its table: the field and its value, with the reason.
+
+    >>> from charter.engines.maxtext.capabilities import CAPABILITIES
+    >>> from charter.spec.stage import SftStage
+    >>> list(refused_fields(SftStage(init="a", data=("d",), packing=True), CAPABILITIES))
+    ['packing: it packs by an order of its own, so that batches would be others']
+    """
+    yield from (f"{item.field}: {item.why}" for item in engine.fixed if item.refuses(stage))
+    yield from (f"{field}: {why}" for field, why in refused_rewards(stage, engine))
 
 
 # -------- The list of rewards of a stage in an engine of another project: what it cannot call, and why.

@@ -14,6 +14,7 @@ from typing import Literal
 
 import yaml
 
+from charter.engines.common.capabilities import Capabilities
 from charter.engines.common.request import Handover
 from charter.errors import Problem, SpecError
 from charter.spec.rewards import Environment, Reward
@@ -109,6 +110,15 @@ class FieldMapper:
             self._add(MappedField(field=field, value=value, how="same", note=why))
         else:
             self.refuse(field, why)
+
+    def fixed(self, field: str, engine: Capabilities) -> None:
+        """The engine's table says which value it has."""
+        stage = self.handover.stage
+        (item,) = (one for one in engine.fixed if f"{STAGE}.{one.field}" == field and stage.kind in one.kinds)
+        if item.refuses(stage):
+            self.refuse(field, item.why, item.instead)
+        else:
+            self.same(field, (self.value(field),), item.why)
 
     def charter(self, field: str, why: str) -> None:
         """Charter itself does what the field says."""

@@ -50,27 +50,48 @@ class RenderedRun:
 
 RAY_SCRIPT = "on_ray.sh"
 RAY_PORT = 6379
+RAY_TOKEN = "ray_token"
+LOOK_SECONDS = 5
 
 
 def ray_script(handover: Handover) -> str:
-    """Node 0 starts Ray and, when all accelerators are there, the trainer; the others serve it until it ends."""
-    gpus = f"--num-gpus={handover.per_node}"
+    """Node 0 starts Ray and, when all accelerators are there, the trainer; the others serve it until it ends.
+
+    Each ends the Ray that it has started and no other: `ray stop` would end those of other jobs on its node too. Ray
+    gets a token, since without one whoever reaches its port may run what they like.
+    """
     return f"""\
 #!/usr/bin/env bash
 # Run on every node with NODE_RANK and MASTER_ADDR set; the arguments are the trainer's command, its interpreter first.
 set -euo pipefail
-python=$1
+python=$1 port="${{RAY_PORT:-{RAY_PORT}}}"
+export RAY_AUTH_MODE="${{RAY_AUTH_MODE:-token}}" RAY_AUTH_TOKEN_PATH="${{RAY_AUTH_TOKEN_PATH:-$PWD/{RAY_TOKEN}}}"
+export RAY_USAGE_STATS_ENABLED="${{RAY_USAGE_STATS_ENABLED:-0}}"
+start=("$python" -m ray.scripts.scripts start --num-gpus={handover.per_node} --block)
+there() {{ (exec 3<>"/dev/tcp/$MASTER_ADDR/$port") 2>/dev/null; }}
 if [ "$NODE_RANK" -ne 0 ]; then
-    exec "$python" -m ray.scripts.scripts start --address="$MASTER_ADDR:${{RAY_PORT:-{RAY_PORT}}}" {gpus} --block
+    until there; do sleep {LOOK_SECONDS}; done
+    "${{start[@]}}" --address="$MASTER_ADDR:$port" &
+    ray=$!
+    # Left to itself, Ray would wait a minute for a first node that has ended.
+    while there && kill -0 $ray 2>/dev/null; do sleep {LOOK_SECONDS}; done
+    kill $ray 2>/dev/null || true
+    wait $ray || true
+    exit 0
 fi
-"$python" -m ray.scripts.scripts start --head --port="${{RAY_PORT:-{RAY_PORT}}}" {gpus}
-trap '"$python" -m ray.scripts.scripts stop' EXIT
+[ -s "$RAY_AUTH_TOKEN_PATH" ] || (umask 077; od -An -N32 -tx1 /dev/urandom | tr -d ' \n' > "$RAY_AUTH_TOKEN_PATH")
+"${{start[@]}}" --head --port="$port" &
+ray=$!
+trap 'kill $ray 2>/dev/null || true; wait $ray || true' EXIT
+until there; do kill -0 $ray; sleep {LOOK_SECONDS}; done
+export RAY_ADDRESS="127.0.0.1:$port"
 "$python" - <<'WAIT'
 import time
 import ray
-ray.init(address="auto")
-while ray.cluster_resources().get("GPU", 0) < {handover.num_accelerators}:
-    time.sleep(5)
+ray.init()
+while (there := ray.cluster_resources().get("GPU", 0)) < {handover.num_accelerators}:
+    print(f"{{there:g}} of {handover.num_accelerators} accelerators have come", flush=True)
+    time.sleep({LOOK_SECONDS})
 WAIT
-RAY_ADDRESS=auto "$@"
+"$@"
 """

@@ -8,11 +8,21 @@ from charter.engines.common.capabilities import (
     NVIDIA,
     PARAMETERS,
     Capabilities,
+    FixedField,
     RewardCalls,
 )
 from charter.physics.precision import FSDP_MIXED, ZERO_PAPER
 
 _WITHOUT_FP8 = "linear layers of torchao or TransformerEngine under Accelerate are not mapped; none of it was checked"
+FLASH = "flash_attention_2"
+_FIXED = (
+    FixedField(
+        field="packing",
+        only=False,
+        why=f"TRL keeps packed conversations apart with {FLASH} only (sft_trainer.py)",
+        attention=FLASH,
+    ),
+)
 DEEPSPEED = Capabilities(
     name="deepspeed",
     does="ZeRO 1 to 3, offload of the optimizer (ZeRO 2, 3) and of parameters (ZeRO-3)",
@@ -28,6 +38,7 @@ DEEPSPEED = Capabilities(
     untried=(AMD,),
     several_nodes=True,
     without_fp8="it is told of 16-bit weights beside an fp32 copy; products in 8 bits are not mapped",
+    fixed=_FIXED,
 )
 
 ACCELERATE = Capabilities(
@@ -48,6 +59,7 @@ ACCELERATE = Capabilities(
     untried=(AMD,),
     several_nodes=True,
     without_fp8=_WITHOUT_FP8,
+    fixed=_FIXED,
 )
 
 TRL = Capabilities(
@@ -75,5 +87,6 @@ TRL = Capabilities(
         no_tools="TRL's scripts take no tools and no environment; GRPOTrainer does, from a script of your own",
     ),
     without_fp8=_WITHOUT_FP8,
+    fixed=_FIXED,
 )
 CAPABILITIES = {item.name: item for item in (TRL, ACCELERATE, DEEPSPEED)}

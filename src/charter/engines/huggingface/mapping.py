@@ -21,7 +21,6 @@ from charter.engines.huggingface.settings import (
     DEEPSPEED_FILE,
     OUTPUT,
     Configuration,
-    attention,
     launch,
     map_batches,
     map_optimization,
@@ -264,9 +263,6 @@ def _refuse_unknown(configuration: Configuration, stage: PpoStage) -> None:
         mapper.charter(f"stage.{name}", NO_VALUE_MODEL)
 
 
-FLASH = "flash_attention_2"
-
-
 Supervised = PretrainStage | SftStage | PreferenceModelStage | DpoStage
 
 
@@ -297,9 +293,7 @@ def _map_sft(configuration: Configuration, stage: SftStage) -> None:
     if not stage.packing:
         return
     configuration.put({"packing_strategy": "bfd", "train_sampling_strategy": "random"})
-    if attention(configuration.handover) != FLASH:
-        reason = f"TRL keeps packed conversations apart with {FLASH} only (sft_trainer.py)"
-        configuration.mapper.refuse("stage.packing", reason, f"resources: {{attention: {FLASH}}}, or packing: false")
+    configuration.mapper.fixed("stage.packing", CAPABILITIES[configuration.handover.engine])
     if configuration.handover.layout.context > 1:
         configuration.mapper.refuse("stage.packing", "SFTTrainer refuses packing beside context parallelism")
 

@@ -6,7 +6,7 @@ it loads rows that it then drops (types.py, calculate_global_batch_sizes). It ru
 Charter writes no files for it.
 """
 
-from charter.engines.common.capabilities import GOOGLE, NONE, PARAMETERS, Capabilities
+from charter.engines.common.capabilities import GOOGLE, NONE, PARAMETERS, Capabilities, FixedField
 from charter.physics.precision import FSDP_MIXED
 from charter.spec.layout import Recompute
 
@@ -28,4 +28,8 @@ CAPABILITIES = Capabilities(
     makers=(GOOGLE,),
     untried=(GOOGLE,),
     without_fp8="on TPUs its products of 8 bits are of integers (quantization: int8)",
+    fixed=(
+        FixedField(field="adapter", only=None, why="its adapters are of its other trainer, on Tunix"),
+        FixedField(field="packing", only=False, why="it packs by an order of its own, so that batches would be others"),
+    ),
 )

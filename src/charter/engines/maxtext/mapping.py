@@ -23,7 +23,7 @@ from charter.catalog import accelerators
 from charter.engines.common.mapping import FieldMapper, Sheet
 from charter.engines.common.rendered import RenderedRun, Resume
 from charter.engines.common.request import Handover
-from charter.engines.maxtext.capabilities import COMMIT
+from charter.engines.maxtext.capabilities import CAPABILITIES, COMMIT
 from charter.errors import UsageError
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Recompute, ZeroStage
@@ -295,7 +295,7 @@ def _optimization(sheet: Sheet, stage: Trained) -> None:
     sheet.as_is("stage.gradient_clip", "gradient_clipping_threshold")
     sheet.put("opt_type", "adamw")
     mapper.same("stage.optimizer", "adamw", "its moments are of 32 bits; 8-bit ones are not mapped")
-    mapper.same("stage.adapter", None, "its adapters are of its other trainer, on Tunix")
+    mapper.fixed("stage.adapter", CAPABILITIES)
     mapper.same("stage.dropout", 0.0, "dropout_rate is 0, and some of its models turn it off for good")
     sheet.put("dropout_rate", 0.0)
     reason = "it ends when a loss is not finite (abort_on_nan_loss, abort_on_inf_loss), and does no more"
@@ -352,7 +352,7 @@ def _data(sheet: Sheet, stage: Trained) -> None:
         sheet.put(key, value)
     if stage.kind == "sft":
         columns, note = ["messages"], "conversations in the order of the file; answers count, each by the chat template"
-        sheet.mapper.same("stage.packing", False, "it packs by an order of its own, so that batches would be others")
+        sheet.mapper.fixed("stage.packing", CAPABILITIES)
         sheet.put("use_sft", True)
         sheet.put("sft_train_on_completion_only", True)
         sheet.put("use_tunix_gradient_accumulation", False)

@@ -1,6 +1,6 @@
 """Layouts of Megatron-LM: the parallelism guide of Megatron-Core and its `ModelParallelConfig`."""
 
-from charter.engines.common.capabilities import NONE, OPTIMIZER, Capabilities
+from charter.engines.common.capabilities import NONE, OPTIMIZER, Capabilities, FixedField
 from charter.physics.precision import MEGATRON
 from charter.spec.layout import Recompute
 
@@ -25,4 +25,10 @@ CAPABILITIES = Capabilities(
     packs=True,
     kinds=("pretrain", "sft"),
     fp8_kinds=("pretrain", "sft"),
+    fixed=(
+        FixedField(field="adapter", only=None, why="it trains all parameters"),
+        FixedField(
+            field="packing", only=False, why="a row begins anew at a system message only, which not every one has"
+        ),
+    ),
 )

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from charter.engines.common.mapping import Arguments
 from charter.engines.common.rendered import RenderedRun, Resume
 from charter.engines.common.request import Handover
-from charter.engines.megatron.capabilities import COMMIT
+from charter.engines.megatron.capabilities import CAPABILITIES, COMMIT
 from charter.spec.architecture import Architecture, MixtureOfExperts
 from charter.spec.layout import Recompute, ZeroStage
 from charter.spec.stage import PretrainStage, SftStage
@@ -330,7 +330,7 @@ def training_arguments(given: Arguments) -> None:
     given.give("--optimizer", "adam")
     fields = given.fields
     fields.same("stage.optimizer", "adamw", "its Adam keeps moments in 32 bits; 8-bit ones are not mapped")
-    fields.same("stage.adapter", None, "it trains all parameters")
+    fields.fixed("stage.adapter", CAPABILITIES)
     fields.same("stage.dropout", 0.0, "its dropout is on the output of every layer as well; both are set to 0")
     given.give("--attention-dropout", 0.0)
     given.give("--hidden-dropout", 0.0)
@@ -382,7 +382,7 @@ def _data(given: Arguments, stage: Trained) -> None:
         given.give("--tokenizer-type", "SFTTokenizer")
         given.give("--sft-tokenizer-prompt-format", "identity")
         given.give("--no-create-attention-mask-in-dataloader")
-        given.fields.same("stage.packing", False, "a row begins anew at a system message only, which not every one has")
+        given.fields.fixed("stage.packing", CAPABILITIES)
     else:
         prefix = f"{handover.paths.work}/{DATA}/train_text_document"
         note = "tokens of all texts end to end, each with its end token; shuffled by the seed"

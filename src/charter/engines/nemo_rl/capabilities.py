@@ -1,6 +1,6 @@
 """Layouts of NeMo RL on its DTensor backend: FSDP2, tensor, sequence and context parallelism."""
 
-from charter.engines.common.capabilities import PARAMETERS, Capabilities, RewardCalls, RlEngine
+from charter.engines.common.capabilities import PARAMETERS, Capabilities, FixedField, RewardCalls, RlEngine
 from charter.physics.precision import FSDP_MIXED
 
 VERSION = "0.6.0"
@@ -29,6 +29,7 @@ CAPABILITIES = Capabilities(
         no_tools="its tools are environments of its own, whose replies it tokenises by the chat template",
     ),
     without_fp8="fp8_cfg belongs to its Megatron backend; the DTensor backend, which is rendered, has none",
+    fixed=(FixedField(field="packing", only=False, why="its batches count conversations, packed or not"),),
 )
 PLACEMENTS = RlEngine(
     does=CAPABILITIES,

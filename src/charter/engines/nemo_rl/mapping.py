@@ -32,7 +32,7 @@ def sft_sheet(mapper: FieldMapper, stage: SftStage) -> Sheet:
     _supervised_data(sheet, "openai_format", processor="sft_processor")
     for name in ("add_bos", "add_eos", "add_generation_prompt"):
         sheet.put(f"data.{name}", False)
-    mapper.same("stage.packing", False, "its batches count conversations, packed or not")
+    mapper.fixed("stage.packing", CAPABILITIES)
     return sheet
 
 

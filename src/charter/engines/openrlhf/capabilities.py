@@ -1,6 +1,14 @@
 """Layouts of OpenRLHF: DeepSpeed and ring attention."""
 
-from charter.engines.common.capabilities import ALL_ZERO, GRADIENTS, PARAMETERS, Capabilities, RewardCalls, RlEngine
+from charter.engines.common.capabilities import (
+    ALL_ZERO,
+    GRADIENTS,
+    PARAMETERS,
+    Capabilities,
+    FixedField,
+    RewardCalls,
+    RlEngine,
+)
 from charter.physics.precision import ZERO_PAPER
 
 VERSION = "0.11.2"
@@ -23,6 +31,30 @@ CAPABILITIES = Capabilities(
         no_tools="its agents tokenise what a tool says apart, and take a class of your own (--train.agent_func_path)",
     ),
     without_fp8="--ds.param_dtype is bf16 or fp16",
+    fixed=(
+        FixedField(
+            field="packing",
+            only=False,
+            why="it packs the rows of a micro-batch, and a batch counts conversations, not rows of seq_len tokens",
+        ),
+        FixedField(
+            field="adapter",
+            only=None,
+            why="the head of a reward model is not among an adapter's weights, and is lost when it is saved",
+            kinds=("preference_model",),
+        ),
+        FixedField(
+            field="adapter",
+            only=None,
+            why="its weight sync sends an adapter's parameters under names that vLLM does not know (ppo_actor.py)",
+            kinds=("ppo",),
+        ),
+        FixedField(
+            field="min_new_tokens",
+            only=1,
+            why="vLLM's min_tokens is fixed to 1 (samples_generator.py): an answer has a token or more before its end",
+        ),
+    ),
 )
 PLACEMENTS = RlEngine(
     does=CAPABILITIES,

@@ -21,7 +21,7 @@ from typing import Any
 from charter.engines.common.adapter import ROW
 from charter.engines.common.formulas import name_formulas
 from charter.engines.common.mapping import NATIVE_ONLY, REASONS_OF_VALUES, Arguments, How
-from charter.engines.common.rendered import RenderedRun, Resume
+from charter.engines.common.rendered import RAY_SCRIPT, RenderedRun, Resume, ray_script
 from charter.engines.common.request import Handover, RlPlacement, RolesTogether
 from charter.engines.common.reward_file import (
     REWARDS_FILE,
@@ -84,8 +84,7 @@ def _sft(given: Arguments, stage: SftStage) -> None:
     given.give("--data.input_key", "messages")
     given.give("--data.multiturn")
     adapter(given)
-    reason = "it packs the rows of a micro-batch, and a batch counts conversations, not rows of seq_len tokens"
-    given.fields.same("stage.packing", False, reason)
+    given.fields.fixed("stage.packing", CAPABILITIES)
 
 
 def _preference_model(given: Arguments, stage: PreferenceModelStage) -> None:
@@ -103,8 +102,7 @@ def _preference_model(given: Arguments, stage: PreferenceModelStage) -> None:
     fields.same("stage.head_learning_rate_ratio", 1.0, "it has one learning rate for body and head")
     fields.same("stage.label_smoothing", 0.0, "its loss of reward models has no smoothing")
     fields.same("stage.center_weight", 0.0, "its loss of reward models has no such term")
-    reason = "the head of a reward model is not among an adapter's weights, and is lost when it is saved"
-    fields.same("stage.adapter", None, reason)
+    fields.fixed("stage.adapter", CAPABILITIES)
 
 
 def _dpo(given: Arguments, stage: DpoStage) -> None:
@@ -244,9 +242,10 @@ def placement_arguments(given: Arguments, stage: PpoStage) -> None:
         return
     for group in trainers:
         _group(given, group)
-    if len(trainers) == 1:
-        given.give("--train.colocate_all")
     if placement.arrangement == "async":
+        if len(trainers) == 1:
+            # Beside synchronous training it would put the generator on the trainers' accelerators too.
+            given.give("--train.colocate_all")
         given.give("--train.async_enable")
         given.give("--train.async_queue_size", max(1, stage.ahead))
     _generator(given, sum(group.num_accelerators for group in generators), placement, memory=OWN_MEMORY)
@@ -410,8 +409,7 @@ def _models(given: Arguments, stage: PpoStage, rewards: ExportedRewards) -> None
     if stage.has_value_model:
         given.give("--critic.model_name_or_path", models["policy" if stage.rewards else "reward"])
     given.give("--ds.value_head_prefix", "score")
-    reason = "its weight sync sends an adapter's parameters under names that vLLM does not know (ppo_actor.py)"
-    given.fields.same("stage.adapter", None, reason)
+    given.fields.fixed("stage.adapter", CAPABILITIES)
 
 
 def _rollouts(given: Arguments, stage: PpoStage) -> None:
@@ -433,11 +431,7 @@ def _rollouts(given: Arguments, stage: PpoStage) -> None:
     longest = stage.max_prompt_tokens + stage.max_new_tokens
     note = "longest prompt and answer together; longer prompts are cut at the left"
     given.to("stage.max_prompt_tokens", "--data.max_len", longest, how="computed", note=note)
-    reason = "vLLM's min_tokens is fixed to 1 (samples_generator.py): an answer has at least one token before its end"
-    if stage.min_new_tokens == 1:
-        given.fields.same("stage.min_new_tokens", 1, reason)
-    else:
-        given.fields.refuse("stage.min_new_tokens", reason, "min_new_tokens: 1")
+    given.fields.fixed("stage.min_new_tokens", CAPABILITIES)
     given.fields.charter("stage.mean_new_tokens", "for the plan alone")
     given.fields.charter("stage.generator", "OpenRLHF generates with vLLM, whatever stands here")
 
@@ -531,8 +525,6 @@ def _absent(given: Arguments, stage: PpoStage) -> None:
 
 ARGUMENTS_FILE = "openrlhf.json"
 """What the command line says, for people and for Charter: OpenRLHF does not read it."""
-RAY_ADDRESS = "http://127.0.0.1:8265"
-"""Of Ray's job server on its head node, as OpenRLHF's README gives it."""
 
 
 def render_openrlhf(handover: Handover) -> RenderedRun:
@@ -542,23 +534,24 @@ def render_openrlhf(handover: Handover) -> RenderedRun:
     words, mapping = given.finish()
     module = f"openrlhf.cli.{MODULE if is_ppo else MODULES[handover.stage.kind]}"
     shown = {option: list(values) for option, values in given.given.items()}
+    files = {ARGUMENTS_FILE: json.dumps({"module": module, "options": shown}, indent=2) + "\n", **given.files}
+    if is_ppo and handover.starts_ray:
+        files[RAY_SCRIPT] = ray_script(handover)
     return RenderedRun(
-        files={ARGUMENTS_FILE: json.dumps({"module": module, "options": shown}, indent=2) + "\n", **given.files},
+        files=files,
         command=(*_start(handover, module, is_ppo=is_ppo), *words),
         mapping=mapping,
         resume=_resume(is_ppo=is_ppo),
         environment={"HF_DATASETS_CACHE": f"{handover.paths.work}/datasets"},
         formulas=given.fields.formulas,
-        notes=(*_notes(handover, is_ppo=is_ppo), *((UNLIMITED,) if given.files else ())),
+        notes=(*_notes(is_ppo=is_ppo), *((UNLIMITED,) if given.files else ())),
     )
 
 
 def _start(handover: Handover, module: str, *, is_ppo: bool) -> tuple[str, ...]:
     """Of PPO one process drives Ray; of the others every accelerator has one (environment: RANK, LOCAL_RANK)."""
-    if is_ppo and not handover.starts_ray:
-        return ("python", "-m", module)
     if is_ppo:
-        return ("ray", "job", "submit", "--address", RAY_ADDRESS, "--working-dir", ".", "--", "python", "-m", module)
+        return (*(("bash", RAY_SCRIPT) if handover.starts_ray else ()), "python", "-m", module)
     nodes = (
         ("--standalone",)
         if handover.num_nodes == 1
@@ -586,15 +579,13 @@ def _resume(*, is_ppo: bool) -> Resume:
     )
 
 
-def _notes(handover: Handover, *, is_ppo: bool) -> tuple[str, ...]:
+def _notes(*, is_ppo: bool) -> tuple[str, ...]:
     notes = [
         "packing and ring attention need flash-attn; ring attention needs ring_flash_attn as well",
         "weights are loaded in the precision of --ds.param_dtype; DeepSpeed's optimizer keeps them in fp32",
         "OpenRLHF leaves out rows whose prompt fills --data.max_len less 2 tokens; Charter must not write them",
         "a warm-up starts at a rate of 0, ours at one part of it: one step later",
     ]
-    if is_ppo and handover.starts_ray:
-        notes.append("start Ray on all nodes first; one node alone runs the command")
     if is_ppo:
         notes.append("prompts are shuffled by PyTorch's default seed: the controller sets none (ppo_trainer.py)")
     return tuple(notes)

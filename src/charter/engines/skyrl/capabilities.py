@@ -1,6 +1,6 @@
 """Layouts of SkyRL: FSDP2 with sequence parallelism of attention, which takes turns with vLLM on all accelerators."""
 
-from charter.engines.common.capabilities import PARAMETERS, Capabilities, RewardCalls, RlEngine
+from charter.engines.common.capabilities import PARAMETERS, Capabilities, FixedField, RewardCalls, RlEngine
 from charter.physics.precision import FSDP_MIXED
 
 VERSION, DATE = "0.3.0", "2026-07-17"
@@ -26,6 +26,13 @@ CAPABILITIES = Capabilities(
         "and its filter of equal groups does not act on rewards of tokens, which its generator makes",
     ),
     without_fp8="its FSDP gathers parameters in bfloat16",
+    fixed=(
+        FixedField(
+            field="min_new_tokens",
+            only=1,
+            why="vLLM's min_tokens is fixed to 1 (engine_utils.py): an answer has at least one token before its end",
+        ),
+    ),
 )
 PLACEMENTS = RlEngine(
     does=CAPABILITIES,

@@ -419,8 +419,7 @@ def _sampling(sheet: Sheet, stage: PpoStage) -> None:
     share: dict[str, object] = {f"{ENGINE}.gpu_memory_utilization": MEMORY_SHARE}
     sheet.computed("stage.generator", share, "vLLM whichever is named")
     sheet.put("environment.env_class", ENVIRONMENT)
-    reason = "vLLM's min_tokens is fixed to 1 (engine_utils.py): an answer has at least one token before its end"
-    mapper.same("stage.min_new_tokens", 1, reason)
+    mapper.fixed("stage.min_new_tokens", CAPABILITIES)
     mapper.charter("stage.mean_new_tokens", "read by the planner alone")
     mapper.same("stage.checkpoint_epochs", False, "it saves between steps only")
     if stage.rewards:

@@ -1,6 +1,6 @@
 """Layouts of verl: FSDP with sequence parallelism of attention."""
 
-from charter.engines.common.capabilities import AMD, NVIDIA, PARAMETERS, Capabilities, RewardCalls, RlEngine
+from charter.engines.common.capabilities import AMD, NVIDIA, PARAMETERS, Capabilities, FixedField, RewardCalls, RlEngine
 from charter.physics.precision import FSDP_MIXED
 
 VERSION = "0.9.1"
@@ -28,6 +28,9 @@ CAPABILITIES = Capabilities(
         no_groups="its filter_groups leaves no place empty: it samples on without a bound, with later prompts",
     ),
     without_fp8="its FSDP gathers parameters in bfloat16",
+    fixed=(
+        FixedField(field="packing", only=False, why="its batches count conversations; padding is removed in any case"),
+    ),
 )
 PLACEMENTS = RlEngine(
     does=CAPABILITIES,

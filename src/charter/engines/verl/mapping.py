@@ -446,7 +446,7 @@ def sft_sheet(mapper: FieldMapper, stage: SftStage) -> Sheet:
     sheet.put("engine.param_offload", False)
     sheet.put("engine.optimizer_offload", False)
     mapper.same("stage.dropout", 0.0, "verl trains the model as it is, without dropout of its own")
-    mapper.same("stage.packing", False, "its batches count conversations; padding is removed in any case")
+    mapper.fixed("stage.packing", CAPABILITIES)
     seed = mapper.handover.seed
     note = "the engine's seed; the rows' order in the file comes from it, verl's sampler always shuffles with seed 0"
     sheet.computed("seed", {"engine.seed": seed, "trainer.seed": seed}, note)

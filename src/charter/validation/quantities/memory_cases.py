@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass, replace
 
 from charter.catalog.accelerators import Accelerator
+from charter.physics.columns import array
 from charter.physics.kept_activations import layer_activations
 from charter.physics.memory_profiles import (
     COMPOSER,
@@ -40,6 +41,7 @@ from charter.physics.precision import (
     with_optimizer,
 )
 from charter.physics.shapes import count_parameters
+from charter.physics.step_seconds import layers_by_cost
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.units import GB, GIB, MIB
@@ -48,6 +50,7 @@ from charter.validation.rows.accelerator import accelerator_of
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import BYTES_PER_VALUE, Measurement, Refusal, probe_in
 from charter.validation.rows.metrics import compares_pairs
+from charter.validation.stacks import printed_zero
 
 _BY_WORD: tuple[tuple[str, MemoryProfile], ...] = (
     (r"\bcharter\b", NATIVE),
@@ -455,12 +458,10 @@ def end_layers(row: Measurement, profile: MemoryProfile, architecture: Architect
 
 
 def _by_cost(a: Architecture, stages: int) -> tuple[int, int]:
-    """Layers of the first and the last stage where blocks go to a stage until its share of the products is passed, and
-    the output projection is a block (nanotron `build_model`, `get_block_compute_costs`)."""
+    """Layers of the first and the last stage as nanotron divides them (`get_block_compute_costs`)."""
     layer = 4 * a.num_heads * a.head_size * a.hidden_size + 3 * a.intermediate_size * a.hidden_size
-    share = (a.num_layers * layer + a.vocab_size * a.hidden_size) / stages
-    ends = [min(a.num_layers, math.floor(share * (stage + 1) / layer) + 1) for stage in range(stages)]
-    return ends[0], max(1, a.num_layers - ends[-2])
+    first, last = layers_by_cost(array(a.num_layers), array(stages), array(a.vocab_size * a.hidden_size / layer))
+    return int(first), int(last)
 
 
 def expert_parallel(row: Measurement, group: int) -> int:
@@ -479,18 +480,9 @@ def _sequence_parallel(row: Measurement, profile: MemoryProfile) -> bool:
 
 def zero_of(row: Measurement, profile: MemoryProfile, size: float, adapter: bool) -> ZeroStage:
     """Return the ZeRO stage; blank: all under FSDP, the optimizer under Megatron, under DeepSpeed what a job needs."""
-    shard = row.shard.lower()
-    printed = re.search(r"(?:zero|stage)[- _]?([0-3])", shard)
-    if printed:
-        return ZeroStage(int(printed[1]))
-    if re.search(r"shard_grad_op|hybrid_?shard_?zero2", shard):
-        return ZeroStage.GRADIENTS
-    if re.search(r"fsdp|full_shard|hsdp|zero\+\+", shard):
-        return ZeroStage.PARAMETERS
-    if re.search(r"dist", shard):
-        return ZeroStage.OPTIMIZER
-    if re.search(r"none|ddp|replic", shard):
-        return ZeroStage.NONE
+    printed = printed_zero(row.shard)
+    if printed is not None:
+        return printed
     if profile.name in ("fsdp", "composer", "torchtitan", "maxtext", "torchtune"):
         return ZeroStage.PARAMETERS
     if profile.name == "deepspeed":

@@ -26,6 +26,7 @@ from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 from charter.validation.rows.accelerator import accelerator_of
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import Measurement, Refusal
+from charter.validation.stacks import printed_zero
 
 LONG_MODEL = 1e11
 """Parameters from which sequences are tried in parts (context parallelism)."""
@@ -45,19 +46,6 @@ def recompute_of(printed: str) -> Recompute:
     return Recompute.SELECTIVE if re.search(r"select|attn|attention|core", lowered) else Recompute.NONE
 
 
-def zero_of(printed: str, *, usual: ZeroStage = ZeroStage.PARAMETERS) -> ZeroStage:
-    """The ZeRO stage behind the column, with FSDP as stage 3 and a distributed optimizer as stage 1."""
-    lowered = printed.casefold()
-    stage = re.search(r"zero[-_ ]?(?:stage)?[-_ ]?([0-3])|stage[-_ ]?([0-3])", lowered)
-    if stage:
-        return ZeroStage(int(stage[1] or stage[2]))
-    if re.search(r"fsdp|full_shard|hsdp", lowered):
-        return ZeroStage.PARAMETERS
-    if re.search(r"dist|optim", lowered):
-        return ZeroStage.OPTIMIZER
-    return ZeroStage.NONE if re.search(r"none|ddp", lowered) else usual
-
-
 def printed_layout(row: Measurement, devices: int, sequences: float) -> Layout | None:
     """The layout as far as the row prints one; None where it prints no degree at all."""
     if not any((row.tp, row.pp, row.cp, row.dp, row.shard)):
@@ -67,6 +55,7 @@ def printed_layout(row: Measurement, devices: int, sequences: float) -> Layout |
     micro = int(row.mbs or 1)
     micro = max(1, min(micro, int(sequences // data) or 1))
     usual = ZeroStage.OPTIMIZER if tensor * pipeline > 1 else ZeroStage.PARAMETERS
+    printed = printed_zero(row.shard)
     return Layout(
         data=data,
         tensor=tensor,
@@ -74,7 +63,7 @@ def printed_layout(row: Measurement, devices: int, sequences: float) -> Layout |
         context=context,
         expert=row.ep or 1,
         sequence_parallel=bool(row.seqpar) or tensor > 1,
-        zero=zero_of(row.shard, usual=usual),
+        zero=usual if printed is None else printed,
         micro_batch=micro,
         accumulation=max(1, math.ceil(sequences / (data * micro))),
         recompute=recompute_of(row.recompute),
@@ -217,8 +206,9 @@ mean is taken as the median of a log-uniform draw from here to the limit: limits
 LONGEST_OVER_MEAN = 4.0
 """Limit of an answer over the mean where only the mean is printed. Judgement: with the usual spread one answer in 200
 would be longer."""
-USUAL_SAMPLES = 512.0
-"""Answers per step where nothing is printed. Judgement."""
+USUAL_PROMPTS = 512.0
+"""Prompts per step where nothing is printed, each with as many answers as the row says. DAPO's (arXiv:2503.14476,
+section 4.1) among recipes of 32 to 1,024: judgement."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,14 +265,14 @@ def _devices_in(row: Measurement) -> int:
 
 
 def _samples(row: Measurement) -> float:
-    """Answers per step: as printed, else the optimizer's batch, else from the notes, else a usual number."""
+    """Answers per step: as printed, else the optimizer's batch, else those of a batch of prompts."""
     if row.samples_per_step:
         return row.samples_per_step
     if row.gbs:
         return row.gbs
     match = re.search(r"(?:rollout|train|global)?\s*batch(?: size)?\s*(?:of|=|:)?\s*(\d[\d,]*)", row.notes, re.I)
     prompts = float(match[1].replace(",", "")) if match else 0.0
-    return prompts * (row.n_generations or 1) if prompts else USUAL_SAMPLES
+    return (prompts or USUAL_PROMPTS) * (row.n_generations or 1)
 
 
 def _lengths(row: Measurement) -> tuple[float, ResponseLengths, float]:

@@ -24,7 +24,7 @@ from charter.validation.rows.accelerator import accelerator_of, node_network, sc
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import Measurement
 from charter.validation.rows.metrics import compares_pairs, in_milliseconds, needs_reference, training_metric
-from charter.validation.stacks import profile_of
+from charter.validation.stacks import printed_zero, profile_of
 
 RECENT = ("megatron-lm", "megatron-core", "nemo", "megatron-bridge", "megatron-bridge-2026")
 ROOM, KEPT_ROOM = 0.80, 0.90
@@ -157,16 +157,12 @@ def _chunks(layers: int, pipeline: int) -> int:
 
 def zero_stage(job: MeasuredJob, data: int) -> ZeroStage:
     """The stage printed; else the stack's habit: distributed optimizer, FSDP, or DeepSpeed's usual files."""
-    text, deepspeed = job.row.shard.casefold(), "deepspeed" in job.row.framework.casefold()
-    printed = re.search(r"(?:zero|stage)[-_ ]*(\d)", text)
-    if printed:
-        return ZeroStage(min(3, int(printed[1])))
-    if any(word in text for word in ("fsdp", "shard", "hybrid", "full")):
+    deepspeed = "deepspeed" in job.row.framework.casefold()
+    if "grad_op" in job.row.shard:
         return ZeroStage.PARAMETERS
-    if "dist" in text and "data" not in text:
-        return ZeroStage.OPTIMIZER
-    if text in ("none", "ddp", "no", "replicated") or "data parallel" in text:
-        return ZeroStage.NONE
+    printed = printed_zero(job.row.shard)
+    if printed is not None:
+        return printed
     if job.megatron:
         return ZeroStage.OPTIMIZER if job.profile.name in RECENT else ZeroStage.NONE
     if data == 1 and not deepspeed:

@@ -272,7 +272,7 @@ def test_commands() -> None:
     assert rendered("rm").command == ("python", "${NEMO_RL_DIR}/examples/run_rm.py", "--config", "/job/rm.yaml")
     several = render_nemo_rl(handover("nemo_rl", sft(), sharded(64, data=16), num_nodes=2))
     assert several.command[:3] == ("bash", "on_ray.sh", "python")
-    assert '.get("GPU", 0) < 16' in several.files["on_ray.sh"]
+    assert '.get("GPU", 0)) < 16:' in several.files["on_ray.sh"]
     driver = render_nemo_rl(handover("nemo_rl", sft(), sharded(64, data=16), num_nodes=2, on_ray=True))
     assert driver.command[0] == "python"
     assert "on_ray.sh" not in driver.files

@@ -273,6 +273,15 @@ def test_roles_get_the_accelerators_of_their_group():
     assert found["--rollout.micro_batch_size"] == "4"
 
 
+def test_a_generator_beside_one_group_of_trainers_has_its_own():
+    # cli/train_ppo_ray.py: `colocate_all` of synchronous training means the generator's accelerators too.
+    generators = RolesTogether(roles=("generate",), num_accelerators=4, layout=Layout())
+    split = RlPlacement(arrangement="split", groups=(together("policy", size=4), generators))
+    found = options(handover(replace(RLOO, kl_coefficient=0.0), POLICY_4, placement=split))
+    assert "--train.colocate_all" not in found
+    assert (found["--actor.num_gpus_per_node"], found["--vllm.num_engines"]) == ("4", "4")
+
+
 def test_groups_of_several_nodes_are_whole_nodes():
     wide = RlPlacement(
         arrangement="split",
@@ -374,7 +383,7 @@ def test_one_process_per_accelerator_or_one_that_drives_ray():
     two = render_openrlhf(ACCEPTED["sft, two nodes"]).command
     assert two[two.index("--node-rank") + 1] == "${NODE_RANK}"
     assert render_openrlhf(ACCEPTED["ppo"]).command[:3] == ("python", "-m", "openrlhf.cli.train_ppo_ray")
-    assert render_openrlhf(ACCEPTED["ppo, offloaded on two nodes"]).command[:3] == ("ray", "job", "submit")
+    assert render_openrlhf(ACCEPTED["ppo, offloaded on two nodes"]).command[:3] == ("bash", "on_ray.sh", "python")
 
 
 def test_what_holds_after_a_resume_is_said_per_kind():

@@ -409,7 +409,7 @@ def test_several_nodes_join_one_ray_cluster_or_one_process_group() -> None:
     run = rendered_ppo(sharded(64, data=16), {"num_nodes": 2}, minibatch=64)
     assert run.command[:4] == ("bash", "on_ray.sh", "python", "-m")
     script = run.files["on_ray.sh"]
-    assert '.get("GPU", 0) < 16' in script
+    assert '.get("GPU", 0)) < 16:' in script
     assert "--num-gpus=8" in script
     assert at(run, "trainer.nnodes") == 2
     assert at(run, "trainer.n_gpus_per_node") == 8
