@@ -195,6 +195,15 @@ def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B"
 
 
+def format_pace(event: str, seconds: float) -> str:
+    """Return how often something happens on average; `no ...s` where it never does.
+
+    >>> format_pace("failure", 200_000.0), format_pace("failure", float("inf"))
+    ('a failure every 2 d 8 h', 'no failures')
+    """
+    return f"no {event}s" if seconds == math.inf else f"a {event} every {format_seconds(seconds)}"
+
+
 def format_seconds(seconds: float) -> str:
     """A duration in its two largest units; `never` where it has no end.
 

@@ -35,7 +35,7 @@ from charter.resilience.failures import detection as delay
 from charter.resilience.scenario import Scenario, SpotPool
 from charter.resilience.simulate import BUCKETS, SimulationOutcome
 from charter.resilience.spot import SPOT_SOURCE, find_trace, first_wait_seconds, heavy_tailed_market, trace_statistics
-from charter.units import SECONDS_PER_HOUR, format_seconds, format_usd, parse_seconds
+from charter.units import SECONDS_PER_HOUR, format_pace, format_seconds, format_usd, parse_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -128,7 +128,7 @@ def _mean_between_failures(mtbf: str | None, rate: str | None, nodes: int) -> tu
         mean = seconds("--mtbf", mtbf)
         if mean <= 0:
             raise UsageError("--mtbf: must be above zero")
-        return mean, f"a failure every {format_seconds(mean)}: your own"
+        return mean, f"{format_pace('failure', mean)}: your own"
     name = rate or "llama3"
     if name in PUBLISHED:
         failure_rate = PUBLISHED[name]
@@ -140,7 +140,7 @@ def _mean_between_failures(mtbf: str | None, rate: str | None, nodes: int) -> tu
         if not 0 <= failure_rate.per_node_day < float("inf"):
             raise UsageError(f"--failures-per-node-day {name}: must be 0 or more")
     mean = mean_between_failures_seconds(num_nodes=nodes, failures_per_node_day=failure_rate.per_node_day)
-    often = "no failures" if mean == float("inf") else f"a failure every {format_seconds(mean)}"
+    often = format_pace("failure", mean)
     return mean, f"{often}: {1000 * failure_rate.per_node_day:.3g} per 1,000 node-days; {failure_rate.source}"
 
 

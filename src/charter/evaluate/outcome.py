@@ -28,7 +28,11 @@ class _Measure:
 
 
 START = (
-    _Measure(key="exact_match.gain", neutral=0.0, words="{value} of right answers against the model it started from"),
+    _Measure(
+        key="exact_match.gain",
+        neutral=0.0,
+        words="its share of right answers, less that of the model it started from, is {value}",
+    ),
     _Measure(
         key="judge_win_rate.policy_length_controlled",
         neutral=0.5,
@@ -47,14 +51,18 @@ START = (
 )
 """Evidence against the model before, the strongest first. The reward that was trained on is none."""
 CONTROL = (
-    _Measure(key="exact_match.over_control", neutral=0.0, words="{value} of right answers against the control"),
     _Measure(
-        key="judge_win_rate.difference", neutral=0.0, words="{value} in the judge's preference against the control"
+        key="exact_match.over_control",
+        neutral=0.0,
+        words="its share of right answers, less the control's, is {value}",
+    ),
+    _Measure(
+        key="judge_win_rate.difference", neutral=0.0, words="its win rate by the judge, less the control's, is {value}"
     ),
     _Measure(
         key="independent_check.difference",
         neutral=0.0,
-        words="{value} in the preference of an independent check against the control",
+        words="its win rate by an independent check, less the control's, is {value}",
     ),
 )
 """The same against the policy trained on shuffled labels or truths."""
@@ -103,8 +111,8 @@ def outcome_of(stage: str, results: Mapping[str, Any]) -> EvaluationOutcome:
     """Return what `results.json` of an evaluation says; an answer is yes or no only where its 95 % interval is clear.
 
     >>> figure = {"key": "exact_match.gain", "value": 0.5, "low": 0.4, "high": 0.6, "n": 200, "unit": "share"}
-    >>> outcome_of("eval", {"figures": [figure]}).comparisons[0].why
-    '+50.0 points of right answers against the model it started from (95 % interval +40.0 to +60.0 points, n = 200)'
+    >>> outcome_of("eval", {"figures": [figure]}).comparisons[0].why.partition(", n")[0].partition(", is ")[2]
+    '+50.0 points (95 % interval +40.0 to +60.0 points'
     """
     figures = {str(figure.get("key")): figure for figure in results.get("figures") or ()}
     reward = "win_rate.policy" in figures

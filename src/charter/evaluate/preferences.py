@@ -140,7 +140,7 @@ def _over(
     """A preference model less a baseline on the same pairs, with an exact test of their difference."""
     seed = bench.seed("pm_accuracy", key)
     test = sign_test([a - b for a, b in zip(wins, baseline, strict=True)])
-    note = f"better on {test.better} pairs, worse on {test.worse}; exact sign test p = {test.p_value:.3g}"
+    note = f"better on {test.better} of the pairs, worse on {test.worse}; exact sign test p = {test.p_value:.3g}"
     return difference(f"pm_accuracy.{key}_over_{short}", f"{label}, less {name}", wins, baseline, seed=seed, note=note)
 
 

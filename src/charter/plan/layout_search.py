@@ -46,6 +46,9 @@ from charter.units import format_ratio, format_seconds
 ALIKE = 1.05
 """Among layouts within 5 % of the fastest the one that splits the model least is taken: it is the easiest to run, and
 no prediction tells 5 % apart."""
+IN_SIGHT = 1.25
+"""Predictions of two layouts lie at most so far apart in the pairs that `RATIO_SHARE` was measured on: nothing is known
+of how errors go together beyond, and a layout that is three times as slow is not called as good."""
 RATIO_SHARE = 1.08
 """Width of the ratio of two layouts' times against the width of either. Independent errors would give 1.41, errors that
 go together wholly 0; 1.08 is a correlation of 0.42. Measured on pairs of layouts of the same model on the same machines
@@ -405,7 +408,7 @@ def chosen_row(searched: Searched) -> int:
 
 def tied_layouts(question: StageQuestion, searched: Searched, engine: EngineKnowledge) -> tuple[TiedLayout, ...]:
     """The best layout of every family that cannot be told from the fastest, fastest first."""
-    limit = tied_limit(question, engine) * float(searched.seconds.min())
+    limit = min(IN_SIGHT, tied_limit(question, engine)) * float(searched.seconds.min())
     best: dict[int, int] = {}
     waits = sum(term.value for term in question.waits)
     for row in np.argsort(searched.seconds, kind="stable"):

@@ -323,7 +323,7 @@ def risk_assumptions(
 def _shared_machine(place: NodeOffer) -> tuple[Assumption, ...]:
     if place.slowdown <= 1.0:
         return ()
-    source = "system load of the last five minutes, and stages side by side; that they stay is a judgement"
+    source = "system load of the last five minutes, and stages side by side; that this does not change is a judgement"
     name, value = "clock over processor time of a local stage", round(place.slowdown, 2)
     return (Assumption(name=name, value=value, source=source),)
 

@@ -21,7 +21,7 @@ from charter.resilience.failures import (
 )
 from charter.resilience.spot import first_wait_seconds, heavy_tailed_market
 from charter.spec.sections import RiskSettings
-from charter.units import format_seconds
+from charter.units import format_pace, format_seconds
 
 if TYPE_CHECKING:
     from charter.resilience.scenario import Scenario, SpotPool
@@ -210,7 +210,7 @@ def stage_scenario(option: Option, settings: RiskSettings) -> "tuple[Scenario, t
         spares=spares,
         repair_days=settings.repair_days,
     )
-    often = "no failures" if math.isinf(mean) else f"a failure every {format_seconds(mean)}"
+    often = format_pace("failure", mean)
     notes = [
         f"{often}: {1000 * rate.per_node_day:.3g} per 1,000 node-days; {rate.source}",
         f"{crashes:g} crashes of software per day in it; {software.source}"

@@ -50,7 +50,7 @@ from charter.report.plan_notes import WORTH_SAYING
 from charter.run.paths import run_dir
 from charter.spec.load import ENGINES_FILE, chosen_engines
 from charter.spec.project import Project
-from charter.spec.rewards import REWARD_SOURCES
+from charter.spec.rewards import ENVIRONMENT_SOURCES, REWARD_SOURCES
 from charter.spec.stage import TRAINS, references
 from charter.spec.stage_base import NATIVE, Engine, Stage
 from charter.units import format_usd
@@ -254,8 +254,8 @@ def write_export(made: HandoverExport, target: Path) -> None:
 
 
 def _sources(stage: Stage, root: Path) -> dict[str, str]:
-    """Texts of the user's own reward functions, of the files that are there."""
-    named = stage.sources.get(REWARD_SOURCES, ())
+    """Texts of the user's own reward functions and environments, of the files that are there."""
+    named = [path for role in (REWARD_SOURCES, ENVIRONMENT_SOURCES) for path in stage.sources.get(role, ())]
     return {path: (root / path).read_text("utf-8") for path in named if (root / path).is_file()}
 
 

@@ -27,7 +27,7 @@ from charter.report.plan_cells import (
     usd_range,
 )
 from charter.report.plan_notes import longest_pole, notes
-from charter.units import format_bytes, format_count, format_seconds, format_usd
+from charter.units import format_bytes, format_count, format_pace, format_seconds, format_usd
 
 COLUMNS_FOR_LAYOUT = 118
 """From this width on the layout has a column of its own; below, it stands under the hardware."""
@@ -187,7 +187,7 @@ def explain_stage(stage: StagePlan, plan: Plan) -> RenderableType:
         *_groups(stage),
         _money_table(stage, plan),
         *_options(stage),
-        _rejected_table(stage),
+        *([_rejected_table(stage)] if stage.rejected else []),
         _assumption_table(plan),
     )
 
@@ -210,7 +210,7 @@ def _time_terms(stage: StagePlan) -> tuple[Term, ...]:
             value=max(0.0, more),
             unit="seconds",
             formula=f"saves of {risk.save_seconds:.3g} s every {format_seconds(risk.interval_seconds)}, "
-            f"a failure every {format_seconds(risk.mean_between_failures_seconds)}",
+            f"{format_pace('failure', risk.mean_between_failures_seconds)}",
             source="Daly 2006, expected time (resilience/expected_time.py)",
         ),
         Term(name="start", part="risk", value=risk.start_seconds, unit="seconds", formula="", source="assumption"),
@@ -374,6 +374,7 @@ def _assumption_table(plan: Plan) -> Table:
     for header in ("Name", "Value", "Source", "As of"):
         table.add_column(header)
     for item in plan.assumptions:
-        value = f"{item.value:,.6g}" if isinstance(item.value, float) else str(item.value)
+        number = f"{item.value:,.6g}" if isinstance(item.value, float) else str(item.value)
+        value = "unknown" if item.value is None else number
         table.add_row(item.name, value, item.source, item.as_of)
     return table

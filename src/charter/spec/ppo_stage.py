@@ -25,7 +25,18 @@ from charter.spec.rewards import (
     Reward,
     Surrogate,
 )
-from charter.spec.stage_base import DATA, MODEL, Dtype, Guard, OptimizerName, Sampling, Schedule, Stage, WorkAmount
+from charter.spec.stage_base import (
+    DATA,
+    MODEL,
+    NATIVE,
+    Dtype,
+    Guard,
+    OptimizerName,
+    Sampling,
+    Schedule,
+    Stage,
+    WorkAmount,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,7 +308,11 @@ def check_asynchrony(stage: PpoStage, path: str) -> Iterator[Problem]:
         message = f"answers in flight need a bound of their age, from 1 to max_new_tokens - 1; found {stage.max_age}"
         yield Problem(message=message, path=f"{path}.max_age", hint="max_age: 2")
     for name, is_there, reason in (
-        ("environment", stage.environment is not None, "answers of several turns are drawn by one version"),
+        (
+            "environment",
+            stage.environment is not None and stage.engine == NATIVE,
+            "the native engine draws answers of several turns by one version",
+        ),
         ("equal_groups", stage.equal_groups == "refill", "a group that is drawn again begins when the others end"),
     ):
         if is_there:

@@ -312,7 +312,11 @@ def test_what_cannot_be_called_is_refused_by_its_name(engine):
     tools = Environment(tools={"calc": "charter:calculator"})
     assert "turns with charter:calculator" in refusal(engine, FUNCTIONS[0], environment=tools)["environment"]
     taskset = Environment(call="verifiers:game", role="user")
-    assert "plays an environment of verifiers" in refusal(engine, FUNCTIONS[0], environment=taskset)["environment"]
+    said = refusal(engine, FUNCTIONS[0], environment=taskset)
+    if engine == "prime_rl":
+        assert "one reward of kind env" in said["rewards"]
+    else:
+        assert "play an environment of verifiers" in said["environment"]
     assert "compares the rewards" in refusal(engine, FUNCTIONS[0], on_overoptimisation="stop")["on_overoptimisation"]
     model = Reward(name="pm", kind="preference_model", model="pm")
     if engine != "trl":

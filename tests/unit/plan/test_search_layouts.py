@@ -17,6 +17,7 @@ from charter.plan import layout_search, stage_time
 from charter.plan.knowledge import engine_knowledge, shipped
 from charter.plan.layout_search import (
     ALIKE,
+    IN_SIGHT,
     NodeGroup,
     asked,
     chosen_row,
@@ -210,6 +211,18 @@ def test_the_near_tied_set_starts_with_the_fastest_and_ends_at_the_limit():
     assert [one.seconds for one in tied] == sorted(one.seconds for one in tied)
     assert len({one.label for one in tied}) == len(tied)
     assert tied[-1].seconds <= tied_limit(question, engine_knowledge("native", KNOWN)) * tied[0].seconds
+
+
+def test_a_layout_far_slower_is_not_called_as_good(monkeypatch):
+    """However wide the estimate: of layouts further apart nobody knows how their errors go together."""
+    question = asking()
+    engine = engine_knowledge("native", KNOWN)
+    monkeypatch.setattr(layout_search, "tied_limit", lambda *_: 100.0)
+    searched = next(search_sites(question, [site("H100", 2)]))
+    slower = searched.seconds[np.isfinite(searched.seconds)] > IN_SIGHT * searched.seconds.min()
+    assert slower.any()
+    tied = tied_layouts(question, searched, engine)
+    assert tied[-1].seconds <= IN_SIGHT * tied[0].seconds
 
 
 @pytest.mark.parametrize("engine", sorted(engine_names()))

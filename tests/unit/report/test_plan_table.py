@@ -192,6 +192,7 @@ def test_explaining_a_stage_shows_risk_options_and_lines_of_cost(plan):
     for line in plan.cost.lines:
         assert (line.formula in text) >= (line.stage == stage.name)
     assert "chosen, not beaten" in text
+    assert "Not taken" not in shown(explain_stage(replace(stage, rejected=()), plan), 200)
 
 
 def test_plans_stand_beside_each_other_with_ratios_to_the_first(plan):

@@ -21,7 +21,7 @@ from charter.physics.precision import TrainingPrecision
 from charter.spec.execution import ExecutableLayout
 from charter.spec.layout import Recompute, ZeroStage
 from charter.spec.ppo_stage import PpoStage
-from charter.spec.rewards import PROGRAM, SHIPPED_REWARD, Reward
+from charter.spec.rewards import PROGRAM, SHIPPED_REWARD, Environment, Reward
 from charter.spec.stage_base import NATIVE, Stage, StageResources
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ class RewardCalls:
     mixtures: tuple[str, ...] = ("sum_then_normalise",)
     no_tools: str
     """The reason why tools and environments of the stage are not handed over."""
+    tasksets: bool = False
+    """Its agents play tasksets of verifiers by themselves, and it learns from the reward that those give."""
     no_groups: str = NO_OTHER_GROUPS
     """The reason why groups of one score are kept."""
     failed: str = "ends the run"
@@ -408,7 +410,10 @@ def refused_rewards(
     if stage.equal_groups != "keep":
         yield "equal_groups", NO_OTHER_GROUPS if calls is None else calls.no_groups
     if stage.environment is not None and stage.environment.taskset is not None:
-        yield "environment", "Charter's own engine alone plays an environment of verifiers turn by turn"
+        if calls is not None and calls.tasksets:
+            yield from _refused_taskset(stage, stage.environment)
+            return
+        yield "environment", "Charter's own engine and prime-rl alone play an environment of verifiers"
     elif stage.environment is not None:
         yield "environment", f"{engine.name} takes no tools and no environment" if calls is None else calls.no_tools
     if not stage.rewards:
@@ -428,6 +433,19 @@ def refused_rewards(
         yield "rewards", "; ".join(reasons)
     if stage.mixture not in calls.mixtures:
         yield "mixture", ADDED_UP
+    if stage.on_overoptimisation != "warn":
+        yield "on_overoptimisation", UNWATCHED
+
+
+def _refused_taskset(stage: PpoStage, environment: Environment) -> Iterator[tuple[str, str]]:
+    """Yield what keeps an engine that plays tasksets of verifiers from this one."""
+    if environment.turn_tokens is not None:
+        yield "environment", "its turns have one bound together, max_new_tokens: leave turn_tokens out"
+    if [(item.kind, item.score, item.weight) for item in stage.rewards] != [("env", None, 1.0)]:
+        yield (
+            "rewards",
+            "it learns from what the taskset gives: one reward of kind env, of weight 1 and without a score",
+        )
     if stage.on_overoptimisation != "warn":
         yield "on_overoptimisation", UNWATCHED
 

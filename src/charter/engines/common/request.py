@@ -83,7 +83,7 @@ class Handover:
     on_ray: bool = False
     """A Ray cluster with all nodes is there: one process starts the engine, and nothing starts Ray."""
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """File of the user's own reward functions, as charter.yaml names it -> its text."""
+    """File of the user's own reward functions or of an environment, as charter.yaml names it -> its text."""
 
     def stage_as(self, kind: type[Kind]) -> Kind:
         """The fields of the stage, which is of a kind that the engine's mapping was written for."""

@@ -73,8 +73,9 @@ def map_rewards(mapper: FieldMapper, stage: PpoStage, engine: Capabilities, call
     for name, reason in refusals.items():
         mapper.refuse(f"{STAGE}.{name}", reason, INSTEAD_OF_REWARDS.get(name, ""))
     no_groups = NO_OTHER_GROUPS if engine.rewards is None else engine.rewards.no_groups
+    is_played = stage.environment is not None and "environment" not in refusals
     for name, why in (("environment", "one turn"), ("equal_groups", no_groups)):
-        if name not in refusals:
+        if name not in refusals and not (is_played and name == "environment"):
             mapper.same(f"{STAGE}.{name}", getattr(stage, name), why)
     if not stage.rewards:
         mapper.charter(f"{STAGE}.rewards", "there is no list here; one of functions is written as rewards.py")
@@ -84,7 +85,9 @@ def map_rewards(mapper: FieldMapper, stage: PpoStage, engine: Capabilities, call
     calls = engine.rewards
     assert calls is not None, f"{engine.name} has a caller, so it calls a list"
     penalty = own_penalty(stage, calls)
-    if not refusals.keys() & {"rewards"}:
+    if is_played:
+        mapper.to(f"{STAGE}.rewards", "the taskset's own", how="computed", note="by the weights of verifiers")
+    elif not refusals.keys() & {"rewards"}:
         note = f"the functions and their weights; {unlimited(calls.failed)}"
         mapper.to(f"{STAGE}.rewards", f"{REWARDS_FILE}: REWARDS", how="computed", note=note)
     mapper.charter(f"{STAGE}.gold", "a reward of weight 0: the engine may log it, and never learns from it")
@@ -97,7 +100,7 @@ def map_rewards(mapper: FieldMapper, stage: PpoStage, engine: Capabilities, call
         functions=functions,
         penalty=penalty,
         model=next((item for item in stage.rewards if item.kind == "preference_model"), None),
-        files={} if refusals else _files(mapper, functions, caller),
+        files={} if refusals or is_played else _files(mapper, functions, caller),
     )
 
 

@@ -22,6 +22,7 @@ CAPABILITIES = Capabilities(
         no_values="a task of verifiers tells a reward the text of an answer, its length and its row",
         no_tools="its tools are those of a harness of verifiers, in the chat template's form, and the calls of this "
         "stage are tags",
+        tasksets=True,
         no_groups="its filter leaves out every answer whose advantage is 0, and its gate samples on without an end",
         failed="leaves out its answer, and the rest of its group is compared without it",
     ),

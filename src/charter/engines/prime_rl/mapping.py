@@ -23,10 +23,11 @@ from charter.engines.prime_rl.capabilities import CAPABILITIES, COMMIT, VERSION
 from charter.errors import Problem
 from charter.spec.layout import WHOLE_BITS, Recompute, ZeroStage
 from charter.spec.ppo_stage import PpoStage
+from charter.spec.rewards import Environment
 from charter.spec.stage_base import FP8
 
 FILE, ENTRY_FILE = "rl.yaml", "run_rl.py"
-TASKSET, LOSS = "charter_taskset", "charter_loss"
+TASKSET, LOSS, NAME_FILE, OWN_TASKSET = "charter_taskset", "charter_loss", "charter_taskset_name", "own_taskset"
 """Modules beside the file."""
 RUN = "run"
 """Directory of everything that prime-rl writes."""
@@ -194,7 +195,7 @@ def _layout(sheet: Sheet, stage: PpoStage) -> None:
         f"{MODEL}.optim_cpu_offload": layout.offload_optimizer and not layout.offload_parameters
     }
     sheet.computed("layout.offload_optimizer", apart, "off where the parameters take the optimizer along")
-    longest = stage.max_prompt_tokens + stage.max_new_tokens
+    longest = _longest(stage)
     rows: dict[str, object] = {"seq_len": layout.micro_batch * longest}
     sheet.computed("layout.micro_batch", rows, "a row of so many longest answers, into which shorter ones are packed")
     sheet.idle("layout.accumulation", "answers are packed into rows, and there are as many rows as that takes")
@@ -308,7 +309,7 @@ def _sampling(sheet: Sheet, stage: PpoStage) -> None:
     mapper, place = sheet.mapper, f"{ORCHESTRATOR}.train.sampling"
     sheet.as_is("stage.temperature", f"{place}.temperature")
     mapper.same("stage.top_p", 1.0, "its training samples with top_p 1 (TrainSamplingConfig)")
-    longest = {f"{VLLM}.max_model_len": stage.max_prompt_tokens + stage.max_new_tokens}
+    longest = {f"{VLLM}.max_model_len": _longest(stage)}
     new: dict[str, object] = {f"{place}.max_completion_tokens": stage.max_new_tokens, **longest}
     sheet.computed("stage.max_new_tokens", new, "and prompt and answer together")
     sheet.computed("stage.max_prompt_tokens", dict(longest), "prompt and answer together: vLLM refuses longer prompts")
@@ -318,17 +319,26 @@ def _sampling(sheet: Sheet, stage: PpoStage) -> None:
     mapper.same("stage.checkpoint_epochs", False, "it saves between steps only")
 
 
+def _longest(stage: PpoStage) -> int:
+    """Return the tokens of the longest conversation: a prompt, the policy's turns, and the replies between them."""
+    replies = 0 if stage.environment is None else stage.environment.most_observed_tokens
+    return stage.max_prompt_tokens + stage.max_new_tokens + replies
+
+
 MEMORY_SHARE = 0.9
 """Of an accelerator for vLLM, which has it alone; prime-rl's own default."""
 
 
 def _source(sheet: Sheet, stage: PpoStage) -> None:
-    """One taskset of one turn: prompts and rewards."""
-    handover = sheet.mapper.handover
-    agent = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
-    env = {"taskset": {"id": TASKSET}, "agent": agent}
+    """One taskset: prompts and rewards of one turn, or the rows' tasks of a taskset that is there."""
+    handover, environment = sheet.mapper.handover, stage.environment
+    agent: dict[str, object] = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
+    env: dict[str, object] = {"taskset": {"id": TASKSET}, "agent": agent}
+    text = TASKSET_TEXT
+    if environment is not None and environment.taskset is not None:
+        env, text = _played(sheet, stage, environment, agent), TASKS_TEXT
     sheet.put(f"{ORCHESTRATOR}.train.source", [{"name": handover.name, "env": env}])
-    sheet.files[f"{TASKSET}.py"] = TASKSET_TEXT.replace("PATH", json.dumps(handover.paths.data["prompts"]))
+    sheet.files[f"{TASKSET}.py"] = text.replace("PATH", json.dumps(handover.paths.data["prompts"]))
     sheet.files[ENTRY_FILE] = ENTRY_TEXT
     note = "one file of JSON lines in Charter's order, gone through in circles: dropped answers cost prompts"
     sheet.mapper.to("stage.prompts", f"{TASKSET}.py: ROWS", how="computed", note=note)
@@ -337,6 +347,29 @@ def _source(sheet: Sheet, stage: PpoStage) -> None:
     else:
         hint = "rewards that are functions"
         sheet.mapper.refuse("stage.reward", "it scores by the functions of a taskset, and serves no reward model", hint)
+
+
+def _played(sheet: Sheet, stage: PpoStage, environment: Environment, agent: Mapping[str, object]) -> dict[str, object]:
+    """Return the environment of a taskset of verifiers: the stage's arguments, and what bounds its one agent."""
+    given = dict(environment.arguments or {})
+    taskset = str(environment.taskset)
+    if taskset.endswith(".py"):
+        sheet.files[f"{OWN_TASKSET}.py"] = sheet.mapper.handover.sources[taskset]
+        taskset = OWN_TASKSET
+    sheet.files[f"{NAME_FILE}.py"] = f'"""Taskset of verifiers whose tasks the rows have."""\n\nID = {taskset!r}\n'
+    # A seat of another name than verifiers' own is known by what the stage says of it.
+    seat = next((name for name in given if name not in ("taskset", "timeout", "retries", "id")), "agent")
+    limits = {"max_turns": environment.max_turns, "max_output_tokens": stage.max_new_tokens}
+    note = (
+        "the tasks of the rows in Charter's order; a reply is not cut to observation_tokens, and nothing limits the "
+        "environment's time or memory there"
+    )
+    sheet.mapper.to("stage.environment", f"{FILE}: {ORCHESTRATOR}.train.source", how="computed", note=note)
+    return {
+        **given,
+        "taskset": {**given.get("taskset", {}), "id": TASKSET},
+        seat: {**given.get(seat, {}), **agent, **limits},
+    }
 
 
 def _absent(sheet: Sheet, stage: PpoStage) -> None:
@@ -386,6 +419,35 @@ class CharterTaskset(vf.Taskset[CharterTask, vf.TasksetConfig]):
             for line in lines:
                 row = json.loads(line)
                 yield CharterTask(Data(prompt=row["prompt"], carried=row["{ROW}"]), self.config.task)
+'''
+TASKS_TEXT = f'''"""The tasks of Charter's rows, in its order: a taskset of verifiers plays and rates them."""
+
+import json
+import pathlib
+
+from verifiers.v1.utils import loaders
+
+import charter_taskset_name
+
+module = loaders.import_taskset(charter_taskset_name.ID)
+played = loaders.taskset_class(charter_taskset_name.ID)
+ROWS = PATH
+
+
+class CharterTaskset(played):
+    def load(self):
+        kind = type(self).task_type()
+        with pathlib.Path(ROWS).open(encoding="utf-8") as lines:
+            for line in lines:
+                task = json.loads(json.loads(line)["{ROW}"])["row"]["task"]
+                yield kind(kind.data_type().model_validate(task), self.config.task)
+
+
+__all__ = ["CharterTaskset"]
+for name in getattr(module, "__all__", ()):
+    if getattr(module, name) is not played:
+        globals()[name] = getattr(module, name)
+        __all__.append(name)
 '''
 LOSS_TEXT = '''"""Charter's loss of one answer for prime-rl, which divides the sum by all tokens of the batch.
 

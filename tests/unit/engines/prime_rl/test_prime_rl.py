@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from charter.engines.common.request import RlPlacement
 from charter.engines.prime_rl import capabilities
 from charter.errors import SpecError
 from charter.spec.layout import Adapter, Recompute, ZeroStage
-from charter.spec.rewards import Mismatch, Reward
+from charter.spec.rewards import Environment, Mismatch, Reward
 from charter.spec.stage_base import Guard, StageResources
 from plain_stages import accepted_stage, handover, layout_of
 
@@ -83,6 +84,57 @@ def test_a_wrong_key_type_or_range_is_noticed(key: str, value: object, said: str
         place = place[name]
     place[last] = value
     assert any(said in message for message in errors(values)), errors(values)
+
+
+SOLVED = Reward(name="solved", kind="env")
+GAME = Environment(call="verifiers:game", role="user", max_turns=3, observation_tokens=64)
+
+
+def test_a_taskset_of_verifiers_plays_the_rows_tasks() -> None:
+    arguments = {"taskset": {"highest": 9}, "agent": {"timeout": {"rollout": 60.0}}}
+    run = rendered(reward=None, rewards=(SOLVED,), environment=replace(GAME, arguments=arguments))
+    # Its classes narrow the taskset's section by the id; what is recorded of them is that of any.
+    values = content(run)
+    own = values["orchestrator"]["train"]["source"][0]["env"]["taskset"].pop("highest")
+    assert (own, errors(values)) == (9, [])
+    [source] = at(run, "orchestrator.train.source")
+    assert source["env"]["taskset"] == {"highest": 9, "id": "charter_taskset"}
+    assert source["env"]["agent"] == {
+        "timeout": {"rollout": 60.0},
+        "harness": {"id": "null"},
+        "runtime": {"type": "subprocess"},
+        "max_turns": 3,
+        "max_output_tokens": 512,
+    }
+    # The prompt, the policy's turns, and two replies between three of them.
+    assert at(run, "inference.vllm.max_model_len") == 512 + 512 + 2 * 64
+    assert "ID = 'game'" in run.files["charter_taskset_name.py"]
+    assert "rewards.py" not in run.files
+    how = {row.field: (row.how, row.to) for row in run.mapping}
+    assert how["stage.environment"] == ("computed", ("rl.yaml: orchestrator.train.source",))
+
+
+def test_a_taskset_of_a_file_lies_beside_the_export() -> None:
+    made = accepted_stage("prime_rl", "ppo", reward=None, rewards=(SOLVED,), environment=replace(GAME, call=OWN_GAME))
+    run = render(replace(handover(made, layout_of(made)), sources={"games/guess.py": "import verifiers.v1 as vf\n"}))
+    assert run.files["own_taskset.py"] == "import verifiers.v1 as vf\n"
+    assert "ID = 'own_taskset'" in run.files["charter_taskset_name.py"]
+
+
+OWN_GAME = "verifiers:games/guess.py"
+NOT_PLAYED: list[tuple[dict[str, Any], str]] = [
+    ({"rewards": (replace(SOLVED, weight=0.5),)}, "of weight 1"),
+    ({"rewards": (replace(SOLVED, score="right"),)}, "without a score"),
+    ({"rewards": (SOLVED, Reward(name="form", kind="function", call="charter:number"))}, "one reward of kind env"),
+    ({"environment": replace(GAME, turn_tokens=16)}, "leave turn_tokens out"),
+    ({"environment": Environment(tools={"calc": "charter:calculator"})}, "the calls of this stage are tags"),
+]
+
+
+@pytest.mark.parametrize(("changes", "says"), NOT_PLAYED)
+def test_what_a_taskset_cannot_be_is_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        rendered(**{"reward": None, "rewards": (SOLVED,), "environment": GAME, **changes})
 
 
 def test_the_schema_is_of_the_commit_that_is_rendered() -> None:
