@@ -458,7 +458,7 @@ class _Units:
         return self._gathered(self.every + self.buffered * self.layer)
 
     def between(self) -> tuple[Term, ...]:
-        """What stays gathered between the forward and the backward pass."""
+        """Return the terms of what stays gathered between the forward and the backward pass."""
         return self._gathered(self.root + self.head if self.frees else self.every)
 
     def at_loss(self, *, summed: bool) -> tuple[Term, ...]:

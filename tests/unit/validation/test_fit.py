@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from charter.physics.columns import Array, array
 from charter.physics.constants import constant, describe, moved
 from charter.physics.fitted import Fitted
-from charter.validation.fit import Predict, calibrate, fit
+from charter.validation.score import Predict, calibrate, fit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ def test_rows_that_say_little_leave_a_stack_near_its_start(monkeypatch: pytest.M
     """Before any row is read, staying and moving are equally likely; rows that agree move it all the way still."""
     scatter = [0.08, -0.03, 0.06, -0.05, 0.02]
     wary = few(0.05, scatter).shift("a")["share"]
-    monkeypatch.setattr("charter.validation.fit.STILL_ODDS", 1.0)
+    monkeypatch.setattr("charter.validation.score.STILL_ODDS", 1.0)
     assert abs(wary) < 0.8 * abs(few(0.05, scatter).shift("a")["share"])
 
 
