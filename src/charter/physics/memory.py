@@ -248,7 +248,7 @@ def _around_column(rank: Rank) -> ExplainedColumn:
 
 
 def _around_backward(rank: Rank, columns: Mapping[str, ExplainedColumn]) -> ExplainedColumn:
-    """What the last norm keeps goes with its own backward pass, before the last layer's: seen in Charter's engine."""
+    """The last norm's values go with its own backward pass, before the last layer's: seen in Charter's engine."""
     around, layer = columns["around"], columns["live"].values + columns["backward"].values
     layer = layer * (rank.shape.moments_visit > 0)
     return replace(around, values=array(np.maximum(around.values - layer, 0.0)), formula=around.formula + ", alone")

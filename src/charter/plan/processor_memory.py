@@ -451,7 +451,7 @@ class _Units:
         )
 
     def through(self) -> tuple[Term, ...]:
-        """What is gathered while layers run, one after the other."""
+        """Return the units that are gathered while layers run, one after the other."""
         layers = (1 + self.buffered) * self.layer
         return self._gathered(self.root + layers if self.frees else self.every + self.buffered * self.layer)
 
@@ -460,11 +460,11 @@ class _Units:
         return self._gathered(self.every + self.buffered * self.layer)
 
     def between(self) -> tuple[Term, ...]:
-        """What stays gathered between the forward and the backward pass."""
+        """Return the units that stay gathered between the forward and the backward pass."""
         return self._gathered(self.root + self.head if self.frees else self.every)
 
     def at_loss(self, *, summed: bool) -> tuple[Term, ...]:
-        """Where each token has a loss of its own the head's gradient comes later, and the last buffer is a layer's."""
+        """Return the same at the loss; the head's gradient comes later where each token has a loss of its own."""
         last = self.buffered * (self.head if self.head and summed else self.layer)
         return self._gathered((self.root + self.head if self.frees else self.every) + last)
 
