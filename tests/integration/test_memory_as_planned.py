@@ -20,7 +20,7 @@ ALONE = {"kind": "sft", "shape": "1M", "batch": 8, "seq": 64}
 SHARED = {"kind": "sft", "shape": "1M", "batch": 8, "seq": 64, "processes": 2, "zero": 3}
 
 
-@pytest.mark.parametrize("case", [ALONE, SHARED], ids=["alone", "shared"])
+@pytest.mark.parametrize("case", [ALONE, SHARED], ids=["alone", "in parts"])
 def test_a_stage_that_runs_takes_the_memory_that_is_planned(case, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     from planned_against.cases import Case

@@ -10,7 +10,8 @@ from charter.physics.constants import TrainingMemoryConstants
 from charter.physics.kept_activations import SOURCE as ACTIVATION_SOURCE
 from charter.physics.kept_activations import in_flight
 from charter.physics.memory_shape import Ends, MemoryShape, RankColumns, Stage, zero_sharded
-from charter.physics.terms import ExplainedColumn, column
+from charter.physics.terms import ExplainedColumn
+from charter.physics.terms import column as column
 from charter.spec.layout import Recompute
 
 # -------- The terms of a training step's memory, over arrays of layouts: each names its formula and its source.
@@ -544,10 +545,9 @@ def _sequence_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     state = s.compute_bytes * s.hidden * rank.tokens
     divided = np.where(lay.sequence_parallel > 0, lay.tensor, 1.0)
     messages = np.where(lay.pipeline > 1, 2 + s.stage_outputs * rank.held / lay.tensor, 0.0) / divided
-    split = (lay.sequence_parallel > 0) & (lay.tensor > 1)
     # Whole outputs of attention and MLP, on the stream that divides them.
     streamed = 2 * s.streamed_outputs * s.reserved * np.minimum(rank.parameters.layers, LAYERS_AHEAD)
-    gathered = np.where(split, 2.0 + streamed, 0.0)
+    gathered = np.where((lay.sequence_parallel > 0) & (lay.tensor > 1), 2.0 + streamed, 0.0)
     return {
         "messages": column(
             "pipeline messages",

@@ -6,7 +6,7 @@ from charter.physics.constants import CPU_PROCESS_BYTES, CPU_PROCESS_FORMULA, CP
 from charter.physics.flops import kv_cache_bytes
 from charter.physics.inference_memory import SCORING_ROWS, SCORING_TOKENS
 from charter.physics.kept_activations import layer_activations
-from charter.physics.memory_profiles import CPU_KEPT_LOGITS, CPU_LOSS_TILE, LEAST_TILE_ROWS, MOST_ASKED
+from charter.physics.memory_profiles import CPU_KEPT_LOGITS, CPU_LOSS_TILE, LEAST_TILE_ROWS
 from charter.physics.shapes import adapter_parameters, count_parameters
 from charter.physics.terms import Term, bytes_term
 from charter.plan.phase import Role, RolePhase, Workload, padded
@@ -26,6 +26,8 @@ BODY_STATES = 2.25
 FROZEN_NORM = 1.0
 """Hidden states that a norm with a frozen weight does not keep: the normalised one, which that gradient would need."""
 KEPT = "kept activations"
+MOST_ASKED = 0.75
+"""Share of the positions above which the last layer computes all: `models/token_forward.py`."""
 LOSS_STATES = 1.0
 """Positions with a loss, copied beside what is kept while the loss is made."""
 BACKWARD_STATES = 3.85
@@ -449,7 +451,7 @@ class _Units:
         )
 
     def through(self) -> tuple[Term, ...]:
-        """Return the terms of what is gathered while layers run, one after the other."""
+        """Return the units that are gathered while layers run, one after the other."""
         layers = (1 + self.buffered) * self.layer
         return self._gathered(self.root + layers if self.frees else self.every + self.buffered * self.layer)
 
@@ -458,11 +460,11 @@ class _Units:
         return self._gathered(self.every + self.buffered * self.layer)
 
     def between(self) -> tuple[Term, ...]:
-        """Return the terms of what stays gathered between the forward and the backward pass."""
+        """Return the units that stay gathered between the forward and the backward pass."""
         return self._gathered(self.root + self.head if self.frees else self.every)
 
     def at_loss(self, *, summed: bool) -> tuple[Term, ...]:
-        """Terms at the loss; where each token has one of its own, the last buffer is a layer's, and not the head's."""
+        """Return the same at the loss; the head's gradient comes later where each token has a loss of its own."""
         last = self.buffered * (self.head if self.head and summed else self.layer)
         return self._gathered((self.root + self.head if self.frees else self.every) + last)
 
