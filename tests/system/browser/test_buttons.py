@@ -102,7 +102,7 @@ def test_a_sweep_is_started(scratch, dashboard_of, visit):
     root = cleaned(scratch, "sweeps: {lengths: {over: {pipeline.clean.max_characters: [100, 200]}}}\n")
     page = visit(dashboard_of(scratch))
     page.goto(f"/p/{key_of(root.resolve())}")
-    page.get_by_label("Sweep").select_option("lengths")
+    page.get_by_label("Sweep", exact=True).select_option("lengths")
     page.get_by_role("button", name="Start sweep").click()
     expect(page.get_by_text("sweep lengths started by")).to_be_visible()
     expect(page.get_by_text("run finished").first).to_be_visible()
