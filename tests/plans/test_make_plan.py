@@ -201,7 +201,7 @@ def test_nothing_fits_names_the_part_and_what_would_fit(lab):
 
 
 def test_nothing_fits_names_processes_that_could_share_rows(lab):
-    long = replace(SFT, seq_len=524_288, global_batch=8)
+    long = replace(SFT, seq_len=786_432, global_batch=8)
     one_node = replace(lab.H100, max_nodes=1)
     with pytest.raises(InfeasibleError, match=r"would fit there with `resources: \{context: 4\}`"):
         lab.one(long, one_node, architecture=lab.LLAMA_8B)

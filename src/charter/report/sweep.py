@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from charter.errors import UsageError
 from charter.evaluate.outcome import read_results
@@ -269,9 +269,10 @@ class SweepTable:
     """Values of a setting's seeds, by row."""
     missing: tuple[str, ...]
     words: str
-    headings: ClassVar = (
-        "Setting", "Seeds", "Mean", "95 % interval", "Less the first", "interval of all", "p (Holm)"
-    )  # fmt: skip
+    headings: tuple[str, ...]
+
+
+HEADINGS = ("Setting", "Seeds", "Mean", "95 % interval", "Less the first", "interval of all", "p (Holm)")
 
 
 def sweep_table(result: SweepResult) -> SweepTable:
@@ -299,6 +300,7 @@ def sweep_table(result: SweepResult) -> SweepTable:
             f"{setting.name}: a point has no value: {why}" for setting in result.settings for why in setting.missing
         ),
         words=words_of(result),
+        headings=HEADINGS,
     )  # fmt: skip
 
 
