@@ -6,7 +6,7 @@ from charter.physics.constants import CPU_PROCESS_BYTES, CPU_PROCESS_FORMULA, CP
 from charter.physics.flops import kv_cache_bytes
 from charter.physics.inference_memory import SCORING_ROWS, SCORING_TOKENS
 from charter.physics.kept_activations import layer_activations
-from charter.physics.memory_profiles import CPU_KEPT_LOGITS, CPU_LOSS_TILE, LEAST_TILE_ROWS
+from charter.physics.memory_profiles import CPU_KEPT_LOGITS, CPU_LOSS_TILE, LEAST_TILE_ROWS, MOST_ASKED
 from charter.physics.shapes import adapter_parameters, count_parameters
 from charter.physics.terms import Term, bytes_term
 from charter.plan.phase import Role, RolePhase, Workload, padded
@@ -26,8 +26,6 @@ BODY_STATES = 2.25
 FROZEN_NORM = 1.0
 """Hidden states that a norm with a frozen weight does not keep: the normalised one, which that gradient would need."""
 KEPT = "kept activations"
-MOST_ASKED = 0.75
-"""Share of the positions above which the last layer computes all: `models/token_forward.py`."""
 LOSS_STATES = 1.0
 """Positions with a loss, copied beside what is kept while the loss is made."""
 BACKWARD_STATES = 3.85

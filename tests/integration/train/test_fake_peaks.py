@@ -31,7 +31,8 @@ from charter.models.preference import ScalarModel
 from charter.models.ranks import Ranks
 from charter.models.runtime import precision
 from charter.models.sharded_load import tie, tied_weights
-from charter.physics.memory import training_memory
+from charter.physics.memory import job_memory, training_memory
+from charter.physics.memory_profiles import MemoryJob
 from charter.plan.knowledge import Knowledge
 from charter.plan.phase import Counters, Role, RolePhase, Workload
 from charter.plan.stage_memory import training_peak
@@ -250,8 +251,14 @@ def measured_peak(live, kind, architecture, layout, monkeypatch):
 
 def planned_peak(kind, architecture, layout):
     """Bytes at the fullest phase of the plan, and at its optimizer step, without what no operation allocates."""
-    plan = training_memory(
-        architecture,
+    job = MemoryJob(
+        architecture=architecture,
+        seq_len=TOKENS * layout.context,
+        head="lm" if kind == "sft" else "scalar",
+        cross_entropy="tiled" if kind == "sft" else None,
+    )
+    plan = job_memory(
+        job,
         Layout(
             data=layout.data,
             tensor=layout.tensor,
@@ -263,9 +270,6 @@ def planned_peak(kind, architecture, layout):
             offload_optimizer=layout.offload == "optimizer",
             offload_activations=layout.offload_activations,
         ),
-        seq_len=TOKENS * layout.context,
-        head="lm" if kind == "sft" else "scalar",
-        cross_entropy="tiled" if kind == "sft" else None,
     )
     phases = {
         phase: sum(term.value for term in terms if term.name not in NOT_ALLOCATED)
