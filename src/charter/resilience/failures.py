@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from charter.errors import UsageError
+from charter.units import HOURS_PER_MONTH
 
 # -------- Seconds to write or read a checkpoint; `physics/node.py` has its size.
 
@@ -175,9 +176,6 @@ def detection(wanted: str | float) -> Detection:
     return Detection(seconds=wanted, source="your own")
 
 
-HOURS_PER_MONTH = 720.0
-
-
 def spare_nodes(*, num_nodes: int, failures_per_node_day: float, repair_days: float) -> int:
     """Smallest number s of spares with P(nodes in repair > s) < 1 %.
 
@@ -217,7 +215,7 @@ def waiting_share(*, num_nodes: int, failures_per_node_day: float, repair_days: 
 
 @dataclass(frozen=True, kw_only=True)
 class SpareWorth:
-    """Savings and costs of a number of spare nodes in a month of 720 hours."""
+    """Savings and costs of a number of spare nodes in a month of 730 hours."""
 
     spares: int
     hours_saved: float
@@ -228,7 +226,7 @@ class SpareWorth:
 
     @property
     def pays(self) -> bool:
-        """`hours saved x nodes x price > spares x 720 x price`; the price of a node is on both sides."""
+        """`hours saved x nodes x price > spares x 730 x price`; the price of a node is on both sides."""
         return self.node_hours_saved > self.node_hours_cost
 
 

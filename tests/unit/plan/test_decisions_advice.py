@@ -1,5 +1,6 @@
 """What a plan advises: how much less work keeps a budget, and how many spare nodes are worth having."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -55,6 +56,7 @@ def test_every_view_says_the_same_number_of_spare_nodes(lab, settings, infra, ad
     spares = made.risk.spares
     assert spares.nodes == advised
     said = [part for part in risk_sentence(made.risk).split("; ") if "spare" in part]
+    assert "1,234 interruptions expected" in risk_sentence(replace(made.risk, interruptions=1234.4))
     assert said == ([f"{advised} spare node{'s' if advised > 1 else ''}"] if advised else [])
     table = _risk(made)[-1]
     cells = [list(column.cells) for column in table.columns]

@@ -17,6 +17,7 @@ from charter.resilience.failures import (
 )
 from charter.resilience.simulate import SimulatedJob, SparePool, simulate
 from charter.resilience.spot import Exponential
+from charter.units import HOURS_PER_MONTH
 
 
 @pytest.mark.parametrize(("name", "seconds"), [("slurm", 300), ("kubernetes", 380), ("nccl", 600)])
@@ -108,7 +109,7 @@ def test_first_spares_pay_on_a_large_job_and_none_on_a_small_one():
     worth = spare_worth(num_nodes=128, spares=7, **FLEET)
     # Without spares the job waits 71 % of the time (mu / (1 + mu), mu = 2.5), with 7 hardly ever.
     assert worth.hours_saved == pytest.approx(720 * 2.496 / 3.496, rel=0.01)
-    assert worth.node_hours_cost == 7 * 720
+    assert worth.node_hours_cost == 7 * HOURS_PER_MONTH
 
 
 @given(nodes=st.integers(1, 1000), spares=st.integers(0, 40))
