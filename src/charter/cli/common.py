@@ -167,6 +167,14 @@ def console(pipe_width: int = PIPE_WIDTH, *, markup: bool = False) -> "Console":
     return Console(highlight=markup, markup=markup, width=None if has_width else pipe_width)
 
 
+PLAN_PIPE_WIDTH = 140
+
+
+def plan_console() -> "Console":
+    """The terminal's width; a file or pipe gets lines wide enough for the tables of a plan."""
+    return console(PLAN_PIPE_WIDTH, markup=True)
+
+
 def plain_table(*columns: tuple[str, str]) -> "Table":
     """A table without borders; a column is its heading and `left`, `right` or `wrap`.
 

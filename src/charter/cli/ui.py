@@ -49,8 +49,7 @@ def ui(
 ) -> None:
     """Show runs, costs and plans in a browser; only for whoever has the printed address."""
     from charter.dashboard.reading import check_roots
-    from charter.dashboard.serving import missing_extra, serve
-    from charter.dashboard.site import Settings, token_from
+    from charter.dashboard.site import Settings, missing_extra, serve, token_from
     from charter.inference.serve.protocol import is_loopback
     from charter.redaction import show
 
