@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from charter.spec import PROJECT_FILE
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -51,14 +53,14 @@ def open_project(directory: Path, overrides: list[str] | None = None) -> "tuple[
     from charter.errors import UsageError
 
     root = project_root(directory)
-    path = directory if directory.is_file() else root / "charter.yaml"
+    path = directory if directory.is_file() else root / PROJECT_FILE
     if not directory.exists():
         raise UsageError(
             f"there is no file or directory {directory}\n"
             "  give the directory of a project; `charter init --template cai-tiny DIR` writes one"
         )
     if not path.is_file():
-        below = sorted(item.parent.name for item in root.glob("*/charter.yaml"))
+        below = sorted(item.parent.name for item in root.glob(f"*/{PROJECT_FILE}"))
         near = f"one is in {below[0]}: give -C {below[0]}" if below else "go to a project or give it with -C DIR"
         raise UsageError(
             f"there is no charter.yaml in {root}\n  {near}; `charter init --template cai-tiny DIR` writes one"
@@ -80,7 +82,7 @@ def planned_project(path: Path, template: str | None, overrides: list[str] | Non
 def project_of_text(text: str, overrides: list[str]) -> "tuple[Project, Path]":
     """The project of a text that is in no file."""
     directory = _lasting_directory()
-    (directory / "charter.yaml").write_text(text, encoding="utf-8")
+    (directory / PROJECT_FILE).write_text(text, encoding="utf-8")
     return open_project(directory, overrides)
 
 
