@@ -94,17 +94,26 @@ def test_several_nodes_are_started(tmp_path, engine):
     assert problems(tmp_path, engine, **{"accelerators: cpu": "accelerators: cpu:2, num_nodes: 2"}) == []
 
 
+@pytest.mark.parametrize("engine", ["verl", "openrlhf"])
+def test_nodes_of_accelerators_run_the_same_command_too(tmp_path, engine):
+    project = pipeline_of(tmp_path, engine, **{"accelerators: cpu": 'accelerators: "H100:8", num_nodes: 2'}).project
+    assert list(check_nodes(project, "sft", project.pipeline["sft"])) == []
+
+
 def test_nodes_that_an_engine_has_no_way_for_are_for_export(tmp_path):
-    found = problems(tmp_path, "verl", **{"accelerators: cpu": "accelerators: cpu, num_nodes: 2"})
-    assert found[0].startswith("pipeline.sft.resources.num_nodes: ")
-    assert "starts this kind of stage by verl on one node; found 2" in found[0]
+    stage = LISTED.replace("verl", "prime_rl").replace("CALL", '"charter:number"').replace('"H100:8"', NODES)
+    project = pipeline_of(tmp_path, **{"resources: {acc": f"  {stage}resources: {{acc"}).project
+    (told,) = check_nodes(project, "rl", project.pipeline["rl"])
+    assert told.path == "pipeline.rl.resources.num_nodes"
+    assert "starts this kind of stage by prime-rl on one node; found 2" in told.message
+
+
+NODES = '"H100:8", num_nodes: 2'
 
 
 @pytest.mark.parametrize("engine", ["verl", "openrlhf", "nemo_rl", "skyrl"])
 def test_an_application_of_ray_is_started_on_several_nodes(tmp_path, engine):
-    stage = (
-        LISTED.replace("verl", engine).replace("CALL", '"charter:number"').replace('"H100:8"', '"H100:8", num_nodes: 2')
-    )
+    stage = LISTED.replace("verl", engine).replace("CALL", '"charter:number"').replace('"H100:8"', NODES)
     project = pipeline_of(tmp_path, **{"resources: {acc": f"  {stage}resources: {{acc"}).project
     assert list(check_nodes(project, "rl", project.pipeline["rl"])) == []
 

@@ -177,7 +177,8 @@ class Capabilities:
     untried: tuple[str, ...] = ()
     """Those of `makers` on which nobody here has seen it run, which a plan says."""
     several_nodes: bool = False
-    """`charter run` starts it on several nodes: each runs the same command, with its own number and where to meet."""
+    """`charter run` starts it on several nodes, `ray_kinds` apart: each runs the same command, with its own number and
+    where to meet."""
     ray_kinds: tuple[str, ...] = ()
     """Kinds of stage whose trainer is an application of Ray: one process takes the accelerators of all nodes by itself
     from a cluster that is there, or that the nodes of its job have made for it."""
