@@ -239,6 +239,8 @@ SCORING_TOKENS = 32768
 tokens x 4096 hidden x 4 bytes: one activation is 0.5 GiB."""
 SCORING_ROWS = 64
 """Most answers that are scored together, however short they are."""
+ROWS_OF_A_PASS = 8
+"""Where several processes must make the same number of passes, about so many rows go in each."""
 
 # -------- Answers that Charter's own engine draws: how their keys and values grow, and how many logits are drawn from.
 

@@ -427,8 +427,7 @@ def waiting_bytes(
 
 def _frees_gradients(layouts: Layouts, engine: str) -> Array:
     """1 where no gradient is kept between updates: only DDP keeps the buckets that its gradients lie in."""
-    is_ddp = (layouts.zero == 0) & (layouts.data > 1) & (layouts.tensor == 1)
-    return array((engine == NATIVE) & ~is_ddp)
+    return array((engine == NATIVE) & (layouts.copies == 0))
 
 
 def _shape(work: Workload, role: Role, devices: LayoutDevices, dtype: str, engine: EngineKnowledge) -> MemoryShape:
