@@ -256,7 +256,6 @@ def planned(architecture, layout, shape):
 SAMPLE = {
     ("Qwen3-0.6B", "ppo", "one"),
     ("Llama-3.1-8B", "ppo", "zero 3"),
-    ("Llama-3.1-70B", "ppo", "tensor 2"),
     ("Qwen3-0.6B", "grpo", "zero 2"),
     ("Llama-3.1-8B", "grpo", "one"),
 }
@@ -300,7 +299,7 @@ def check(live, architecture, layout, shape, monkeypatch, case):  # noqa: F811
     assert plan == pytest.approx(peaks, rel=OFF)
 
 
-@pytest.mark.parametrize("label", ["one", "zero 3"])
+@pytest.mark.parametrize("label", ["one", pytest.param("zero 3", marks=pytest.mark.thorough)])
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_short_answers_have_logits_and_room_to_grow(label, live, monkeypatch):  # noqa: F811
     """Of many short answers, logits and columns that no token has written yet weigh as much as keys and values."""
