@@ -20,6 +20,7 @@ from charter.inference.generate import generate
 from charter.inference.generator import NativeGenerator
 from charter.models.ranks import Ranks
 from charter.train import ppo
+from charter.train import ppo_rollout as rollouts
 from charter.train.loop import Loop
 from charter.train.ppo import ppo_task
 from charter.train.pretraining_mix import counted_tokens
@@ -379,6 +380,29 @@ def test_a_policy_changed_between_rollout_and_update_is_noticed(task):
         next(found.models.trained.module.parameters()).add_(0.01)
     with pytest.raises(StageError, match="ratio is not 1"):
         found.run_part(Position(0, 1))
+
+
+@pytest.mark.parametrize(("minibatch", "before"), [(8, 0), (4, 2)])
+def test_a_first_pass_that_says_what_was_drawn_moves_no_bit(task, monkeypatch, minibatch, before):
+    """Passes of the policy before its first update: those of the other minibatches, and the same weights after it."""
+    passes, ends = [], []
+    evaluate = rollouts.answer_log_probabilities
+    monkeypatch.setattr(
+        rollouts, "answer_log_probabilities", lambda call, *a, **k: (passes.append(call), evaluate(call, *a, **k))[1]
+    )
+    settings = {"estimator": "grpo", "samples_per_prompt": 2, "ppo_epochs": 1, "minibatch": minibatch}
+    for is_spared in (True, False):
+        if not is_spared:
+            monkeypatch.setattr(ppo.PpoStage, "old_from_update", False)
+        made = task(frozen={"micro_batch": 2}, **settings)
+        reports = [whole_step(made, step).metrics for step in range(2)]
+        own = passes.count(made.models.trained.module)
+        assert own == 2 * (before if is_spared else 4)
+        ends.append((weights(made.models.trained.module), reports))
+    (spared, its_reports), (plain, reports) = ends
+    assert torch.equal(spared, plain)
+    assert its_reports == reports
+    assert reports[0]["answer_entropy"] > 0
 
 
 def test_micro_batches_add_up_to_the_minibatch(task):
