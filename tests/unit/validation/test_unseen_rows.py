@@ -251,3 +251,49 @@ def test_a_base_in_eight_bits_is_as_large_as_typed():
     half, eight = (validate([Measurement(**settled(TYPED | lora | {"parameter_dtype": each}))])[0].predicted
                    for each in ("bf16", "fp8"))  # fmt: skip
     assert half - eight == pytest.approx(6.5e9 / 2**30, rel=0.05)
+
+
+TYPED_SERVED: dict[str, Any] = {"id": "ZZZ-1", "metric": "out_tokens_per_s", "value": 1.0, "kind": "inference"}
+TYPED_SERVED |= {"stack": "tensorrt-llm", "model": "Llama-3.1-8B", "accelerator": "H100-SXM-80GB", "gpus": 1, "tp": 1}
+TYPED_SERVED |= {"prompt_tokens": 512, "response_tokens_mean": 128}
+
+
+def served(computed: str, stored: str, **cells: Any) -> float:
+    typed = {"compute_dtype": computed, "parameter_dtype": stored}
+    return predicted(Measurement(**settled(TYPED_SERVED | typed | cells)))[0]
+
+
+@pytest.mark.parametrize(
+    ("computed", "stored", "bytes_each"),
+    [("fp32", "fp32", 4), ("tf32", "fp32", 4), ("bf16", "bf16", 2), ("bf16", "fp8", 1), ("int8", "int8", 1)],
+)
+def test_one_stream_is_bound_by_the_bytes_of_its_weights(computed: str, stored: str, bytes_each: float) -> None:
+    roof = 3.35e12 / (bytes_each * 8e9)
+    assert 0.4 * roof < served(computed, stored, mbs=1, prompt_tokens=16) < roof
+
+
+def test_products_of_integers_are_quicker_than_expanded_ones() -> None:
+    wide = {"metric": "ttft_ms", "mbs": 1, "prompt_tokens": 8192}
+    assert served("int8", "int8", **wide) < 0.8 * served("bf16", "bf16", **wide)
+    assert served("bf16", "fp8", **wide) > served("bf16", "bf16", **wide) > 1.4 * served("fp8", "fp8", **wide)
+
+
+@pytest.mark.parametrize("stored", ["nvfp4", "mxfp4"])
+def test_four_bit_floats_are_products_where_a_device_has_them(stored: str) -> None:
+    wide = {"metric": "ttft_ms", "mbs": 1, "prompt_tokens": 8192}
+    assert served(stored, stored, **wide) > served("bf16", "bf16", **wide)
+    blackwell = wide | {"accelerator": "B200-SXM-180GB"}
+    assert served(stored, stored, **blackwell) < 0.8 * served("bf16", "bf16", **blackwell)
+
+
+def test_a_dense_family_is_not_read_as_its_relative_of_experts() -> None:
+    for name in ("OLMo-7B", "allenai/OLMo-2-1124-7B"):
+        assert architecture_of(row(model=name)).mixture is None
+    for name in ("OLMoE-7B", "DeepSeek 671B", "Qwen-30B"):
+        assert architecture_of(row(model=name)).mixture is not None
+
+
+def test_a_mixture_of_experts_has_its_width_however_it_is_told() -> None:
+    named, dense = width_and_knowledge(model="Qwen3-30B-A3B"), width_and_knowledge(model="Qwen3-32B")
+    assert named == width_and_knowledge(model="Qwen3-30B-A3B", n_experts=128, n_active_experts=8, expert_ffn=768)
+    assert named[0] > dense[0]

@@ -236,6 +236,11 @@ def _texts(cells: Mapping[str, Any]) -> dict[str, Any]:
 _CACHE = re.compile(r"\b(int8|fp8|8-bit)[ -]*kv\b")
 
 
+_SERVED = {("16", form): "w8a16 fp8" if "8" in form else f"w4a16 {form}" for form in ("fp8", "mxfp8", "nvfp4", "mxfp4")}
+_SERVED |= {("int8", "int8"): "w8a8 int8"}
+"""Types of products and of weights that engines read as neither alone says: weights of few bits that kernels expand."""
+
+
 def _dtype(cells: Mapping[str, Any]) -> str:
     """The type of the products, or that of quantised weights, which says more; with that of keys and values, which has
     no typed column.
@@ -244,9 +249,13 @@ def _dtype(cells: Mapping[str, Any]) -> str:
     ('bnb.nf4', 'gptq-int4')
     >>> _dtype({"compute_dtype": "bf16", "parameter_dtype": "bf16", "dtype": "bf16 + INT8 KV"})
     'bf16 + int8 KV'
+    >>> _dtype({"kind": "inference", "compute_dtype": "bf16", "parameter_dtype": "fp8"})
+    'w8a16 fp8'
     """
     stored, computed = str(cells.get("parameter_dtype", "")), str(cells.get("compute_dtype", ""))
     name = _STORED.get(stored) or {"w4a16": "gptq-int4", "w8a16": "gptq-int8"}.get(computed, computed)
+    if kind_of(str(cells.get("kind", ""))) == "inference":
+        name = _SERVED.get(("16" if computed in ("bf16", "fp16") else computed, stored), name)
     cache = _CACHE.search(str(cells.get("dtype", "")).casefold())
     return f"{name} + {cache[1]} KV" if cache and name else name
 
