@@ -246,11 +246,31 @@ def test_a_device_hardly_changes_how_well_memory_is_known():
     assert new[0] == pytest.approx(width_and_knowledge(**memory)[0])
 
 
-def test_a_base_in_eight_bits_is_as_large_as_typed():
-    lora = {"kind": "lora", "adapter": "lora", "metric": "peak_mem_gib", "value": 20.0, "gpus": 1, "shard_kind": "none"}
-    half, eight = (validate([Measurement(**settled(TYPED | lora | {"parameter_dtype": each}))])[0].predicted
-                   for each in ("bf16", "fp8"))  # fmt: skip
-    assert half - eight == pytest.approx(6.5e9 / 2**30, rel=0.05)
+TYPED_TUNING: dict[str, Any] = TYPED | {"kind": "sft", "metric": "peak_mem_gib", "value": 20.0, "gpus": 8, "gbs": 64}
+TYPED_TUNING |= {"stack": "hf-trainer", "accelerator": "H100-SXM-80GB", "shard_kind": "zero3"}
+
+
+def tuned(**cells: Any) -> float:
+    return predicted(Measurement(**settled(TYPED_TUNING | cells)))[0]
+
+
+@pytest.mark.parametrize(("base", "bytes_each"), [("fp32", 4.0), ("fp8", 1.0), ("int8", 1.02), ("int4", 0.52)])
+def test_a_frozen_base_is_as_large_as_typed(base: str, bytes_each: float) -> None:
+    lora = {"kind": "lora", "adapter": "lora", "gpus": 1, "gbs": 1, "shard_kind": "none"}
+    half, other = (tuned(**lora, parameter_dtype=each) for each in ("bf16", base))
+    assert half - other == pytest.approx((2.0 - bytes_each) * 6.5e9 / 2**30, rel=0.06)
+
+
+def test_activations_of_tf32_have_32_bits() -> None:
+    assert tuned(compute_dtype="tf32") == tuned(compute_dtype="fp32") > 1.05 * tuned(compute_dtype="bf16")
+
+
+@pytest.mark.parametrize("stack", ["hf-trainer", "litgpt", "maxtext", "torchtitan", "megatron-lm", "nanotron"])
+def test_a_fused_loss_keeps_no_more_than_whole_logits(stack: str) -> None:
+    chunked, fused, full = (
+        tuned(stack=stack, model="Llama-3.1-8B", logits_kernel=each) for each in ("chunked", "fused", "full")
+    )
+    assert chunked <= fused <= full
 
 
 TYPED_SERVED: dict[str, Any] = {"id": "ZZZ-1", "metric": "out_tokens_per_s", "value": 1.0, "kind": "inference"}

@@ -132,7 +132,7 @@ def precision_of(row: Measurement, profile: MemoryProfile) -> TrainingPrecision:
         base = ZERO_PAPER
     else:
         base = PURE_BF16 if any(sixteen) else FSDP_MIXED
-    if re.search(r"fp32|float32|32-true", dtype) and "16" not in dtype:
+    if re.search(r"[ft]p?32|float32|32-true", dtype) and "16" not in dtype:
         base = FP32
     return typed_states(row, with_optimizer(base, optimizer_of(row, profile)))
 
@@ -228,11 +228,11 @@ def probe_of(row: Measurement, profile_name: str) -> tuple[bool, bool]:
 BASE_BYTES: tuple[tuple[str, float], ...] = (
     (r"nf4-?dq|dq|double", 4.127 / 8),
     (r"bnb\.?nf4$|nf4$", 0.5 + 4 / 64),
+    (r"int8|8-?bit(?![- ]*(adam|optim))", 1.02),
     (r"gptq|awq|int4|4-?bit|nf4|fp4|qlora", 0.5 + 2.5 / 128),
-    (r"int8|8-?bit", 1.02),
 )
 """Bytes per frozen weight by how the base is stored, with scales."""
-EIGHT_BIT_OR_LESS = ("nf4", "fp8", "mxfp8", "mxfp4", "nvfp4", "fp4")
+TYPED_BASES = ("fp32", "nf4", "fp8", "mxfp8", "mxfp4", "nvfp4", "fp4")
 """Typed formats of a frozen base whose bytes are known; integers have scales as their tool has them (`BASE_BYTES`)."""
 SHORT_SEQUENCE, LONG_SEQUENCE = 512, 2048
 """Tokens where a source does not say: instruction data under adapters, packed text otherwise."""
@@ -370,7 +370,7 @@ def loss_kernel(row: Measurement, profile: MemoryProfile, architecture: Architec
     """
     own: dict[str, tuple[CrossEntropy, ...]] = {
         "full": ("eager", "released", "sharded", "native", "inplace", "compiled"),
-        "fused": ("fused", "inplace"),
+        "fused": ("fused", "inplace", "compiled", "native"),
         "chunked": ("chunked", *OWN_LOSSES) + (("native",) if profile is LITGPT else ()),
     }
     sixteen = profile is DEEPSPEED and _has_master(row) and architecture.model_type in KEEP_SIXTEEN
@@ -408,7 +408,7 @@ def base_bytes(row: Measurement, profile: MemoryProfile) -> float:
 
     So is the typed `nf4`, as in QLoRA's paper and in torchao's NF4 tensors, but for litgpt, whose `bnb.nf4` is plain.
     """
-    if row.parameter_dtype in EIGHT_BIT_OR_LESS and not (row.parameter_dtype == "nf4" and profile is LITGPT):
+    if row.parameter_dtype in TYPED_BASES and not (row.parameter_dtype == "nf4" and profile is LITGPT):
         return BYTES_PER_VALUE[row.parameter_dtype]
     dtype = row.dtype.lower()
     for words, size in BASE_BYTES:
