@@ -265,6 +265,20 @@ def test_activations_of_tf32_have_32_bits() -> None:
     assert tuned(compute_dtype="tf32") == tuned(compute_dtype="fp32") > 1.05 * tuned(compute_dtype="bf16")
 
 
+def test_a_kind_that_names_its_algorithm_is_that_algorithm() -> None:
+    rate = {"metric": "samples_per_s", "gbs": 64, "mbs": 1}
+    assert 1.8 < tuned(**rate) / tuned(**rate, kind="orpo") < tuned(**rate) / tuned(**rate, kind="dpo") < 3.2
+    reference = tuned(kind="dpo", shard_kind="zero1") - tuned(kind="orpo", shard_kind="zero1")
+    assert reference == pytest.approx(2 * 6.74e9 / 2**30, rel=0.1)
+    assert tuned(kind="dpo", gpus=64) - tuned(kind="orpo", gpus=64) < reference / 50
+
+
+def test_an_algorithm_without_a_critic_holds_none() -> None:
+    step = {"kind": "ppo", "stack": "verl", "prompt_tokens": 512, "response_tokens_mean": 1024, "samples_per_step": 512}
+    for metric, most in (("peak_mem_gib", 0.8), ("step_time_s", 0.95)):
+        assert tuned(**step | {"kind": "grpo"}, metric=metric) < most * tuned(**step, metric=metric)
+
+
 @pytest.mark.parametrize("stack", ["hf-trainer", "litgpt", "maxtext", "torchtitan", "megatron-lm", "nanotron"])
 def test_a_fused_loss_keeps_no_more_than_whole_logits(stack: str) -> None:
     chunked, fused, full = (

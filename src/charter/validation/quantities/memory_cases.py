@@ -49,7 +49,7 @@ from charter.validation.quantities.training_time import COMPILED_PARTIAL, PARTIA
 from charter.validation.rows.accelerator import accelerator_of
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import BYTES_PER_VALUE, Measurement, Refusal, probe_in
-from charter.validation.rows.metrics import compares_pairs
+from charter.validation.rows.metrics import algorithm_of, compares_pairs, needs_reference
 from charter.validation.stacks import printed_zero
 
 _BY_WORD: tuple[tuple[str, MemoryProfile], ...] = (
@@ -284,12 +284,13 @@ def training_case(row: Measurement) -> MemoryCase:
         end_layers=end_layers(row, profile, architecture),
         loads_all_kernels=re.match(r"20(1\d|2[0-2])", row.stack_version) is not None,
     )
+    layout = layout_of(row, profile, size, adapter is not None)
     return MemoryCase(
         job=job,
-        layout=layout_of(row, profile, size, adapter is not None),
+        layout=layout,
         unit=MIB if "mib" in row.metric.split("_") else unit_bytes(row, profile.name),
         devices=float(row.gpus or 1) if row.metric.endswith("_total") else 1.0,
-        extra_bytes=_other_roles(row, profile, size) if row.kind == "ppo" else 0.0,
+        extra_bytes=_other_roles(row, profile, size) if row.kind == "ppo" else _reference(row, job, layout, size),
         most_bytes=_most_bytes(row, accelerator),
         first_stage=profile is NANOTRON,
     )
@@ -550,10 +551,22 @@ def every_second_product(architecture: Architecture) -> float:
     return 1.0 - saved / (layer.replicated + layer.sharded - layer.layer_input)
 
 
+def _reference(row: Measurement, job: MemoryJob, layout: Layout, size: float) -> float:
+    """The frozen copy that scores pairs (DPO), as large and as divided as the weights; adapters are switched off."""
+    if not (compares_pairs(row) and needs_reference(row)) or job.adapter is not None:
+        return 0.0
+    shards = layout.data * layout.context if layout.zero >= ZeroStage.PARAMETERS else 1
+    return job.precision.parameter_bytes * size / (layout.tensor * layout.pipeline * shards)
+
+
 def _other_roles(row: Measurement, profile: MemoryProfile, size: float) -> float:
-    """Reference and reward model in 16 bits, value model trained, an average of the policy where the notes name one."""
-    critic = 1e9 * (size / 1e9 if row.critic_params_b is None else row.critic_params_b)
-    reward = 1e9 * (critic / 1e9 if row.reward_params_b is None else row.reward_params_b)
+    """Reference and reward model in 16 bits, value model trained, an average of the policy where the notes name one.
+
+    Where nobody says how large they are, an algorithm with a value model has all of the policy's size, another neither.
+    """
+    usual = size if algorithm_of(row).critic else 0.0
+    critic = usual if row.critic_params_b is None else 1e9 * row.critic_params_b
+    reward = critic if row.reward_params_b is None else 1e9 * row.reward_params_b
     split = (row.tp or 1) * (row.pp or 1) * (row.ep or 1)
     data = max(1, row.dp or (row.gpus or 1) // split)
     stage = zero_of(row, profile, size, adapter=False)

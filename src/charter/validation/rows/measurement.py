@@ -24,6 +24,7 @@ _KINDS: tuple[tuple[str, str], ...] = (
     (r"serving|generation|infer", "inference"),
     (r"run([- ]total)?|total", "run_total"),
 )
+_ALGORITHMS = re.compile(r"dpo|orpo|kto|simpo|grpo|dapo|rloo|reinforce")
 _ADAPTERS: tuple[tuple[str, str], ...] = (
     (r"q-?[ld]ora", "qlora"),
     (r"lora|dora|\bpeft\b|ia3|adapter", ""),
@@ -31,9 +32,7 @@ _ADAPTERS: tuple[tuple[str, str], ...] = (
 )
 """The first pattern found decides; an empty spelling keeps the word, in small letters (`lora`, `adapter_v2`)."""
 _NOTHING = re.compile(r"(none|no|off|false|disabled|0|without)\b")
-_EVERYTHING = re.compile(
-    r"(yes|on|true|1|enabled|gc|ac|(gradient|activation)?[- _]*checkpoint(ing)?|full ac|full gc|all)$"
-)
+_EVERYTHING = re.compile(r"(yes|on|true|1|enabled|gc|ac|(gradient|activation)?[- _]*checkpoint(ing)?|full [ag]c|all)$")
 _SAVES_SOME = re.compile(r"\bsac\b")
 _HOST = re.compile(
     r"cpu[- _]?offload|zero[- ]?offload|zero[- ]?infinity|(?<!no )(?<!without )offload(?!\w*\s*(none|no))"
@@ -102,10 +101,11 @@ def offload_of(printed: str, *, shard: str, framework: str) -> str:
 
 
 def respelt(cells: Mapping[str, str]) -> dict[str, str]:
-    """The cells of a row that have one spelling, in it."""
-    kind = kind_of(cells["kind"])
+    """The cells of a row that have one spelling, in it; a kind that names an algorithm leaves it with the framework."""
+    kind, named = kind_of(cells["kind"]), _ALGORITHMS.search(cells["kind"].casefold())
     return {
         "kind": kind,
+        "framework": f"{cells['framework']} {named[0]}".strip() if named else cells["framework"],
         "adapter": adapter_of(cells["adapter"], kind=kind),
         "recompute": recompute_of(cells["recompute"]),
         "offload": offload_of(cells["offload"], shard=cells["shard"], framework=cells["framework"]),
