@@ -265,6 +265,17 @@ def test_activations_of_tf32_have_32_bits() -> None:
     assert tuned(compute_dtype="tf32") == tuned(compute_dtype="fp32") > 1.05 * tuned(compute_dtype="bf16")
 
 
+def test_traffic_has_the_bytes_of_what_is_sent() -> None:
+    rate = {"metric": "tokens_per_s_per_gpu", "gpus": 64, "interconnect": "25Gbps per node", "gbs": 64}
+    for stack in ("megatron-lm", "megatron-deepspeed", "megatron-bridge"):
+        job = rate | {"stack": stack, "shard_kind": "zero1", "recompute_kind": "full"}
+        narrow, wide = (tuned(**job, gradient_dtype=each) for each in ("bf16", "fp32"))
+        assert narrow / wide == pytest.approx((4 + 2) / (2 + 2), rel=0.05)
+    sharded = rate | {"stack": "torchtitan", "shard_kind": "zero3"}
+    ratio = tuned(**sharded, compute_dtype="bf16") / tuned(**sharded, compute_dtype="tf32")
+    assert ratio == pytest.approx((2 * 4 + 4) / (2 * 2 + 4), rel=0.05)
+
+
 def test_a_kind_that_names_its_algorithm_is_that_algorithm() -> None:
     rate = {"metric": "samples_per_s", "gbs": 64, "mbs": 1}
     assert 1.8 < tuned(**rate) / tuned(**rate, kind="orpo") < tuned(**rate) / tuned(**rate, kind="dpo") < 3.2
