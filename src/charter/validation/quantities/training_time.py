@@ -448,8 +448,8 @@ def _document(row: Measurement) -> float:
 def _profile(job: MeasuredJob, layout: Layout) -> StackProfile:
     """The stack's profile with what the row says of kernels and of gradients on the wire.
 
-    Megatron reduces the buffer in which gradients are summed (`DistributedDataParallel`, `grad_reduce_in_fp32`), as does
-    DeepSpeed's BF16 optimizer; FSDP and ZeRO have a type of their own for it, which no column says.
+    Megatron reduces the buffer of summed gradients (`grad_reduce_in_fp32`), as does DeepSpeed's BF16 optimizer;
+    FSDP and ZeRO have a type of their own for it, which no column says.
 
     nanotron with ZeRO-1 reduces its fp32 gradients when the last backward pass is over (`sync_gradients_across_dp`; no
     DDP is made around the model).
