@@ -35,7 +35,8 @@ from charter.train.models import TrainedModel, frozen_model, reads_parts, stage_
 from charter.train.optimizers import make_optimizer, set_learning_rate
 from charter.train.ppo_answers import Flight
 from charter.train.ppo_math import KlController, stops_update
-from charter.train.ppo_rollout import PpoModels, Rollout, Sampler
+from charter.train.ppo_rollout import Rollout, Sampler
+from charter.train.ppo_sequences import PpoModels
 from charter.train.ppo_step import MinibatchPosition, Update
 from charter.train.pretraining_mix import pretraining_mix
 from charter.train.rewards.mixture import (

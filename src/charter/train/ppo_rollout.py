@@ -17,9 +17,7 @@ from charter.inference.score import score_answers
 from charter.inference.turns import TURN_FIGURES, TURNS_DIRECTORY, ReplyStore, Start, Trajectory, TurnTaking
 from charter.models.adapters import published_weights
 from charter.models.chat import encode_prompt
-from charter.models.language_model import LanguageModel
 from charter.models.parallel import Parallel
-from charter.models.preference import PreferenceModel
 from charter.models.ranks import Ranks
 from charter.models.runtime import on_device
 from charter.spec.ppo_stage import PpoStage
@@ -42,6 +40,7 @@ from charter.train.ppo_math import (
     whiten,
 )
 from charter.train.ppo_sequences import (
+    PpoModels,
     Sequences,
     answer_lengths,
     answer_log_probabilities,
@@ -174,22 +173,6 @@ class Rollout:
         named = {_SEQUENCES + item.name: getattr(self.sequences, item.name) for item in fields(Sequences)}
         named |= {item.name: getattr(self, item.name) for item in fields(self) if item.name != "sequences"}
         return {name: value for name, value in named.items() if value is not None}
-
-
-@dataclass(frozen=True)
-class PpoModels:
-    """The models of PPO as one process holds them."""
-
-    policy: LanguageModel
-    trained: Parallel
-    """The policy as it is trained."""
-    reference: Parallel | None
-    """None where no penalty reads it."""
-    reward: PreferenceModel | None
-    """None where no preference model is a reward."""
-    value: Parallel | None
-    """None where the estimator compares answers instead."""
-    teacher: Parallel | None = None
 
 
 @dataclass(frozen=True)
