@@ -268,13 +268,15 @@ class PolicyWork:
     """None where no critic is trained (rloo, grpo)."""
     minibatches: int
     """Of an epoch."""
+    reads: float
+    """Passes over the rollout that sample it, and that score it by the policy and by a reference of its size."""
 
     def __call__(self, counters: Mapping[str, int]) -> Operations:
         """Of one rollout of `episodes` answers: `tokens` of prompts and answers, `logits` of them answers."""
         tokens, sequences = float(counters.get("tokens", 0)), float(counters.get("episodes", 1))
         share, epochs = _share(counters), counters.get(MINIBATCHES, 0) / self.minibatches
         read = self.policy.forward(tokens, sequences, head_share=share)
-        done = read * 3 + self.reward.forward(tokens, sequences)
+        done = read * self.reads + self.reward.forward(tokens, sequences)
         done += self.policy.training(tokens, sequences, head_share=share) * epochs
         if self.value is not None:
             done += self.value.forward(tokens, sequences) + self.value.training(tokens, sequences) * epochs

@@ -40,11 +40,13 @@ def count_ppo(setup: Setup, spec: PpoStage, policy: Any, reward: Any) -> None:
     if sampled is None or scored is None:
         return
     critic = _trained(setup, scored, scalar_head=True)
+    computed = spec.minibatch / spec.rollout_batch if spec.old_from_update else 0.0
     setup.meter.work = PolicyWork(
         policy=_trained(setup, sampled, has_adapter=spec.adapter is not None),
         reward=Reader(architecture=scored, scalar_head=True),
         value=critic if spec.has_value_model else None,
         minibatches=spec.rollout_batch // spec.minibatch,
+        reads=2.0 - computed + spec.has_reference,
     )
 
 

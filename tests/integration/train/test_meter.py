@@ -271,9 +271,11 @@ def test_work_of_a_step_by_kind():
     before = SupervisedWork(model=READER, sequences_per_step=4, reference=READER, reads_before=True)(half).model
     assert before == pytest.approx(counted + 3 * answered)
     counters |= {"logits": 64, "minibatches": 6}
-    ppo = PolicyWork(policy=READER, reward=scalar, value=scalar, minibatches=3)(counters).model
+    ppo = PolicyWork(policy=READER, reward=scalar, value=scalar, minibatches=3, reads=3)(counters).model
     assert ppo == pytest.approx((3 + 2 * 3) * answered + (1 + 1 + 2 * 3) * scalar.forward(128, 4).model)
-    stopped = PolicyWork(policy=READER, reward=scalar, value=scalar, minibatches=3)(counters | {"minibatches": 3}).model
+    stopped = PolicyWork(policy=READER, reward=scalar, value=scalar, minibatches=3, reads=3)(
+        counters | {"minibatches": 3}
+    ).model
     assert stopped == pytest.approx((3 + 3) * answered + (1 + 1 + 3) * scalar.forward(128, 4).model)
-    without = PolicyWork(policy=READER, reward=scalar, value=None, minibatches=3)(counters).model
-    assert without == pytest.approx((3 + 2 * 3) * answered + scalar.forward(128, 4).model)
+    without = PolicyWork(policy=READER, reward=scalar, value=None, minibatches=3, reads=1.5)(counters).model
+    assert without == pytest.approx((1.5 + 2 * 3) * answered + scalar.forward(128, 4).model)

@@ -240,6 +240,15 @@ def test_the_work_of_a_rollout_is_counted(task):
     assert found.progress.sums == {}
 
 
+@pytest.mark.parametrize(
+    ("changes", "reads"),
+    [({}, 3), ({"estimator": "grpo", "samples_per_prompt": 2, "ppo_epochs": 1}, 2.5), ({"kl_coefficient": 0.0}, 2)],
+)
+def test_passes_that_a_rollout_does_without_are_not_counted(task, changes, reads):
+    """Scoring by the policy of what its update computes, and by a reference that there is none of."""
+    assert task(**changes).setup.meter.work.reads == reads
+
+
 def test_what_cannot_be_sampled_again_is_kept_at_once(task):
     found = task()
     places = [Position(0, 1), Position(0, 2), Position(1, 0)]
