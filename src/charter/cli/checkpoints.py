@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from charter.cli.common import DirOption, JsonOption, SetOption, open_project, print_json
+from charter.cli.common import DirOption, JsonOption, ListByDefault, SetOption, open_project, print_json
 
 if TYPE_CHECKING:
     from charter.artifacts.checkpoints import ListedCheckpoint
@@ -164,6 +164,7 @@ def _show_removable(items: "Sequence[Removable]", *, removed: bool, as_json: boo
 
 
 checkpoints_app = typer.Typer(
+    cls=ListByDefault,
     help="List, verify, pin, copy and bring back checkpoints and results.",
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -435,7 +435,7 @@ def _warn(result: "Plan") -> None:
 
     old = [item for item in result.assumptions if item.name.startswith(PREFIX)]
     if old:
-        named = "; ".join(f"{item.name.removeprefix(PREFIX)}: of {item.as_of.split(' (')[0]}" for item in old)
+        named = "; ".join(f"{item.name.removeprefix(PREFIX)}, dated {item.as_of.split(' (')[0]}" for item in old)
         text = f"{len(old)} price{'' if len(old) == 1 else 's'} may be older than {STALE_DAYS} days ({named})"
         typer.echo(f"warning[prices]: {text}; {HOW_TO_REFRESH}", err=True)
 

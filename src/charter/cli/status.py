@@ -139,7 +139,7 @@ def logs(
     stage: Annotated[str, typer.Argument(help="Name of the stage.", show_default=False)],
     directory: DirOption = Path("."),
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on printing until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="Last lines to print; 0 for all.")] = 100,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Last lines to print; 0 for all.")] = 100,
 ) -> None:
     """Print the log of a stage."""
     from charter.errors import UsageError
