@@ -170,7 +170,7 @@ checkpoints_app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-OneStage = Annotated[str | None, typer.Argument(help="One stage; all unless given.", show_default=False)]
+OneStage = Annotated[str | None, typer.Argument(help="One stage; all if left out.", show_default=False)]
 Stage = Annotated[str, typer.Argument(help="Name of the stage.", show_default=False)]
 At = Annotated[str, typer.Argument(help="Finished steps, as 12; or steps and parts, as 12-2.", show_default=False)]
 

@@ -273,7 +273,7 @@ def plan(
         ),
     ] = None,
     fail_over_budget: Annotated[
-        bool, typer.Option("--fail-over-budget", help="Exit with 4 when the budget is exceeded at p90 alone, too.")
+        bool, typer.Option("--fail-over-budget", help="Exit with 4 also when the budget is exceeded only at p90.")
     ] = False,
     allow_over_budget: Annotated[
         bool, typer.Option("--allow-over-budget", help="Exit with 0 when the budget is exceeded, even at p50.")

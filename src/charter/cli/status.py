@@ -68,7 +68,7 @@ def tag(
     directory: DirOption = Path("."),
     remove: Annotated[bool, typer.Option("--remove", help="Take them off.")] = False,
 ) -> None:
-    """Put tags on a run, by which the dashboard finds and groups it; bills are split by those of charter.yaml."""
+    """Put tags on a run: the dashboard finds and groups runs by them; bills use the tags of charter.yaml."""
     from charter.run.actions import tag_run
 
     have = tag_run(project_root(directory), tags, remove=remove)
