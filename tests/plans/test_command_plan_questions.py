@@ -89,7 +89,7 @@ def test_old_prices_are_warned_of_on_stderr_only(plan):
     json.loads(done.stdout)
     assert done.stderr.count("warning[prices]") == 1, "one cause, one line"
     assert "may be older than 60 days (H100-SXM-80GB:8 on" in done.stderr
-    assert "`charter catalog prices refresh` says how to bring newer ones" in done.stderr
+    assert "`charter catalog prices refresh` shows how to load newer ones" in done.stderr
 
 
 def test_exit_codes_of_limits(plan):

@@ -17,7 +17,7 @@ from charter.units import TB
 STALE_DAYS = 60
 """Days after which a price is called stale. Judgement; within one to two years a list price of the snapshot rose by
 33 % (8 x H100 at Lambda) and a spot price by 64 % (A100 at GCP us-central1)."""
-HOW_TO_REFRESH = "`charter catalog prices refresh` says how to bring newer ones"
+HOW_TO_REFRESH = "`charter catalog prices refresh` shows how to load newer ones"
 """The advice that goes with old prices."""
 CONTRACT_INSTANCE = "by contract"
 """The instance type of a contract that names an accelerator only."""

@@ -26,7 +26,7 @@ def check_command(
     ] = False,
     directory: Annotated[
         Path | None,
-        typer.Option("-C", "--directory", help="The same: a project directory, as other commands take it."),
+        typer.Option("-C", "--directory", help="Project directory; the same as config."),
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="Replace one value: pipeline.ppo.episodes=640.", metavar="A.B=C")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from charter.cli.common import DirOption, JsonOption, SetOption, open_project, print_json
+from charter.cli.common import DirOption, JsonOption, ListByDefault, SetOption, open_project, print_json
 
 if TYPE_CHECKING:
     from charter.artifacts.checkpoints import ListedCheckpoint
@@ -164,12 +164,13 @@ def _show_removable(items: "Sequence[Removable]", *, removed: bool, as_json: boo
 
 
 checkpoints_app = typer.Typer(
+    cls=ListByDefault,
     help="List, verify, pin, copy and bring back checkpoints and results.",
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-OneStage = Annotated[str | None, typer.Argument(help="One stage; all unless given.", show_default=False)]
+OneStage = Annotated[str | None, typer.Argument(help="One stage; all if left out.", show_default=False)]
 Stage = Annotated[str, typer.Argument(help="Name of the stage.", show_default=False)]
 At = Annotated[str, typer.Argument(help="Finished steps, as 12; or steps and parts, as 12-2.", show_default=False)]
 

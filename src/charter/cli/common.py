@@ -165,7 +165,7 @@ def write_asked(option: str, path: Path, text: str | bytes, *, make_directory: b
             path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, text)
     except OSError as error:
-        raise UsageError(f"{option} {path}: {error.strerror}; give a file in a directory that exists") from None
+        raise UsageError(f"{option} {path}: {error.strerror}; give a file that can be written") from None
 
 
 def print_json(value: Any) -> None:

@@ -338,7 +338,7 @@ def reconcile(
     directory: DirOption = Path("."),
     json_: JsonOption = False,
 ) -> None:
-    """Make the bill of a run equal to the provider's log of it, and say what differed.
+    """Correct the recorded cost of a run by the provider's log, and say what differed.
 
     The log must hold every request that the provider bills for this run: what it lacks counts as not billed.
     """

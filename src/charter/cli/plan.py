@@ -262,7 +262,7 @@ def plan(
         ),
     ] = None,
     fail_over_budget: Annotated[
-        bool, typer.Option("--fail-over-budget", help="Exit with 4 when the budget is exceeded at p90 alone, too.")
+        bool, typer.Option("--fail-over-budget", help="Exit with 4 also when the budget is exceeded only at p90.")
     ] = False,
     allow_over_budget: Annotated[
         bool, typer.Option("--allow-over-budget", help="Exit with 0 when the budget is exceeded, even at p50.")
@@ -424,7 +424,7 @@ def _warn(result: "Plan") -> None:
 
     old = [item for item in result.assumptions if item.name.startswith(PREFIX)]
     if old:
-        named = "; ".join(f"{item.name.removeprefix(PREFIX)}: of {item.as_of.split(' (')[0]}" for item in old)
+        named = "; ".join(f"{item.name.removeprefix(PREFIX)}, dated {item.as_of.split(' (')[0]}" for item in old)
         text = f"{len(old)} price{'' if len(old) == 1 else 's'} may be older than {STALE_DAYS} days ({named})"
         typer.echo(f"warning[prices]: {text}; {HOW_TO_REFRESH}", err=True)
 

@@ -410,7 +410,7 @@ def again(
 
 def submit(
     stages: Annotated[
-        list[str] | None, typer.Argument(help="Only these stages and what they need; all unless given.")
+        list[str] | None, typer.Argument(help="Only these stages and what they need; all if left out.")
     ] = None,
     directory: DirOption = Path("."),
     on: Annotated[

@@ -68,7 +68,7 @@ def tag(
     directory: DirOption = Path("."),
     remove: Annotated[bool, typer.Option("--remove", help="Take them off.")] = False,
 ) -> None:
-    """Put tags on a run, by which the dashboard finds and groups it; bills are split by those of charter.yaml."""
+    """Put tags on a run: the dashboard finds and groups runs by them; bills use the tags of charter.yaml."""
     from charter.run.actions import tag_run
 
     have = tag_run(project_root(directory), tags, remove=remove)
@@ -139,7 +139,7 @@ def logs(
     stage: Annotated[str, typer.Argument(help="Name of the stage.", show_default=False)],
     directory: DirOption = Path("."),
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on printing until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="Last lines to print; 0 for all.")] = 100,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Last lines to print; 0 for all.")] = 100,
 ) -> None:
     """Print the log of a stage."""
     from charter.errors import UsageError

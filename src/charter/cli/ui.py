@@ -12,7 +12,7 @@ def ui(
         typer.Argument(help="Projects, or directories that hold some.", metavar="[DIR]...", show_default=False),
     ] = None,
     project: Annotated[
-        list[Path] | None, typer.Option("-C", "--directory", help="One more of them, as other commands take it.")
+        list[Path] | None, typer.Option("-C", "--directory", help="Another one; the same as DIR.")
     ] = None,
     port: Annotated[int, typer.Option("--port", help="Port; 0 takes a free one.")] = 8765,
     host: Annotated[

@@ -156,7 +156,7 @@ class RequestGuard:
         if "token" in request.query_params:
             return self._with_token(request)
         role = self._role(request.cookies.get(self._cookie), self._sessions)
-        if role is None and request.method in READING and request.url.path.startswith(f"{API}/"):
+        if role is None and request.method in READING and f"{request.url.path}/".startswith(f"{API}/"):
             # Scripts have no session. A page of another site cannot send this header without asking first.
             role = self._role(request.headers.get("authorization", "").removeprefix("Bearer ").strip(), self._tokens)
             if role is None:

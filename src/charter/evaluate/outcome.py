@@ -142,7 +142,8 @@ def _compared(
         sentence = measure.words.format(value=f"{100 * figure['value']:{sign}.1f} {unit}")
         why = f"{sentence} (95 % interval {ends}, n = {number:,})"
         if number < MIN_ROWS:
-            return OutcomeComparison(question=question, answer="not shown", why=f"{why}; {MIN_ROWS} rows are needed")
+            why = f"{why}; at least {MIN_ROWS} rows are needed"
+            return OutcomeComparison(question=question, answer="not shown", why=why)
         answer: Answer = "yes" if low > measure.neutral else "no" if high < measure.neutral else "not shown"
         return OutcomeComparison(question=question, answer=answer, why=why)
     return OutcomeComparison(question=question, answer="not measured", why=nothing)

@@ -228,7 +228,7 @@ def kind_file(inquiry: Inquiry) -> KindFile:
     ]
     if spare:
         says = ", ".join(OPTION_OF[name] for name in taken)
-        raise UsageError(f"{', '.join(spare)} means nothing to {SPOKEN[inquiry.kind]}; it takes {says}")
+        raise UsageError(f"{', '.join(spare)} is of no use to {SPOKEN[inquiry.kind]}, which takes {says}")
     answers = _Answers(inquiry)
     return KindFile(text=write(inquiry, answers), assumed=tuple(answers.assumed), amount=answers.amount)
 

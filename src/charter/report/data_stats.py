@@ -189,10 +189,18 @@ def bars(edges: Sequence[float], counts: Sequence[int], label: str) -> list[str]
     return lines
 
 
+def _rows_line(path: Path, count: int, kinds: Mapping[str, int], *, bad: int) -> str:
+    """One line with the rows of a data set, by their kinds where there are several."""
+    rows = f"{path}: {count:,} row{'' if count == 1 else 's'}"
+    if list(kinds.values()) == [count]:
+        return f"{rows} of kind {next(iter(kinds))}"
+    parts = [f"{number:,} of kind {kind}" for kind, number in kinds.items()] + ([f"{bad:,} bad"] if bad else [])
+    return f"{rows}{': ' if parts else ''}{', '.join(parts)}"
+
+
 def stats_lines(found: DataStats) -> list[str]:
     """The figures for people."""
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in found.kinds.items())
-    lines = [f"{found.path}: {found.rows:,} rows: {kinds}", *found.skipped.lines()]
+    lines = [_rows_line(found.path, found.rows, found.kinds, bad=0), *found.skipped.lines()]
     for title, values in (("prompt", found.prompts), ("answer", found.answers)):
         if (lengths := _lengths(values)) is not None:
             figures = ", ".join(f"{name} {lengths[name]:,.0f}" for name in ("mean", "p50", "p95", "p99", "max"))
@@ -314,13 +322,7 @@ def check_data(path: Path, spec: DataSpec | None = None) -> DataCheck:
 
 def check_lines(found: DataCheck) -> list[str]:
     """The findings for people."""
-    rows = f"{found.rows:,} row{'' if found.rows == 1 else 's'}"
-    if list(found.kinds.values()) == [found.rows]:
-        lines = [f"{found.path}: {rows} of kind {next(iter(found.kinds))}"]
-    else:
-        kinds = [f"{count:,} of kind {kind}" for kind, count in found.kinds.items()]
-        kinds += [f"{found.bad.count:,} bad"] if found.bad.count else []
-        lines = [f"{found.path}: {rows}{': ' if kinds else ''}{', '.join(kinds)}"]
+    lines = [_rows_line(found.path, found.rows, found.kinds, bad=found.bad.count)]
     if len(found.kinds) > 1:
         lines.append("  warning: rows of several kinds; a stage reads one of them")
     sorts = (

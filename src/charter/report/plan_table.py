@@ -29,6 +29,8 @@ from charter.report.plan_cells import (
 from charter.report.plan_notes import longest_pole, notes
 from charter.units import format_bytes, format_count, format_pace, format_seconds, format_usd
 
+COLUMNS_FOR_TABLE = 66
+"""Below this width there is no table, but a paragraph for each of its rows."""
 COLUMNS_FOR_LAYOUT = 118
 """From this width on the layout has a column of its own; below, it stands under the hardware."""
 COLUMNS_FOR_HOURS = 92
@@ -59,7 +61,8 @@ class PlanTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Title, table, notes."""
         yield _title(self.plan, self.today)
-        yield _table(self.plan, options.max_width)
+        narrow = options.max_width < COLUMNS_FOR_TABLE
+        yield Text(_paragraphs(self.plan)) if narrow else _table(self.plan, options.max_width)
         yield from notes(self.plan, command=self.command, then=self.then)
 
 
@@ -89,6 +92,17 @@ def _table(plan: Plan, width: int) -> Table:
     table.add_section()
     table.add_row(*_total(plan, apart=apart, full=full), style="bold")
     return table
+
+
+def _paragraphs(plan: Plan) -> str:
+    """The table's rows one below the other, for a narrow terminal."""
+    lines = []
+    for stage in plan.stages:
+        name, _, place, peak, *amounts = (cell.plain for cell in _row(stage, mark=False, apart=False, full=False))
+        lines += [name, *(f"  {line}" for line in place.splitlines()), f"  peak {peak}, {', '.join(amounts)}"]
+    for what, detail, cost in _beside_the_stages(plan):
+        lines += [what, f"  {detail}, {cost}" if detail else f"  {cost}"]
+    return "\n".join((*lines, "total", f"  {seconds_range(plan.seconds)}, {usd_range(plan.project_usd)}", ""))
 
 
 def _row(stage: StagePlan, *, mark: bool, apart: bool, full: bool) -> list[Text]:

@@ -45,6 +45,9 @@ def test_scripts_send_the_token_as_a_header_and_read_alone(stranger, case):
     for given, status in ((f"Bearer {TOKEN}", 200), ("Bearer wrong", 401), ("Bearer", 401), (f"Basic {TOKEN}", 401)):
         assert stranger.get("/api/v1/runs", headers={"authorization": given}).status_code == status, given
     bearer = {"authorization": f"Bearer {TOKEN}"}
+    for path in ("/api/v1", "/api/v1/openapi.json"):
+        assert stranger.get(path, headers=bearer).json()["openapi"] == "3.1.0", path
+        assert stranger.get(path).headers["content-type"].startswith("text/plain"), "a script can read no page"
     assert stranger.get("/", headers=bearer).status_code == 401, "pages need a session"
     assert stranger.post("/api/v1/runs", headers=bearer).status_code in (401, 403)
 

@@ -244,9 +244,13 @@ def test_answers_in_training_stand_side_by_side(client, case, at):
 
 def test_a_stage_that_failed_has_no_time_left(client, case, at):
     case.failed("ppo", "the reward is not a number")
-    assert "Time left" not in client.get(at("stage/ppo")).text
+    page = client.get(at("stage/ppo")).text
+    assert "Time left" not in page
+    assert page.count("the reward is not a number") == 1, "told once"
     assert "waits for ppo, which failed" in client.get(at("stage/judged")).text
-    assert "until what failed runs again" in client.get(at()).text
+    run = client.get(at()).text
+    assert "until the failed stage is run again" in run
+    assert "broken off); pale: when the plan put" in run, "the colour of an attempt that did not end is explained"
 
 
 def test_a_failure_that_ends_a_run_is_one_notice(client, case, at):

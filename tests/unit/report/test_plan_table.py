@@ -52,7 +52,7 @@ def test_memory_that_nobody_gives_is_assumed():
     assert "nobody says how much RTX4090:2 on premises has: 238.4 GiB is assumed" in "".join(memory_lines(needs))
 
 
-@pytest.mark.parametrize("width", [70, 80, 100, 120, 140])
+@pytest.mark.parametrize("width", [40, 64, 70, 80, 100, 120, 140])
 def test_the_table_fits_and_shows_every_stage(plan, width):
     text = shown(plan_table(plan, today=TODAY), width)
     assert max(len(line) for line in text.splitlines()) <= width

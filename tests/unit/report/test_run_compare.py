@@ -151,7 +151,7 @@ def test_time_money_and_waste_are_those_of_the_ledger(two):
 
 
 def test_a_run_that_is_not_over_says_so(two, running):
-    assert any("is running" in note for note in compared(two[0], running).notes)
+    assert any("not done (running)" in note for note in compared(two[0], running).notes)
 
 
 def test_json_holds_everything_and_is_json(two):

@@ -281,6 +281,6 @@ async def _document(_: Request) -> Response:
 
 
 ROUTES: tuple[BaseRoute, ...] = (
-    Route(f"{API}/openapi.json", _document, methods=["GET"]),
+    *(Route(path, _document, methods=["GET"]) for path in (API, f"{API}/openapi.json")),
     *(route for call in CALLS for route in _routes(call)),
 )

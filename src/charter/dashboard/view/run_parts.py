@@ -292,7 +292,7 @@ def _mean(values: Sequence[float | int | None]) -> float | None:
     return fmean(numbers) if numbers else None
 
 
-_WORDS = {"measured": "measured pace", "scaled": "plan scaled by it", "planned": "plan"}
+_WORDS = {"measured": "measured pace", "scaled": "the plan scaled to it", "planned": "plan"}
 
 
 @dataclass(frozen=True, kw_only=True)

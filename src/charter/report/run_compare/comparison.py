@@ -562,7 +562,7 @@ def _notes(sides: Sequence[Side], figures: Sequence[FigureRow]) -> list[str]:
     notes = [f"{side.label}: {note}" for side in sides for note in side.run.notes]
     for side in sides:
         if side.view.state != "done":
-            notes.append(f"{side.label} is {side.view.state}: its figures are those so far.")
+            notes.append(f"{side.label} is not done ({side.view.state}): its figures go as far as it has run.")
     tested = sum(item is not None and item.low is not None for row in figures for item in row.differences)
     if tested:
         notes.append(

@@ -110,7 +110,7 @@ def _parts(found: RunComparison, *, all_figures: bool) -> Iterator[RenderableTyp
     yield _totals(found)
     if found.stages:
         yield _stages(found)
-    yield _spec(found) if found.spec else Text("\nThe runs were asked for the same.\n", style="bold")
+    yield _spec(found) if found.spec else Text("\nAll runs have the same settings.\n", style="bold")
     headlines = [row for row in found.figures if row.headline]
     rows = found.figures if all_figures or not headlines else headlines
     if rows:
@@ -402,7 +402,7 @@ def settings(found: RunComparison) -> Markup:
         ]
         if rows:
             parts.append(Markup(f"<h3>{title}</h3>{table(('Setting', *found.labels), rows)}"))
-    return section("Settings that differ", *parts or (Markup("<p>The runs were asked for the same.</p>"),))
+    return section("Settings that differ", *parts or (Markup("<p>All runs have the same settings.</p>"),))
 
 
 def stages(found: RunComparison) -> Markup:
