@@ -12,9 +12,10 @@ from charter.engines import capabilities, handover_engine, handover_engines, ren
 from charter.engines.common.capabilities import of_kind, one_of, refused_kernels, unsupported
 from charter.engines.common.engine import TrainingEngine
 from charter.engines.common.request import HandoverPaths, RlPlacement
+from charter.engines.common.reward_file import BY_RUN, ONE_NODE
 from charter.engines.installed import ABSENT, PEFT, interpreter_of, stage_versions
 from charter.errors import CharterError, DataError, MissingExtraError, Problem, SpecError, how_to_install
-from charter.launch.handing_over import data_roles, handover_of, model_roles, placement_of
+from charter.launch.handing_over import JUDGE, data_roles, handover_of, model_roles, placement_of
 from charter.launch.machine import (
     CPU,
     NodeFacts,
@@ -203,9 +204,31 @@ def check_hosted(
         message = f"{title} needs accelerators, and this stage runs on processors"
         yield Problem(path=f"{where}.engine", message=message, hint=_INSTEAD)
     yield from _check_adapter(stage, engine)
+    yield from _check_judges(project, stage)
     if facts is None:
         yield from check_accelerators(project, stage.spec, f"{where}.resources")
     yield from _refused(pipeline, stage, facts, placement_of(execution))
+
+
+def _check_judges(project: Project, stage: PlannedStage) -> Iterator[Problem]:
+    """Problems of judges that an engine's reward function asks: weights beside it, answers that take hours, nodes."""
+    judges, path = [item.name for item in stage.inputs.get(JUDGE, ())], f"pipeline.{stage.name}.rewards"
+    for name in judges:
+        serving = project.serving.get(name)
+        if serving is None or not serving.is_used:
+            message = f"the judge {name!r} would be loaded beside an engine that fills the accelerators"
+            yield Problem(
+                path=path, message=message, hint=f"serve it (`serving: {{{name}: ...}}`), or `engine: native`"
+            )
+        elif serving.batch:
+            message = (
+                f"the judge {name!r} is asked by the batch interface, and the engine's processes wait for each answer"
+            )
+            yield Problem(
+                path=path, message=message, hint=f"`serving: {{{name}: {{batch: false}}}}`, or `engine: native`"
+            )
+    if judges and stage_nodes(project, stage.spec) > 1:
+        yield Problem(path=path, message=ONE_NODE, hint=BY_RUN)
 
 
 def check_nodes(project: Project, name: str, stage: Stage) -> Iterator[Problem]:
@@ -305,7 +328,7 @@ def _architectures(pipeline: Pipeline, stage: PlannedStage) -> dict[str, Archite
     return {
         role: models.architecture(items[0].name)
         for role, items in stage.inputs.items()
-        if stage.spec.REFERENCES.get(role) == "model" and items
+        if stage.spec.REFERENCES.get(role) == "model" and items and role != JUDGE
     }
 
 

@@ -14,7 +14,7 @@ from charter.templates.shipped import find_template, write_template
 ENGINES = ("trl", "verl", "openrlhf", "nemo_rl", "prime_rl", "skyrl")
 ACCEPTED = None
 JUDGE = {
-    "rewards": "principles, second_opinion: a judge's answers are stored",
+    "rewards": "beside the engine, and an export has none",
     "on_overoptimisation": "compares the rewards with the gold",
 }
 OTHER_PACE = {
