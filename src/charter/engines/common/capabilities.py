@@ -46,6 +46,10 @@ UNCOMPARED = (
     "ask: pairwise compares the answers of a group, and other engines call a judge for one answer at a time; "
     "pointwise and checklist rate each by itself"
 )
+ONE_NODE = (
+    "a judge is asked by Charter's process beside the engine, at an address of its own node alone, and the engine's "
+    "processes lie on several, or on a cluster of Ray"
+)
 ENDS_THE_RUN = "ends the run"
 LEFT_OUT = "leaves out its answer, and the rest of its group is compared without it"
 ADDED_UP = "it adds rewards up before it compares them"

@@ -24,6 +24,7 @@ from charter.engines.common.capabilities import (
     ENDS_THE_RUN,
     INSTEAD_OF_REWARDS,
     NO_OTHER_GROUPS,
+    ONE_NODE,
     UNWATCHED,
     Capabilities,
     own_penalty,
@@ -38,10 +39,6 @@ REWARDS_FILE, OWN_SOURCES = "rewards.py", "reward_sources"
 JUDGES_FILE = "judges.json"
 """In the work directory of a stage that runs: the address of the process that asks the judges, and its key's file."""
 NOT_EXPORTED = "a judge is asked by Charter's process beside the engine, and an export has none"
-ONE_NODE = (
-    "a judge is asked by Charter's process beside the engine, at an address of its own node alone, and the engine's "
-    "processes lie on several, or on a cluster of Ray"
-)
 BY_RUN = "`charter run` on one node, `engine: native`, or other rewards"
 
 
