@@ -205,30 +205,21 @@ def check_hosted(
         yield Problem(path=f"{where}.engine", message=message, hint=_INSTEAD)
     yield from _check_adapter(stage, engine)
     yield from _check_judges(project, stage)
+    if facts is None and stage.inputs.get(JUDGE) and stage_nodes(project, stage.spec) > 1:
+        yield Problem(path=f"{where}.rewards", message=ONE_NODE, hint=BY_RUN)
     if facts is None:
         yield from check_accelerators(project, stage.spec, f"{where}.resources")
     yield from _refused(pipeline, stage, facts, placement_of(execution))
 
 
 def _check_judges(project: Project, stage: PlannedStage) -> Iterator[Problem]:
-    """Problems of judges that an engine's reward function asks: weights beside it, answers that take hours, nodes."""
-    judges, path = [item.name for item in stage.inputs.get(JUDGE, ())], f"pipeline.{stage.name}.rewards"
-    for name in judges:
+    """Problems of judges that an engine's reward function asks: those whose weights would be on its accelerators."""
+    for name in [item.name for item in stage.inputs.get(JUDGE, ())]:
         serving = project.serving.get(name)
-        if serving is None or not serving.is_used:
-            message = f"the judge {name!r} would be loaded beside an engine that fills the accelerators"
-            yield Problem(
-                path=path, message=message, hint=f"serve it (`serving: {{{name}: ...}}`), or `engine: native`"
-            )
-        elif serving.batch:
-            message = (
-                f"the judge {name!r} is asked by the batch interface, and the engine's processes wait for each answer"
-            )
-            yield Problem(
-                path=path, message=message, hint=f"`serving: {{{name}: {{batch: false}}}}`, or `engine: native`"
-            )
-    if judges and stage_nodes(project, stage.spec) > 1:
-        yield Problem(path=path, message=ONE_NODE, hint=BY_RUN)
+        if serving is None or not serving.is_used or serving.pool is not None:
+            message = f"the judge {name!r} needs accelerators of its own, and the engine fills those of the stage"
+            hint = f"`serving: {{{name}: {{endpoint: URL}}}}`, or `engine: native`"
+            yield Problem(path=f"pipeline.{stage.name}.rewards", message=message, hint=hint)
 
 
 def check_nodes(project: Project, name: str, stage: Stage) -> Iterator[Problem]:
