@@ -39,7 +39,6 @@ from charter.engines.common.request import Handover, HandoverPaths
 from charter.engines.common.reward_file import JUDGES_FILE
 from charter.engines.installed import ENGINE, adapter_of
 from charter.errors import DataError, InterruptedRunError, StageError
-from charter.hosted.classifier import StageModels, stage_models
 from charter.hosted.data_files import DATA, DataFiles, write_data
 from charter.hosted.engine_process import (
     BY_TORCHRUN,
@@ -57,7 +56,7 @@ from charter.hosted.engine_process import (
     run_beside,
     start_engine,
 )
-from charter.hosted.left_weights import check_language_model, write_merged
+from charter.hosted.weights import StageModels, check_language_model, stage_models, write_merged
 from charter.launch.handing_over import JUDGE, handover_of, placement_of
 from charter.launch.servers import client_key
 from charter.models.engine_layout import StageLayout
