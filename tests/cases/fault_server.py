@@ -218,11 +218,16 @@ class FaultServer:
         return web.Response(body=body, content_type="application/json", headers=headers)
 
 
+CHOICES = {"Rating from 1 to 10": (" 3", " 8"), "Good (Y or N)": (" Y", " N")}
+"""Words of a question -> two of its choices, where they are not A and B."""
+
+
 def reply_to(body: dict[str, Any], digest: str, behaviour: Behaviour, is_chat: bool, number: int) -> dict[str, Any]:
     """The answer to a request: a function of its text."""
     prompt = json.dumps(body["messages"]) if is_chat else body["prompt"]
     share = (1 + int(digest[:4], 16)) / (2 + 0xFFFF)
-    letters = sorted([(" A", math.log(share)), (" B", math.log(1 - share))], key=lambda pair: -pair[1])
+    first, second = next((pair for words, pair in CHOICES.items() if words in prompt), (" A", " B"))
+    letters = sorted([(first, math.log(share)), (second, math.log(1 - share))], key=lambda pair: -pair[1])
     wants = body.get("top_logprobs" if is_chat else "logprobs")
     text = letters[0][0] if wants else f"Answer {digest[:12]} {behaviour.secret}".strip()
     choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}

@@ -31,11 +31,12 @@ from charter.artifacts.lease import host_id
 from charter.artifacts.safetensors_file import read_header, write_tensors
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import LOST_PEER_WORDS, stage_main
-from charter.engines import handover_engine, render
+from charter.engines import capabilities, handover_engine, render
 from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint, LoggedStep
 from charter.engines.common.files import OWNER, PROCESSES, copy_beside, link_tree, owner_of
 from charter.engines.common.rendered import RenderedRun
 from charter.engines.common.request import Handover, HandoverPaths
+from charter.engines.common.reward_file import JUDGES_FILE
 from charter.engines.installed import ENGINE, adapter_of
 from charter.errors import DataError, InterruptedRunError, StageError
 from charter.hosted.data_files import DATA, DataFiles, write_data
@@ -56,12 +57,15 @@ from charter.hosted.engine_process import (
     start_engine,
 )
 from charter.hosted.weights import StageModels, check_language_model, stage_models, write_merged
-from charter.launch.handing_over import handover_of, placement_of
+from charter.launch.handing_over import JUDGE, handover_of, placement_of
+from charter.launch.servers import client_key
 from charter.models.engine_layout import StageLayout
 from charter.models.preference import HEAD_FILE, HEAD_WEIGHTS, load_preference_model
 from charter.models.ranks import Ranks
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.stage import PreferenceModelStage
 from charter.train.encoded_pairs import EncodedPairs
+from charter.train.judge_reward import JudgeService, serving_judges
 from charter.train.meter import Meter
 from charter.train.preference_model import score_statistics, stage_pairs
 from charter.train.setup import Setup
@@ -223,6 +227,7 @@ class Follower:
     pump: LogPump
     nodes: EngineNodes
     first_step: int
+    judges: JudgeService | None = None
     last_step: int = field(init=False)
     """Steps that the engine has logged."""
     saved: bool = False
@@ -244,6 +249,8 @@ class Follower:
             self._heed_stop()
             if self.nodes.another_has_failed():
                 self._end(PEER)
+            if self.judges is not None and self.judges.failure is not None:
+                self._end(JUDGES)
             time.sleep(POLL_SECONDS)
         self._seen = None
         self._look(hurry=True)
@@ -345,6 +352,8 @@ def _written(directory: Path, *, levels: int = 3) -> Iterator[tuple[str, int]]:
                     yield from _written(Path(entry.path), levels=levels - 1)
 
 
+JUDGES = "judges"
+"""The engine was ended since its judges can be asked no more, for a reason that the service tells."""
 SIGNALLED = 128
 _ERROR = re.compile(r"^(?:\[rank\d+\]: *)?[\w.]*(?:Error|Exception)\b.*", re.MULTILINE)
 """A line of a traceback that names the error, as torch's processes print it."""
@@ -402,7 +411,8 @@ class HostedStage:
         data = write_data(self.stage, self.setup, models.tokenizer, self.work / DATA)
         handover, rendered = self._rendered(models, data, checkpoint)
         facts = self._tell(rendered, data)
-        self._compute(rendered, data, 0 if checkpoint is None else checkpoint.step)
+        with self._judges(handover) as judges:
+            self._compute(rendered, data, 0 if checkpoint is None else checkpoint.step, judges)
         self._publish(handover, models, facts)
         discard(self.work)
 
@@ -469,7 +479,20 @@ class HostedStage:
         sys.stdout.flush()
         return facts
 
-    def _compute(self, rendered: RenderedRun, data: DataFiles, first_step: int) -> None:
+    @contextlib.contextmanager
+    def _judges(self, handover: Handover) -> Iterator[JudgeService | None]:
+        """The judges of a list of rewards, where the engine's reward function finds them; None where it has none."""
+        if not self.stage.job.inputs.get(JUDGE):
+            yield None
+            return
+        spec = handover.stage_as(PpoStage)
+        key, calls = client_key(self.work), capabilities(spec.engine).rewards
+        drops = calls is not None and calls.drops_failed
+        with serving_judges(self.setup, spec, key.read_text(encoding="utf-8"), drops_failed=drops) as (judges, url):
+            durable.write_json(self.work / JUDGES_FILE, {"url": url, "key": str(key)})
+            yield judges
+
+    def _compute(self, rendered: RenderedRun, data: DataFiles, first_step: int, judges: JudgeService | None) -> None:
         """Run the engine to its end; raise unless that end is the target."""
         log, nodes = self.work / LOG, self.nodes
         process = start_engine(self.stage, nodes.begin(rendered.command, rendered.environment), log=log, nodes=nodes)
@@ -485,6 +508,7 @@ class HostedStage:
             first_step=first_step,
             pump=pump,
             nodes=nodes,
+            judges=judges,
         )
         try:
             code = follower.run()
@@ -493,7 +517,11 @@ class HostedStage:
         own = EngineEnd(code=code, last_lines=pump.last_lines(LAST_LINES), ended_by=follower.ended_by)
         nodes.tell(own)
         take_over(self.stage, self.adapter, self.work)
+        if judges is not None:
+            judges.check()
         self._check_end(own, follower, data.target_steps)
+        if judges is not None:
+            judges.confirm()
 
     def _check_end(self, own: EngineEnd, follower: Follower, target: int) -> None:
         reached = self.adapter.final_step(self.work)

@@ -20,6 +20,8 @@ from charter.spec.stage_base import MODEL, Optimization
 COLOCATED: Arrangement = "colocated"
 """All roles of a stage of reinforcement learning on the same accelerators, as a plan calls it."""
 NO_ROWS: Mapping[str, int] = MappingProxyType({})
+JUDGE = "judge"
+"""Role of the judges of a list of rewards."""
 GPU = "cuda"
 """An accelerator of this machine of which the file says no name."""
 
@@ -51,6 +53,7 @@ def handover_of(
         layout=layout,
         num_nodes=num_nodes,
         on_ray=on_ray,
+        asks_judges=num_nodes == 1 and not on_ray,
         placement=placement,
         per_node=per_node,
         accelerator=CPU if job.frozen.get("device") == "cpu" else named,
@@ -113,8 +116,8 @@ def layout_of(job: Job) -> Layout:
 
 
 def model_roles(job: Job) -> dict[str, JobInput]:
-    """The models that a stage reads, by role."""
-    wanted = [role for role, what in job.spec.REFERENCES.items() if what == MODEL]
+    """The models that an engine reads, by role; judges are asked by Charter's own process."""
+    wanted = [role for role, what in job.spec.REFERENCES.items() if what == MODEL and role != JUDGE]
     return {role: job.only(role) for role in wanted if role in job.inputs}
 
 

@@ -9,12 +9,13 @@ from types import MappingProxyType
 from charter.artifacts.job import JobInput
 from charter.data.sandbox import sandbox_problem
 from charter.engines import capabilities, handover_engine, handover_engines, render
-from charter.engines.common.capabilities import of_kind, one_of, refused_kernels, unsupported
+from charter.engines.common.capabilities import ONE_NODE, of_kind, one_of, refused_kernels, unsupported
 from charter.engines.common.engine import TrainingEngine
 from charter.engines.common.request import HandoverPaths, RlPlacement
+from charter.engines.common.reward_file import BY_RUN
 from charter.engines.installed import ABSENT, PEFT, interpreter_of, stage_versions
 from charter.errors import CharterError, DataError, MissingExtraError, Problem, SpecError, how_to_install
-from charter.launch.handing_over import data_roles, handover_of, model_roles, placement_of
+from charter.launch.handing_over import JUDGE, data_roles, handover_of, model_roles, placement_of
 from charter.launch.machine import (
     CPU,
     NodeFacts,
@@ -203,9 +204,22 @@ def check_hosted(
         message = f"{title} needs accelerators, and this stage runs on processors"
         yield Problem(path=f"{where}.engine", message=message, hint=_INSTEAD)
     yield from _check_adapter(stage, engine)
+    yield from _check_judges(project, stage)
+    if facts is None and stage.inputs.get(JUDGE) and stage_nodes(project, stage.spec) > 1:
+        yield Problem(path=f"{where}.rewards", message=ONE_NODE, hint=BY_RUN)
     if facts is None:
         yield from check_accelerators(project, stage.spec, f"{where}.resources")
     yield from _refused(pipeline, stage, facts, placement_of(execution))
+
+
+def _check_judges(project: Project, stage: PlannedStage) -> Iterator[Problem]:
+    """Problems of judges that an engine's reward function asks: those whose weights would be on its accelerators."""
+    for name in [item.name for item in stage.inputs.get(JUDGE, ())]:
+        serving = project.serving.get(name)
+        if serving is None or not serving.is_used or serving.pool is not None:
+            message = f"the judge {name!r} needs accelerators of its own, and the engine fills those of the stage"
+            hint = f"`serving: {{{name}: {{endpoint: URL}}}}`, or `engine: native`"
+            yield Problem(path=f"pipeline.{stage.name}.rewards", message=message, hint=hint)
 
 
 def check_nodes(project: Project, name: str, stage: Stage) -> Iterator[Problem]:
@@ -305,7 +319,7 @@ def _architectures(pipeline: Pipeline, stage: PlannedStage) -> dict[str, Archite
     return {
         role: models.architecture(items[0].name)
         for role, items in stage.inputs.items()
-        if stage.spec.REFERENCES.get(role) == "model" and items
+        if stage.spec.REFERENCES.get(role) == "model" and items and role != JUDGE
     }
 
 

@@ -1,21 +1,32 @@
 """Direct RLAIF: the reward of an answer is what a judge would rate it, without a preference model in between.
 
 Rated by the three aims, or by a rubric's criteria: the constitution's, a file's, those of the prompt's row.
+
+Where another engine computes the stage, its reward function asks a service of Charter's process beside it, on the
+loopback of the same node: the same questions, stored and paid as in a stage of Charter's own.
 """
 
+import hmac
+import json
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock, Thread
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from charter.artifacts.draws import draw_seed
+from charter.artifacts.job import Job
 from charter.data.dataset import Turn
 from charter.errors import DataError, StageError
 from charter.feedback.answering import open_answerer
-from charter.feedback.asking import Invalid
+from charter.feedback.asking import Ask, Invalid, Reply
 from charter.feedback.comparing import (
     ROW_COLUMN,
     AnswerGroup,
@@ -32,6 +43,7 @@ from charter.feedback.constitution import Principle
 from charter.feedback.inputs import role_constitution
 from charter.feedback.records import Answerer, answered
 from charter.inference.limited import Failed
+from charter.models.ranks import LOOPBACK
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import CONSTITUTION, OF_THE_ROW, RUBRICS, Reward, Rubric
 from charter.train.rewards.mixture import Answer, Score
@@ -148,3 +160,183 @@ def _group(
         answers=tuple(answer.text for answer in answers),
         criteria=drawn,
     )
+
+
+# -------- The same judges for a stage that another engine computes.
+
+
+@dataclass(frozen=True)
+class _Unconfirmed:
+    """An answerer whose servers are looked at once for each rollout, not once for each answer."""
+
+    answerer: Answerer
+
+    @property
+    def batches_at_once(self) -> int:
+        """Number of batches that may be under way."""
+        return self.answerer.batches_at_once
+
+    def submit(self, asks: Sequence[Ask]) -> "Future[list[Reply]]":
+        """The replies, in the order of the questions."""
+        return self.answerer.submit(asks)
+
+    def confirm(self) -> None:
+        """The service does, after a rollout."""
+
+    def settled_micro_usd(self) -> int:
+        """Known cost of the stage's calls so far."""
+        return self.answerer.settled_micro_usd()
+
+    def close(self) -> None:
+        """Whoever opened the answerer closes it."""
+
+
+@dataclass
+class JudgeService:
+    """Rates answers one at a time, as an engine's reward function sends them, from many threads.
+
+    What is drawn hangs on the prompt's row, so a resumed engine that draws the same answer gets the stored rating. What
+    ends a stage of Charter's own (a budget, a changed model, too many answers without a rating) ends this one: nothing
+    is asked from then on, and `check` raises it.
+    """
+
+    job: Job
+    scores: Mapping[str, Score]
+    answerer: Answerer
+    rollout: int
+    """Answers after which the servers that were asked are looked at once more, and failures are counted anew."""
+    most_failed: float
+    """Answers of a rollout that may have no rating."""
+    key: str
+    failure: Exception | None = None
+    _lock: Lock = field(default_factory=Lock)
+    _asked: int = 0
+    _failed: int = 0
+
+    def check(self) -> None:
+        """Raise what has ended the service, if something has."""
+        if self.failure is not None:
+            raise self.failure
+
+    def confirm(self) -> None:
+        """Look once more at the servers that have answered: before what was learnt from them is published."""
+        self.answerer.confirm()
+
+    def rate(self, question: Mapping[str, Any]) -> float | Failed | None:
+        """The rating of one answer; None where the row has no criteria."""
+        self.check()
+        turns, row = question["turns"], question["row"]
+        answer = Answer(
+            turns=tuple(Turn(turn["role"], turn["content"]) for turn in turns),
+            text=question["answer"],
+            row=row,
+            tokens=0,
+            ended=True,
+            seed=draw_seed(self.job.seed, self.job.stage, "row", json.dumps([turns, row], sort_keys=True)),
+        )
+        try:
+            [rating] = self.scores[question["reward"]]([answer])
+            self._count(rating)
+        except Exception as error:
+            self.failure = self.failure or error
+            raise
+        return rating
+
+    def _count(self, rating: float | Failed | None) -> None:
+        """Count an answer; after a rollout of them look at the servers."""
+        with self._lock:
+            self._asked += 1
+            self._failed += isinstance(rating, Failed)
+            if isinstance(rating, Failed) and self._failed > self.most_failed:
+                raise StageError(
+                    f"the judge gave no rating for {self._failed} answers of a rollout ({rating.reason}), more than "
+                    f"the engine and max_failed_share let pass, {self.most_failed:g}\n"
+                    "  a judge that gives log-probabilities of its tokens is needed; checkpoints before this are kept"
+                )
+            is_over = self._asked >= self.rollout
+            if is_over:
+                self._asked = self._failed = 0
+        if is_over:
+            self.confirm()
+
+
+POLL_SECONDS = 0.05
+"""How soon the service hears that it is to end."""
+
+
+class _JudgeServer(ThreadingHTTPServer):
+    request_queue_size = 1024
+    """Engines send the answers of a whole rollout at once."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing: an engine that was ended reads no reply."""
+
+
+@contextmanager
+def serving_judges(setup: Setup, spec: PpoStage, key: str, *, drops_failed: bool) -> Iterator[tuple[JudgeService, str]]:
+    """A service that rates answers for the judges of a stage's list, and its address, until the block ends.
+
+    `drops_failed`: the engine can leave an answer without a rating out; elsewhere the first one ends the stage.
+    """
+    with ExitStack() as stack:
+        judges = JudgeReward.open(setup, spec, stack)
+        answerer = next(iter(judges.values())).answerer
+        quiet = {name: replace(judge, answerer=_Unconfirmed(answerer)) for name, judge in judges.items()}
+        rewards = [item for item in spec.rewards if item.kind == "judge"]
+        rollout = spec.rollout_batch * len(rewards)
+        service = JudgeService(
+            job=setup.job,
+            scores={item.name: judge_score(item, quiet[str(item.model)], samples=1) for item in rewards},
+            answerer=answerer,
+            rollout=rollout,
+            most_failed=spec.max_failed_share * rollout if drops_failed else 0,
+            key=key,
+        )
+        server = _JudgeServer((LOOPBACK, 0), _handler(service))
+        thread = Thread(target=server.serve_forever, args=(POLL_SECONDS,), name="charter-judges", daemon=True)
+        thread.start()
+        try:
+            yield service, f"http://{LOOPBACK}:{server.server_address[1]}/"
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+
+def _handler(service: JudgeService) -> type[BaseHTTPRequestHandler]:
+    """Answers a POST of {reward, answer, turns, row} with {rating}; what keeps one from it is said as plain text."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            """Rate the answer that was sent."""
+            if not hmac.compare_digest(
+                self.headers.get("Authorization", "").encode(), f"Bearer {service.key}".encode()
+            ):
+                self._say(HTTPStatus.UNAUTHORIZED, "the key of this stage's judges is needed")
+                return
+            try:
+                question = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+                if not isinstance(question, dict) or question.get("reward") not in service.scores:
+                    raise ValueError(f"the judges of this stage give {', '.join(service.scores)}")
+                rating = service.rate(question)
+            except (ValueError, KeyError, TypeError) as error:
+                self._say(HTTPStatus.BAD_REQUEST, f"{type(error).__name__}: {error}")
+            except Exception as error:
+                self._say(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+            else:
+                if isinstance(rating, Failed):
+                    self._say(HTTPStatus.UNPROCESSABLE_ENTITY, rating.reason)
+                else:
+                    self._say(HTTPStatus.OK, json.dumps({"rating": rating}))
+
+        def _say(self, status: HTTPStatus, text: str) -> None:
+            body = text.encode("utf-8", "replace")
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *values: object) -> None:
+            """Print nothing: the ledger has every call."""
+
+    return Handler

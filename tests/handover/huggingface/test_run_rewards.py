@@ -5,6 +5,7 @@ import json
 import hosted_case as case
 import pytest
 from engine_case import engine_python
+from fault_server import fault_server
 
 PROJECT = """\
 name: trl-rewards
@@ -68,3 +69,35 @@ def test_a_list_of_rewards_runs_in_trl_under_charter(tmp_path):
     assert [point["step"] for point in points] == [1, 2, 3]
     log = (directory / "log.txt").read_text()
     assert "'rewards/said/mean': '1'" in log or "'rewards/said/mean': 1.0" in log
+
+
+JUDGED = {
+    "  base:\n": "  judge: {{model: Qwen/Qwen2.5-7B-Instruct}}\n  base:\n",
+    '      - {{name: said, kind: function, call: "own.py:length", weight: 0.25}}\n': (
+        "      - {{name: good, kind: judge, model: judge}}\n"
+    ),
+    "seed: 7\n": (
+        "serving: {{judge: {{endpoint: {url}, canary_every: 0, concurrency: 8, usd_per_million_input_tokens: 1,\n"
+        "                   usd_per_million_output_tokens: 2}}}}\nbudget: {{limit: 5}}\nseed: 7\n"
+    ),
+}
+
+
+@pytest.mark.slow
+def test_a_served_judge_rates_what_trl_samples(tmp_path):
+    root, text = tmp_path / "project", PROJECT
+    assert case.charter(tmp_path, "init", "--template", "rlvr-tiny", str(root)).returncode == 0
+    for before, after in JUDGED.items():
+        assert before in text
+        text = text.replace(before, after)
+    with fault_server() as (url, server):
+        (root / "charter.yaml").write_text(text.format(python=engine_python("huggingface"), url=url))
+        ended = case.charter(root, "run", "--yes")
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        questions = [line["question"] for line in server.requests]
+    assert len(questions) == len(set(questions)) > 3
+    log = (case.stage_dir(root, "rl") / "log.txt").read_text()
+    assert "rewards/good/mean" in log
+    calls = case.answered(root, "cost", "report")["actual"]["calls"]
+    assert (calls["answered"], calls["unknown"]) == (len(questions), 0)
+    assert calls["settled_micro_usd"] > 0

@@ -15,7 +15,7 @@ FAULT, EVERY = "FAULT", "EVERY"
 def render(handover):
     """The command of the fake engine instead of TRL's."""
     paths = handover.paths
-    words = [paths.models["init"], "output", str(handover.target_steps), os.environ.get(EVERY, "2")]
+    words = [paths.trained, "output", str(handover.target_steps), os.environ.get(EVERY, "2")]
     resume = [paths.resume_from] if paths.resume_from else []
     if handover.num_nodes > 1:
         words = ["--node=${NODE_RANK}", *words]

@@ -6,15 +6,17 @@ import pytest
 
 from charter.errors import SpecError
 from charter.plan.project_plan import plan_project
+from charter.plan.what_if import with_other_engines
 from charter.report.handover import export_handover, with_engine
 from charter.report.handover import exported as handed_over
 from charter.spec.load import load_project
+from charter.spec.stage_base import StageResources
 from charter.templates.shipped import find_template, write_template
 
 ENGINES = ("trl", "verl", "openrlhf", "nemo_rl", "prime_rl", "skyrl")
 ACCEPTED = None
 JUDGE = {
-    "rewards": "principles, second_opinion: a judge's answers are stored",
+    "rewards": "beside the engine, and an export has none",
     "on_overoptimisation": "compares the rewards with the gold",
 }
 OTHER_PACE = {
@@ -128,3 +130,25 @@ def test_function_by_lot_asks_for_what_no_engine_tells(planned):
     for engine in ENGINES:
         with pytest.raises(SpecError, match="lot: it asks for seed"):
             handed_over(with_engine(project, "rl_control", engine), plan, root, "rl_control", rows={})
+
+
+@pytest.mark.parametrize("engine", ["verl", "nemo_rl"])
+def test_judges_cost_in_another_engine_what_they_cost_here(planned, engine):
+    """The same questions at the same prices; the engine is planned on one node, where it can ask them."""
+    project, root, plan = planned("constitution-rl-8b")
+    stage = replace(project.pipeline["rl"], on_overoptimisation="warn", engine=engine)
+    other = plan_project(replace(project, pipeline={**project.pipeline, "rl": stage}), root)
+    here, there = plan.stage("rl"), other.stage("rl")
+    assert there.endpoint_usd == here.endpoint_usd
+    assert there.endpoint_usd.p50 > 0
+    assert {option.num_nodes for option in there.options} == {1}
+    assert {option.num_nodes for option in here.options} > {1}
+
+
+def test_engines_on_several_nodes_say_that_they_ask_no_judge(planned):
+    project, root, _ = planned("constitution-rl-8b")
+    stage = replace(project.pipeline["rl"], on_overoptimisation="warn", resources=StageResources(num_nodes=2))
+    wide = plan_project(replace(project, pipeline={**project.pipeline, "rl": stage}), root)
+    engines = with_other_engines(wide).stage("rl").other_engines
+    assert engines
+    assert all("at an address of its own node alone" in item.refused for item in engines)

@@ -7,8 +7,10 @@ import inspect
 import json
 import math
 import sys
+import threading
 from collections import namedtuple
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -47,6 +49,7 @@ FUNCTIONS = (
     Reward(name="said", kind="function", call="own/bonus.py:bonus", arguments={"step": 0.5}, weight=-1.0),
 )
 PENALTY = Reward(name="short", kind="function", call="charter:overlong", arguments={"longest": 512, "cache": 128})
+JUDGE = Reward(name="kind", kind="judge", model="judge", weight=0.5)
 ANSWERS = ["4", "four", "<answer>4</answer>", "4 4 4", "", "4.05", "<answer>x</answer>", "-4", "1,000", "4\n"]
 ROWS = [{"answer": 4}] * 8 + [{"answer": "1000"}, {}]
 ENGINES = ("trl", "verl", "openrlhf", "nemo_rl", "prime_rl", "skyrl")
@@ -59,8 +62,9 @@ def stage_of(engine, *rewards, **changes):
 
 
 def rendered(engine, *rewards, **changes):
+    """The stage as it is rendered where it runs, with a process beside it that asks its judges."""
     stage = stage_of(engine, *rewards, **changes)
-    return render(replace(handover(stage, layout_of(stage)), sources={"own/bonus.py": OWN}))
+    return render(replace(handover(stage, layout_of(stage)), sources={"own/bonus.py": OWN}, asks_judges=True))
 
 
 def refusal(engine, *rewards, **changes):
@@ -301,10 +305,10 @@ def test_penalty_of_long_answers_is_the_engines_own():
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_cannot_be_called_is_refused_by_its_name(engine):
-    judge = Reward(name="kind", kind="judge", model="judge", rubric=Rubric())
+    judge = Reward(name="kind", kind="judge", model="judge", rubric=Rubric(ask="pairwise"))
     said = refusal(engine, FUNCTIONS[0], judge, replace(judge, name="short", weight=0.0))["rewards"]
-    assert "kind, short: a judge's answers are stored before they count" in said
-    assert said.count("never bought twice") == 1
+    assert "kind, short: ask: pairwise compares the answers of a group" in said
+    assert said.count("for one answer at a time") == 1
     asks = Reward(name="odd", kind="function", call="own/bonus.py:unknown")
     assert "odd: it asks for seed" in refusal(engine, asks)["rewards"]
     absent = Reward(name="gone", kind="function", call="own/bonus.py:absent")
@@ -328,6 +332,8 @@ LISTS = {
     "the engine's penalty": ((FUNCTIONS[0], PENALTY), {}),
     "another length": ((FUNCTIONS[0], PENALTY), {"max_new_tokens": 256}),
     "a judge": ((FUNCTIONS[0], Reward(name="kind", kind="judge", model="judge", rubric=Rubric())), {}),
+    "a judge alone": ((JUDGE,), {}),
+    "a judge of pairs": ((replace(JUDGE, rubric=Rubric(ask="pairwise")),), {}),
     "a model too": ((FUNCTIONS[0], Reward(name="pm", kind="preference_model", model="pm")), {}),
     "the penalty alone": ((PENALTY,), {}),
     "tools": ((FUNCTIONS[0],), {"environment": Environment(tools={"calc": "charter:calculator"})}),
@@ -381,3 +387,94 @@ def test_row_carries_what_rewards_read(adapter):
     carries = json.dumps(adapter.prompt_row(TURNS, kind="ppo", index=0, carried=TEXTS[0]))
     assert json.dumps(TEXTS[0]) in carries
     assert "turns" not in json.dumps(adapter.prompt_row(TURNS, kind="ppo", index=0))
+
+
+JUDGED = (replace(JUDGE, name="right", weight=2.0), *FUNCTIONS[1:])
+"""The same names and weights, but the first is a judge's."""
+
+
+@pytest.fixture
+def judges(tmp_path):
+    """Write where the judges are asked, as a stage that runs does: a rating is a tenth of the answer's length."""
+    questions, replies = [], {}
+
+    class Service(BaseHTTPRequestHandler):
+        def do_POST(self):
+            question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            questions.append((self.headers["Authorization"], question))
+            status, reply = replies.get(question["answer"], (200, {"rating": len(question["answer"]) / 10}))
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(reply).encode())
+
+        def log_message(self, format, *values):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        (tmp_path / "key").write_text("secret")
+        address = {"url": f"http://127.0.0.1:{server.server_address[1]}/", "key": str(tmp_path / "key")}
+        (tmp_path / "judges.json").write_text(json.dumps(address))
+        yield questions, replies
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_judge_is_asked_by_every_engine(engine, tmp_path, monkeypatch, judges):
+    module = loaded(rendered(engine, *JUDGED), tmp_path, monkeypatch)
+    rest = rendered(engine, *FUNCTIONS[1:])
+    (tmp_path / "rest").mkdir()
+    functions = loaded(rest, tmp_path / "rest", monkeypatch, "rewards")
+    monkeypatch.setitem(sys.modules, "rewards", module)
+    totals = [
+        2 * len(answer) / 10 + functions.rewards_of(answer, text)[0]
+        for answer, text in zip(ANSWERS, TEXTS, strict=True)
+    ]
+    assert CALLS[engine](module, monkeypatch) == pytest.approx(totals, abs=1e-12)
+    questions, _ = judges
+    assert {key for key, _ in questions} == {"Bearer secret"}
+    turns = [{"role": "user", "content": "2 + 2?"}]
+    expected = [
+        {"reward": "right", "answer": answer, "turns": turns, "row": row}
+        for answer, row in zip(ANSWERS, ROWS, strict=True)
+    ]
+    assert sorted((item for _, item in questions), key=str) == sorted(expected, key=str), "each is sent once"
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        ((503, "the budget is spent"), 'gave no rating: "the budget is spent"'),
+        ((422, "no log-probabilities"), "gave no rating"),
+        ((200, {"rating": math.nan}), "not a finite number"),
+        ((200, {"rating": "9"}), "not a finite number"),
+        ((200, {}), "rating"),
+    ],
+)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_answer_without_a_rating_is_an_error(engine, reply, words, tmp_path, monkeypatch, judges):
+    judges[1]["four"] = reply
+    module = loaded(rendered(engine, *JUDGED), tmp_path, monkeypatch)
+    with pytest.raises((RuntimeError, ValueError, KeyError), match=words):
+        CALLS[engine](module, monkeypatch)
+
+
+def test_a_judge_that_fits_no_row_gives_nothing(tmp_path, monkeypatch, judges):
+    judges[1]["4"] = 200, {"rating": None}
+    module = loaded(rendered("verl", JUDGE), tmp_path, monkeypatch)
+    assert module.rewards_of("4", TEXTS[0])[0] == 0.0
+    assert math.isnan(module.rewards_of("4", TEXTS[0])[1]["kind"])
+
+
+def test_nobody_asks_a_judge_beside_an_export(tmp_path, monkeypatch):
+    stage = stage_of("verl", JUDGE)
+    with pytest.raises(SpecError, match="an export has none"):
+        render(handover(stage, layout_of(stage)))
+    on_nodes = replace(handover(stage, layout_of(stage)), on_ray=True)
+    with pytest.raises(SpecError, match="at an address of its own node alone"):
+        render(on_nodes)
+    module = loaded(rendered("verl", JUDGE), tmp_path, monkeypatch)
+    with pytest.raises(RuntimeError, match="start this stage by `charter run`"):
+        module.rewards_of("4", TEXTS[0])

@@ -150,6 +150,34 @@ def test_a_list_of_rewards_is_started_where_it_can_be_called(tmp_path, asks, ref
     assert all("said: it asks for seed" in problem.message for problem in told)
 
 
+SERVED = (
+    "serving: {big: {endpoint: 'http://big/v1', usd_per_million_input_tokens: 1, usd_per_million_output_tokens: 1}}"
+)
+
+
+@pytest.mark.parametrize(
+    ("serving", "nodes", "words"),
+    [
+        (SERVED, "", ()),
+        ("", "", ("'big' needs accelerators of its own",)),
+        ("serving: {big: {pool: {replicas: 1}}}", "", ("'big' needs accelerators of its own",)),
+        (SERVED, ", num_nodes: 2", ("at an address of its own node alone",)),
+    ],
+)
+def test_a_judge_is_asked_beside_an_engine_of_one_node(tmp_path, serving, nodes, words):
+    stage = LISTED.replace("function, call: CALL", "judge, model: big").replace('"H100:8"', f'"H100:8"{nodes}')
+    changes = {
+        "resources: {acc": f"  {stage}{serving}\nresources: {{acc",
+        "data: {": "  big: {model: Qwen/Qwen2.5-7B-Instruct}\ndata: {",
+    }
+    pipeline = pipeline_of(tmp_path, **changes)
+    node = NodeFacts(gpus=8, cpu_capability="AVX2", torch="2.13.0", transformers="5.23.0")
+    told = list(check_hosted(pipeline, pipeline.stages["rl"], facts=node))
+    assert {problem.path for problem in told} <= {"pipeline.rl.rewards"}
+    assert len(told) == len(words)
+    assert all(part in problem.message for part, problem in zip(words, told, strict=True))
+
+
 def planned(placement, accelerator="", **parts):
     def role(names):
         layout = ExecutableLayout(data=4 if names else 8, zero=3, micro_batch=4, accumulation=2)

@@ -42,10 +42,16 @@ ALWAYS = frozenset({"answer", "prompt", "turns", "truth", "row"})
 OVERLONG = f"{SHIPPED_REWARD}overlong"
 NO_OTHER_GROUPS = "its file holds the prompts of every rollout in Charter's order, and none to replace a group by"
 UNWATCHED = "no engine but Charter's own compares the rewards with the gold while it trains"
-UNASKED = (
-    "a judge's answers are stored before they count, paid from the budget and never bought twice, by Charter's own "
-    "process, which a function inside another engine cannot ask"
+UNCOMPARED = (
+    "ask: pairwise compares the answers of a group, and other engines call a judge for one answer at a time; "
+    "pointwise and checklist rate each by itself"
 )
+ONE_NODE = (
+    "a judge is asked by Charter's process beside the engine, at an address of its own node alone, and the engine's "
+    "processes lie on several, or on a cluster of Ray"
+)
+ENDS_THE_RUN = "ends the run"
+LEFT_OUT = "leaves out its answer, and the rest of its group is compared without it"
 ADDED_UP = "it adds rewards up before it compares them"
 INSTEAD_OF_REWARDS: Mapping[str, str] = MappingProxyType(
     {"rewards": "engine: native, or other rewards", "environment": "engine: native, which plays the turns"}
@@ -72,8 +78,13 @@ class RewardCalls:
     """Its agents play tasksets of verifiers by themselves, and it learns from the reward that those give."""
     no_groups: str = NO_OTHER_GROUPS
     """The reason why groups of one score are kept."""
-    failed: str = "ends the run"
-    """Words after a function that raises: what becomes of the run, or of the answer."""
+    drops_failed: bool = False
+    """A reward that raises takes its answer out of its group, and the run goes on."""
+
+    @property
+    def failed(self) -> str:
+        """Words after a function that raises: what becomes of the run, or of the answer."""
+        return LEFT_OUT if self.drops_failed else ENDS_THE_RUN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -431,8 +442,8 @@ def refused_rewards(
         if reason := _not_called(item, calls, penalty, sources):
             named.setdefault(reason, []).append(item.name)
     reasons = [f"{', '.join(names)}: {reason}" for reason, names in named.items()]
-    if not reasons and all(item is penalty or item.kind != "function" for item in stage.rewards):
-        reasons = ["no reward of the list is a function; name the one model as `reward`"]
+    if not reasons and all(item is penalty or item.kind == "preference_model" for item in stage.rewards):
+        reasons = ["no reward of the list is a function or a judge; name the one model as `reward`"]
     if reasons:
         yield "rewards", "; ".join(reasons)
     if stage.mixture not in calls.mixtures:
@@ -469,7 +480,7 @@ def own_penalty(stage: PpoStage, calls: RewardCalls) -> Reward | None:
 def _not_called(reward: Reward, calls: RewardCalls, penalty: Reward | None, sources: Mapping[str, str] | None) -> str:
     """Return why a reward of a list cannot be had of an engine; empty where it can."""
     if reward.kind == "judge":
-        return UNASKED
+        return UNCOMPARED if reward.rubric is not None and reward.rubric.ask == "pairwise" else ""
     if reward.kind == "env":
         return calls.no_tools
     if reward.kind == "preference_model":

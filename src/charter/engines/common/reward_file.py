@@ -2,7 +2,8 @@
 
 The file holds the functions themselves, the list, and one caller for the engine. It is called in the engine's own
 process, so nothing limits a function there; one that fails ends the run, and is never a reward of 0. A row carries
-what a function may ask for beside the answer as JSON text, under the name `adapter.ROW`.
+what a function may ask for beside the answer as JSON text, under the name `adapter.ROW`. A judge is asked by Charter's
+process beside the engine, which stores and pays for its answers; the file sends that process one answer at a time.
 """
 
 import ast
@@ -20,11 +21,12 @@ from charter.data.dataset import Turn
 from charter.data.rows import messages
 from charter.engines.common.capabilities import (
     ADDED_UP,
+    ENDS_THE_RUN,
     INSTEAD_OF_REWARDS,
     NO_OTHER_GROUPS,
+    ONE_NODE,
     UNWATCHED,
     Capabilities,
-    RewardCalls,
     own_penalty,
     refused_rewards,
 )
@@ -34,6 +36,10 @@ from charter.spec.rewards import Reward
 
 REWARDS_FILE, OWN_SOURCES = "rewards.py", "reward_sources"
 """In the work directory: the file, and the directory of the user's own functions."""
+JUDGES_FILE = "judges.json"
+"""In the work directory of a stage that runs: the address of the process that asks the judges, and its key's file."""
+NOT_EXPORTED = "a judge is asked by Charter's process beside the engine, and an export has none"
+BY_RUN = "`charter run` on one node, `engine: native`, or other rewards"
 
 
 def unlimited(failed: str) -> str:
@@ -44,7 +50,7 @@ def unlimited(failed: str) -> str:
     )
 
 
-UNLIMITED = unlimited(RewardCalls.failed)
+UNLIMITED = unlimited(ENDS_THE_RUN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +58,7 @@ class ExportedRewards:
     """A list of rewards as an engine gets it."""
 
     functions: tuple[Reward, ...] = ()
+    """Functions and judges, in the order of the list."""
     penalty: Reward | None = None
     """`charter:overlong` where the engine does it itself."""
     model: Reward | None = None
@@ -72,6 +79,10 @@ def map_rewards(mapper: FieldMapper, stage: PpoStage, engine: Capabilities, call
     refusals = dict(refused_rewards(stage, engine, sources=mapper.handover.sources))
     for name, reason in refusals.items():
         mapper.refuse(f"{STAGE}.{name}", reason, INSTEAD_OF_REWARDS.get(name, ""))
+    if stage.rewards and stage.judges and "rewards" not in refusals and not mapper.handover.asks_judges:
+        on_nodes = mapper.handover.num_nodes > 1 or mapper.handover.on_ray
+        refusals["rewards"] = ONE_NODE if on_nodes else NOT_EXPORTED
+        mapper.refuse(f"{STAGE}.rewards", refusals["rewards"], BY_RUN)
     no_groups = NO_OTHER_GROUPS if engine.rewards is None else engine.rewards.no_groups
     is_played = stage.environment is not None and "environment" not in refusals
     for name, why in (("environment", "one turn"), ("equal_groups", no_groups)):
@@ -95,7 +106,7 @@ def map_rewards(mapper: FieldMapper, stage: PpoStage, engine: Capabilities, call
     for name, why in (("mixture", ADDED_UP), ("on_overoptimisation", UNWATCHED)):
         if name not in refusals:
             mapper.same(f"{STAGE}.{name}", getattr(stage, name), why)
-    functions = tuple(item for item in stage.rewards if item.kind == "function" and item is not penalty)
+    functions = tuple(item for item in stage.rewards if item.kind in ("function", "judge") and item is not penalty)
     return ExportedRewards(
         functions=functions,
         penalty=penalty,
@@ -109,15 +120,10 @@ def _files(mapper: FieldMapper, functions: Sequence[Reward], caller: str) -> Map
     sources = tuple(dict.fromkeys(str(item.source) for item in functions if item.source is not None))
     places = {path: f"{number}_{PurePath(path).name}" for number, path in enumerate(sources)}
     listed = {
-        item.name: {
-            "call": str(item.call)
-            if item.source is None
-            else f"{places[item.source]}:{str(item.call).rpartition(':')[2]}",
-            "arguments": dict(item.arguments or {}),
-            "weight": item.weight,
-        }
+        item.name: {"call": _call(item, places), "arguments": dict(item.arguments or {}), "weight": item.weight}
         for item in functions
     }
+    judges = [item.name for item in functions if item.kind == "judge"]
     tree = inspect.getsource(reward_functions)
     docstring = ast.get_docstring(ast.parse(tree), clean=False)
     assert docstring is not None
@@ -132,12 +138,22 @@ def _files(mapper: FieldMapper, functions: Sequence[Reward], caller: str) -> Map
             "",
             f"REWARDS = {pformat(listed, sort_dicts=False, width=100)}",
             _COMMON.strip("\n"),
+            *(["", "", _ASKED.replace("NAMES", repr(judges)).strip("\n")] if judges else []),
             *(["", "", caller.strip("\n")] if caller else []),
             "",
         ]
     )
     own = {f"{OWN_SOURCES}/{place}": handover.sources[path] for path, place in places.items()}
     return {REWARDS_FILE: text, **own}
+
+
+def _call(reward: Reward, places: Mapping[str, str]) -> str:
+    """Return the function that a reward calls, as the file names it."""
+    if reward.kind == "judge":
+        return f"judge:{reward.name}"
+    if reward.source is None:
+        return str(reward.call)
+    return f"{places[reward.source]}:{str(reward.call).rpartition(':')[2]}"
 
 
 _COMMON = '''
@@ -178,4 +194,65 @@ def rewards_of(answer, text, **more):
     total = sum(REWARDS[name]["weight"] * reward for name, reward in each.items() if reward is not None)
     return float(total), {name: math.nan if reward is None else reward for name, reward in each.items()}
 
+'''
+
+_ASKED = f'''
+JUDGES = NAMES
+"""Rewards that a judge gives."""
+AT_ONCE = 64
+_AHEAD = {{}}
+
+
+def _rating(name, answer, turns, row):
+    """A judge's rating of one answer, by Charter's process beside the engine; an answer without one is an error."""
+    import pathlib
+    import urllib.error
+    import urllib.request
+
+    place = pathlib.Path(__file__).resolve().parent / "{JUDGES_FILE}"
+    if not place.is_file():
+        raise RuntimeError("nobody asks the judges here: start this stage by `charter run`")
+    service = json.loads(place.read_text(encoding="utf-8"))
+    key = pathlib.Path(service["key"]).read_text(encoding="utf-8").strip()
+    body = json.dumps({{"reward": name, "answer": answer, "turns": turns, "row": row}}).encode()
+    request = urllib.request.Request(service["url"], body, {{"Authorization": f"Bearer {{key}}"}})
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({{}})).open(request) as reply:
+            return json.load(reply)["rating"]
+    except urllib.error.HTTPError as error:
+        reason = error.read().decode("utf-8", "replace")
+        raise RuntimeError(f"the judge of {{name}} gave no rating: {{reason}}") from None
+
+
+def _key(name, answer, turns, row):
+    return json.dumps([name, answer, turns, row], sort_keys=True)
+
+
+def _judge(name):
+    """The function of a reward that a judge gives."""
+
+    def rated(answer, turns, row):
+        key = _key(name, answer, turns, row)
+        return _AHEAD[key] if key in _AHEAD else _rating(name, answer, turns, row)
+
+    return rated
+
+
+def ask_ahead(answers, texts, names=JUDGES):
+    """Ask the judges about several answers at once, before each is rewarded by itself."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    carried = [json.loads(text) for text in texts]
+    places = [
+        (name, answer, item["turns"], item["row"])
+        for name in names
+        for answer, item in zip(answers, carried, strict=True)
+    ]
+    _AHEAD.clear()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for place, rating in zip(places, pool.map(lambda place: _rating(*place), places), strict=True):
+            _AHEAD[_key(*place)] = rating
+
+
+_LOADED.update({{f"judge:{{name}}": _judge(name) for name in JUDGES}})
 '''

@@ -49,6 +49,10 @@ def _column(name):
 
 globals().update({{f"reward_{{number}}": _column(name) for number, name in enumerate(REWARDS)}})
 '''
+ASKED_ONE_BY_ONE = f"        asked = zip(completions, completion_ids, {ROW}, strict=True)"
+ASKED_AHEAD = f"""        if name in JUDGES:
+            ask_ahead([answer[-1]["content"] for answer in completions], {ROW}, [name])
+{ASKED_ONE_BY_ONE}"""
 FURTHER: Mapping[str, tuple[object, ...]] = {
     "ratio": ("sequence",),
     "surrogate": ("cispo",),
@@ -63,7 +67,8 @@ MIXTURES = {"sum_then_normalise": "sum_then_normalize", "normalise_then_sum": "n
 def map_reinforcement(configuration: Configuration, stage: PpoStage) -> None:
     """A policy that is sampled and updated in turn; refuses estimators with a value model."""
     mapper = configuration.mapper
-    rewards = map_rewards(mapper, stage, TRL, CALLER)
+    caller = CALLER.replace(ASKED_ONE_BY_ONE, ASKED_AHEAD) if stage.judges else CALLER
+    rewards = map_rewards(mapper, stage, TRL, caller)
     if stage.estimator == "online_dpo":
         reason = (
             "OnlineDPOTrainer of TRL 1.16.0, which is experimental and has no script, also learns from pairs of equal "

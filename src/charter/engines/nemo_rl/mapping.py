@@ -327,7 +327,11 @@ def _functions(sheet: Sheet, stage: PpoStage, rewards: ExportedRewards) -> None:
     _arranged(sheet, ())
     sheet.idle("stage.reward", "there is a list of rewards")
     sheet.put(f"env.{ENVIRONMENT}", {"rewards": f"{handover.paths.work}/{REWARDS_FILE}"})
-    sheet.files |= {**rewards.files, ENVIRONMENT_FILE: ENVIRONMENT_TEXT, ENTRY_FILE: ENTRY_TEXT}
+    environment = ENVIRONMENT_TEXT
+    if stage.judges:
+        totals = "        totals ="
+        environment = environment.replace(totals, f"        rewards.ask_ahead(answers, rows)\n{totals}")
+    sheet.files |= {**rewards.files, ENVIRONMENT_FILE: environment, ENTRY_FILE: ENTRY_TEXT}
     if rewards.penalty is not None:
         sheet.put("grpo.reward_shaping", {
             "enabled": True,
@@ -396,7 +400,7 @@ def _refused(sheet: Sheet) -> None:
     same("stage.ptx_weight", 0.0, "its loss has no language-modelling term")
     same("stage.ptx_data", ((),), "its loss has no language-modelling term")
     same("stage.kl_target", None, "its KL coefficient is fixed")
-    same("stage.reward_from", "preference_model", "a judge would need an environment of your own")
+    same("stage.reward_from", "preference_model", "a judge is asked as a reward of a list (`rewards`)")
     same("stage.value_warmup_rollouts", 0, "there is no value model to warm up")
     for name in ("ptx_batch", "seq_len"):
         sheet.idle(f"stage.{name}", "there is no ptx_data")

@@ -24,7 +24,7 @@ CAPABILITIES = Capabilities(
         "stage are tags",
         tasksets=True,
         no_groups="its filter leaves out every answer whose advantage is 0, and its gate samples on without an end",
-        failed="leaves out its answer, and the rest of its group is compared without it",
+        drops_failed=True,
     ),
     without_fp8="trainer.model.quantization belongs to its own model classes, and Charter renders any architecture",
 )

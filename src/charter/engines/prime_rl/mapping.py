@@ -334,7 +334,7 @@ def _source(sheet: Sheet, stage: PpoStage) -> None:
     handover, environment = sheet.mapper.handover, stage.environment
     agent: dict[str, object] = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
     env: dict[str, object] = {"taskset": {"id": TASKSET}, "agent": agent}
-    text = TASKSET_TEXT
+    text = TASKSET_TEXT.replace(AT_ONCE, IN_A_THREAD) if stage.judges else TASKSET_TEXT
     if environment is not None and environment.taskset is not None:
         env, text = _played(sheet, stage, environment, agent), TASKS_TEXT
     sheet.put(f"{ORCHESTRATOR}.train.source", [{"name": handover.name, "env": env}])
@@ -381,7 +381,7 @@ def _absent(sheet: Sheet, stage: PpoStage) -> None:
     same("stage.ptx_weight", 0.0, "its algorithms mix in no language modelling of rows of a file")
     same("stage.ptx_data", ((),), "its algorithms mix in no language modelling of rows of a file")
     same("stage.kl_target", None, "there is no penalty")
-    same("stage.reward_from", "preference_model", "a judge would have to be served, and asked by the taskset")
+    same("stage.reward_from", "preference_model", "a judge is asked as a reward of a list (`rewards`)")
     same("stage.value_warmup_rollouts", 0, "there is no value model to warm up")
     for name in ("ptx_batch", "seq_len"):
         sheet.idle(f"stage.{name}", "there is no ptx_data")
@@ -390,6 +390,12 @@ def _absent(sheet: Sheet, stage: PpoStage) -> None:
     sheet.idle("stage.kl_horizon", "it belongs to kl_target")
 
 
+AT_ONCE = "return rewards.rewards_of(trace.last_reply, self.data.carried, tokens=trace.num_output_tokens)[0]"
+IN_A_THREAD = """import asyncio
+
+        answer, carried, tokens = trace.last_reply, self.data.carried, trace.num_output_tokens
+        return (await asyncio.to_thread(rewards.rewards_of, answer, carried, tokens=tokens))[0]"""
+"""The same where a judge is asked: other answers are drawn and rated meanwhile."""
 TASKSET_TEXT = f'''"""Prompts and rewards of the stage as a taskset of verifiers: one turn, rated by rewards.py."""
 
 import json
@@ -410,7 +416,7 @@ class Data(vf.TaskData):
 class CharterTask(vf.Task[Data]):
     @vf.reward
     async def total(self, trace) -> float:
-        return rewards.rewards_of(trace.last_reply, self.data.carried, tokens=trace.num_output_tokens)[0]
+        {AT_ONCE}
 
 
 class CharterTaskset(vf.Taskset[CharterTask, vf.TasksetConfig]):

@@ -437,7 +437,7 @@ def _absent(sheet: Sheet, stage: PpoStage) -> None:
     same("stage.stop_update_kl", None, "all epochs over a rollout are run")
     same("stage.ptx_weight", 0.0, "its loss has no language-modelling term")
     same("stage.ptx_data", ((),), "its loss has no language-modelling term")
-    same("stage.reward_from", "preference_model", "a judge would need an environment of your own")
+    same("stage.reward_from", "preference_model", "a judge is asked as a reward of a list (`rewards`)")
     same("stage.value_warmup_rollouts", 0, "there is no value model to warm up")
     for name in ("ptx_batch", "seq_len"):
         sheet.idle(f"stage.{name}", "there is no ptx_data")

@@ -175,7 +175,7 @@ def _refused(sheet: Sheet) -> None:
     same("stage.stop_update_kl", None, "all ppo_epochs are run")
     same("stage.ptx_weight", 0.0, "the actor's loss has no language-modelling term")
     same("stage.ptx_data", ((),), "the actor's loss has no language-modelling term")
-    same("stage.reward_from", "preference_model", "a judge would need a reward function of your own")
+    same("stage.reward_from", "preference_model", "a judge is asked as a reward of a list (`rewards`)")
     sheet.idle("stage.ptx_batch", "there is no ptx_data")
     sheet.idle("stage.seq_len", "there is no ptx_data")
 

@@ -210,7 +210,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("adapter", {"adapter": Adapter(rank=8, base_bits=4)}, "4 bits"),
     ("resources", {"resources": StageResources(attention="sdpa")}, "flash kernels"),
     ("reward", {"rewards": (), "reward": "pm"}, "serves no reward model"),
-    ("rewards", {"rewards": (RIGHT, JUDGE)}, "good: a judge's answers are stored"),
+    ("rewards", {"rewards": (RIGHT, JUDGE)}, "beside the engine, and an export has none"),
     ("rewards", {"rewards": (RIGHT, MODEL_REWARD)}, "by a model or by functions"),
     ("warmup_steps", {"warmup_steps": 64}, "before the last of 64 steps"),
 ]

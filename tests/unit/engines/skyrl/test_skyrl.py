@@ -184,7 +184,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "rewards",
         {"rewards": (RIGHT, Reward(name="good", kind="judge", model="big"))},
-        "good: a judge's answers are stored",
+        "beside the engine, and an export has none",
     ),
     ("asynchrony", {"asynchrony": "one_step_off"}, "by the weights that learn"),
 ]
