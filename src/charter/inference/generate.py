@@ -17,7 +17,7 @@ from charter.inference.fused import FusedDecoder, JointCache, autocast_as_is
 from charter.models.engine_layout import DEFAULT_ATTENTION
 from charter.models.language_model import LanguageModel
 from charter.models.length_groups import CUDA_PASS_TOKENS, length_groups
-from charter.models.runtime import is_queued, on_device, precision
+from charter.models.runtime import is_queued, on_device, precision, reads_prompts_once
 from charter.physics.inference_memory import DRAWN_LOGITS, PASS_TOKENS, ROOM_TOKENS
 
 
@@ -329,7 +329,7 @@ class _Unfinished:
     columns: int
     cache: Any
     first_rows: Sequence[int]
-    """Rows whose prompts are read: on an accelerator the first of each run of equal ones, else all; none afterwards."""
+    """Rows whose prompts are read: of each run of equal ones the first, where that is shared; none afterwards."""
     attention: str = DEFAULT_ATTENTION
 
     @staticmethod
@@ -347,7 +347,7 @@ class _Unfinished:
         is_padded = not bool(mask_LQ.all())
         mask_LT = torch.cat([mask_LQ, mask_LQ.new_ones((len(rows), room))], 1) if is_padded else None
         cache = new_cache(language_model.model.config)
-        shares = is_queued(device) and _repeats(cache)
+        shares = reads_prompts_once(device) and _repeats(cache)
         return _Unfinished(
             row_L=on_device(torch.tensor(rows), device),
             finished_L=torch.zeros(len(rows), dtype=torch.bool, device=device),

@@ -20,9 +20,8 @@ from charter.physics.constants import (
 from charter.physics.flops import kv_cache_bytes
 from charter.physics.memory_profiles import Head
 from charter.physics.memory_shape import ModelColumns, rank_columns
-from charter.physics.memory_terms import column
 from charter.physics.precision import STORED_FORMATS, StoredFormat
-from charter.physics.terms import ExplainedColumn, MemoryBreakdown, PhaseTables, TermTable
+from charter.physics.terms import ExplainedColumn, MemoryBreakdown, PhaseTables, TermTable, column
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout
 

@@ -10,8 +10,7 @@ from charter.physics.constants import TrainingMemoryConstants
 from charter.physics.kept_activations import SOURCE as ACTIVATION_SOURCE
 from charter.physics.kept_activations import in_flight
 from charter.physics.memory_shape import Ends, MemoryShape, RankColumns, Stage, zero_sharded
-from charter.physics.terms import ExplainedColumn
-from charter.physics.terms import column as column
+from charter.physics.terms import ExplainedColumn, column
 from charter.spec.layout import Recompute
 
 # -------- The terms of a training step's memory, over arrays of layouts: each names its formula and its source.

@@ -16,9 +16,7 @@ from charter.inference.score import score_answers
 from charter.inference.turns import TURN_FIGURES, TURNS_DIRECTORY, ReplyStore, Start, Trajectory, TurnTaking
 from charter.models.adapters import published_weights
 from charter.models.chat import encode_prompt
-from charter.models.language_model import LanguageModel
 from charter.models.parallel import Parallel
-from charter.models.preference import PreferenceModel
 from charter.models.ranks import Ranks
 from charter.models.runtime import on_device
 from charter.spec.ppo_stage import PpoStage
@@ -41,6 +39,7 @@ from charter.train.ppo_math import (
     whiten,
 )
 from charter.train.ppo_sequences import (
+    PpoModels,
     Sequences,
     answer_lengths,
     answer_log_probabilities,
@@ -61,6 +60,7 @@ class Rollout:
 
     sequences: Sequences
     log_probability_BR: Tensor
+    """By the policy that sampled; NaN where its first update says it (`PpoStage.old_from_update`)."""
     advantage_BR: Tensor
     score_B: Tensor
     ended_B: Tensor
@@ -175,22 +175,6 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class PpoModels:
-    """The models of PPO as one process holds them."""
-
-    policy: LanguageModel
-    trained: Parallel
-    """The policy as it is trained."""
-    reference: Parallel | None
-    """None where no penalty reads it."""
-    reward: PreferenceModel | None
-    """None where no preference model is a reward."""
-    value: Parallel | None
-    """None where the estimator compares answers instead."""
-    teacher: Parallel | None = None
-
-
-@dataclass(frozen=True)
 class Sampler:
     """Makes rollouts; the same one again for the same step and weights."""
 
@@ -282,8 +266,7 @@ class Sampler:
         return old_BR
 
     def _settings(self, max_new_tokens: int, min_new_tokens: int) -> SamplingSettings:
-        spec = self.spec
-        return SamplingSettings(max_new_tokens, min_new_tokens, spec.temperature, spec.top_p, spec.dtype)
+        return SamplingSettings(max_new_tokens, min_new_tokens, self.spec.temperature, self.spec.top_p, self.spec.dtype)
 
     def _scored(self, step: int, name: str, rows: Sequence[int], seeds: Sequence[int]) -> Scored:
         """One answer to each prompt, of one turn or of several, and what it got; stored under `name`."""
@@ -455,11 +438,10 @@ class Sampler:
         spec, answers, score_B = self.spec, scored.answers, scored.score_B
         width = max(self.setup.ranks.gather(answers.answer_BR.shape[1]))
         sequences = as_sequences(answers, answer_width=width, padding=self.models.policy.padding_id)
-        mask_BR = sequences.answer_mask_BR
-        ended_B = self._ended(answers)
-        models = self.models
+        mask_BR, ended_B = sequences.answer_mask_BR, self._ended(answers)
+        minibatches, models = self.micro_batches(step, 0), self.models
         (old_BR, *read_BR), value_BS = self._evaluate(
-            sequences, self.micro_batches(step, 0), (models.trained, models.reference, models.teacher), models.value
+            sequences, minibatches, (models.trained, models.reference, models.teacher), models.value
         )
         version_BR = None
         if flight is not None:
@@ -472,6 +454,8 @@ class Sampler:
         advantage_BR, return_BR = self._advantages(
             score_B, scored, ended_B, old_BR, read_BR, value_BS, learnt_BR, kl_coefficient=kl_coefficient
         )
+        if spec.old_from_update:
+            old_BR[on_device(torch.cat(minibatches[0]), self.setup.device)] = math.nan
         weight_BR, generator_BR, correction = None, None, spec.correction
         if answers.log_probability_BR is not None:
             missing = width - answers.log_probability_BR.shape[1]
@@ -516,17 +500,19 @@ class Sampler:
     ) -> tuple[list[Any], Tensor | None]:
         """Log-probabilities by each of the readers, and values, as the first epoch's micro-batches.
 
-        Logits depend on the rows of a batch, and the same batch gives the same bits: the first ratio is exactly 1.
+        Logits depend on the rows of a batch, and the same batch gives the same bits: the first ratio is exactly 1, and
+        what the policy's first update computes by itself is left out.
         """
         shape, device = sequences.answer_mask_BR.shape, self.setup.device
         own_BR = [None if reader is None else torch.zeros(shape, device=device) for reader in readers]
         value_BS = None if value is None else torch.zeros((shape[0], shape[1] + 1), device=device)
         temperature, dtype = self.spec.temperature, self.spec.dtype
-        for index in (item for minibatch in minibatches for item in minibatch):
+        for number, index in ((number, item) for number, minibatch in enumerate(minibatches) for item in minibatch):
             self.setup.stage.alive()
             part, at_B = sequences.rows(index), on_device(index, device)
+            is_read = number > 0 or not self.spec.old_from_update
             for reader, its_BR in zip(readers, own_BR, strict=True):
-                if reader is not None and its_BR is not None:
+                if reader is not None and its_BR is not None and (is_read or reader is not self.models.trained):
                     figures = answer_log_probabilities(reader.module, part, temperature=temperature, dtype=dtype)
                     its_BR[at_B] = figures[0]
             if value_BS is not None and value is not None:
