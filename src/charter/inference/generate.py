@@ -191,6 +191,10 @@ class Answers:
     log_probability_BR: Tensor | None = None
     """log p of each answer token where the generator is another engine than the trainer."""
 
+    def share(self, number: int, count: int, device: torch.device) -> "Answers":
+        """The rows of one of several processes, each of which has `count`."""
+        return self.rows(slice(number * count, (number + 1) * count), device)
+
     def rows(self, part: slice | Tensor, device: torch.device) -> "Answers":
         """Some of the rows, on a device."""
         values = (self.prompt_BQ, self.prompt_mask_BQ, self.answer_BR, self.answer_mask_BR, self.log_probability_BR)

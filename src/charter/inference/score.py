@@ -17,6 +17,7 @@ from charter.data.dataset import Turn
 from charter.errors import DataError
 from charter.inference.generate import pad_left
 from charter.models.chat import encode_answer, encode_prompt
+from charter.models.context_split import PARTS, RowParts
 from charter.models.language_model import LanguageModel
 from charter.models.length_groups import CPU_PASS_TOKENS, CUDA_PASS_TOKENS, equal_groups, length_groups, token_batches
 from charter.models.preference import PreferenceModel, pool, pooled_positions
@@ -118,11 +119,13 @@ def score_rows(
     dtype: str = "fp32",
     call: Callable[..., Tensor] | None = None,
     groups: int | None = None,
+    row_parts: RowParts | None = None,
 ) -> Tensor:
     """Raw preference scores of encoded answers, one per row, differentiable.
 
     `call` runs the scalar model or what wraps it. Rows of like length go through it together, so that little is
-    padding; with `groups`, in that many passes whatever the lengths, as sharded models need.
+    padding; with `groups`, in that many passes whatever the lengths, as sharded models need. Processes that share
+    rows by `row_parts` have the same scores.
     """
     device = next(model.scalar.parameters()).device
     lengths = [len(row) for row in rows]
@@ -140,11 +143,20 @@ def score_rows(
         )
         # What is read is counted on the host: on an accelerator it would have to wait for the count.
         ids_BT, _, answer_BT = padded
-        read_BT = pooled_positions(answer_BT, pooling=model.settings["pooling"])
+        read_BT, count_B = pooled_positions(answer_BT, pooling=model.settings["pooling"]), None
+        if row_parts is not None:
+            all_B = read_BT.sum(1).clamp_min(1)
+            ids_BT, read_BT = row_parts.cut(ids_BT), row_parts.cut(read_BT)
+            count_B = on_device(read_BT.sum(1) / all_B, device)
         at_N = on_device(read_BT.flatten().nonzero().squeeze(1), device)
+        more = {} if row_parts is None else {PARTS: row_parts}
         with precision(dtype, device):
-            value_N = (call or model.scalar)(on_device(ids_BT, device), at_N=at_N)
-        scores.append(pool(value_N, at_N, on_device(read_BT, device)))
+            value_N = (call or model.scalar)(on_device(ids_BT, device), at_N=at_N, **more)
+        score_B = pool(value_N, at_N, on_device(read_BT, device))
+        if row_parts is not None and count_B is not None:
+            row_parts.check()
+            score_B = row_parts.total(score_B * count_B)
+        scores.append(score_B)
     order = torch.tensor([index for part in parts for index in part])
     return torch.cat(scores)[on_device(order.argsort(), device)]
 

@@ -250,19 +250,9 @@ class TurnTaking:
     max_prompt_tokens: int
 
     def play(
-        self,
-        starts: Sequence[Start],
-        settings: SamplingSettings,
-        sample: Sample,
-        store: ReplyStore,
-        *,
-        goes_on: Callable[[bool], bool] = bool,
+        self, starts: Sequence[Start], settings: SamplingSettings, sample: Sample, store: ReplyStore
     ) -> list[Trajectory]:
-        """One answer for each start; `settings.max_new_tokens` is for all turns of an answer together.
-
-        `goes_on` says whether another turn is sampled, given whether an answer of here has one: processes that sample
-        together do so as often as the one that needs most, with nothing to say at last.
-        """
+        """One answer for each start; `settings.max_new_tokens` is for all turns of an answer together."""
         trajectories = self._begun(starts, store)
         for turn in range(self.spec.max_turns):
             rooms = {id(item): self._room(item, settings) for item in trajectories if item.why is None}
@@ -270,10 +260,9 @@ class TurnTaking:
                 if item.why is None and rooms[id(item)] < 1:
                     item.why = "max_tokens" if item.own_tokens >= settings.max_new_tokens else "context_overflow"
             going = [item for item in trajectories if item.why is None]
-            if not goes_on(bool(going)):
+            if not going:
                 break
-            most = max((rooms[id(item)] for item in going), default=1)
-            longest = min(self.spec.turn_tokens or settings.max_new_tokens, most)
+            longest = min(self.spec.turn_tokens or settings.max_new_tokens, max(rooms[id(item)] for item in going))
             turn_settings = replace(
                 settings, max_new_tokens=longest, min_new_tokens=min(settings.min_new_tokens, longest)
             )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from charter.errors import DataError
+from charter.models.context_split import RowParts
 from charter.models.engine_layout import DEFAULT_ATTENTION
 from charter.models.language_model import LanguageModel, check_model_directory, open_language_model
 from charter.models.sharded_load import read_weights
@@ -39,13 +40,17 @@ class ScalarModel(nn.Module):
         position_ids_BT: Tensor | None = None,
         *,
         at_N: Tensor | None = None,
+        row_parts: RowParts | None = None,
     ) -> Tensor:
         """The head's value at every token, in fp32; a mask is needed only where padding comes before tokens.
 
-        With `at_N`, the values at these positions alone, counted through all of B x T, each named once.
+        With `at_N`, the values at these positions alone, counted through all of B x T, each named once. With
+        `row_parts` all of these are a process's own positions of rows that it shares with others.
         """
         positions = contextlib.nullcontext() if at_N is None else asked_positions(self.body, at_N)
         inputs = {"input_ids": ids_BT, "attention_mask": mask_BT, "position_ids": position_ids_BT}
+        if row_parts is not None:
+            inputs = row_parts.inputs({}, ids_BT)
         with positions:
             hidden: Tensor = self.body(use_cache=False, **without_look(self.body, inputs), **inputs).last_hidden_state
         if at_N is not None:

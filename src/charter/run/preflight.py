@@ -45,7 +45,7 @@ INSTEAD = {
     "pipeline": "remove it; zero: 3 or tensor spread a model that is too large for one accelerator",
     "interleave": "remove it; it cuts the stages of a pipeline",
     "context": "remove it; tensor spreads a long sequence's layers; recompute: full needs less memory for it; "
-    "pretrain, sft and dpo run with it, without tensor",
+    "pretrain, sft, preference_model and dpo run with it, without tensor",
     "expert": "remove it; zero: 3 spreads the experts with everything else",
     "tensor": "dropout: 0.0, beside which it runs; or zero: 3, which splits no matrix",
     "sequence_parallel": "remove it; `tensor` works without, and kinds without answers with it",

@@ -113,16 +113,6 @@ def pairs_loss(
     return summed_loss(loss_of(*figures, beta=beta, label_smoothing=smoothing), probability_B, pairs)
 
 
-def _counted_elsewhere(result: BatchLoss) -> BatchLoss:
-    """The gradient of a loss of complete rows, which another of the processes that share them counts."""
-    return BatchLoss(
-        result.loss_sum - result.loss_sum.detach(),
-        0.0,
-        {name: 0.0 * value for name, value in result.sums.items()},
-        dict.fromkeys(result.counters, 0),
-    )
-
-
 def others_of(data: Sequence[EncodedDpoPair]) -> list[int]:
     """For each row the next one, on from the start after the last, that has another prompt.
 
@@ -222,7 +212,7 @@ def run(stage: StageDir) -> None:
         )
         if point is not None:
             result = replace(result, sums={**result.sums, "unrelated_log_ratio": point.log_ratio * len(rows)})
-        return result if parts is None or parts.counts_rows else _counted_elsewhere(result)
+        return result if parts is None or parts.counts_rows else result.counted_elsewhere()
 
     train_and_publish(
         setup,

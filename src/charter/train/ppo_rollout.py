@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import KlEstimator
 from charter.train.judge_reward import JudgeReward
 from charter.train.losses import distillation_advantages
-from charter.train.ppo_answers import Flight, Scored, asked_together, gathered, read_record, record_path
+from charter.train.ppo_answers import Flight, Scored, gathered, read_record, record_path
 from charter.train.ppo_math import (
     answer_scores,
     degenerate_groups,
@@ -196,12 +195,8 @@ class Sampler:
     @property
     def is_exact(self) -> bool:
         """Return True if a rollout can be sampled again bit for bit; if not, it is stored as soon as it is there."""
-        return self._draws_alone and (self.judge is None or self.judge.is_exact or self.rewards is not None)
-
-    @property
-    def _draws_alone(self) -> bool:
-        """Return False where one generator answers for all processes: each then asks as long as any of them does."""
-        return self.generator is not None and self.generator.is_exact
+        rates_exactly = self.judge is None or self.judge.is_exact or self.rewards is not None
+        return self.generator is not None and self.generator.is_exact and rates_exactly
 
     def sample(self, step: int, data_step: int, *, kl_coefficient: float) -> Rollout:
         """The rollout of one step, or of one yet to come, with all figures of the weights that draw it."""
@@ -236,7 +231,7 @@ class Sampler:
         seeds = [self.setup.seed("rollout", step, numbers[place], *further) for place in going]
         settings = self._settings(most - begin, max(0, spec.min_new_tokens - begin))
         with self.setup.meter.phase("generate"), self.models.trained.gathered():
-            if going or not self._draws_alone:
+            if going:
                 contexts = [flight.answers[place].context for place in going]
                 flight = flight.extended(going, self._answers(version, contexts, seeds, settings), version)
         if version == step:
@@ -277,19 +272,20 @@ class Sampler:
         """One answer to each prompt, of one turn or of several, and what it got; stored under `name`."""
         spec, meter, policy, version = self.spec, self.setup.meter, self.models.policy, self.spec.version_of(step)
         settings = self._settings(spec.max_new_tokens, spec.min_new_tokens)
-        prompts = [self.prompts[row] for row in rows]
+        turns = [self.prompts[row].turns for row in rows]
         name = f"{name}-{self.setup.ranks.data_rank}"
         played: list[Trajectory] = []
         with meter.phase("generate"), self.models.trained.gathered():
             if self.turns is None:
-                most = spec.max_prompt_tokens
-                ids = [encode_prompt(policy.tokenizer, item.turns, max_tokens=most) for item in prompts]
+                ids = [encode_prompt(policy.tokenizer, item, max_tokens=spec.max_prompt_tokens) for item in turns]
                 answers = self._answers(version, ids, list(seeds), settings)
             else:
-                starts = [Start(item.turns, item.columns, seed) for item, seed in zip(prompts, seeds, strict=True)]
+                starts = [
+                    Start(self.prompts[row].turns, self.prompts[row].columns, seed)
+                    for row, seed in zip(rows, seeds, strict=True)
+                ]
                 store = ReplyStore(self.setup.stage.path / TURNS_DIRECTORY / f"{name}.jsonl")
-                goes_on = bool if self._draws_alone else self.setup.ranks.any
-                played = self.turns.play(starts, settings, partial(self._answers, version), store, goes_on=goes_on)
+                played = self.turns.play(starts, settings, lambda *asked: self._answers(version, *asked), store)
                 answers = self.turns.answers(played, self.setup.device)
         with meter.phase("score"):
             return self._judged(step, name, rows, seeds, answers, played)
@@ -398,16 +394,17 @@ class Sampler:
             generator.update_weights((), version=version)
             return generator.sample(prompts, seeds=seeds, settings=settings, version=version)
         weights = self.models.trained.full_state_dict()
-        everyone = ranks.gather((prompts, seeds, settings))[:: ranks.world_size // ranks.data_size]
-        all_prompts, all_seeds, longest, own = asked_together(everyone, ranks.data_rank)
+        everyone = ranks.gather((prompts, seeds))[:: ranks.world_size // ranks.data_size]
         answers: Answers | None = None
         if generator is not None:
             full_weights = published_weights(self.models.trained.module, weights, self.spec.adapter)
             generator.update_weights(full_weights.items(), version=version)
-            answers = generator.sample(all_prompts, seeds=all_seeds, settings=longest, version=version)
+            all_prompts = [prompt for own, _ in everyone for prompt in own]
+            all_seeds = [seed for _, own in everyone for seed in own]
+            answers = generator.sample(all_prompts, seeds=all_seeds, settings=settings, version=version)
         answers = ranks.from_first(answers)
         assert answers is not None
-        return answers.rows(own, ranks.device)
+        return answers.share(ranks.data_rank, len(prompts), ranks.device)
 
     def micro_batches(self, step: int, epoch: int) -> list[list[Tensor]]:
         """The answers of this process in the order of an epoch: minibatches, each as its micro-batches."""

@@ -15,6 +15,7 @@ from charter.data.dataset import Pair, read_pairs
 from charter.errors import DataError
 from charter.inference.score import score_rows
 from charter.models.adapters import add_adapter, published_weights
+from charter.models.context_split import RowParts
 from charter.models.length_groups import token_batches
 from charter.models.parallel import parallelize
 from charter.models.preference import PreferenceModel, ScalarModel
@@ -26,6 +27,7 @@ from charter.train.loop import publish_model
 from charter.train.losses import preference_loss
 from charter.train.models import stage_model
 from charter.train.optimizers import make_optimizer
+from charter.train.packing import own_parts
 from charter.train.schedule import total_steps
 from charter.train.setup import Setup, set_up
 from charter.train.supervised import BatchLoss, SupervisedTask
@@ -64,11 +66,15 @@ def pair_loss(
     *,
     call: Callable[..., Tensor] | None = None,
     groups: int | None = None,
+    row_parts: RowParts | None = None,
 ) -> BatchLoss:
-    """Summed Bradley-Terry loss of some pairs, how many the model ranks as the label does, and what it scores them."""
+    """Summed Bradley-Terry loss of some pairs, how many the model ranks as the label does, and what it scores them.
+
+    Processes that share rows have one loss, of which each has the gradient by its own positions; one counts it.
+    """
     rows = [ids for pair in pairs for ids in pair.ids]
     lengths = [count for pair in pairs for count in pair.answer_tokens]
-    scores = score_rows(model, rows, lengths, dtype=spec.dtype, call=call, groups=groups)
+    scores = score_rows(model, rows, lengths, dtype=spec.dtype, call=call, groups=groups, row_parts=row_parts)
     chosen, rejected = scores.view(-1, 2).unbind(1)
     labels = torch.tensor([(pair.chosen_probability, pair.margin) for pair in pairs])
     label, margin = on_device(labels, chosen.device).T
@@ -85,7 +91,8 @@ def pair_loss(
         sums = {"accuracy": is_right.sum(), "score_margin": (chosen - rejected).sum(), "score": scores.sum() / 2}
         extremes = {"score_min": scores.min(), "score_max": scores.max()}
     counters = {"pairs": len(pairs), "tokens": sum(len(row) for row in rows)}
-    return BatchLoss(loss.sum(), float(len(pairs)), sums, counters, extremes=extremes)
+    result = BatchLoss(loss.sum(), float(len(pairs)), sums, counters, extremes=extremes)
+    return result if row_parts is None or row_parts.counts_rows else result.counted_elsewhere()
 
 
 @torch.no_grad()
@@ -96,6 +103,7 @@ def score_statistics(
     dtype: str,
     groups: int | None = None,
     budget_tokens: int = SCORING_TOKENS,
+    row_parts: RowParts | None = None,
     tell: Callable[[], None] = lambda: None,
 ) -> tuple[float, float]:
     """Mean and deviation of the raw scores over all answers of the training pairs; `tell` is called at every batch.
@@ -110,7 +118,10 @@ def score_statistics(
         lengths = [count for pair in part for count in pair.answer_tokens]
         counts = [len(row) for row in rows]
         batches = token_batches(counts, budget_tokens=budget_tokens) if groups is None else [slice(0, len(rows))]
-        parts += [score_rows(model, rows[one], lengths[one], dtype=dtype, groups=groups) for one in batches]
+        parts += [
+            score_rows(model, rows[one], lengths[one], dtype=dtype, groups=groups, row_parts=row_parts)
+            for one in batches
+        ]
         tell()
     scores = torch.cat(parts).double()
     return scores.mean().item(), max(scores.std(unbiased=False).item(), 1e-6)
@@ -130,10 +141,11 @@ def run(stage: StageDir) -> None:
     pairs = EncodedPairs(model, stage_pairs(setup, spec))
     parallel = parallelize(scalar, setup.layout, setup.ranks, dtype=spec.dtype, weights=language_model.source)
 
+    row_parts = own_parts(setup.ranks, language_model.model.config, setup.layout.attention, spec.seq_len)
+
     def loss_of(rows: Sequence[int], step: int) -> BatchLoss:
-        return pair_loss(
-            model, [pairs[row] for row in rows], spec, call=parallel.call, groups=passes(setup, 2 * len(rows))
-        )
+        groups, some = passes(setup, 2 * len(rows)), [pairs[row] for row in rows]
+        return pair_loss(model, some, spec, call=parallel.call, groups=groups, row_parts=row_parts)
 
     target = total_steps(epochs=spec.epochs, steps=spec.steps, rows=len(pairs), global_batch=spec.global_batch)
     head_rate = spec.learning_rate * spec.head_learning_rate_ratio
@@ -157,6 +169,7 @@ def run(stage: StageDir) -> None:
             dtype=spec.dtype,
             groups=passes(setup, SCORING_ROWS, of_a_pass=min(ROWS_OF_A_PASS, trained_rows)),
             budget_tokens=min(SCORING_TOKENS, trained_rows * spec.seq_len),
+            row_parts=row_parts,
             tell=setup.stage.alive,
         )
     settings |= {"score_mean": mean, "score_deviation": deviation}

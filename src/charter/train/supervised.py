@@ -59,6 +59,16 @@ class BatchLoss:
     extremes: Mapping[str, Tensor] = field(default_factory=dict)
     """Figures of which the least or the largest is reported: their names end in `_min` or `_max`."""
 
+    def counted_elsewhere(self) -> "BatchLoss":
+        """The gradient of a loss of complete rows, which another of the processes that share them counts."""
+        return BatchLoss(
+            self.loss_sum - self.loss_sum.detach(),
+            0.0,
+            {name: 0.0 * value for name, value in self.sums.items()},
+            dict.fromkeys(self.counters, 0),
+            extremes=self.extremes,
+        )
+
 
 @dataclass
 class SupervisedTask:

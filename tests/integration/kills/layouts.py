@@ -29,7 +29,7 @@ TOGETHER = [
     for name, layout in LAYOUTS.items()
     if name != "1"
     for kind in (KINDS_SPLIT if "sequence_parallel" in layout else KINDS_TOGETHER)
-    if kind == "sft" or "context" not in layout
+    if kind != "ppo" or "context" not in layout
 ]
 """Kinds and layouts of several processes."""
 

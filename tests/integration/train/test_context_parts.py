@@ -18,9 +18,11 @@ from test_attention import flash, flex, rows_of, varlen  # noqa: F401
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from charter.errors import StageError
+from charter.inference.score import score_rows
 from charter.models.engine_layout import StageLayout
 from charter.models.language_model import new_language_model
 from charter.models.parallel import parallelize
+from charter.models.preference import PreferenceModel, ScalarModel
 from charter.models.ranks import Ranks
 from charter.models.runtime import EAGER, FLASH, FLEX
 from charter.physics.kept_activations import LayerKind, kept_by_layer
@@ -124,6 +126,45 @@ def test_parts_of_rows_keep_the_bounds_of_conversations():
 @pytest.mark.usefixtures("flex")
 def test_parts_of_rows_keep_the_blocks_of_a_mask():
     check([(FLEX, False, 2, "none", False), (FLEX, True, 1, "none", False)], near=1e-5)
+
+
+def scored_step(ranks, pooling, recompute):
+    """Scores of answers in rows of several lengths, and the complete gradients of a sum of these."""
+    architecture = replace(tiny.ARCHITECTURE, num_heads=4, num_kv_heads=2)
+    language = new_language_model(architecture, tiny.train_tokenizer(tiny.TEXTS, vocab_size=400), seed=3)
+    scalar = ScalarModel(language).eval()
+    with torch.no_grad():
+        scalar.head.weight.copy_(torch.linspace(-1, 1, scalar.head.weight.numel())[None])
+    model = PreferenceModel(scalar, language, {"pooling": pooling, "context": "full", "seq_len": WIDTH})
+    layout = StageLayout(world_size=ranks.world_size, context=ranks.context_size, zero=3, recompute=recompute)
+    parallel = parallelize(scalar, layout, ranks, dtype="fp32")
+    parts = own_parts(ranks, language.model.config, "sdpa", WIDTH)
+    rows = [row.ids for row in conversations()]
+    answers = [max(1, len(row) // 3) for row in rows]
+    score_B = score_rows(model, rows, answers, call=parallel.call, groups=2, row_parts=parts)
+    (score_B * torch.arange(1.0, len(rows) + 1)).sum().backward()
+    parallel.scale_gradients(ranks.summed_size)
+    return score_B.tolist(), {
+        name: (item.grad.full_tensor() if hasattr(item.grad, "full_tensor") else item.grad).numpy().copy()
+        for name, item in scalar.named_parameters()
+    }
+
+
+def scored_steps(ranks, cases):
+    return [scored_step(ranks, *case) for case in cases]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_scores_of_shared_rows_are_those_of_complete_ones(size):
+    """The score of a row is read where its answer is or ends: one process has it, or several have parts of it."""
+    cases = [("last", "none"), ("mean", "none"), ("last", "full")]
+    expected = scored_steps(Ranks(), cases)
+    for shared in in_group(scored_steps, size, cases, context=size):
+        for (scores, gradients), (wanted, complete) in zip(shared, expected, strict=True):
+            assert scores == pytest.approx(wanted, rel=1e-5, abs=1e-5)
+            assert gradients.keys() == complete.keys()
+            for name, value in complete.items():
+                assert abs(gradients[name] - value).max() < 1e-5 * max(1.0, abs(value).max()), name
 
 
 def refusal(ranks, **changes):

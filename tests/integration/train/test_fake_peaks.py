@@ -26,6 +26,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from charter.catalog import accelerators, models
 from charter.models import parallel
 from charter.models.adapters import add_adapter
+from charter.models.context_split import PARTS
 from charter.models.engine_layout import StageLayout
 from charter.models.preference import ScalarModel
 from charter.models.ranks import Ranks
@@ -79,10 +80,11 @@ SAMPLE = {
     ("Qwen3-0.6B", "sft", "context 2"),
     ("Qwen3-0.6B", "preference_model", "tensor 4, sequence, recompute"),
     ("Qwen3-0.6B", "preference_model", "one, inputs away"),
+    ("Qwen3-0.6B", "preference_model", "context 2"),
 }
 """Run by `make test`, with few layers; the others have all."""
 SHARES_ROWS = {label for label, layout in LAYOUTS.items() if layout.context > 1}
-"""Layouts that the engine runs with language models alone, without answers."""
+"""Layouts that the engine does not run with stages that draw answers."""
 OFF = 0.05
 """How far the plan may be from what a step takes."""
 
@@ -241,7 +243,8 @@ def measured_peak(live, kind, architecture, layout, monkeypatch):
                         more = {"input_ids": ids_BT} if parts is None else parts.inputs({}, ids_BT)
                         loss = trained.call(**more, at_N=at_N, target_N=at_N, summed=True).loss_sum
                     else:
-                        loss = trained.call(ids_BT).sum()
+                        more = {} if parts is None else {PARTS: parts}
+                        loss = trained.call(ids_BT, **more).sum()
                 loss.backward()
                 del loss
         before, live.peak = live.peak, live.now
@@ -442,8 +445,6 @@ def cases():
     for name, (few, every) in DEPTHS.items():
         for kind in ("sft", "preference_model"):
             for label in LAYOUTS:
-                if kind == "preference_model" and label in SHARES_ROWS:
-                    continue
                 sample = (name, kind, label) in SAMPLE
                 marks = [] if sample else [pytest.mark.thorough]
                 yield pytest.param(name, few if sample else every, kind, label, marks=marks)

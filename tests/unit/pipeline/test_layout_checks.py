@@ -118,7 +118,8 @@ def test_dropout_beside_tensor_parallelism_is_refused():
 def test_context_parallelism_goes_where_it_has_run():
     assert problems(SFT, context=2) == problems(DPO, context=2, zero=3, recompute="full") == []
     assert "tensor: 1 only; found tensor: 2" in problems(SFT, tensor=2, context=2)[0]
-    for stage in (PPO, PreferenceModelStage(init="b", data=("d",), global_batch=12)):
+    assert problems(PreferenceModelStage(init="b", data=("d",), global_batch=12), context=2) == []
+    for stage in (PPO, JudgeStage(init="b", pairs=("d",), global_batch=12)):
         assert "the native engine runs context: 1 only; found 2" in problems(stage, context=2)[0]
     assert "beside compile has never run" in problems(SFT, context=2, compile=True)[0]
 

@@ -71,6 +71,13 @@ SPREAD = [
     (SftStage(data=("chat",), global_batch=4, seq_len=256, **FULL), DEEP, 2, {"zero": 3, "context": 2}, 168_318_988),
     (SftStage(data=("chat",), global_batch=4, seq_len=256, **FULL), WIDE, 4, {"zero": 3, "context": 2}, 47_746_092),
     (SftStage(data=("chat",), global_batch=4, seq_len=256, **FULL), WIDE, 2, {"context": 2}, 127_591_708),
+    (
+        PreferenceModelStage(data=("pairs",), global_batch=4, seq_len=128, **FULL),
+        DEEP,
+        2,
+        {"zero": 3, "context": 2},
+        161_100_856,
+    ),
 ]
 """Processes, their layout, and what the fullest of them took."""
 
