@@ -50,7 +50,7 @@ def project(
     overrides: Sequence[str] = (),
     objective: Objective | None = None,
 ) -> Project:
-    """The checked project of a `charter.yaml`, its directory, or a mapping in the same form.
+    """Return the checked project of a `charter.yaml`, its directory, or a mapping in the same form.
 
     `overrides` are texts like `pipeline.ppo.episodes=640` (`--set`). Raises `SpecError` with every problem found.
 
@@ -86,11 +86,11 @@ def plan(
     today: date | None = None,
     start: datetime | None = None,
 ) -> Plan:
-    """The plan that `charter plan` prints, as the same object.
+    """Return the plan that `charter plan` prints, as an object.
 
-    `directory` is where data files, `prices.csv` and `calibration.json` lie: that of the file, else the current one.
-    `prices` replaces the price book, `machine` the probe of this one. Raises `InfeasibleError` when a stage fits
-    nowhere, `BudgetError` when `fastest` or `balanced` cannot keep the budget.
+    `directory` holds data files, `prices.csv` and `calibration.json`; the default is that of the file, else the current
+    one. `prices` replaces the price book, `machine` the probe of this machine. Raises `InfeasibleError` when a stage
+    fits nowhere, `BudgetError` when `fastest` or `balanced` cannot meet the budget.
     """
     planned = project(source, overrides=overrides, objective=objective)
     return plan_project(
@@ -129,7 +129,7 @@ class Estimate:
         return self.memory.fits(self.accelerator.memory_bytes)
 
     def hours(self, tokens: float) -> float:
-        """Median hours of undisturbed training on so many tokens."""
+        """Return the median hours of undisturbed training on this many tokens."""
         return tokens / self.step.tokens_per_second / 3600
 
 
@@ -143,9 +143,9 @@ def estimate(
     adapter: Adapter | None = None,
     knowledge: Knowledge | None = None,
 ) -> Estimate:
-    """Memory and step time of training `model` (a catalog name, a path, an architecture) under the native engine.
+    """Estimate memory and step time of training `model` (catalog name, path or architecture) with the native engine.
 
-    Without a layout: fully sharded data parallelism over all accelerators, one sequence each. The memory is that of
+    The default layout is fully sharded data parallelism over all accelerators, one sequence each. The memory is that of
     `charter plan mem`, the time that of a training step in `charter plan`, both with their calibrated intervals.
 
     >>> found = estimate("meta-llama/Llama-3.1-8B", "H100:8", seq_len=2048)
@@ -201,7 +201,7 @@ def _device(text: str) -> tuple[Accelerator, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """A plan as one HTML page, shown in a notebook as it is in a browser."""
+    """A plan as one HTML page, which a notebook shows as a browser does."""
 
     html: str
 
@@ -210,7 +210,7 @@ class Page:
 
 
 def page(plan: Plan, *, now: datetime) -> Page:
-    """The page of `charter plan --html`; `now` is the time that it says it was made at."""
+    """Return the page of `charter plan --html`; `now` is the time of writing that the page shows."""
     from charter.report.plan_page.page import plan_html
 
     start = None if plan.start is None else plan.start.timestamp()

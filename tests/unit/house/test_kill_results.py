@@ -29,17 +29,17 @@ def test_every_layout_that_is_killed_has_its_place():
 
 def test_the_page_says_how_often_and_how_sure():
     text = kill_results.page([*CASES, case(test="flips", kills=240)], machine="a machine", found=["a defect"])
-    assert "22 times a process of a stage or a run was killed with SIGKILL; 0 of the runs" in text
+    assert "SIGKILL ended a process of a stage or a run 22 times; 0 of the runs" in text
     assert "**14 %** (95 %, 3/N)" in text
     assert "| 4 FSDP2 | ppo | 7 | 1 | 0 | 0 | 2 |" in text
-    assert "In all 240; 95 % bound 1.2 %." in text
+    assert "Total 240; 95 % bound 1.2 %." in text
     assert "- Seeds: 1\n" in text
-    assert text.endswith("## Found and mended\n\n- a defect\n")
+    assert text.endswith("## Found and fixed\n\n- a defect\n")
 
 
 def test_a_mismatch_is_not_hidden_behind_a_bound():
     text = kill_results.page([case(mismatches=1)], machine="a machine", found=[])
-    assert "1 of the runs ended with other" in text
+    assert "1 of the runs ended with different" in text
     assert "not bounded" in text
     assert "Found" not in text
 
