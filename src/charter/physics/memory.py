@@ -54,7 +54,7 @@ KEPT = ("early_gradients", "kept", "inputs", "encoder", "around")
 PHASES: dict[str, tuple[str, ...]] = {
     "load": (*RESIDENT, "dequantised", "workspace"),
     "forward": (*RESIDENT, *KEPT, "low_kept", "forward_live", "gathered", "copies", *BUFFERS),
-    "loss": (*RESIDENT, *KEPT, "low_kept", "logits", "gathered_loss", "copies_loss", *BUFFERS),
+    "loss": (*RESIDENT, *KEPT, "low_kept", "logits", "early_buckets", "gathered_loss", "copies_loss", *BUFFERS),
     "backward": (
         *RESIDENT,
         *KEPT[:-1],
@@ -173,6 +173,7 @@ def _stage_table(shape: MemoryShape, layouts: Layouts, constants: TrainingMemory
     early = np.where((shape.persistent_gradients > 0) | (layouts.accumulation > 1), 1.0, 0.0)
     gradients = columns["gradients"]
     columns["early_gradients"] = replace(gradients, values=array(gradients.values * early))
+    columns["early_buckets"] = _scaled(columns["buckets"], shape.whole_buckets)
     columns["visiting"] = _visiting_column(rank)
     columns["forward_live"] = _forward_live(columns["live"])
     columns["low_kept"] = _scaled(columns["low"], shape.low_gradients_stay)

@@ -83,6 +83,9 @@ class MemoryProfile:
     """At most so many parameters of the shard step at a time (DeepSpeed ZeRO-3: `sub_group_size`)."""
     bucket_elements: float = 0.0
     """Elements of the communication buckets of ZeRO 1 and 2."""
+    whole_buckets: bool = False
+    """They have that size however few parameters are trained, on one device too: DeepSpeed's `backward` makes them with
+    `torch.empty(reduce_bucket_size)`, two where reductions overlap (`stage_1_and_2.py`, `ipg_buffer`)."""
     live_parameters: float = 0.0
     """Parameters that stay gathered under ZeRO-3 (`stage3_max_live_parameters`); at least two layers always do."""
     second_stage_shards_weights: bool = False
@@ -187,6 +190,7 @@ DEEPSPEED = MemoryProfile(
     step_bytes=8.0,
     step_parameters=1e9,
     bucket_elements=4e8,
+    whole_buckets=True,
     live_parameters=1e9,
     flat_step=1.0,
     source="DeepSpeed defaults: flat fp32 gradient (4 B) and Adam's temporaries (4 B), sub_group_size 1e9, "

@@ -480,8 +480,13 @@ def _sequence_parallel(row: Measurement, profile: MemoryProfile) -> bool:
 
 
 def zero_of(row: Measurement, profile: MemoryProfile, size: float, adapter: bool) -> ZeroStage:
-    """Return the ZeRO stage; blank: all under FSDP, the optimizer under Megatron, under DeepSpeed what a job needs."""
+    """Return the ZeRO stage; blank: all under FSDP, the optimizer under Megatron, under DeepSpeed what a job needs.
+
+    On one device nothing is shared, whatever the stage; DeepSpeed's buffers are those of its usual one, the second.
+    """
     printed = printed_zero(row.shard)
+    if printed is ZeroStage.NONE and profile.name == "deepspeed" and (row.gpus or 1) == 1:
+        return ZeroStage.GRADIENTS
     if printed is not None:
         return printed
     if profile.name in ("fsdp", "composer", "torchtitan", "maxtext", "torchtune"):
