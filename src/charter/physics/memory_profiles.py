@@ -85,7 +85,7 @@ class MemoryProfile:
     """Elements of the communication buckets of ZeRO 1 and 2."""
     whole_buckets: bool = False
     """They have that size however few parameters are trained, on one device too: DeepSpeed's `backward` makes them with
-    `torch.empty(reduce_bucket_size)`, two where reductions overlap (`stage_1_and_2.py`, `ipg_buffer`)."""
+    `torch.empty(reduce_bucket_size)`, two where reductions overlap (`DeepSpeedZeroOptimizer.ipg_buffer`)."""
     live_parameters: float = 0.0
     """Parameters that stay gathered under ZeRO-3 (`stage3_max_live_parameters`); at least two layers always do."""
     second_stage_shards_weights: bool = False
