@@ -265,6 +265,14 @@ def test_activations_of_tf32_have_32_bits() -> None:
     assert tuned(compute_dtype="tf32") == tuned(compute_dtype="fp32") > 1.05 * tuned(compute_dtype="bf16")
 
 
+def test_a_model_stands_whole_before_zero3_divides_it_alone() -> None:
+    stage = {"gpus": 64, "offload": "optimizer", "model": "Llama-3.1-8B"}
+    assert tuned(**stage, stack="deepspeed") == pytest.approx(2 * 8.03e9 / 2**30, rel=0.12)
+    assert tuned(**stage, stack="hf-trainer") < 0.9 * tuned(**stage, stack="deepspeed")
+    large = stage | {"model": "Llama-3.1-70B"}  # would not stand on one device, so it is divided as it is made
+    assert tuned(**large, stack="deepspeed") == tuned(**large, stack="hf-trainer")
+
+
 def test_traffic_has_the_bytes_of_what_is_sent() -> None:
     rate = {"metric": "tokens_per_s_per_gpu", "gpus": 64, "interconnect": "25Gbps per node", "gbs": 64}
     for stack in ("megatron-lm", "megatron-deepspeed", "megatron-bridge"):
