@@ -52,9 +52,9 @@ RESIDENT = ("base", "weights", "optimizer")
 BUFFERS = ("fp8", "dequantised", "messages", "gathered_sequence", "workspace")
 KEPT = ("early_gradients", "kept", "inputs", "encoder", "around")
 PHASES: dict[str, tuple[str, ...]] = {
-    "load": (*RESIDENT, "dequantised", "workspace"),
+    "load": (*RESIDENT, "start", "dequantised", "workspace"),
     "forward": (*RESIDENT, *KEPT, "low_kept", "forward_live", "gathered", "copies", *BUFFERS),
-    "loss": (*RESIDENT, *KEPT, "low_kept", "logits", "gathered_loss", "copies_loss", *BUFFERS),
+    "loss": (*RESIDENT, *KEPT, "low_kept", "logits", "early_buckets", "gathered_loss", "copies_loss", *BUFFERS),
     "backward": (
         *RESIDENT,
         *KEPT[:-1],
@@ -174,7 +174,8 @@ def _stage_table(shape: MemoryShape, layouts: Layouts, constants: TrainingMemory
     early = np.where(persists | (layouts.accumulation > 1), 1.0, 0.0)
     gradients = columns["gradients"]
     columns["early_gradients"] = replace(gradients, values=array(gradients.values * early))
-    columns["visiting"] = _visiting_column(rank)
+    columns["early_buckets"] = _scaled(columns["buckets"], shape.whole_buckets)
+    columns["visiting"], columns["start"] = _visiting_column(rank), _start_column(rank)
     columns["forward_live"] = _forward_live(columns["live"])
     columns["low_kept"] = _scaled(columns["low"], shape.low_gradients_stay)
     columns["low_grown"] = _low_grown(rank, columns)
@@ -193,6 +194,21 @@ def _low_grown(rank: Rank, columns: Mapping[str, ExplainedColumn]) -> ExplainedC
     freed = (columns["kept"].values + columns["inputs"].values) / np.maximum(rank.held, 1.0)
     low = columns["low"]
     return replace(low, values=array(np.maximum(low.values - freed, 0.0)), formula=low.formula + ", less what is freed")
+
+
+def _start_column(rank: Rank) -> ExplainedColumn:
+    """The rest of a model that ZeRO-3 has not divided yet."""
+    dense, experts = trained_parameters(rank)
+    others = (dense + experts - rank.sharded(dense, experts, 3)) * rank.shape.starts_whole * (rank.layouts.zero >= 3)
+    return column(
+        "model before it is divided",
+        "parameters",
+        rank.shape.compute_bytes * others,
+        "{value:g} B x {others:,.0f}",
+        "DeepSpeed `_configure_distributed_model`: `module.to(device)`",
+        value=rank.shape.compute_bytes,
+        others=array(others),
+    )
 
 
 def _visiting_column(rank: Rank) -> ExplainedColumn:

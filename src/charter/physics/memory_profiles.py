@@ -83,6 +83,12 @@ class MemoryProfile:
     """At most so many parameters of the shard step at a time (DeepSpeed ZeRO-3: `sub_group_size`)."""
     bucket_elements: float = 0.0
     """Elements of the communication buckets of ZeRO 1 and 2."""
+    whole_buckets: bool = False
+    """They have that size however few parameters are trained, on one device too: DeepSpeed's `backward` makes them with
+    `torch.empty(reduce_bucket_size)`, two where reductions overlap (`DeepSpeedZeroOptimizer.ipg_buffer`)."""
+    starts_whole: bool = False
+    """ZeRO-3 divides a model that stands whole on each device at first, in 16 bits: DeepSpeed's engine moves one there
+    that was made without `zero.Init` (`_configure_distributed_model`)."""
     live_parameters: float = 0.0
     """Parameters that stay gathered under ZeRO-3 (`stage3_max_live_parameters`); at least two layers always do."""
     second_stage_shards_weights: bool = False
@@ -189,11 +195,14 @@ DEEPSPEED = MemoryProfile(
     step_bytes=8.0,
     step_parameters=1e9,
     bucket_elements=4e8,
+    whole_buckets=True,
     live_parameters=1e9,
     flat_step=1.0,
     source="DeepSpeed defaults: flat fp32 gradient (4 B) and Adam's temporaries (4 B), sub_group_size 1e9, "
     "stage3_max_live_parameters 1e9, buckets of 2e8 (HF's example configurations)",
 )
+DEEPSPEED_ALONE = replace(DEEPSPEED, starts_whole=True)
+"""Driven without a trainer that tells transformers of it (`HfDeepSpeedConfig`) before the model is made."""
 INTERNEVO = MemoryProfile(
     name="internevo",
     implementation="lean",

@@ -322,6 +322,8 @@ class MemoryShape:
     step_bytes: Array
     step_parameters: Array
     bucket_elements: Array
+    whole_buckets: Array
+    starts_whole: Array
     live_parameters: Array
     ddp_buckets: Array
     low_buckets: Array
@@ -457,6 +459,8 @@ def _run_numbers(job: MemoryJob) -> dict[str, float]:
         "step_bytes": profile.step_bytes * _step_share(job),
         "step_parameters": profile.step_parameters,
         "bucket_elements": profile.bucket_elements,
+        "whole_buckets": profile.whole_buckets,
+        "starts_whole": profile.starts_whole,
         "live_parameters": np.inf if profile.gathers_stay_frozen and job.adapter else profile.live_parameters,
         "ddp_buckets": profile.ddp_buckets,
         "low_buckets": profile.low_buckets,

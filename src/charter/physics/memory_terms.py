@@ -466,13 +466,13 @@ def _gradient_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     s, p, lay = rank.shape, rank.parameters, rank.layouts
     dense, experts = trained_parameters(rank)
     trained = array(dense + experts)
-    unit = np.minimum(p.largest_unit, trained)
     alone = rank.group <= 1
-    buckets = np.where((lay.zero >= 1) & (lay.zero < 3) & ~alone, np.minimum(s.bucket_elements, trained), 0.0)
+    filled = np.where(s.whole_buckets > 0, s.bucket_elements, np.minimum(s.bucket_elements, trained) * ~alone)
+    buckets = np.where((lay.zero >= 1) & (lay.zero < 3), filled, 0.0)
     plain = (lay.zero == 0) & ~alone
     buckets, ddp = np.where(plain, s.low_buckets * trained, buckets), np.where(plain, s.ddp_buckets * trained, 0.0)
     return {
-        **_unreduced_columns(rank, unit),
+        **_unreduced_columns(rank, np.minimum(p.largest_unit, trained)),
         "low": column(
             "16-bit gradients",
             "gradients",

@@ -58,6 +58,7 @@ def group_of(row: "Measurement") -> str:
     >>> group_of(Measurement(id="A-2", metric="ppo_step_time_s", value=1.0, kind="ppo"))
     'rl time, lengths unknown'
     """
+    adapter = row.kind == "lora" or row.adapter not in ("", "full")
     measured = "memory" if row.metric.startswith("peak_mem") or row.metric == "oom" else "time"
     if row.kind == "run_total" or row.metric in ("wall_hours", "wall_days", "gpu_hours", "cost_usd"):
         return "totals" if row.says_lengths else "totals, lengths unknown"
@@ -68,8 +69,8 @@ def group_of(row: "Measurement") -> str:
     if row.kind == "inference":
         return f"inference {measured}"
     if measured == "memory":
-        return "adapter memory" if row.kind == "lora" else "training memory"
-    return "training moe" if _has_experts(row) else "training " + ("adapter" if row.kind == "lora" else "dense")
+        return "adapter memory" if adapter else "training memory"
+    return "training moe" if _has_experts(row) else "training " + ("adapter" if adapter else "dense")
 
 
 @cache

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from charter.catalog import accelerators, models
 from charter.physics.columns import Layouts
 from charter.physics.inference_memory import inference_memory
-from charter.physics.memory import inference_alternatives, training_alternatives, training_memory
-from charter.physics.memory_profiles import NATIVE
+from charter.physics.memory import inference_alternatives, job_memory, training_alternatives, training_memory
+from charter.physics.memory_profiles import DEEPSPEED, NATIVE, AdapterUse, MemoryJob
 from charter.physics.memory_shape import ModelColumns, rank_columns, stage_layers
 from charter.physics.precision import FP32, FSDP_MIXED, ZERO_PAPER
 from charter.physics.shapes import adapter_parameters, count_parameters
@@ -241,3 +241,14 @@ def test_alternatives_for_serving_are_smaller_weights_or_more_devices():
         H100.memory_bytes,
     )
     assert [item.change for item in found] == ["weights in fp8", "weights in int4", "tensor parallel 2"]
+
+
+def test_deepspeeds_buffers_are_whole_however_few_are_trained():
+    alone = Layout(micro_batch=1, zero=ZeroStage.GRADIENTS, recompute=Recompute.FULL)
+    job = MemoryJob(
+        architecture=LLAMA, seq_len=4096, precision=ZERO_PAPER, adapter=AdapterUse(rank=8), profile=DEEPSPEED
+    )
+    whole = job_memory(job, alone)
+    filled = job_memory(replace(job, profile=replace(DEEPSPEED, whole_buckets=False)), alone)
+    assert whole.phase == "loss"  # the buffers are made before the loss is differentiated
+    assert whole.total_bytes - filled.total_bytes == pytest.approx(2 * DEEPSPEED.bucket_elements, rel=0.1)

@@ -172,6 +172,8 @@ def test_groups() -> None:
         return Measurement(id="A-1", value=1.0, **cells)  # type: ignore[arg-type]
 
     assert group_of(row(metric="step_time_s", kind="lora")) == "training adapter"
+    assert group_of(row(metric="step_time_s", kind="sft", adapter="qlora")) == "training adapter"
+    assert group_of(row(metric="peak_mem_gb", kind="dpo", adapter="lora")) == "adapter memory"
     assert group_of(row(metric="peak_mem_gb", kind="sft")) == "training memory"
     assert group_of(row(metric="wall_hours", kind="sft")) == "totals"
     assert group_of(row(metric="out_tokens_per_s", kind="inference")) == "inference time"

@@ -10,6 +10,7 @@ from charter.physics.kept_activations import layer_activations
 from charter.physics.memory_profiles import (
     COMPOSER,
     DEEPSPEED,
+    DEEPSPEED_ALONE,
     FSDP,
     HUGGINGFACE,
     INTERNEVO,
@@ -64,6 +65,7 @@ _BY_WORD: tuple[tuple[str, MemoryProfile], ...] = (
     (r"megatron[- ]?deepspeed|gpt-neox", MEGATRON_DEEPSPEED),
     (r"megatron|nemo(?![- ]?rl)|simumax", MEGATRON_STACK),
     (r"nemo[- ]?rl|verl|areal|roll\b", FSDP),
+    (r"^hf deepspeed", DEEPSPEED_ALONE),
     (r"deepspeed|openrlhf|trlx|colossal", DEEPSPEED),
     (r"composer|foundry", COMPOSER),
     (r"fsdp|olmo", FSDP),
@@ -91,7 +93,7 @@ def profile_of(row: Measurement) -> MemoryProfile:
         return INTERNEVO_FSDP
     if named is HUGGINGFACE and "fsdp" in shard:
         return FSDP
-    if named is DEEPSPEED and parallel:
+    if named in (DEEPSPEED, DEEPSPEED_ALONE) and parallel:
         return MEGATRON_DEEPSPEED
     if named is DEEPSPEED and not shard and (row.gpus or 1) == 1 and row.adapter in ("lora", "adapter"):
         return HUGGINGFACE
@@ -261,7 +263,7 @@ class MemoryCase:
 def training_case(row: Measurement) -> MemoryCase:
     """The case of a row. Raises Refusal with the reason."""
     architecture, accelerator = architecture_of(row), device_of(row)
-    profile = with_kernels(row, profile_of(row))
+    profile = with_kernels(row, _begun(profile_of(row), architecture, accelerator))
     adapter = adapter_of(row, profile)
     reserved, context = probe_of(row, profile.name)
     size = float(count_parameters(architecture).total)
@@ -348,6 +350,13 @@ def fused_attention(row: Measurement, accelerator: Accelerator | None) -> bool:
     return not old and not re.search(r"20(19|20|21|22)", row.framework)
 
 
+def _begun(profile: MemoryProfile, architecture: Architecture, accelerator: Accelerator | None) -> MemoryProfile:
+    """The profile of a model that is divided as it is made, where it would not stand whole on a device."""
+    room = 0.9 * accelerator.memory_bytes if accelerator else 0.0
+    divided = 2.0 * count_parameters(architecture).total > room
+    return replace(profile, starts_whole=False) if profile.starts_whole and divided else profile
+
+
 def with_kernels(row: Measurement, profile: MemoryProfile) -> MemoryProfile:
     """A chunked loss over Hugging Face's classes is Liger's, which by default also fuses norms, rotary embedding and
     the gated MLP (linkedin/Liger-Kernel, `apply_liger_kernel_to_*`).
@@ -374,7 +383,7 @@ def loss_kernel(row: Measurement, profile: MemoryProfile, architecture: Architec
         "fused": ("fused", "inplace", "compiled", "native"),
         "chunked": ("chunked", *OWN_LOSSES) + (("native",) if profile is LITGPT else ()),
     }
-    sixteen = profile is DEEPSPEED and _has_master(row) and architecture.model_type in KEEP_SIXTEEN
+    sixteen = profile.name == "deepspeed" and _has_master(row) and architecture.model_type in KEEP_SIXTEEN
     if sixteen and row.logits_kernel == "full":
         return "shifted"
     kinds = own.get(row.logits_kernel)
@@ -480,8 +489,13 @@ def _sequence_parallel(row: Measurement, profile: MemoryProfile) -> bool:
 
 
 def zero_of(row: Measurement, profile: MemoryProfile, size: float, adapter: bool) -> ZeroStage:
-    """Return the ZeRO stage; blank: all under FSDP, the optimizer under Megatron, under DeepSpeed what a job needs."""
+    """Return the ZeRO stage; blank: all under FSDP, the optimizer under Megatron, under DeepSpeed what a job needs.
+
+    On one device nothing is shared, whatever the stage; DeepSpeed's buffers are those of its usual one, the second.
+    """
     printed = printed_zero(row.shard)
+    if printed is ZeroStage.NONE and profile.name == "deepspeed" and (row.gpus or 1) == 1:
+        return ZeroStage.GRADIENTS
     if printed is not None:
         return printed
     if profile.name in ("fsdp", "composer", "torchtitan", "maxtext", "torchtune"):
