@@ -301,7 +301,9 @@ def _copy_preference_model(source: Path, target: Path) -> ScoreMeaning:
     head = read_header(source / HEAD_WEIGHTS)
     places: dict[str, str] = {}
     for relative in weights:
-        tensors = {name: item for name, item in read_header(source / relative).items() if not _is_language_head(name)}
+        tensors = {
+            name: item for name, item in read_header(source / relative).items() if not name.startswith("lm_head.")
+        }
         if relative == weights[-1]:
             tensors[SCORE] = head["weight"]
         write_tensors(target / relative, tensors)
@@ -315,10 +317,6 @@ def _copy_preference_model(source: Path, target: Path) -> ScoreMeaning:
         raise DataError(f"{', '.join(changed) or SCORE} changed while it was copied; check the disk and export again")
     settings = json.loads((source / HEAD_SETTINGS).read_text(encoding="utf-8"))
     return _meaning(settings, head["bias"])
-
-
-def _is_language_head(name: str) -> bool:
-    return name.startswith("lm_head.")
 
 
 def _classifier_config(config: dict[str, Any], source: Path) -> dict[str, Any]:
