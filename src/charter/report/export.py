@@ -164,13 +164,18 @@ CARD, COST = "README.md", "cost.json"
 SCHEMA = "charter.export_cost/1"
 
 
+def check_target(target: Path) -> None:
+    """Refuse a directory that exists."""
+    if target.exists():
+        raise UsageError(f"{target} exists already; give a directory that does not")
+
+
 def export_stage(project: Project, root: Path, name: str, target: Path, *, licence: str = UNKNOWN_LICENCE) -> Record:
     """Write a finished stage's model, its card and its cost to a directory that does not exist yet."""
     pipeline = build_pipeline(project, root)
     stage = pipeline.stage(name)
     record = record_of_finished(stage, root)
-    if target.exists():
-        raise UsageError(f"{target} exists already; give a directory that does not")
+    check_target(target)
     check_outputs(stage.directory, record)
 
     def write(path: Path) -> None:
