@@ -284,3 +284,40 @@ def test_a_template_can_be_handed_to_a_fast_engine(template, tmp_path, capsys, m
     said = capsys.readouterr()
     assert (ended.value.code or 0, said.err) == (0, "")
     assert "algorithm" in said.out
+
+
+@pytest.mark.parametrize("given", [by_slurm, by_kubernetes, by_ray])
+@pytest.mark.parametrize("engine", ["verl", "openrlhf"])
+def test_each_node_starts_its_share_of_what_was_planned(engine, given, tmp_path):
+    launcher = given.__name__.removeprefix("by_")
+    path = tmp_path / "charter.yaml"
+    path.write_text(TWO_NODES.format(engine=engine, launcher=launcher))
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": said}) + "\n")
+    project = load_project(path)
+    pipeline = build_pipeline(project, tmp_path)
+    planned = pipeline, plan_of_run(pipeline)
+    ((entry, job),) = jobs(planned, launcher)
+    assert differences(entry, given(job, tmp_path / "given", project)) == []
+    stage = pipeline.stages["sft"]
+    paths = HandoverPaths(work="/w", models={"init": "/m"}, data={"data": "/d"})
+    job = job_of(stage, project, frozen_values(project, stage.spec, NODE))
+    words = render(handover_of(job, paths=paths, architectures={}, target_steps=6, num_nodes=2)).command
+    options = dict(pairwise(words))
+    assert int(options["--nnodes"]) == entry["execution"]["nodes"] == 2
+    assert int(options["--nproc-per-node"]) == entry["execution"]["accelerators_per_node"] == 8
+    meets = [options[f"--{name}"] for name in ("node-rank", "master-addr", "master-port")]
+    assert meets == ["${NODE_RANK}", "${MASTER_ADDR}", "${MASTER_PORT}"]
+
+
+TWO_NODES = """\
+name: two-nodes
+models:
+  base: {{architecture: {{hidden_size: 64, num_layers: 2, num_heads: 4, intermediate_size: 176, vocab_size: 512}},
+         tokenizer: {{train_on: [chat], vocab_size: 512}}}}
+data: {{chat: chat.jsonl}}
+pipeline:
+  sft: {{kind: sft, engine: {engine}, init: base, data: chat, steps: 6, global_batch: 128, dtype: bf16,
+        resources: {{accelerators: "H100:8", num_nodes: 2, zero: 3, micro_batch: 4}}}}
+resources: {{infra: {launcher}, price: 3.6}}
+"""

@@ -285,8 +285,11 @@ class StageQuestion:
 
     @property
     def has_agents(self) -> bool:
-        """Return True if Charter's agents watch each other on its nodes, whatever the launcher."""
-        return bool(self.work.trained) and capabilities(self.engine).several_nodes
+        """Return True if Charter's agents watch each other on nodes of Slurm, which own clusters are taken to run.
+
+        A program of Ray, too, has an agent on each of them; in a Ray cluster that is there it has one driver.
+        """
+        return bool(self.work.trained) and capabilities(self.engine).runs_on_nodes(self.stage.kind)
 
     @property
     def waits(self) -> tuple[Term, ...]:

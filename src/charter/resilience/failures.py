@@ -146,7 +146,7 @@ scheduler may need minutes to say so (Slurm's `SlurmdTimeout` is 300 s where nob
 AGENTS = Detection(
     seconds=28.0,
     source=f"Charter's agents on several nodes: one that is silent for {SILENT_SECONDS:g} s while another is not is "
-    "lost, and the others end; seen after 27 to 28 s (benchmarks/node_loss.py, a frozen node of Ray)",
+    "lost, and the others end; seen after 21 to 28 s (benchmarks/node_loss.py, frozen nodes of Ray)",
 )
 UNDISTURBED = Detection(seconds=0.0, source="this machine is not expected to fail")
 SPOT_NOTICE = Detection(

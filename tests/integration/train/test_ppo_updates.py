@@ -7,6 +7,8 @@ torch = pytest.importorskip("torch")
 from ppo_bench import moved, weights, whole_step
 
 from charter.models.ranks import Ranks
+from charter.train import ppo
+from charter.train import ppo_rollout as rollouts
 from charter.train.pretraining_mix import counted_tokens
 
 pytestmark = pytest.mark.torch
@@ -203,3 +205,26 @@ def test_each_process_reads_its_share_of_the_mix(task):
         parts += found.update.mix.parts(0)
     assert sorted(row.ids for part in parts for row in part) == sorted(row.ids for row in whole)
     assert [len(part) for part in parts] == [3, 3]
+
+
+@pytest.mark.parametrize(("minibatch", "before"), [(8, 0), (4, 2)])
+def test_a_first_pass_that_says_what_was_drawn_moves_no_bit(task, monkeypatch, minibatch, before):
+    """Passes of the policy before its first update: those of the other minibatches, and the same weights after it."""
+    passes, ends = [], []
+    evaluate = rollouts.answer_log_probabilities
+    monkeypatch.setattr(
+        rollouts, "answer_log_probabilities", lambda call, *a, **k: (passes.append(call), evaluate(call, *a, **k))[1]
+    )
+    settings = {"estimator": "grpo", "samples_per_prompt": 2, "ppo_epochs": 1, "minibatch": minibatch}
+    for is_spared in (True, False):
+        if not is_spared:
+            monkeypatch.setattr(ppo.PpoStage, "old_from_update", False)
+        made = task(frozen={"micro_batch": 2}, **settings)
+        reports = [whole_step(made, step).metrics for step in range(2)]
+        own = passes.count(made.models.trained.module)
+        assert own == 2 * (before if is_spared else 4)
+        ends.append((weights(made.models.trained.module), reports))
+    (spared, its_reports), (plain, reports) = ends
+    assert torch.equal(spared, plain)
+    assert its_reports == reports
+    assert reports[0]["answer_entropy"] > 0

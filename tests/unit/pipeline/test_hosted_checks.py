@@ -94,17 +94,26 @@ def test_several_nodes_are_started(tmp_path, engine):
     assert problems(tmp_path, engine, **{"accelerators: cpu": "accelerators: cpu:2, num_nodes: 2"}) == []
 
 
+@pytest.mark.parametrize("engine", ["verl", "openrlhf"])
+def test_nodes_of_accelerators_run_the_same_command_too(tmp_path, engine):
+    project = pipeline_of(tmp_path, engine, **{"accelerators: cpu": 'accelerators: "H100:8", num_nodes: 2'}).project
+    assert list(check_nodes(project, "sft", project.pipeline["sft"])) == []
+
+
 def test_nodes_that_an_engine_has_no_way_for_are_for_export(tmp_path):
-    found = problems(tmp_path, "verl", **{"accelerators: cpu": "accelerators: cpu, num_nodes: 2"})
-    assert found[0].startswith("pipeline.sft.resources.num_nodes: ")
-    assert "starts this kind of stage by verl on one node; found 2" in found[0]
+    stage = LISTED.replace("verl", "prime_rl").replace("CALL", '"charter:number"').replace('"H100:8"', NODES)
+    project = pipeline_of(tmp_path, **{"resources: {acc": f"  {stage}resources: {{acc"}).project
+    (told,) = check_nodes(project, "rl", project.pipeline["rl"])
+    assert told.path == "pipeline.rl.resources.num_nodes"
+    assert "starts this kind of stage by prime-rl on one node; found 2" in told.message
+
+
+NODES = '"H100:8", num_nodes: 2'
 
 
 @pytest.mark.parametrize("engine", ["verl", "openrlhf", "nemo_rl", "skyrl"])
 def test_an_application_of_ray_is_started_on_several_nodes(tmp_path, engine):
-    stage = (
-        LISTED.replace("verl", engine).replace("CALL", '"charter:number"').replace('"H100:8"', '"H100:8", num_nodes: 2')
-    )
+    stage = LISTED.replace("verl", engine).replace("CALL", '"charter:number"').replace('"H100:8"', NODES)
     project = pipeline_of(tmp_path, **{"resources: {acc": f"  {stage}resources: {{acc"}).project
     assert list(check_nodes(project, "rl", project.pipeline["rl"])) == []
 
@@ -385,11 +394,12 @@ def test_a_stage_that_began_exactly_does_not_go_on_without(tmp_path):
     assert drift(stage, pipeline.project, loose) == ["exact bits -> record"]
 
 
-def test_a_stage_begun_before_attention_had_a_choice_goes_on(tmp_path):
+@pytest.mark.parametrize(("name", "value"), [("cpu_attention", "fp32"), ("cpu_prompts", "once")])
+def test_a_stage_begun_before_a_value_was_frozen_goes_on(tmp_path, name, value):
     pipeline = pipeline_of(tmp_path, "native")
     here = frozen_values(pipeline.project, pipeline.stages["sft"].spec)
-    assert here["cpu_attention"] == "fp32"
-    before = {name: value for name, value in here.items() if name != "cpu_attention"}
+    assert here[name] == value
+    before = {one: frozen for one, frozen in here.items() if one != name}
     stage = started(pipeline, before)
     assert prepare(stage, pipeline.project, here, reshard=False).frozen == before
 

@@ -1,6 +1,7 @@
 import json
 from dataclasses import replace
 
+import ppo_case
 import pytest
 
 from charter.plan.knowledge import shipped
@@ -164,6 +165,13 @@ def test_stage_says_what_it_expects_of_failures(lab):
 def test_agents_notice_where_charter_starts_the_engine(lab, engine, noticed):
     four = Resources(infra="on_prem", accelerators=("H100:8",), num_nodes=4)
     assert lab.one(replace(SFT, engine=engine), four).stages[0].option.overhead.detection == noticed
+
+
+@pytest.mark.parametrize(("engine", "noticed"), [("verl", AGENTS), ("nemo_rl", AGENTS), ("prime_rl", SLURM)])
+def test_programs_of_ray_have_agents_on_nodes_of_slurm(engine, noticed):
+    question = ppo_case.question(ppo_case.workload(), engine)
+    own = ppo_case.place("H100", nodes=(4,), infra="on_prem")
+    assert detection_delay(own, agents=question.has_agents) == noticed
 
 
 def test_spares_of_a_large_cluster_pay_and_of_a_cloud_do_not(lab, aws, own):

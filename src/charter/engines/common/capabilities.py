@@ -161,6 +161,9 @@ class Capabilities:
     """Sequences of different length share a row, so nothing is padded."""
     logits_of_answers: bool = False
     """A loss over answers (DPO) makes no logits of their prompts."""
+    old_from_update: bool = False
+    """The pass of a rollout's first minibatch says the log-probabilities that its ratios are taken to, where nothing
+    reads them before; other engines are planned with a pass of their own over the rollout."""
     fills_rows: bool = False
     """Every row is filled up to the stage's `seq_len`, however long the others of its micro-batch are."""
     kinds: tuple[str, ...] = EVERY_KIND
@@ -177,7 +180,8 @@ class Capabilities:
     untried: tuple[str, ...] = ()
     """Those of `makers` on which nobody here has seen it run, which a plan says."""
     several_nodes: bool = False
-    """`charter run` starts it on several nodes: each runs the same command, with its own number and where to meet."""
+    """`charter run` starts it on several nodes, `ray_kinds` apart: each runs the same command, with its own number and
+    where to meet."""
     ray_kinds: tuple[str, ...] = ()
     """Kinds of stage whose trainer is an application of Ray: one process takes the accelerators of all nodes by itself
     from a cluster that is there, or that the nodes of its job have made for it."""

@@ -24,6 +24,7 @@ CAPABILITIES = Capabilities(
     offload_optimizer=(GRADIENTS, PARAMETERS),
     packs=True,
     kinds=("sft", "preference_model", "dpo", "ppo"),
+    several_nodes=True,
     ray_kinds=("ppo",),
     rewards=RewardCalls(
         no_values="OpenRLHF tells a reward function the text of prompt and answer, and the label",

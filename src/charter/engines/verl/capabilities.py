@@ -18,6 +18,7 @@ CAPABILITIES = Capabilities(
     offload_parameters=(PARAMETERS,),
     packs=True,
     kinds=("sft", "ppo"),
+    several_nodes=True,
     ray_kinds=("ppo",),
     makers=(NVIDIA, AMD),
     untried=(AMD,),
