@@ -86,12 +86,8 @@ def parallel_layout(job: MeasuredJob) -> Layout:
     elif row.tp is None and row.dp and row.gpus and row.gpus % (row.dp * pipeline * context) == 0:
         left = row.gpus // (row.dp * pipeline * context)
         # Replicas beside a sharded group (HSDP prints dp 1 for 1024 ranks) say nothing of tensor parallelism.
-        tensor = (
-            left
-            if left <= max(8, job.accelerator.devices_per_node)
-            and "fsdp" not in f"{row.shard} {row.framework}".casefold()
-            else 1
-        )
+        is_fsdp = "fsdp" in f"{row.shard} {row.framework}".casefold()
+        tensor = left if left <= max(8, job.accelerator.devices_per_node) and not is_fsdp else 1
     data = max(1, total // (tensor * pipeline * context))
     expert = row.ep or (math.gcd(_experts(job), min(data, 64)) if job.profile.name in RECENT else 1)
     chunks = row.vpp or (ZERO_BUBBLE if _zero_bubble(row) and pipeline > 1 else 0)
