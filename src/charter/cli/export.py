@@ -106,7 +106,8 @@ def _export_handover(
     from tempfile import TemporaryDirectory
 
     from charter.launch.rendered import printed
-    from charter.report.handover import check_target, export_handover, write_export
+    from charter.report.export import check_target
+    from charter.report.handover import export_handover, write_export
 
     if not print_:
         check_target(where)

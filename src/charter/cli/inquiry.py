@@ -84,11 +84,6 @@ def said_in(context: typer.Context) -> dict[str, str | None]:
     return {name: context.params[name] for name in OPTIONS}
 
 
-def _spelt(name: str) -> str:
-    """Return a parameter as the command line spells it."""
-    return name.replace("_", "-")
-
-
 def question_file(context: typer.Context, changes: Sequence[str]) -> "KindFile | None":
     """The charter.yaml that a question stands for; None where a project is named, since paths win over kinds."""
     from charter.cli.common import WORDS, words_of
@@ -111,7 +106,7 @@ def question_file(context: typer.Context, changes: Sequence[str]) -> "KindFile |
     typed = context.find_root().meta.get(WORDS, ())
     names = {"on": "gpus"} if any(word.partition("=")[0] == "--gpus" for word in typed) else {}
     given = [str(model)] if model else []
-    given += [f"--{_spelt(names.get(name, name))}" for name, text in said.items() if text is not None]
+    given += [f"--{names.get(name, name).replace('_', '-')}" for name, text in said.items() if text is not None]
     given += [f"--{name}" for name, is_given in (("save", save is not None), ("force", force)) if is_given]
     if given:
         raise UsageError(

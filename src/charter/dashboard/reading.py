@@ -431,7 +431,7 @@ class ProjectReader:
             key=self.found.key,
             label=self.found.label,
             root=root,
-            name=project.name if project else _left_name(ledger, root),
+            name=project.name if project else (ledger.recent[-1].attempt.run if ledger.recent else root.name),
             version=version,
             read_at=now,
             stages=stages,
@@ -550,10 +550,6 @@ def _as_of(ledger: LedgerNow) -> str:
         return "what was attempted and spent is not known, and shown as nothing"
     moment = format_moment(ledger.read_at, to="second")
     return f"what was attempted and spent is shown as it was last read, at {moment}"
-
-
-def _left_name(ledger: LedgerNow, root: Path) -> str:
-    return ledger.recent[-1].attempt.run if ledger.recent else root.name
 
 
 def _log_stamp(path: Path) -> Stamp | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from charter.data.dataset import each_row
-from charter.data.rows import BadRowError, Row, SkippedRows, is_unicode, json_kind, row_kind
+from charter.data.rows import BadRowError, Row, SkippedRows, json_kind, json_line, row_kind
 from charter.errors import UsageError, needing
 from charter.spec.project import DataSpec
 
@@ -210,7 +210,7 @@ class Conversion:
     def _convert(self, row: Row) -> list[dict[str, Any]]:
         value = native_row(row)
         kind = row_kind(Row(where=row.where, number=row.number, value=value))
-        _check_json(row, value)
+        json_line(row, value)
         self.made.kinds[kind] += 1
         self.made.changed += value is not row.value
         self.made.dropped.update(dropped_fields(row.value, value))
@@ -228,15 +228,6 @@ def write_rows(rows: Callable[[], Iterable[Mapping[str, Any]]], target: Path, te
         raise UsageError(f"{target}: the name must end in .jsonl or .parquet, which says the format")
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
-
-
-def _check_json(row: Row, value: Mapping[str, Any]) -> None:
-    try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise BadRowError(f"{row.where}: cannot be written as JSON: {error}") from None
-    if not is_unicode(text):
-        row.refuse("holds half of a surrogate pair, which is not a character")
 
 
 def _write_parquet(rows: Callable[[], Iterable[Mapping[str, Any]]], path: Path) -> None:

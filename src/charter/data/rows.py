@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Literal, NoReturn
@@ -135,6 +135,20 @@ def is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def json_line(row: Row, value: Mapping[str, Any]) -> str:
+    """Return what a row has become as a line of JSON.
+
+    What JSON or UTF-8 cannot say (1e400, a date, half a character) makes it a bad row.
+    """
+    try:
+        line = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        row.refuse(f"cannot be written as JSON: {error}")
+    if not is_unicode(line):
+        row.refuse("holds half of a surrogate pair, which is not a character")
+    return line
 
 
 ROLES = ("system", "user", "assistant")

@@ -76,7 +76,7 @@ class Reviser:
         ]
         critiques = yield from self._sample("critic", requests, prompts, "critique", number)
         requests = [
-            revision_turns(turns, critique.text, principle)
+            (*turns, Turn("assistant", critique.text), Turn("user", principle.revision))
             for turns, critique, principle in zip(requests, critiques, principles, strict=True)
         ]
         revisions = yield from self._sample("critic", requests, prompts, "revision", number)
@@ -120,11 +120,6 @@ def critique_turns(draft: Draft, principle: Principle, examples: Sequence[Conver
     system = sum(turn.role == "system" for turn in turns[:1])
     before = (*turns[:system], *(turn for example in examples for turn in example.turns), *turns[system:])
     return (*before, Turn("assistant", draft.answer), Turn("user", principle.critique))
-
-
-def revision_turns(turns: Sequence[Turn], critique: str, principle: Principle) -> tuple[Turn, ...]:
-    """Return the turns that the critic reads before its revision."""
-    return (*turns, Turn("assistant", critique), Turn("user", principle.revision))
 
 
 def _record(draft: Draft, principle: Principle, critique: str, revision: str, number: int) -> dict[str, Any]:

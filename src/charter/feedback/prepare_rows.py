@@ -21,7 +21,7 @@ from charter.data.rows import (
     Row,
     SkippedRows,
     conversation_of,
-    is_unicode,
+    json_line,
     pair_of,
     prompt_of,
     row_kind,
@@ -86,7 +86,7 @@ def count_candidates(item: JobInput) -> int:
 
 def candidate_of(row: Row) -> Candidate:
     """A row with the texts that it is judged by; one with a blank text is `empty`, any other fault is a bad row."""
-    line = _line_of(row)
+    line = json_line(row, row.value)
     try:
         return _read(row, line)
     except BadRowError:
@@ -137,17 +137,6 @@ def _has_blank_text(value: dict[str, Any]) -> bool:
         if content == [] or any(text is None or (isinstance(text, str) and not text.strip()) for text in texts):
             return True
     return False
-
-
-def _line_of(row: Row) -> str:
-    """A row as one line of JSON; what JSON or UTF-8 cannot say (1e400, a date, half a character) is a bad row."""
-    try:
-        line = json.dumps(row.value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        row.refuse(f"cannot be written as JSON: {error}")
-    if not is_unicode(line):
-        row.refuse("holds half of a surrogate pair, which is not a character")
-    return line
 
 
 Hashes = NDArray[np.uint64]

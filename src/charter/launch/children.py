@@ -38,6 +38,11 @@ def rank_environments(request: StageStart) -> Iterator[dict[str, str]]:
 class GroupHandle:
     """All processes of a stage; when one fails, the others are ended."""
 
+    job, where, waits = None, "", False
+    """They are processes of this machine, and start at once."""
+    cause, note = "", ""
+    """Nobody but this machine ends them."""
+
     def __init__(
         self,
         members: Sequence[ProcessHandle],
@@ -68,30 +73,6 @@ class GroupHandle:
     def failed_rank(self) -> int:
         """The process that failed first."""
         return self._cause[0] if self._cause else 0
-
-    @property
-    def job(self) -> None:
-        """They are processes of this machine."""
-
-    @property
-    def where(self) -> str:
-        """Here."""
-        return ""
-
-    @property
-    def waits(self) -> bool:
-        """They start at once."""
-        return False
-
-    @property
-    def cause(self) -> str:
-        """Nobody ends them but this machine."""
-        return ""
-
-    @property
-    def note(self) -> str:
-        """Nothing to add."""
-        return ""
 
     @property
     def watched(self) -> Sequence[int]:
@@ -207,10 +188,7 @@ class DeviceShares:
 class OnThisMachine:
     """Answers that all launchers of this machine share: a stage is a process of it, and ends with its supervisor."""
 
-    @property
-    def elsewhere(self) -> bool:
-        """Stages are processes of this machine."""
-        return False
+    elsewhere = False
 
     def facts_of(self, stage: str) -> None:
         """This machine computes."""

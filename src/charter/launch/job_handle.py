@@ -135,8 +135,8 @@ class JobHandle:
         self._records: dict[int, NodeRecord] = {}
         self._next_look = float("-inf")
         self._exit: int | None = None
-        self._failed_rank = 0
-        self._cause: Cause = ""
+        self.failed_rank = 0
+        self.cause: Cause = ""
         self._control = Control()
         self._ended_at: float | None = None
         """When it was first seen that the start is over."""
@@ -148,7 +148,7 @@ class JobHandle:
         """The last count of beats of each place, and when it was first read."""
         self._lost: dict[int, str] = {}
         """Places whose agents fell silent, and the scheduler's names of their nodes."""
-        self._note = ""
+        self.note = ""
 
     @property
     def pid(self) -> int | None:
@@ -160,11 +160,6 @@ class JobHandle:
     def processes(self) -> int:
         """Of the whole stage."""
         return self._live.submission.processes
-
-    @property
-    def failed_rank(self) -> int:
-        """The process that failed first."""
-        return self._failed_rank
 
     @property
     def job(self) -> JobStart | None:
@@ -196,16 +191,6 @@ class JobHandle:
     def waits(self) -> bool:
         """Return True if no process of it has started yet."""
         return self._exit is None and not any(record.first_pid for record in self._records.values())
-
-    @property
-    def cause(self) -> str:
-        """The scheduler's word for its ending."""
-        return self._cause
-
-    @property
-    def note(self) -> str:
-        """Return the scheduler's note on the ending, or that of a node's checks."""
-        return self._note
 
     @property
     def watched(self) -> Sequence[int]:
@@ -326,14 +311,14 @@ class JobHandle:
         """The exit code by the agents: of the first failure anywhere; None while one of them has not ended."""
         failure = self._live.files.failure(self._restart)
         if failure is not None:
-            self._failed_rank = failure.rank
+            self.failed_rank = failure.rank
             return failure.exit_code
         if not records or any(record.exit_code is None for record in records):
             return None
         bad = next((record for record in records if record.exit_code), None)
         if bad is None:
             return 0
-        self._failed_rank, self._note = bad.failed_rank, bad.note
+        self.failed_rank, self.note = bad.failed_rank, bad.note
         return bad.exit_code
 
     def _code_of_engine(self, records: list[NodeRecord]) -> int:
@@ -396,9 +381,9 @@ class JobHandle:
             self._leave_out(silent, seconds=FORGET_SILENCE_SECONDS)
         if code == CHECKS_FAILED_EXIT or silent:
             code, cause = LOST, "node_lost"
-            self._note = "; ".join(f"{node} {why}" for node, why in silent.items()) or self._note
-        self._exit, self._cause = code, cause
-        self._note = self._note or self._live.state.reason
+            self.note = "; ".join(f"{node} {why}" for node, why in silent.items()) or self.note
+        self._exit, self.cause = code, cause
+        self.note = self.note or self._live.state.reason
         if goes_on:
             self._live.goes_on, self._live.restart = True, max(self._live.state.restarts, self._restart + 1)
         else:

@@ -63,8 +63,8 @@ class ArrayHandle(JobHandle):
             self._end(0, "")
         elif now - self._ended_at > FILES_SECONDS:
             if bad is not None:
-                self._failed_rank = bad.failed_rank
-            self._note = "" if bad is not None else "its tasks have ended, and none of them has published"
+                self.failed_rank = bad.failed_rank
+            self.note = "" if bad is not None else "its tasks have ended, and none of them has published"
             code = INTERRUPTED_EXIT if self._control.stop else LOST if bad is None else bad.exit_code or LOST
             self._end(code, "cancelled" if self._control.kill else state.cause if bad is not None else "node_lost")
 
@@ -168,6 +168,8 @@ def done_shards(stage_dir: Path, *, of: int) -> set[int]:
 class JobLauncher:
     """A launcher on top of any scheduler."""
 
+    elsewhere = True
+
     def __init__(
         self,
         scheduler: Scheduler,
@@ -188,11 +190,6 @@ class JobLauncher:
     def name(self) -> str:
         """The scheduler's name."""
         return self.scheduler.name
-
-    @property
-    def elsewhere(self) -> bool:
-        """Stages are jobs."""
-        return True
 
     def facts_of(self, stage: str) -> NodeFacts:
         """Return the facts of the nodes that compute a stage, looked at by a tiny job on one of them."""

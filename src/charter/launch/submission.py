@@ -7,7 +7,7 @@ import hashlib
 import json
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -266,7 +266,10 @@ def supervisor_job(
         command=(like.command[0], "-m", "charter.cli.main", "run", "-C", str(path), "--on", scheduler, "--yes", *words),
         directory=root,
         log=directory / f"log-{token}.txt",
-        environment={**_without_threads(like.environment), SENT: scheduler},
+        environment={
+            **{name: value for name, value in like.environment.items() if not name.endswith("_NUM_THREADS")},
+            SENT: scheduler,
+        },
         nodes=1,
         spare_nodes=0,
         processes_per_node=1,
@@ -287,7 +290,3 @@ def _least(project: Project, stage: str) -> int:
     return stage_processes(
         project, project.pipeline[stage], gpus=asked_accelerators(project, project.pipeline[stage])[1]
     )
-
-
-def _without_threads(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if not name.endswith("_NUM_THREADS")}

@@ -245,7 +245,11 @@ def _explained(database: Database, error: Exception) -> Exception:
 def _explained_server(name: str, error: Exception, why: str) -> Exception:
     state = getattr(getattr(error, "orig", None), "sqlstate", None)
     lost = isinstance(error, DBAPIError) and error.connection_invalidated
-    if lost or (state is None and "OperationalError" in type(error).__name__) or _is_lost(state):
+    if (
+        lost
+        or (state is None and "OperationalError" in type(error).__name__)
+        or (state is not None and state.startswith(LOST_CONNECTION_STATES))
+    ):
         return LedgerUnreachableError(
             f"the ledger {name} cannot be reached ({why})\n  check that the server runs, the address, and the "
             "password (PGPASSFILE or PGPASSWORD), and run again"
@@ -257,10 +261,6 @@ def _explained_server(name: str, error: Exception, why: str) -> Exception:
     if state is not None and state.startswith(("XX", "58", "53")):
         return DataError(f"the server of the ledger {name} reports a fault of its own ({why}); ask who runs it")
     return error
-
-
-def _is_lost(state: str | None) -> bool:
-    return state is not None and state.startswith(LOST_CONNECTION_STATES)
 
 
 STATEMENT_SECONDS = 60.0

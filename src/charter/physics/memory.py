@@ -566,7 +566,11 @@ def least_state_bytes(shape: MemoryShape, layouts: Layouts, constants: TrainingM
     Both exist in every phase of a step, on every stage; the peak is a maximum over phases and stages of sums that
     contain them. A bound, so what it rules out does not fit.
     """
-    layers = np.where((shape.first_layers > 0) & (layouts.pipeline > 1), shape.first_layers, _even(shape, layouts))
+    layers = np.where(
+        (shape.first_layers > 0) & (layouts.pipeline > 1),
+        shape.first_layers,
+        array(np.ceil(shape.model.layers / layouts.pipeline)),
+    )
     parameters = rank_columns(shape.model, layouts, stage="first", layers=array(layers))
     rank = Rank(shape=shape, layouts=layouts, constants=constants, parameters=parameters, stage="first")
     columns = state_columns(rank)
@@ -578,7 +582,3 @@ def offloaded_input_bytes(shape: MemoryShape, layouts: Layouts, constants: Train
     stays = replace(layouts, offload_activations=array(0.0))
     columns = activation_columns(_rank(shape, stays, constants, "first"))
     return array((columns["kept"].values + columns["inputs"].values) * layouts.offload_activations)
-
-
-def _even(shape: MemoryShape, layouts: Layouts) -> Array:
-    return array(np.ceil(shape.model.layers / layouts.pipeline))

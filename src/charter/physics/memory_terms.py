@@ -170,12 +170,8 @@ def base_column(rank: Rank, values: Array) -> ExplainedColumn:
         size=s.base_bytes,
         matrices=p.matrices,
         rest=array(p.total - p.matrices),
-        shards=_base_shards(rank),
+        shards=array(np.where(rank.layouts.zero >= 3, rank.group, 1.0)),
     )
-
-
-def _base_shards(rank: Rank) -> Array:
-    return array(np.where(rank.layouts.zero >= 3, rank.group, 1.0))
 
 
 def _frozen_base(rank: Rank) -> Array:

@@ -238,16 +238,14 @@ def _placement(item: Placed) -> str:
 
 def label_of(item: Placed) -> str:
     """`async: 6 train zero3 dp6 mb4; 2 generate tp1 x2, 64 together`."""
-    trainers = " | ".join(f"{group.size} {_verb(group)} {group.layout.label}" for group in item.trainers)
+    trainers = " | ".join(
+        f"{group.size} {'train' if group.update else 'score'} {group.layout.label}" for group in item.trainers
+    )
     choice = item.generator
     generator = f"generate tp{choice.tensor} x{choice.replicas}, {choice.together} together"
     if item.together:
         return f"{item.arrangement}: {trainers}; {generator}"
     return f"{item.arrangement}: {trainers}; {choice.tensor * choice.replicas} {generator}"
-
-
-def _verb(group: TrainerChoice) -> str:
-    return "train" if group.update else "score"
 
 
 def role_groups_of(

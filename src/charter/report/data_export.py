@@ -16,7 +16,7 @@ from charter.data.convert import parquet_schema, write_parquet, write_rows
 from charter.data.dataset import selected_rows
 from charter.data.rows import row_kind
 from charter.errors import DataError, UsageError
-from charter.report.export import CARD, UNKNOWN_LICENCE, licence_text, markdown_table, record_of_finished
+from charter.report.export import CARD, UNKNOWN_LICENCE, check_target, licence_text, markdown_table, record_of_finished
 from charter.run.graph import build_pipeline
 from charter.spec.project import Project
 
@@ -226,8 +226,7 @@ def export_data(
             f"{', '.join(LEFT_OUT)}. Without --format its model is exported"
         )
     record = record_of_finished(stage, root)
-    if target.exists():
-        raise UsageError(f"{target} exists already; give a directory that does not")
+    check_target(target)
     if (wrong := damaged_output(stage.directory, record, thorough=True)) is not None:
         raise DataError(f"stage {name}: outputs damaged: {wrong}\n  `charter run` publishes them again")
     source = stage.directory / OUTPUTS / RECORDS

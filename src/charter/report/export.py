@@ -164,13 +164,18 @@ CARD, COST = "README.md", "cost.json"
 SCHEMA = "charter.export_cost/1"
 
 
+def check_target(target: Path) -> None:
+    """Refuse a directory that exists."""
+    if target.exists():
+        raise UsageError(f"{target} exists already; give a directory that does not")
+
+
 def export_stage(project: Project, root: Path, name: str, target: Path, *, licence: str = UNKNOWN_LICENCE) -> Record:
     """Write a finished stage's model, its card and its cost to a directory that does not exist yet."""
     pipeline = build_pipeline(project, root)
     stage = pipeline.stage(name)
     record = record_of_finished(stage, root)
-    if target.exists():
-        raise UsageError(f"{target} exists already; give a directory that does not")
+    check_target(target)
     check_outputs(stage.directory, record)
 
     def write(path: Path) -> None:
@@ -301,7 +306,9 @@ def _copy_preference_model(source: Path, target: Path) -> ScoreMeaning:
     head = read_header(source / HEAD_WEIGHTS)
     places: dict[str, str] = {}
     for relative in weights:
-        tensors = {name: item for name, item in read_header(source / relative).items() if not _is_language_head(name)}
+        tensors = {
+            name: item for name, item in read_header(source / relative).items() if not name.startswith("lm_head.")
+        }
         if relative == weights[-1]:
             tensors[SCORE] = head["weight"]
         write_tensors(target / relative, tensors)
@@ -315,10 +322,6 @@ def _copy_preference_model(source: Path, target: Path) -> ScoreMeaning:
         raise DataError(f"{', '.join(changed) or SCORE} changed while it was copied; check the disk and export again")
     settings = json.loads((source / HEAD_SETTINGS).read_text(encoding="utf-8"))
     return _meaning(settings, head["bias"])
-
-
-def _is_language_head(name: str) -> bool:
-    return name.startswith("lm_head.")
 
 
 def _classifier_config(config: dict[str, Any], source: Path) -> dict[str, Any]:

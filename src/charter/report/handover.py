@@ -31,6 +31,7 @@ from charter.plan.plan import Plan
 from charter.plan.project_plan import plan_project, read_inputs
 from charter.plan.stage_plan import StagePlan
 from charter.plan.what_if import with_other_engines
+from charter.report.export import check_target
 from charter.report.handover_pages import (
     DATA_DIR,
     MAPPING,
@@ -229,12 +230,6 @@ def with_engine(project: Project, name: str, engine: Engine) -> Project:
     """The project with one stage in another engine."""
     stage = replace(project.pipeline[name], engine=engine)
     return replace(project, pipeline={**project.pipeline, name: stage})
-
-
-def check_target(target: Path) -> None:
-    """Refuse a directory that exists."""
-    if target.exists():
-        raise UsageError(f"{target} exists already; give a directory that does not")
 
 
 def write_export(made: HandoverExport, target: Path) -> None:

@@ -14,7 +14,7 @@ from charter.engines.common.engine import TrainingEngine
 from charter.engines.common.mapping import MappedField, shown
 from charter.engines.common.rendered import RenderedRun, Resume
 from charter.engines.common.request import CPU, Arrangement, Handover, HandoverPaths, RlPlacement, RolesTogether
-from charter.errors import Problem, SpecError, UsageError
+from charter.errors import SpecError, UsageError
 from charter.launch.job import StageJob, safe_name, yaml_text
 from charter.launch.rendered.skypilot import CLOUDS, sky_accelerator
 from charter.launch.slurm.render import directives
@@ -22,6 +22,7 @@ from charter.physics.node import CORES_PER_ACCELERATOR
 from charter.plan.option import Option, RoleGroup, StageQuestion
 from charter.plan.plan import Plan
 from charter.plan.stage_plan import StagePlan
+from charter.run.preflight import two_kinds
 from charter.spec.architecture import Architecture
 from charter.spec.launching import SlurmSettings
 from charter.spec.ppo_stage import PpoStage
@@ -73,18 +74,8 @@ def handover_of(
         raise UsageError(f"the plan says nothing of how {name} is laid out; stages that train can be handed over")
     option, question = planned.option, planned.searched.question
     if option.beside:
-        kinds = ", ".join(
-            sorted({option.place.accelerator.name, *(group.place.accelerator.name for group in option.beside)})
-        )
-        raise SpecError(
-            [
-                Problem(
-                    path=f"pipeline.{name}.resources",
-                    message=f"planned on two kinds of accelerators at once ({kinds}), which no configuration can tell",
-                    hint="name one in resources.accelerators of the stage",
-                )
-            ]
-        )
+        kinds = {option.place.accelerator.name, *(group.place.accelerator.name for group in option.beside)}
+        raise SpecError([two_kinds(name, kinds)])
     return Handover(
         engine=stage.engine,
         run=project.name,

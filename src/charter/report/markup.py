@@ -137,17 +137,24 @@ def document(*, title: str, body: str, data: str, scripts: Sequence[str] = (), s
     sources = [_asset(name) for name in (CHART_LIBRARY, *scripts, REPORT_SCRIPT)]
     style = "".join(_asset(name) for name in (REPORT_STYLE, *styles))
     hashes = " ".join(f"'sha256-{_sha256(source)}'" for source in sources)
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {hashes}"
+    below = f'\n<script type="application/json" id="data">{data}</script>\n'
+    below += "".join(f"<script>{source}</script>\n" for source in sources)
+    return _page(title, body, style=style, policy=f"; img-src data:; script-src {hashes}", below=below)
+
+
+def still_document(*, title: str, body: str, style: str) -> str:
+    """A page of `body`, already escaped, on which no script runs; `style` follows that of every page."""
+    return _page(title, body, style=_asset(REPORT_STYLE) + style, policy="", below="")
+
+
+def _page(title: str, body: str, *, style: str, policy: str, below: str) -> str:
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" '
+        f"""content="default-src 'none'; style-src 'unsafe-inline'{policy}">"""
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         f"<title>{esc(title)}</title><style>{style}</style></head>\n"
-        f"<body><main>{body}</main>\n"
-        f'<script type="application/json" id="data">{data}</script>\n'
-        + "".join(f"<script>{source}</script>\n" for source in sources)
-        + "</body></html>\n"
+        f"<body><main>{body}</main>{below}</body></html>\n"
     )
 
 

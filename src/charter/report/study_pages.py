@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from importlib.resources import files
 
 import numpy as np
 
 from charter.physics.scaling.study import CurvePoint, Study, constants_of, curve
-from charter.report.markup import Markup, document, esc, join, section, table
+from charter.report.markup import Markup, document, esc, join, section, still_document, table
 from charter.resilience.expected_time import ExpectedTime
 from charter.resilience.scenario import IntervalPoint
 from charter.resilience.simulate import SimulationOutcome
@@ -24,7 +23,6 @@ STYLE = (
 
 def scaling_html(found: Study, *, source: str) -> str:
     """The page of a study; nothing is loaded and no script runs."""
-    css = files("charter.report.assets").joinpath("report.css").read_text(encoding="utf-8")
     law = found.fitted.law
     caption = f"{source}; form {law.form}; a run lies {found.fitted.noise:.2%} from the law (standard deviation)."
     key = "Line: the law's best size; band: p10 to p90; points: runs. Right of the dashed line nothing was fitted."
@@ -36,15 +34,7 @@ def scaling_html(found: Study, *, source: str) -> str:
             section("The largest runs, predicted from the smaller ones", _held_back(found)),
         )
     )
-    policy = "default-src 'none'; style-src 'unsafe-inline'"
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>Scaling law: {esc(source)}</title><style>{css}{STYLE}</style></head>\n"
-        f"<body><main>{body}</main></body></html>\n"
-    )
+    return still_document(title=f"Scaling law: {source}", body=body, style=STYLE)
 
 
 def _drawing(found: Study) -> str:

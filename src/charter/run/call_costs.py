@@ -19,11 +19,6 @@ TIME_SHARE = 0.05
 """Of the supervisor's time that may go into adding calls up: about a second for a million of them."""
 
 
-def calls_place(project: Project, stage: PlannedStage) -> str | Path:
-    """Return the place where the calls of a stage are recorded."""
-    return project.storage.ledger or stage.directory / CALLS_FILE
-
-
 @dataclass(kw_only=True)
 class CallCosts:
     """The calls of one stage while an attempt of it runs."""
@@ -43,7 +38,7 @@ class CallCosts:
         if started < self.not_before and not at_end:
             return ()
         if self._books is None:
-            place = calls_place(self.project, self.stage)
+            place = self.project.storage.ledger or self.stage.directory / CALLS_FILE
             if isinstance(place, Path) and not place.exists():
                 return ()
             self._books = CallBooks.open(place)

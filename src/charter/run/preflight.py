@@ -238,11 +238,19 @@ def check_one_kind(name: str, stage: Stage, execution: Execution | None) -> Iter
     """Problem of a stage whose roles are planned on two kinds of accelerators: an engine's configuration has one."""
     if execution is None or not is_hosted(stage):
         return
-    kinds = sorted({role.accelerator or execution.accelerator for role in execution.roles.values()})
+    kinds = {role.accelerator or execution.accelerator for role in execution.roles.values()}
     if len(kinds) > 1:
-        message = f"planned on two kinds of accelerators at once ({', '.join(kinds)}), which no configuration can tell"
-        hint = "name one in resources.accelerators of the stage"
-        yield Problem(path=f"pipeline.{name}.resources", message=message, hint=hint)
+        yield two_kinds(name, kinds)
+
+
+def two_kinds(name: str, kinds: Iterable[str]) -> Problem:
+    """Return the problem of a stage that is planned on these kinds of accelerators at once."""
+    return Problem(
+        path=f"pipeline.{name}.resources",
+        message=f"planned on two kinds of accelerators at once ({', '.join(sorted(kinds))}), which no configuration "
+        "can tell",
+        hint="name one in resources.accelerators of the stage",
+    )
 
 
 def check_hosted_packages(project: Project, todo: Sequence[PlannedStage]) -> None:

@@ -1,6 +1,6 @@
 """The pipeline as a graph: which stage reads what, in which order they run, what is wrong with the edges."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from charter.errors import Problem
 from charter.spec.project import ModelSpec, Project, Serving
@@ -107,7 +107,7 @@ def _silence(serving: Serving) -> str:
 def _clashes(project: Project) -> list[Problem]:
     problems = []
     owner: dict[str, str] = {}
-    for section, table in _sections(project).items():
+    for section, table in {"models": project.models, "data": project.data, "pipeline": project.pipeline}.items():
         for name in table:
             if name in owner:
                 message = f"the name {name!r} is already used in `{owner[name]}`"
@@ -115,10 +115,6 @@ def _clashes(project: Project) -> list[Problem]:
                 problems.append(Problem(message=message, path=f"{section}.{name}", hint=hint))
             owner.setdefault(name, section)
     return problems
-
-
-def _sections(project: Project) -> dict[str, Mapping[str, object]]:
-    return {"models": project.models, "data": project.data, "pipeline": project.pipeline}
 
 
 def _check_role(

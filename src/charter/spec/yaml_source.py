@@ -237,7 +237,7 @@ def _quotable(lines: list[str]) -> list[str]:
     """Each line as messages may quote it: one that is or belongs to the value of a secret's name is not quoted."""
     quotable, above = list[str](), list[tuple[int, bool]]()
     for line in lines:
-        indent = _indent(line)
+        indent = len(line) - len(line.lstrip())
         if line.strip():
             while above and above[-1][0] >= indent:
                 above.pop()
@@ -248,10 +248,6 @@ def _quotable(lines: list[str]) -> list[str]:
             key = _KEY_ALONE.fullmatch(line)
             above.append((indent, key is not None and without_value(f"{key[1]}: value") != f"{key[1]}: value"))
     return quotable
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
 
 
 class _Reader:

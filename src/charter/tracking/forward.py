@@ -252,7 +252,7 @@ class Senders:
 
     def _is_awaited(self, tracker: str, started: float) -> bool:
         waited = time.monotonic() - started
-        if self._processes[tracker].poll() is not None or is_failing(self._run_dir, tracker):
+        if self._processes[tracker].poll() is not None or health_of(self._run_dir, tracker).get("failures", 0):
             return False
         return waited < float(self._followed.trackers[tracker].get("drain_seconds", 0.0))
 
@@ -267,11 +267,6 @@ class Senders:
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             )
         self._started[tracker] = time.monotonic()
-
-
-def is_failing(run_dir: Path, tracker: str) -> bool:
-    """Return True if the latest delivery to a tracker went wrong."""
-    return bool(health_of(run_dir, tracker).get("failures", 0))
 
 
 def _say(process: "subprocess.Popen[bytes]", words: bytes) -> None:

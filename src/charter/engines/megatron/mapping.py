@@ -415,11 +415,6 @@ PREPARE_SCRIPT, PROGRAM = "prepare.sh", "prepare.py"
 TOKENIZER_WORKERS = 8
 
 
-def prepare_files(handover: Handover) -> dict[str, str]:
-    """A script to run once on one node, and the program that it calls."""
-    return {PREPARE_SCRIPT: _script(handover), PROGRAM: _program(handover)}
-
-
 def _script(handover: Handover) -> str:
     work = handover.paths.work
     lines = [
@@ -482,7 +477,7 @@ def render_megatron(handover: Handover) -> RenderedRun:
     training_arguments(given)
     words, mapping = given.finish()
     return RenderedRun(
-        files=prepare_files(handover),
+        files={PREPARE_SCRIPT: _script(handover), PROGRAM: _program(handover)},
         command=(*_start(handover), SCRIPT, *words),
         mapping=mapping,
         resume=RESUME,

@@ -393,11 +393,6 @@ def lacks_kind(answer: KubectlOutput) -> bool:
     )
 
 
-def already_exists(answer: KubectlOutput) -> bool:
-    """Return True if an object of that name is there."""
-    return _mentions(answer.err, ("alreadyexists", "already exists"))
-
-
 def _mentions(text: str, words: Sequence[str]) -> bool:
     plain = text.lower()
     return any(word in plain for word in words)
@@ -518,7 +513,7 @@ class KubernetesScheduler:
         answer = self._kubectl.run(
             "create", "--filename", "-", checked, "--output", "jsonpath={.metadata.uid}", text=text
         )
-        if answer.code != 0 and not already_exists(answer):
+        if answer.code != 0 and not _mentions(answer.err, ("alreadyexists", "already exists")):
             raise failure(("create", name), answer)
         return answer.out.strip() if answer.code == 0 else ""
 

@@ -178,7 +178,7 @@ class Keeper:
                 placed = {} if group is None else {"scheduling_strategy": _in_bundle(group, rank)}
                 order = _order(record, number, start, rank)
                 task = self._run_agent.options(name=f"{request['name']}-{number}-{rank}", **options, **placed)
-                refs.append(task.remote(order, self._secrets[request["name"]], _myself()))
+                refs.append(task.remote(order, self._secrets[request["name"]], ray.get_runtime_context().current_actor))
             self._refs[request["name"], number] = refs
             if record.cancelled:
                 await end_tasks(refs)
@@ -316,7 +316,3 @@ def _notice(start: UnitStart, nodes: list[dict[str, Any]], leaving: set[str]) ->
 
 def _in_bundle(group: Any, rank: int) -> Any:
     return PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=rank)
-
-
-def _myself() -> Any:
-    return ray.get_runtime_context().current_actor

@@ -347,11 +347,6 @@ class CurvePanel:
         return len(self.lines) > 1 and len({line.points for line in self.lines}) == 1
 
 
-def curve_panels(sides: Sequence[Side]) -> tuple[CurvePanel, ...]:
-    """A panel per metric and group of stages; a metric that never changes is left out."""
-    return tuple(_panels(sides))
-
-
 def stage_groups(sides: Sequence[Side]) -> list[tuple[str | None, ...]]:
     """Stages that answer each other, one name per run: of the same name, else the only ones of a kind that are left.
 
@@ -551,7 +546,7 @@ def compare_runs(sides: Sequence[Side]) -> RunComparison:
         projects=tuple(side.run.project for side in sides),
         spec=spec_rows(sides),
         figures=figures,
-        curves=curve_panels(sides),
+        curves=tuple(_panels(sides)),
         totals=totals(sides),
         stages=stage_spending(sides),
         notes=tuple(_notes(sides, figures)),

@@ -84,7 +84,7 @@ def generation_case(row: Measurement) -> GenerationCase:
     architecture, accelerator = architecture_of(row), accelerator_of(row)
     metric, scale = _metric(row)
     engine = engine_named(row.framework, row.model, row.notes, row.source) or (
-        TRANSFORMERS if _one_stream(row) else VLLM
+        TRANSFORMERS if row.mbs == 1 or "latency" in row.metric else VLLM
     )
     weights = weight_format(row.dtype or row.framework)
     follows = engine.label == "tensorrt-llm"
@@ -159,10 +159,6 @@ def _shares(row: Measurement, devices: float, sequences: float) -> float:
     if re.search(r"per_(gpu|device|chip|accelerator|card)", row.metric):
         return devices
     return sequences if re.search(r"per_(user|request|stream|sequence)$", row.metric) else 1.0
-
-
-def _one_stream(row: Measurement) -> bool:
-    return row.mbs == 1 or "latency" in row.metric
 
 
 def _one_stream_engine(engine: GenerationEngine) -> bool:

@@ -86,7 +86,8 @@ def parallel_layout(job: MeasuredJob) -> Layout:
     elif row.tp is None and row.dp and row.gpus and row.gpus % (row.dp * pipeline * context) == 0:
         left = row.gpus // (row.dp * pipeline * context)
         # Replicas beside a sharded group (HSDP prints dp 1 for 1024 ranks) say nothing of tensor parallelism.
-        tensor = left if left <= max(8, job.accelerator.devices_per_node) and not _is_fsdp(row) else 1
+        is_fsdp = "fsdp" in f"{row.shard} {row.framework}".casefold()
+        tensor = left if left <= max(8, job.accelerator.devices_per_node) and not is_fsdp else 1
     data = max(1, total // (tensor * pipeline * context))
     expert = row.ep or (math.gcd(_experts(job), min(data, 64)) if job.profile.name in RECENT else 1)
     chunks = row.vpp or (ZERO_BUBBLE if _zero_bubble(row) and pipeline > 1 else 0)
@@ -103,10 +104,6 @@ def parallel_layout(job: MeasuredJob) -> Layout:
         offload_optimizer="optim" in row.offload or "param" in row.offload,
         offload_parameters="param" in row.offload,
     )
-
-
-def _is_fsdp(row: Measurement) -> bool:
-    return "fsdp" in f"{row.shard} {row.framework}".casefold()
 
 
 def _zero_bubble(row: Measurement) -> bool:
