@@ -21,6 +21,7 @@ import torch
 from charter.artifacts.job import Job, JobInput, write_job
 from charter.artifacts.stage_dir import StageDir
 from charter.data.dataset import Pair, Turn
+from charter.models.engine_layout import CPU_VALUES
 from charter.models.language_model import LanguageModel
 from charter.models.parallel import parallelize
 from charter.models.preference import PreferenceModel, ScalarModel
@@ -62,7 +63,7 @@ def stage_of(spec, inputs=None):
         spec=spec,
         inputs=inputs or {},
         constitution=None,
-        frozen={"threads": 1, "device": "cpu"},
+        frozen={"threads": 1, "device": "cpu", **CPU_VALUES},
         keep_last=1,
     )
     write_job(path, job)

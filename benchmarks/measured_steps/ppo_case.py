@@ -22,7 +22,8 @@ from charter.train.meter import Meter
 from charter.train.models import frozen_model
 from charter.train.optimizers import make_optimizer
 from charter.train.ppo import PpoTask
-from charter.train.ppo_rollout import PpoModels, Sampler
+from charter.train.ppo_rollout import Sampler
+from charter.train.ppo_sequences import PpoModels
 from charter.train.ppo_step import Update
 from charter.train.setup import Setup
 

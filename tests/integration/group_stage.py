@@ -21,7 +21,9 @@ def run(stage: StageDir) -> None:
     target = stage.job.spec.steps or 6  # type: ignore[attr-defined]
     rank, world = rank_of_process(), int(os.environ["WORLD_SIZE"])
     step, value, looks = 0, str(stage.job.seed), 0
-    if (checkpoint := stage.latest_checkpoint()) is not None:
+    # Rank 0 alone sweeps and cuts, as in training; nothing is written before the first meeting.
+    checkpoint = stage.checkpoints.newest() if rank else stage.latest_checkpoint()
+    if checkpoint is not None:
         step, value = checkpoint.step, json.loads((checkpoint.path / "value.json").read_text())["value"]
     (stage.path / f"pid-{rank}").write_text(f"{os.getpid()} {os.environ['CHARTER_GROUP']}")
     while step < target:

@@ -143,3 +143,18 @@ def test_pretraining_of_the_prototype_takes_about_75_seconds(lab):
     )
     terms = cpu_phase_terms(role, phase, processor=machine.processor(), dtype="bf16")
     assert sum(term.value for term in terms) == pytest.approx(75, rel=0.5)
+
+
+def test_a_core_reads_a_prompt_once_for_all_its_answers(lab):
+    """Without tokens of answers, which are drawn one by one."""
+    role = Role(name="policy", architecture=lab.TINY, model="base")
+    phase = RolePhase(
+        name="generate", work="generate", role="policy", steps=1, batch=8, prompt_tokens=128, longest_tokens=128
+    )
+
+    def operations(share):
+        shared = replace(phase, read_share=share)
+        terms = cpu_phase_terms(role, shared, processor=lab.MACHINE.processor(), dtype="fp32")
+        return next(term.value for term in terms if "arithmetic" in term.name)
+
+    assert operations(1.0) / operations(1 / 8) == pytest.approx(8)

@@ -18,6 +18,7 @@ from typing import Any
 
 from charter.artifacts import faults, fence
 from charter.artifacts.fingerprint import FULL, FileFact, check_chunks, disk_full_is_said
+from charter.artifacts.group import GROUP
 from charter.errors import DataError, loads_json
 
 TEMPORARY, DISCARDED = ".tmp-", ".gc-"
@@ -25,10 +26,15 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EMLINK)
 """What a file system without hard links answers; there two writers of one name are not told apart."""
 
 
+def temporary_beside(path: Path) -> Path:
+    """Return a new name for what is being written, which bears the start of the stage that this process belongs to."""
+    return path.with_name(f"{TEMPORARY}{path.name}-{os.environ.get(GROUP, '')}-{uuid.uuid4().hex[:8]}")
+
+
 def write_file(path: Path, data: bytes | str) -> None:
     """Replace a file durably: readers see the old content or the new, never a part."""
     content = data.encode() if isinstance(data, str) else data
-    temporary = path.with_name(f"{TEMPORARY}{path.name}-{uuid.uuid4().hex[:8]}")
+    temporary = temporary_beside(path)
     with disk_full_is_said(path, needed_bytes=len(content), clean=temporary):
         with faults.durable_action(f"write {path.name}", writes=temporary):
             write_synced(temporary, content)
@@ -37,7 +43,7 @@ def write_file(path: Path, data: bytes | str) -> None:
 
 def write_new(path: Path, content: bytes) -> bool:
     """Write a file durably where none is; False, and nothing is changed, where one is. Of several only one succeeds."""
-    temporary = path.with_name(f"{TEMPORARY}{path.name}-{uuid.uuid4().hex[:8]}")
+    temporary = temporary_beside(path)
     with disk_full_is_said(path, needed_bytes=len(content), clean=temporary):
         with faults.durable_action(f"write {path.name}", writes=temporary):
             write_synced(temporary, content)
@@ -60,7 +66,7 @@ def write_new(path: Path, content: bytes) -> bool:
 
 def write_chunks(path: Path, chunks: Iterable[bytes], expected: FileFact) -> None:
     """Replace a file durably by what is read from elsewhere, when it has this size and hash; a DataError if not."""
-    temporary = path.with_name(f"{TEMPORARY}{path.name}-{uuid.uuid4().hex[:8]}")
+    temporary = temporary_beside(path)
     with disk_full_is_said(path, needed_bytes=expected.bytes, clean=temporary):
         with faults.durable_action(f"copy {path.name}", writes=temporary):
             check_chunks(path.name, _written(temporary, chunks), expected)
@@ -94,7 +100,7 @@ def write_hint(path: Path, value: object) -> None:
 
     A full disk is ignored, and so is one that may only be read.
     """
-    temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}")
+    temporary = temporary_beside(path)
     try:
         temporary.write_text(json.dumps(value), encoding="utf-8")
         temporary.replace(path)
@@ -198,12 +204,16 @@ def discard_dir(path: Path) -> None:
 
 
 def sweep(directory: Path) -> None:
-    """Remove what crashes left half-written or half-removed in a directory that nobody else writes to."""
+    """Remove what crashes left half-written or half-removed.
+
+    Processes of this very start may be writing already, before the first one has come to this: theirs stays.
+    """
     if not directory.is_dir():
         return
     fence.check(directory)
+    ours = f"-{os.environ[GROUP]}-" if GROUP in os.environ else None
     for path in sorted(directory.iterdir()):
-        if path.name.startswith((TEMPORARY, DISCARDED)):
+        if path.name.startswith((TEMPORARY, DISCARDED)) and (ours is None or ours not in path.name):
             with faults.durable_action(f"sweep {path.name}", removes=path):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 

@@ -14,7 +14,6 @@ import os
 import re
 import stat
 import unicodedata
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any, BinaryIO
 from urllib.parse import unquote
 
 from charter.artifacts import durable, faults
-from charter.artifacts.durable import TEMPORARY, make_dir, move, sync_dir, write_synced
+from charter.artifacts.durable import make_dir, move, sync_dir, temporary_beside, write_synced
 from charter.artifacts.fingerprint import FileFact, disk_full_is_said, facts_of, files_under, require_free
 from charter.errors import DataError, loads_json
 
@@ -143,7 +142,7 @@ def begin_dir(target: Path, *, expected_bytes: int = 0) -> Path:
     """An empty temporary directory beside `target`, when there is room for what is expected."""
     make_dir(target.parent)
     require_free(target, expected_bytes)
-    temporary = target.with_name(f"{TEMPORARY}{target.name}-{uuid.uuid4().hex[:8]}")
+    temporary = temporary_beside(target)
     with (
         removed_on_error(target, temporary, needed_bytes=expected_bytes),
         faults.durable_action(f"make {target.name}"),

@@ -541,3 +541,19 @@ EXPERT_READERS: Mapping[str, Callable[[Config], Architecture]] = {
     "dbrx": dbrx,
 }
 """`model_type` -> reader."""
+
+_WIDTHS = "layers whose heads, keys or embeddings are of unlike widths are not modelled"
+
+UNSUPPORTED: Mapping[str, str] = {
+    "mllama": "its decoder reads pictures by cross-attention, which is not modelled",
+    "whisper": "an encoder and decoder joined by cross-attention are not modelled",
+    "t5": "an encoder and decoder joined by cross-attention are not modelled",
+    "zamba2": "layers that share weights are not modelled",
+    "deepseek_v4": "attention to compressed blocks of positions is not modelled",
+    "gemma4": _WIDTHS,
+    "gemma4_text": _WIDTHS,
+    "hunyuan_v1_moe": "a shared MLP whose width no key says is not modelled",
+    "beam": "attention with a biased gate is not modelled",
+    "diffllama": "attention by the difference of two softmaxes is not modelled",
+}
+"""`model_type` -> why there is no reader."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from charter.cli.common import DirOption, JsonOption, SetOption, open_project, print_json, project_root
+from charter.cli.common import DirOption, JsonOption, SetOption, check_project, open_project, print_json, project_root
 from charter.units import format_moment
 
 if TYPE_CHECKING:
@@ -170,5 +170,7 @@ def stop(
 
     root = project_root(directory)
     lines = stop_run(root, wait_seconds=wait)
+    if not lines and not (root / "run").is_dir():
+        check_project(directory)
     for line in lines or [f"no run is active in {root}"]:
         print(line)

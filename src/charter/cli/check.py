@@ -8,6 +8,7 @@ import typer
 
 from charter.cli.common import DirOption, JsonOption, open_project, print_json, project_root
 from charter.errors import ExitCode
+from charter.spec import PROJECT_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 def check_command(
     config: Annotated[
         Path, typer.Argument(help="charter.yaml, or the directory it lies in.", show_default=False)
-    ] = Path("charter.yaml"),
+    ] = Path(PROJECT_FILE),
     expand: Annotated[
         bool, typer.Option("--expand", help="Print the whole project: presets expanded, defaults written out.")
     ] = False,
@@ -107,7 +108,7 @@ def doctor(
     from charter.run.doctor import examine
 
     root = project_root(directory)
-    has_project = (root / "charter.yaml").is_file() or directory.is_file()
+    has_project = (root / PROJECT_FILE).is_file() or directory.is_file()
     if on is not None and on not in (*LOOKS, "local"):
         raise UsageError(f"--on {on}: no such launcher; Charter can look at local, {', '.join(LOOKS)}")
     if on is not None and not has_project:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from charter.spec import PROJECT_FILE
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -48,22 +50,42 @@ def project_root(directory: Path) -> Path:
 def open_project(directory: Path, overrides: list[str] | None = None) -> "tuple[Project, Path]":
     """Read the project of a directory (or of a charter.yaml)."""
     from charter.engines.project import load_project
-    from charter.errors import UsageError
 
     root = project_root(directory)
-    path = directory if directory.is_file() else root / "charter.yaml"
-    if not directory.exists():
-        raise UsageError(
-            f"there is no file or directory {directory}\n"
-            "  give the directory of a project; `charter init --template cai-tiny DIR` writes one"
-        )
-    if not path.is_file():
-        below = sorted(item.parent.name for item in root.glob("*/charter.yaml"))
-        near = f"one is in {below[0]}: give -C {below[0]}" if below else "go to a project or give it with -C DIR"
-        raise UsageError(
-            f"there is no charter.yaml in {root}\n  {near}; `charter init --template cai-tiny DIR` writes one"
-        )
+    path = directory if directory.is_file() else root / PROJECT_FILE
+    check_project(directory)
     return load_project(path, overrides=overrides or (), env=dict(os.environ)), root
+
+
+def check_project(directory: Path) -> None:
+    """Raise a `UsageError` that names what is near where a path is neither a project nor its file."""
+    from charter.errors import UsageError
+
+    if not directory.exists():
+        above = directory.parent
+        if directory.suffix in (".yml", ".yaml") and (above / PROJECT_FILE).is_file():
+            near = f"{above / PROJECT_FILE} is there"
+        elif directory.suffix not in (".yml", ".yaml") and _has_stage(above, directory.name):
+            near = f"{directory.name} is a stage of the project here; charter run --only {directory.name} runs it"
+        else:
+            near = _projects_below(above) or "give the directory of a project"
+        raise UsageError(f"there is no file or directory {directory}\n  {near}{_WRITES_ONE}")
+    if not directory.is_file() and not (directory / PROJECT_FILE).is_file():
+        near = _projects_below(directory) or "go to a project or give it with -C DIR"
+        raise UsageError(f"there is no charter.yaml in {project_root(directory)}\n  {near}{_WRITES_ONE}")
+
+
+_WRITES_ONE = "; `charter init --template cai-tiny DIR` writes one"
+
+
+def _projects_below(directory: Path) -> str:
+    below = sorted(directory.glob(f"*/{PROJECT_FILE}"))
+    return f"one is in {below[0].parent}: give -C {below[0].parent}" if below else ""
+
+
+def _has_stage(directory: Path, name: str) -> bool:
+    project = loadable_project(directory) if (directory / PROJECT_FILE).is_file() else None
+    return project is not None and name in project.pipeline
 
 
 def planned_project(path: Path, template: str | None, overrides: list[str] | None) -> "tuple[Project, Path]":
@@ -80,7 +102,7 @@ def planned_project(path: Path, template: str | None, overrides: list[str] | Non
 def project_of_text(text: str, overrides: list[str]) -> "tuple[Project, Path]":
     """The project of a text that is in no file."""
     directory = _lasting_directory()
-    (directory / "charter.yaml").write_text(text, encoding="utf-8")
+    (directory / PROJECT_FILE).write_text(text, encoding="utf-8")
     return open_project(directory, overrides)
 
 
@@ -165,6 +187,14 @@ def console(pipe_width: int = PIPE_WIDTH, *, markup: bool = False) -> "Console":
 
     has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(highlight=markup, markup=markup, width=None if has_width else pipe_width)
+
+
+PLAN_PIPE_WIDTH = 140
+
+
+def plan_console() -> "Console":
+    """The terminal's width; a file or pipe gets lines wide enough for the tables of a plan."""
+    return console(PLAN_PIPE_WIDTH, markup=True)
 
 
 def plain_table(*columns: tuple[str, str]) -> "Table":

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from charter.cli.common import JsonOption, SetOption, print_json, write_asked
+from charter.cli.common import JsonOption, SetOption, plan_console, print_json, write_asked
 from charter.errors import loads_json
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ def compare(
 
         print_json(comparison(compared))
         return
-    from charter.cli.plan import plan_console
     from charter.report.compare_table import saved_table
 
     plan_console().print(saved_table(compared))
@@ -97,7 +96,6 @@ def _compare_runs(things: list[str], *, as_json: bool, html: Path | None, all_fi
     if as_json:
         print_json(result.to_json())
         return
-    from charter.cli.plan import plan_console
     from charter.report.run_compare.views import comparison_text
 
     plan_console().print(comparison_text(result, all_figures=all_figures))

@@ -172,13 +172,11 @@ def tasks(
 
 def _write(rows: "Callable[[], Iterable[Mapping[str, Any]]]", out: Path) -> None:
     """Write to a temporary file beside the target, which appears whole or not at all."""
-    import uuid
-
     from charter.artifacts import durable
     from charter.data.convert import write_rows
     from charter.errors import UsageError
 
-    temporary = out.with_name(f"{durable.TEMPORARY}{out.name}-{uuid.uuid4().hex[:8]}")
+    temporary = durable.temporary_beside(out)
     try:
         write_rows(rows, out, temporary)
         durable.move(temporary, out)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from charter.spec import PROJECT_FILE
+
 if TYPE_CHECKING:
     from charter.errors import Problem
     from charter.plan.ask import Inquiry, KindFile
@@ -173,7 +175,7 @@ def project_reader(context: typer.Context, file: "KindFile | None", path: Path, 
 
     given = context.params
     if file is None:
-        if given["template"] is None and path == Path(".") and not Path("charter.yaml").exists():
+        if given["template"] is None and path == Path(".") and not Path(PROJECT_FILE).exists():
             _refuse_no_project()
         return lambda more: planned_project(path, given["template"], [*changes, *more])
 

@@ -72,6 +72,11 @@ GUESSED: Mapping[str, str] = {
     "models": "catalog models",
     "estimate": "plan",
     "train": "run",
+    "start": "run",
+    "up": "run",
+    "validate-config": "check",
+    "lint": "check",
+    "tail": "logs",
     "launch": "submit",
     "list": "status",
     "download": "artifacts fetch",
@@ -82,6 +87,7 @@ GUESSED: Mapping[str, str] = {
     "kill": "stop",
     "dashboard": "ui",
     "bill": "cost",
+    "price": "catalog prices",
     "version": "--version",
 }
 """First words of other tools, answered with the verb here."""
@@ -182,12 +188,12 @@ class Verbs(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read what stands before the verb."""
         ctx.meta[WORDS] = tuple(args)
-        with _slips_told():
+        with _slips_told(args):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb; an option of another tool is answered with the key of charter.yaml that it stands for."""
-        with _slips_told(), UNTIL_THE_END:
+        with _slips_told(ctx.meta[WORDS]), UNTIL_THE_END:
             return super().invoke(ctx)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -251,13 +257,29 @@ TYPED = {
     r"Input should be less than or equal to ": "give at most ",
     r"\. Did you mean": "; did you mean",
     r"extra argument\(s\)": "extra word",
+    r"requires an argument": "needs a value",
+    r"[Mm]issing argument 'stage'": "name a stage, as charter status lists them",
     r"[Mm]issing option '--accelerator'.*": "say on which accelerators: --on H100:8",
 }
 """What the parser of words says, and what Charter does."""
+INSTEAD: Mapping[tuple[str, str], str] = {
+    **{
+        (f"charter {verb}", option): f"name the file itself, charter {verb} charter.yaml"
+        for verb in ("run", "plan", "check")
+        for option in ("--config", "--file", "-f", "-c")
+    },
+    ("charter run", "--resume"): "charter run goes on from the last checkpoints by itself",
+    ("charter run", "--force"): "charter run again STAGE has a stage computed anew",
+    ("charter check", "--json"): "charter check says all in its exit code, 2 for errors, and a line for each error",
+    ("charter", "-v"): "it is --version; CHARTER_DEBUG=1 before a command shows where an error happened",
+    ("charter", "-V"): "it is --version",
+    ("charter", "--verbose"): "CHARTER_DEBUG=1 before a command shows where an error happened",
+}
+"""Options of other tools by the command that has none of that name, and what to say instead."""
 
 
 @contextmanager
-def _slips_told() -> Iterator[None]:
+def _slips_told(words: Sequence[str]) -> Iterator[None]:
     """Tell a slip on the command line as every other error is told."""
     try:
         yield
@@ -265,18 +287,22 @@ def _slips_told() -> Iterator[None]:
         # typer has its own copy of click since 0.25: the class differs, its attributes do not.
         if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
             raise
-        raise UsageError(_slip(error, getattr(error, "ctx", None))) from None
+        raise UsageError(_slip(error, getattr(error, "ctx", None), words)) from None
 
 
-def _slip(error: Any, ctx: Any) -> str:
+def _slip(error: Any, ctx: Any, words: Sequence[str]) -> str:
     """Return what is wrong with the words of a command line."""
-    command = "charter" if ctx is None else ctx.command_path
+    # An option without its value is reported without the command that it stands behind.
+    verb = next((verb for verb in (" ".join(words[:2]), *words[:1]) if verb in COMMANDS), "")
+    command = f"charter {verb}".rstrip() if ctx is None else ctx.command_path
     option = getattr(error, "option_name", None) if type(error).__name__ == "NoSuchOption" else None
     if option is None or ctx is None:
         text = str(error.format_message()).rstrip(".")
         for pattern, says in TYPED.items():
             text = re.sub(pattern, says, text)
         return f"{text[:1].lower()}{text[1:]}" + ("" if text.endswith("?") else f"; {command} --help explains")
+    if (ctx.command_path, option) in INSTEAD:
+        return f"{command} has no option {option}: {INSTEAD[ctx.command_path, option]}"
     if (key := _key_of_option(option, ctx)) is not None:
         return key
     near = get_close_matches(option, [name for item in ctx.command.params for name in item.opts], n=2, cutoff=0.75)

@@ -15,6 +15,7 @@ from charter.cli.common import (
     SetOption,
     SweepOption,
     check_writable,
+    plan_console,
     print_json,
     with_chosen_engines,
     write_asked,
@@ -47,8 +48,6 @@ from charter.cli.inquiry import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from charter.cli.inquiry import Reader
     from charter.plan.knowledge import Knowledge
     from charter.plan.plan import Plan
@@ -211,16 +210,6 @@ def print_probe(report: "ProbeReport") -> None:
     out.print(
         f"written: {report.calibration} ({len(report.paces)} paces); the plan below uses it, and so will later ones\n"
     )
-
-
-PIPE_COLUMNS = 140
-
-
-def plan_console() -> "Console":
-    """The terminal's width; a file or pipe gets lines wide enough for the tables of a plan."""
-    from charter.cli import common
-
-    return common.console(PIPE_COLUMNS, markup=True)
 
 
 def plan(

@@ -17,6 +17,7 @@ from charter.cli.common import (
     write_asked,
 )
 from charter.errors import UsageError
+from charter.spec import PROJECT_FILE
 
 if TYPE_CHECKING:
     from charter.report.samples import SampleSource
@@ -73,7 +74,7 @@ def _print(root: Path) -> None:
 def _plan_before_the_first_run(directory: Path) -> dict[str, Any] | None:
     """A plan made now, where no run has left one; None where there is one, or no charter.yaml to plan."""
     root = project_root(directory)
-    if (root / "run" / "plan.json").exists() or not (root / "charter.yaml").exists():
+    if (root / "run" / "plan.json").exists() or not (root / PROJECT_FILE).exists():
         return None
     from charter.plan.project_plan import plan_project
 

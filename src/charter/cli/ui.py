@@ -49,8 +49,7 @@ def ui(
 ) -> None:
     """Show runs, costs and plans in a browser; only for whoever has the printed address."""
     from charter.dashboard.reading import check_roots
-    from charter.dashboard.serving import missing_extra, serve
-    from charter.dashboard.site import Settings, token_from
+    from charter.dashboard.site import Settings, missing_extra, token_from
     from charter.inference.serve.protocol import is_loopback
     from charter.redaction import show
 
@@ -67,11 +66,11 @@ def ui(
         key=tls_key,
         names=tuple(name or ()),
     )
+    try:
+        from charter.dashboard.app import export_pages, serve
+    except ImportError as error:
+        raise missing_extra(error) from error
     if export is not None:
-        try:
-            from charter.dashboard.app import export_pages
-        except ImportError as error:
-            raise missing_extra(error) from error
         count = export_pages(settings, export)
         typer.echo(f"Wrote {count} pages to {export}; open {export / 'index.html'}")
         return

@@ -34,6 +34,7 @@ from charter.run.graph import ACCEPTED_FILE, Pipeline, PlannedStage, build_pipel
 from charter.run.paths import RUN, TAGS_FILE, own_tags, run_dir, stages_dir
 from charter.run.planned import plan_of_this_schema
 from charter.run.staleness import states_of
+from charter.spec import PROJECT_FILE
 from charter.spec.load import BUDGET_FILE
 from charter.spec.project import Project
 from charter.tracking.base import IMPORTED_METRICS, METRICS
@@ -41,7 +42,6 @@ from charter.tracking.progress import EVENTS_FILE
 from charter.tracking.run_facts import PLAN_FILE
 from charter.units import format_moment
 
-FILE = "charter.yaml"
 DEEPEST = 4
 """Levels below a given directory; projects lie beside each other, not far down."""
 MOST = 2000
@@ -90,7 +90,7 @@ def key_of(root: Path) -> str:
 
 
 def _walk(directory: Path, levels: int) -> Iterable[Path]:
-    if (directory / FILE).is_file() or (directory / RUN / EVENTS_FILE).is_file():
+    if (directory / PROJECT_FILE).is_file() or (directory / RUN / EVENTS_FILE).is_file():
         yield directory
         return
     if not levels:
@@ -495,25 +495,25 @@ class ProjectReader:
     def _load(self) -> tuple[Project | None, str]:
         from charter.engines.project import load_project
 
-        path = self.found.root / FILE
+        path = self.found.root / PROJECT_FILE
         stamp = (stamp_of(path), stamp_of(run_dir(self.found.root) / BUDGET_FILE))
         if self._project is not None and self._project[0] == stamp:
             return self._project[1], self._project[2]
         project: Project | None = None
         problem = ""
         if stamp[0] is None:
-            problem = f"there is no {FILE} here any more: what the run has left is shown"
+            problem = f"there is no {PROJECT_FILE} here any more: what the run has left is shown"
         else:
             try:
                 project = load_project(path, env=dict(os.environ))
             except CharterError as error:
-                problem = f"{FILE} does not load; what the run has left is shown\n{error}"
+                problem = f"{PROJECT_FILE} does not load; what the run has left is shown\n{error}"
         self._project = (stamp, project, problem)
         return project, problem
 
     def _pipeline_of(self, project: Project) -> tuple[Pipeline | None, str]:
         root = self.found.root
-        stamp = (stamp_of(root / FILE), stamp_of(run_dir(root) / ACCEPTED_FILE))
+        stamp = (stamp_of(root / PROJECT_FILE), stamp_of(run_dir(root) / ACCEPTED_FILE))
         cached = self._pipeline
         if cached is not None and cached[0] == stamp and time.monotonic() - cached[1] < PIPELINE_SECONDS:
             return cached[2], cached[3]
@@ -528,7 +528,7 @@ class ProjectReader:
     def _version(self) -> str:
         """A hash over the stamps of all files that a snapshot is made from."""
         root, where = self.found.root, run_dir(self.found.root)
-        seen: list[object] = [stamp_of(root / FILE)]
+        seen: list[object] = [stamp_of(root / PROJECT_FILE)]
         for name in (ACCEPTED_FILE, APPROVALS, PLAN_FILE, EVENTS_FILE, LEDGER_FILE, TAGS_FILE):
             seen.append(stamp_of(where / name))
         seen.append(_log_stamp(where / f"{LEDGER_FILE}-wal"))

@@ -1,4 +1,4 @@
-"""All projects that this dashboard shows."""
+"""All projects that this dashboard shows, and its settings."""
 
 import os
 import secrets
@@ -14,7 +14,7 @@ from charter.dashboard.reading import ProjectReader, find_projects
 from charter.dashboard.snapshot import Snapshot, Stamp, stamp_of
 from charter.dashboard.view.run_parts import Curve, PhaseShare, Steady, curves_of, phases_of, steady_of
 from charter.dashboard.work.pool import Workers
-from charter.errors import UsageError
+from charter.errors import MissingExtraError, UsageError, how_to_install
 from charter.inference.serve.protocol import is_loopback
 from charter.metering.row import METER_GLOB, MeterRow, row_of
 from charter.tracking.base import TIME, metric_point
@@ -326,3 +326,10 @@ class ProjectSite:
         if reader is not None:
             return reader.snapshot().version
         return "/".join(item.snapshot().version if item.is_read else "unread" for item in self.readers())
+
+
+def missing_extra(error: ImportError) -> MissingExtraError:
+    """Return the error that names the extra to install; raise the given error where a module of ours is missing."""
+    if (error.name or "charter").partition(".")[0] == "charter":
+        raise error
+    return MissingExtraError(f"the dashboard needs {error.name}, which is not installed: {how_to_install('ui')}")

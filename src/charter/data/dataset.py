@@ -106,13 +106,13 @@ __all__ = [
     "Turn",
     "data_facts",
     "each_conversation",
+    "each_prompt",
     "each_text",
     "read_conversations",
     "read_critiques",
     "read_pairs",
     "read_prompts",
     "read_questions",
-    "read_texts",
     "selected_rows",
 ]
 
@@ -206,13 +206,6 @@ def read_questions(
     return tuple(each_row(path, spec, skipped, lambda row: [choice_question_of(row)]))
 
 
-def read_texts(
-    path: Path, spec: DataSpec | None = None, skipped: SkippedRows | None = None
-) -> tuple[Conversation, ...]:
-    """Anything that can be read as text, for pretraining; of a pair both answers, unless `column` names one."""
-    return tuple(each_text(path, spec, skipped))
-
-
 def each_conversation(
     path: Path, spec: DataSpec | None = None, skipped: SkippedRows | None = None
 ) -> Iterator[Conversation]:
@@ -221,7 +214,7 @@ def each_conversation(
 
 
 def each_text(path: Path, spec: DataSpec | None = None, skipped: SkippedRows | None = None) -> Iterator[Conversation]:
-    """Yield the texts of `read_texts` one after the other."""
+    """Yield anything that can be read as text, for pretraining; of a pair both answers, unless `column` names one."""
     return each_row(path, spec, skipped, lambda row: _texts(row, spec))
 
 

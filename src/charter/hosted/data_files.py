@@ -25,14 +25,14 @@ from charter.engines.common.engine import NOTHING, PARQUET, TOKENS
 from charter.engines.common.reward_file import row_text
 from charter.engines.installed import adapter_of
 from charter.errors import DataError, UsageError, needing
-from charter.hosted.classifier import check_prompts
+from charter.hosted.weights import check_prompts
 from charter.inference.score import encode_scored
 from charter.models.chat import encode_prompt
 from charter.models.ranks import Ranks
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.stage import DpoStage, PreferenceModelStage, PretrainStage, SftStage
 from charter.spec.stage_base import Optimization
-from charter.train.dpo import encode_pair
+from charter.train.encoded_pairs import encode_dpo_pair
 from charter.train.packing import pack
 from charter.train.preference_model import stage_pairs
 from charter.train.schedule import batch_rows, total_steps
@@ -85,7 +85,7 @@ def dpo_rows(pairs: Sequence[Pair], tokenizer: Any, seq_len: int, *, drops: bool
     rows: list[dict[str, Any]] = []
     tokens, cut = [], 0
     for pair in pairs:
-        encoded = encode_pair(tokenizer, pair, max_tokens=1 << 30)
+        encoded = encode_dpo_pair(tokenizer, pair, max_tokens=1 << 30)
         if drops and len(encoded.prompt) >= seq_len:
             continue
         rows.append(

@@ -26,7 +26,6 @@ from charter.artifacts.stage_process import PEER_EXIT, PEER_LOST
 from charter.engines import handover_engine
 from charter.engines.installed import checkout_of, interpreter_of
 from charter.errors import DataError, InterruptedRunError, StageError
-from charter.hosted import guard
 from charter.launch.job import ENGINE_NODES
 from charter.launch.machine import LOOPBACK, VISIBLE, free_port
 
@@ -78,6 +77,8 @@ _OF_CHARTERS_PROCESS = (
     "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV",
 )  # fmt: skip
 """Variables that say what Charter's own process is, and would mislead an engine's."""
+GUARD = Path(__file__).resolve().with_name("guard.py")
+"""Run as a file: it needs nothing of Charter's."""
 END_SECONDS = 60.0
 """How long killed processes may take to be gone: memory of an accelerator is freed first."""
 
@@ -93,7 +94,7 @@ class EngineProcess:
         try:
             with log.open("ab") as output:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", str(Path(guard.__file__).resolve()), str(read), *command],
+                    [sys.executable, "-I", str(GUARD), str(read), *command],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

@@ -10,8 +10,8 @@ from charter.artifacts import durable
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
 from charter.engines.common.files import link_tree
-from charter.hosted.classifier import stage_models
 from charter.hosted.data_files import DATA, write_data
+from charter.hosted.weights import stage_models
 from charter.models.engine_layout import StageLayout
 from charter.models.ranks import Ranks
 from charter.train.meter import Meter

@@ -38,7 +38,6 @@ from charter.engines.common.rendered import RenderedRun
 from charter.engines.common.request import Handover, HandoverPaths
 from charter.engines.installed import ENGINE, adapter_of
 from charter.errors import DataError, InterruptedRunError, StageError
-from charter.hosted.classifier import StageModels, stage_models
 from charter.hosted.data_files import DATA, DataFiles, write_data
 from charter.hosted.engine_process import (
     BY_TORCHRUN,
@@ -56,7 +55,7 @@ from charter.hosted.engine_process import (
     run_beside,
     start_engine,
 )
-from charter.hosted.left_weights import check_language_model, write_merged
+from charter.hosted.weights import StageModels, check_language_model, stage_models, write_merged
 from charter.launch.handing_over import handover_of, placement_of
 from charter.models.engine_layout import StageLayout
 from charter.models.preference import HEAD_FILE, HEAD_WEIGHTS, load_preference_model

@@ -18,12 +18,7 @@ from charter.engines.native.capabilities import FUSED_TYPES
 from charter.models.adapters import adapter_matrices, base_layer
 from charter.models.engine_layout import DEFAULT_ATTENTION
 from charter.models.runtime import SIXTEEN_BITS, is_queued
-
-ROOM_COLUMNS = 128
-"""Columns that are added at once. Attention reads all of them, and a graph is recorded anew when there are more: twice
-the time to launch a token, against 126 tokens that are launched at once."""
-ALIGNED_COLUMNS = 16
-"""Columns come in such numbers: fused attention copies a bias whose rows are of another length."""
+from charter.physics.inference_memory import ALIGNED_COLUMNS, ROOM_COLUMNS, aligned_columns
 
 
 @dataclass
@@ -49,7 +44,7 @@ class JointCache:
     ) -> "JointCache":
         """Take over rows of a cache after the prompts, layer by layer; None as mask where no row is padded."""
         pairs, used = [], cache.layers[0].keys.shape[2]
-        columns = _aligned(used + ROOM_COLUMNS)
+        columns = aligned_columns(used + ROOM_COLUMNS)
         for layer in cache.layers:
             keys_LHTD, values_LHTD = layer.keys[row_L], layer.values[row_L]
             rows, heads, _, size = keys_LHTD.shape
@@ -78,7 +73,7 @@ class JointCache:
     def make_room(self, columns: int) -> None:
         """See to it that so many columns fit."""
         if columns > self.bias_LT.shape[1]:
-            more = _aligned(columns + ROOM_COLUMNS) - self.bias_LT.shape[1]
+            more = aligned_columns(columns + ROOM_COLUMNS) - self.bias_LT.shape[1]
             pad = torch.nn.functional.pad
             self._change(lambda pair_LNTD: pad(pair_LNTD, (0, 0, 0, more)))
             self.bias_LT = pad(self.bias_LT, (0, more), value=float("-inf"))
@@ -95,10 +90,6 @@ class JointCache:
         self.graph, self.is_warm = None, False
         for number in range(len(self.pairs_LNTD)):
             self.pairs_LNTD[number] = change(self.pairs_LNTD[number])
-
-
-def _aligned(columns: int) -> int:
-    return -(-columns // ALIGNED_COLUMNS) * ALIGNED_COLUMNS
 
 
 @contextlib.contextmanager

@@ -17,11 +17,8 @@ from charter.inference.fused import FusedDecoder, JointCache, autocast_as_is
 from charter.models.engine_layout import DEFAULT_ATTENTION
 from charter.models.language_model import LanguageModel
 from charter.models.length_groups import CUDA_PASS_TOKENS, length_groups
-from charter.models.runtime import is_queued, on_device, precision
-from charter.physics.inference_memory import PASS_TOKENS
-
-ROOM_TOKENS = 64
-"""Columns that are added at once: the copy of a row's keys is then 1/64 of what one at every token takes."""
+from charter.models.runtime import is_queued, on_device, precision, reads_prompts_once
+from charter.physics.inference_memory import DRAWN_LOGITS, PASS_TOKENS, ROOM_TOKENS
 
 
 class RoomyLayer(DynamicLayer):  # type: ignore[misc]
@@ -105,6 +102,15 @@ def choose(logits_BV: Tensor, draw_B: Tensor, settings: SamplingSettings) -> Ten
     """The first token whose cumulative probability exceeds the draw; the likeliest one at temperature 0."""
     if settings.temperature == 0:
         return logits_BV.argmax(-1)
+    rows = max(1, DRAWN_LOGITS // logits_BV.shape[1])
+    if rows >= len(logits_BV):
+        return _drawn(logits_BV, draw_B, settings)
+    parts = zip(torch.split(logits_BV, rows), torch.split(draw_B, rows), strict=True)
+    return torch.cat([_drawn(some_BV, some_B, settings) for some_BV, some_B in parts])
+
+
+def _drawn(logits_BV: Tensor, draw_B: Tensor, settings: SamplingSettings) -> Tensor:
+    """Tokens of some rows: their probabilities in fp64 and the sums of these need several times the logits' memory."""
     probability_BV = torch.softmax(logits_BV.float() / settings.temperature, -1).double()
     if settings.top_p < 1:
         sorted_BV, order_BV = torch.sort(probability_BV, dim=-1, descending=True, stable=True)
@@ -184,10 +190,6 @@ class Answers:
     """True up to and including the end token."""
     log_probability_BR: Tensor | None = None
     """log p of each answer token where the generator is another engine than the trainer."""
-
-    def share(self, number: int, count: int, device: torch.device) -> "Answers":
-        """The rows of one of several processes, each of which has `count`."""
-        return self.rows(slice(number * count, (number + 1) * count), device)
 
     def rows(self, part: slice | Tensor, device: torch.device) -> "Answers":
         """Some of the rows, on a device."""
@@ -323,7 +325,7 @@ class _Unfinished:
     columns: int
     cache: Any
     first_rows: Sequence[int]
-    """Rows whose prompts are read: on an accelerator the first of each run of equal ones, else all; none afterwards."""
+    """Rows whose prompts are read: of each run of equal ones the first, where that is shared; none afterwards."""
     attention: str = DEFAULT_ATTENTION
 
     @staticmethod
@@ -341,7 +343,7 @@ class _Unfinished:
         is_padded = not bool(mask_LQ.all())
         mask_LT = torch.cat([mask_LQ, mask_LQ.new_ones((len(rows), room))], 1) if is_padded else None
         cache = new_cache(language_model.model.config)
-        shares = is_queued(device) and _repeats(cache)
+        shares = reads_prompts_once(device) and _repeats(cache)
         return _Unfinished(
             row_L=on_device(torch.tensor(rows), device),
             finished_L=torch.zeros(len(rows), dtype=torch.bool, device=device),

@@ -250,9 +250,19 @@ class TurnTaking:
     max_prompt_tokens: int
 
     def play(
-        self, starts: Sequence[Start], settings: SamplingSettings, sample: Sample, store: ReplyStore
+        self,
+        starts: Sequence[Start],
+        settings: SamplingSettings,
+        sample: Sample,
+        store: ReplyStore,
+        *,
+        goes_on: Callable[[bool], bool] = bool,
     ) -> list[Trajectory]:
-        """One answer for each start; `settings.max_new_tokens` is for all turns of an answer together."""
+        """One answer for each start; `settings.max_new_tokens` is for all turns of an answer together.
+
+        `goes_on` says whether another turn is sampled, given whether an answer of here has one: processes that sample
+        together do so as often as the one that needs most, with nothing to say at last.
+        """
         trajectories = self._begun(starts, store)
         for turn in range(self.spec.max_turns):
             rooms = {id(item): self._room(item, settings) for item in trajectories if item.why is None}
@@ -260,9 +270,10 @@ class TurnTaking:
                 if item.why is None and rooms[id(item)] < 1:
                     item.why = "max_tokens" if item.own_tokens >= settings.max_new_tokens else "context_overflow"
             going = [item for item in trajectories if item.why is None]
-            if not going:
+            if not goes_on(bool(going)):
                 break
-            longest = min(self.spec.turn_tokens or settings.max_new_tokens, max(rooms[id(item)] for item in going))
+            most = max((rooms[id(item)] for item in going), default=1)
+            longest = min(self.spec.turn_tokens or settings.max_new_tokens, most)
             turn_settings = replace(
                 settings, max_new_tokens=longest, min_new_tokens=min(settings.min_new_tokens, longest)
             )

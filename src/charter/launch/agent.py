@@ -30,7 +30,7 @@ from charter.artifacts.lease import host_id
 from charter.artifacts.stage_process import INTERRUPTED_EXIT, PEER_EXIT
 from charter.errors import ExitCode
 from charter.launch.children import CAUSE_SECONDS, GroupHandle, NodeProcesses, Torchrun
-from charter.launch.job import ENGINE_NODES, RESTART
+from charter.launch.job import ENGINE_JOB, ENGINE_NODES, NODE_NAME, NODE_RANK, RESTART, SHARD
 from charter.launch.machine import LOOPBACK, MeetingPlace, free_port, meeting_place, route_address
 from charter.launch.servers import ServerKeeper, pools_of
 from charter.metering.sampler import MeterSampler
@@ -241,8 +241,6 @@ class NodeWatch:
 CHECKS_FAILED_EXIT = 10
 """Of the agents of a start that cannot take place, since too few nodes are fit; never the exit code of a run. A node
 that is left out while a spare takes its place is no failure."""
-NODE_NAME = "CHARTER_NODE_NAME"
-"""The scheduler's name of the node, where it has one of its own; what is left out of later jobs goes by it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,11 +283,8 @@ def place_after_checks(task: AgentTask, record: NodeRecord) -> Chosen:
     return Chosen(node=assignment.place_of(record.place), first=assignment.ranks[0], why=mine)
 
 
-NODE_RANK, SHARD = "CHARTER_NODE_RANK", "CHARTER_SHARD"
 NO_RANK = -1
 """Of a node that has servers of a stage and no process of the stage itself."""
-ENGINE_JOB = "CHARTER_ENGINE_JOB"
-"""The scheduler's own number of the job, where its environment says it; for people who read the files."""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -15,7 +15,7 @@ from charter.artifacts.job_files import JobFiles, NodeRecord
 from charter.artifacts.lease import host_id
 from charter.engines.installed import ENGINE, hosted_values
 from charter.errors import StageError
-from charter.models.engine_layout import CPU_ATTENTION, StageLayout
+from charter.models.engine_layout import CPU_VALUES, StageLayout
 from charter.plan.machine import usable_cores
 from charter.spec.project import BITS, EXACT, Project
 from charter.spec.stage import MAKES_RECORDS, TRAINS, is_hosted
@@ -75,7 +75,7 @@ def frozen_values(project: Project, stage: Stage, facts: NodeFacts | None = None
     facts = facts or facts_here()
     layout = asked_layout(project, stage, gpus=facts.gpus)
     device = stage_device(project, stage, gpus=facts.gpus)
-    own = {CPU_ATTENTION: "fp32"} if device == CPU else facts.cuda
+    own = CPU_VALUES if device == CPU else facts.cuda
     libraries = {"torch": facts.torch, "transformers": facts.transformers, **own}
     return {
         **{name: value for name, value in layout.items() if value != LAYOUT_DEFAULTS[name]},

@@ -19,7 +19,7 @@ from typing import Any
 
 from charter.artifacts import durable
 from charter.artifacts.lease import this_process
-from charter.launch.job import StageJob
+from charter.launch.job import ENGINE_JOB, NODE_RANK, RESTART, SHARD, StageJob
 from charter.launch.machine import gpus_here
 from charter.launch.scheduler import (
     JOB,
@@ -175,9 +175,9 @@ class SubprocessKeeper:
 
     def _start(self, place: int, devices: DeviceLocks) -> Running:
         own = {
-            "CHARTER_SHARD" if self._apart else "CHARTER_NODE_RANK": str(place),
-            "CHARTER_RESTART": str(self._restarts[place]),
-            "CHARTER_ENGINE_JOB": self._directory.name,
+            SHARD if self._apart else NODE_RANK: str(place),
+            RESTART: str(self._restarts[place]),
+            ENGINE_JOB: self._directory.name,
         }
         own |= {"CUDA_VISIBLE_DEVICES": devices.visible} if devices.numbers else {}
         durable.make_dir(self._job.log.parent)

@@ -2,11 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 DEFAULT_ATTENTION = "sdpa"
 CPU_ATTENTION = "cpu_attention"
 """Name of the precision of attention on processors among a stage's frozen values: `fp32`, also in a stage in 16 bits. A
 stage that was started before there was a choice has none, and goes on as it began."""
+CPU_PROMPTS = "cpu_prompts"
+"""Likewise, of reading prompts on processors: `once` for all answers to each. Products of fewer rows may have other
+bits."""
+CPU_VALUES = MappingProxyType({CPU_ATTENTION: "fp32", CPU_PROMPTS: "once"})
+"""Frozen values of a stage that starts on processors now."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,9 +27,12 @@ from charter.errors import StageError
 RENDEZVOUS = "rendezvous"
 LOOPBACK = "127.0.0.1"
 MEETING_SECONDS = 120.0
-COLLECTIVE_TIMEOUT = timedelta(hours=2)
-"""A collective that takes longer raises. A generator beside the trainer may take an hour for a rollout, and tools as
-long for the answers of one process, and all others wait; to notice a hang is the supervisor's (`hang_timeout`)."""
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""What is computed together and takes longer raises: all have met on the host after whatever may take one of them long.
+A supervisor notices a hang long before, by signs of life that stop (`run/watches.py`); a job may have none."""
+WAITING_TIMEOUT = timedelta(hours=2)
+"""The same on the host, where all wait for a generator beside the trainer, which may take an hour for a rollout, or for
+tools of one process's answers; whatever they wait for has a time limit of its own."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,7 @@ def join(stage_dir: Path, device: torch.device, *, tensor: int = 1, context: int
 
 def _group(members: list[int] | None = None, backend: str | None = None) -> Any:
     """Make a group of its members, or of all; torch gives the time of the first group to none of the others."""
-    return dist.new_group(members, timeout=COLLECTIVE_TIMEOUT, backend=backend)
+    return dist.new_group(members, timeout=WAITING_TIMEOUT if backend else COLLECTIVE_TIMEOUT, backend=backend)
 
 
 def _context_group(rank: int, world: int, tensor: int, context: int) -> Any:

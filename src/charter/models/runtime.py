@@ -12,7 +12,7 @@ from torch import Tensor
 
 from charter.artifacts.group import LOCAL_RANK
 from charter.errors import DataError, MissingExtraError
-from charter.models.engine_layout import CPU_ATTENTION, DEFAULT_ATTENTION
+from charter.models.engine_layout import CPU_ATTENTION, CPU_PROMPTS, DEFAULT_ATTENTION
 from charter.spec.project import BITS, EXACT
 
 SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -41,12 +41,18 @@ FLASH_DETERMINISTIC = "FLASH_ATTENTION_DETERMINISTIC"
 """The package flash-attn, which torch's switch does not reach, adds up in one order where this is 1."""
 
 
+_CONFIGURED: dict[str, str | int] = {}
+"""The frozen values of the stage of this process."""
+
+
 def configure(frozen: Mapping[str, str | int]) -> torch.device:
     """Set threads and deterministic kernels as the stage's record froze them, and return the device.
 
     Bits depend on the number of threads and on the kernels, so both come from the record, never from the
     machine that happens to run the resume. With less than `exact: bits` kernels are those that torch takes by itself.
     """
+    _CONFIGURED.clear()
+    _CONFIGURED.update(frozen)
     torch.set_num_threads(int(frozen.get("threads", 1)))
     device = torch.device(str(frozen.get("device", "cpu")))
     is_exact = frozen.get(EXACT, BITS) == BITS
@@ -128,6 +134,11 @@ def attend_in_fp32() -> None:
 def is_queued(device: torch.device) -> bool:
     """Return True if operations on a device are only queued, so that reading a value makes the host wait."""
     return device.type != "cpu"
+
+
+def reads_prompts_once(device: torch.device) -> bool:
+    """Return True if a prompt is read once for all answers to it: on processors where the stage has begun so."""
+    return is_queued(device) or CPU_PROMPTS in _CONFIGURED
 
 
 def on_device(value: torch.Tensor, device: torch.device) -> torch.Tensor:

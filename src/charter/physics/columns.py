@@ -89,6 +89,11 @@ class Layouts:
         """Accelerators that a layout uses."""
         return self.data * self.tensor * self.pipeline * self.context
 
+    @property
+    def copies(self) -> Array:
+        """1 where each of several processes has all of a model, whose gradients torch's DDP adds up."""
+        return array((self.zero == 0) & (self.data * self.context > 1) & (self.tensor == 1) & (self.pipeline == 1))
+
     def recomputes(self, mode: Recompute) -> Array:
         """1 where a layout recomputes in this way."""
         return array(self.recompute == RECOMPUTE_CODES[mode])

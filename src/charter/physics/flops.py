@@ -1,7 +1,9 @@
 """Operations of a pass through an architecture, and the bytes that generation keeps of a sequence."""
 
 from dataclasses import dataclass
+from typing import TypeVar
 
+from charter.physics.columns import Array
 from charter.physics.shapes import (
     attention_parameters,
     count_parameters,
@@ -115,22 +117,25 @@ def attended_positions(architecture: Architecture, seq_len: float) -> float:
     full = seq_len / 2
     total = 0.0
     if a.sparse_indexer and a.sparse_indexer.top_k < seq_len:
-        full = _windowed_positions(seq_len, a.sparse_indexer.top_k)
+        full = windowed_positions(seq_len, a.sparse_indexer.top_k)
     if a.sliding_window and a.sliding_window < seq_len:
-        total += a.sliding_window_layers * _windowed_positions(seq_len, a.sliding_window)
+        total += a.sliding_window_layers * windowed_positions(seq_len, a.sliding_window)
         full_layers -= a.sliding_window_layers
     if a.attention_chunk and a.attention_chunk < seq_len:
-        total += a.chunked_layers * _chunked_positions(seq_len, a.attention_chunk)
+        total += a.chunked_layers * chunked_positions(seq_len, a.attention_chunk)
         full_layers -= a.chunked_layers
     return total + full_layers * full
 
 
-def _windowed_positions(seq_len: float, window: int) -> float:
-    """Mean positions seen where a query sees at most `window`, fewer than the sequence has."""
+Positions = TypeVar("Positions", float, Array)
+
+
+def windowed_positions(seq_len: Positions, window: Positions) -> Positions:
+    """Mean positions seen where a query sees at most `window`, not more than the sequence has."""
     return window - window * window / (2 * seq_len)
 
 
-def _chunked_positions(seq_len: float, chunk: int) -> float:
+def chunked_positions(seq_len: Positions, chunk: Positions) -> Positions:
     """Mean positions seen, causal, where none sees across the border of its chunk."""
     full, rest = divmod(seq_len, chunk)
     return (full * chunk * chunk + rest * rest) / (2 * seq_len)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 
 import numpy as np
 
@@ -19,9 +20,8 @@ from charter.physics.constants import (
 from charter.physics.flops import kv_cache_bytes
 from charter.physics.memory_profiles import Head
 from charter.physics.memory_shape import ModelColumns, rank_columns
-from charter.physics.memory_terms import column
 from charter.physics.precision import STORED_FORMATS, StoredFormat
-from charter.physics.terms import ExplainedColumn, MemoryBreakdown, PhaseTables, TermTable
+from charter.physics.terms import ExplainedColumn, MemoryBreakdown, PhaseTables, TermTable, column
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout
 
@@ -238,6 +238,39 @@ SCORING_TOKENS = 32768
 tokens x 4096 hidden x 4 bytes: one activation is 0.5 GiB."""
 SCORING_ROWS = 64
 """Most answers that are scored together, however short they are."""
+ROWS_OF_A_PASS = 8
+"""Where several processes must make the same number of passes, about so many rows go in each."""
+
+# -------- Answers that Charter's own engine draws: how their keys and values grow, and how many logits are drawn from.
+
+ROOM_TOKENS = 64
+"""Columns of keys and values that are added at once: the copy of a row's keys is then 1/64 of what one at every token
+takes."""
+ROOM_COLUMNS = 128
+"""The same where joint products decode. Attention reads all of them, and a graph is recorded anew when there are more:
+twice the time to launch a token, against 126 tokens that are launched at once."""
+ALIGNED_COLUMNS = 16
+"""Columns of joint products come in such numbers: fused attention copies a bias whose rows are of another length."""
+DRAWN_LOGITS, DRAWING_BYTES = 2**22, 48.0
+"""Logits from which tokens are drawn at once, of one row at least, and the bytes that each takes then: probabilities in
+fp64 and their sums, sorted for `top_p` (17 bytes without)."""
+
+
+def grown_columns(prompt: float, longest: float, *, joint: bool) -> tuple[float, float]:
+    """Columns that keys and values have at the last token of an answer, unwritten ones included, and had before.
+
+    >>> grown_columns(100, 1000, joint=True), grown_columns(100, 1000, joint=False), grown_columns(16, 20, joint=True)
+    ((1104, 960), (1009, 944), (144, 0))
+    """
+    first = aligned_columns(prompt + ROOM_COLUMNS) if joint else prompt + ROOM_TOKENS
+    each = aligned_columns(1 + ROOM_COLUMNS) if joint else 1 + ROOM_TOKENS
+    last = first + each * ceil(max(longest - first, 0) / each)
+    return last, last - each
+
+
+def aligned_columns(columns: float) -> int:
+    """The next number of columns that joint products take."""
+    return ceil(columns / ALIGNED_COLUMNS) * ALIGNED_COLUMNS
 
 
 def inference_memory(

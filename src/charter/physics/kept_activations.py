@@ -293,13 +293,18 @@ def layer_activations(
     bytes_per_value: float = 2.0,
     moe_layer: bool = False,
     implementation: Implementation = "lean",
+    exchange: bool = False,
 ) -> LayerActivations:
-    """Bytes per token kept by one layer of attention that is trained whole, without dropout."""
+    """Bytes per token kept by one layer of attention that is trained whole, without dropout.
+
+    `exchange`: its positions are exchanged for heads around attention.
+    """
     kind = LayerKind(
         seq_len=seq_len,
         value_bytes=bytes_per_value,
         mlp="experts" if moe_layer and architecture.mixture else "dense",
         implementation=implementation,
+        exchange=exchange,
     )
     return kept_by_layer(architecture, kind)
 

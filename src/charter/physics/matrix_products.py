@@ -10,7 +10,7 @@ import numpy as np
 
 from charter.physics.columns import Array, array
 from charter.physics.devices import DeviceColumns, shape_share
-from charter.physics.flops import indexer_width, score_width
+from charter.physics.flops import chunked_positions, indexer_width, score_width, windowed_positions
 from charter.physics.shapes import (
     adapter_parameters,
     count_parameters,
@@ -121,11 +121,8 @@ class ProductColumns:
 
     def attended(self, seq: Array) -> Array:
         """Positions that one query attends to on average, summed over layers (see `flops.attended_positions`)."""
-        window = np.minimum(self.window, seq)
-        windowed = window - window * window / (2 * seq)
-        chunks = np.floor(seq / self.chunk)
-        rest = seq - chunks * self.chunk
-        chunked = (chunks * self.chunk**2 + rest**2) / (2 * seq)
+        windowed = windowed_positions(seq, array(np.minimum(self.window, seq)))
+        chunked = chunked_positions(seq, self.chunk)
         return array(self.full_layers * seq / 2 + self.window_layers * windowed + self.chunk_layers * chunked)
 
 

@@ -170,7 +170,8 @@ def _stage_table(shape: MemoryShape, layouts: Layouts, constants: TrainingMemory
         **buffer_columns(rank),
     }
     columns["around_backward"] = _around_backward(rank, columns)
-    early = np.where((shape.persistent_gradients > 0) | (layouts.accumulation > 1), 1.0, 0.0)
+    persists = (shape.persistent_gradients > 0) | ((shape.gradient_views > 0) & (layouts.copies > 0))
+    early = np.where(persists | (layouts.accumulation > 1), 1.0, 0.0)
     gradients = columns["gradients"]
     columns["early_gradients"] = replace(gradients, values=array(gradients.values * early))
     columns["visiting"] = _visiting_column(rank)

@@ -96,6 +96,8 @@ class MemoryProfile:
     else it computes the scores of unfused attention again and keeps the rest."""
     gathers_stay_frozen: bool = False
     """FSDP of 2023 reshards a layer when its gradient arrives: frozen layers stay gathered in the backward pass."""
+    gradient_views: bool = False
+    """Gradients lie in the buckets of torch DDP (`gradient_as_bucket_view`), which stay from step to step."""
     ddp_buckets: bool = False
     """Torch DDP copies gradients into buckets of its own (`gradient_as_bucket_view=False`)."""
     low_buckets: float = 0.0
@@ -292,6 +294,7 @@ NATIVE = MemoryProfile(
     second_stage_shards_weights=True,
     ends_apart=True,
     moments_visit=True,
+    gradient_views=True,
     exchanges_heads=True,
     autocast_adapters=True,
     source="Charter's own engine: transformers classes under FSDP2, a loss of its own in tiles",

@@ -313,6 +313,7 @@ class MemoryShape:
     base_bytes: Array
     quantises_head: Array
     persistent_gradients: Array
+    gradient_views: Array
     second_stage_shards_weights: Array
     ends_apart: Array
     moments_visit: Array
@@ -448,6 +449,7 @@ def _run_numbers(job: MemoryJob) -> dict[str, float]:
     profile, device = job.profile, job.accelerator
     return {
         "persistent_gradients": profile.persistent_gradients,
+        "gradient_views": profile.gradient_views,
         "second_stage_shards_weights": profile.second_stage_shards_weights,
         "ends_apart": profile.ends_apart,
         "moments_visit": profile.moments_visit,

@@ -10,8 +10,7 @@ from charter.physics.constants import TrainingMemoryConstants
 from charter.physics.kept_activations import SOURCE as ACTIVATION_SOURCE
 from charter.physics.kept_activations import in_flight
 from charter.physics.memory_shape import Ends, MemoryShape, RankColumns, Stage, zero_sharded
-from charter.physics.terms import ExplainedColumn
-from charter.physics.terms import column as column
+from charter.physics.terms import ExplainedColumn, column
 from charter.spec.layout import Recompute
 
 # -------- The terms of a training step's memory, over arrays of layouts: each names its formula and its source.
@@ -315,12 +314,14 @@ def _live_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     }
 
 
-def logit_columns(rank: Rank) -> dict[str, ExplainedColumn]:
-    """Logits, probabilities and their gradients on the stage that has the output projection."""
+def _loss_bytes(rank: Rank) -> tuple[Array, Array, Array, Array]:
+    """Positions of a tile, bytes per logit of it, bytes at the loss, and those that its backward pass alone has.
+
+    A tile is cut by the part of the vocabulary that a rank has, so that tensor parallelism makes it longer.
+    """
     s, lay = rank.shape, rank.layouts
-    # A tile is cut by the part of the vocabulary that a rank has, so that tensor parallelism makes it longer.
     rows = s.loss_rows * np.where(s.loss_head > 0, lay.tensor, 1.0)
-    counted, has_head = rank.tokens * s.loss_share, (lay.pipeline == 1) | (rank.stage == "last")
+    counted = rank.tokens * s.loss_share
     positions, all_logits = np.minimum(counted / s.loss_parts, rows), counted * s.vocabulary
     logits, head, each = positions * s.vocabulary, s.loss_head, s.loss_bytes + s.loss_split * (lay.tensor > 1)
     stays = np.where(all_logits / lay.tensor <= s.loss_kept, 4 * all_logits, 0.0)
@@ -329,6 +330,13 @@ def logit_columns(rank: Rank) -> dict[str, ExplainedColumn]:
     # The gradient of the head is fp32; a tile's part of it is in 16 bits, when the tile's logits are gone.
     tile = np.maximum(forward, (each - 2) * logits + 6 * head)
     per_rank = stays + np.where(head + s.loss_kept > 0, tile, each * logits)
+    return array(positions), array(each), array(per_rank), array((tile - forward) * (s.loss_kept > 0))
+
+
+def logit_columns(rank: Rank) -> dict[str, ExplainedColumn]:
+    """Logits, probabilities and their gradients on the stage that has the output projection."""
+    s, lay, has_head = rank.shape, rank.layouts, (rank.layouts.pipeline == 1) | (rank.stage == "last")
+    positions, each, per_rank, _ = _loss_bytes(rank)
     return {
         "logits": column(
             "logits and loss",
@@ -338,8 +346,8 @@ def logit_columns(rank: Rank) -> dict[str, ExplainedColumn]:
             "/ TP {tensor:.0f}",
             "bytes per logit of the cross-entropy in use (physics/memory_profiles.py)",
             per_logit=each,
-            head=array(per_rank - each * logits),
-            positions=array(positions),
+            head=array(per_rank - each * positions * s.vocabulary),
+            positions=positions,
             vocabulary=s.vocabulary,
             tensor=lay.tensor,
         )
@@ -439,27 +447,18 @@ def _copies_columns(rank: Rank, copies: Array) -> dict[str, ExplainedColumn]:
     """16-bit copies in each phase."""
     s, p, value, ends = rank.shape, rank.parameters, rank.shape.compute_bytes, rank.ends
     products, head = p.total - p.end_unit, (ends.head + ends.root) * (s.scalar == 0)
-    auto = (rank.is_autocast > 0) & (copies > 0)
+    auto, again = (rank.is_autocast > 0) & (copies > 0), _again(rank) > 0
+    # Layers that are computed again cast again: the cache ends with the forward pass, before the loss's backward pass.
+    at_loss = np.where(again, np.maximum(products - _loss_bytes(rank)[3] / value, 0.0), products)
     sizes = {
         "copies": np.where(auto, products, copies),
-        # Layers that are computed again make their copies again: the cache is gone with the forward pass.
-        "copies_backward": np.where(
-            auto & (_again(rank) > 0), np.minimum(p.layer_unit, products), np.where(auto, products, copies)
-        ),
-        "copies_loss": np.where(auto, products + head, copies),
+        "copies_backward": np.where(auto, np.where(again, np.minimum(p.layer_unit, products), products), copies),
+        "copies_loss": np.where(auto, at_loss + head, copies),
         "copies_end": np.where(auto | (rank.is_apart > 0), 0.0, copies),
     }
+    said = "16-bit copies", "buffers", "{value:g} B x {total:,.0f}", "autocast caches its casts"
     return {
-        key: column(
-            "16-bit copies",
-            "buffers",
-            value * size,
-            "{value:g} B x {total:,.0f}",
-            "autocast caches its casts",
-            value=value,
-            total=array(size),
-        )
-        for key, size in sizes.items()
+        key: column(*said[:2], value * size, *said[2:], value=value, total=array(size)) for key, size in sizes.items()
     }
 
 

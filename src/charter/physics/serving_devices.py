@@ -39,10 +39,8 @@ FORMATS: tuple[tuple[str, WeightFormat], ...] = (
         r"nf4|bnb.*4|qlora|4[- ]?bit.*(bnb|bitsandbytes)",
         WeightFormat(name="nf4", bytes_per_weight=0.53, compute="bf16", weight_only=True, python_share=1.0),
     ),
-    (
-        r"mxfp4|w4a16.*fp4",
-        WeightFormat(name="mxfp4", bytes_per_weight=0.53, compute="fp8"),
-    ),
+    (r"w4a16.*fp4", WeightFormat(name="w4a16-fp4", bytes_per_weight=0.54, compute="bf16", weight_only=True)),
+    (r"mxfp4", WeightFormat(name="mxfp4", bytes_per_weight=0.53, compute="fp8")),
     (r"fp4|nvfp4", WeightFormat(name="fp4", bytes_per_weight=0.5625, compute="fp4", cache_bytes=1.0)),
     (
         r"q4_?|awq|gptq(?!.*8)|int4|w[34]a16|w4a8|int-4|[2-4][- ]?bit|u4|\bi4\b|q5_?|q3_?|q2_?|\b[2-5](\.\d+)? ?bpw|"
@@ -62,6 +60,7 @@ FORMATS: tuple[tuple[str, WeightFormat], ...] = (
         r"^int8|^8[- ]?bit|[^+] ?int8(?! *kv)",
         WeightFormat(name="int8", bytes_per_weight=1.02, compute="bf16", weight_only=True, python_share=0.15),
     ),
+    (r"tf32", WeightFormat(name="tf32", bytes_per_weight=4.0, compute="tf32", head_bytes=4.0, cache_bytes=4.0)),
     (
         r"fp32|float32|^32",
         WeightFormat(name="fp32", bytes_per_weight=4.0, compute="fp32", head_bytes=4.0, cache_bytes=4.0),
@@ -98,7 +97,7 @@ def cache_bytes_per_value(printed: str, weights: WeightFormat, *, follows_weight
         return 1.0
     if follows_weights and weights.compute in ("fp8", "fp4"):
         return 1.0
-    return max(2.0, weights.cache_bytes) if weights.name == "fp32" else 2.0
+    return max(2.0, weights.cache_bytes) if weights.name in ("fp32", "tf32") else 2.0
 
 
 # -------- Accelerator, and the group that serves one model, as generation sees them: numbers that broadcast.
@@ -176,12 +175,11 @@ class ServingDevice:
         >>> round(float(group.matmul_flops) / 1e12), float(group.link_bytes_per_second) / 1e9
         (795, 337.5)
         """
-        compute = weights.compute
-        if compute == "fp4" and "fp4" not in accelerator.dense_flops_per_second:
-            compute = "fp8" if "fp8" in accelerator.dense_flops_per_second else "bf16"
+        native = _multiplies(accelerator, weights)
+        compute = weights.compute if native else "bf16"
         rate, latency = _group_link(accelerator, tensor)
         send, _ = _group_link(accelerator, tensor * pipeline)
-        expands = weights.weight_only or not _has_rate(accelerator, compute)
+        expands = weights.weight_only or not native
         old = OLD_INSTRUCTION_SHARE.get(generation_of(accelerator.name), 1.0)
         columns = {
             "matmul_flops": _ceiling(accelerator, compute),
@@ -210,7 +208,13 @@ class ServingDevice:
 
 
 def _has_rate(accelerator: Accelerator, compute: str) -> bool:
-    return compute in ("bf16", "fp16", "fp32") or compute in accelerator.dense_flops_per_second
+    return compute in ("bf16", "fp16", "tf32", "fp32") or compute in accelerator.dense_flops_per_second
+
+
+def _multiplies(accelerator: Accelerator, weights: WeightFormat) -> bool:
+    """Return True if a device multiplies the format as it is stored; else kernels expand it to 16 bits, as vLLM's
+    Marlin and triton's `matmul_ogs` do with 4-bit floats on Hopper and older."""
+    return _has_rate(accelerator, "fp4" if weights.name in ("fp4", "mxfp4") else weights.compute)
 
 
 def _ceiling(accelerator: Accelerator, dtype: str) -> float:

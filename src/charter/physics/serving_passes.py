@@ -9,7 +9,7 @@ import numpy as np
 
 from charter.physics.columns import Array, array
 from charter.physics.constants import ServingConstants
-from charter.physics.flops import indexer_width, kv_cache_bytes_per_token, score_width
+from charter.physics.flops import indexer_width, kv_cache_bytes_per_token, score_width, windowed_positions
 from charter.physics.serving_devices import ServingDevice
 from charter.physics.shapes import count_parameters, expert_parameters, recurrent_state_bytes, scan_flops_per_token
 from charter.physics.terms import TermColumn, TermTable
@@ -90,8 +90,7 @@ class ServingModel:
 
     def attended_causal(self, length: Array) -> Array:
         """Mean over the tokens of a sequence of `length`, summed over layers: `s / 2`, or `w - w^2 / (2 s)`."""
-        window = np.minimum(self.window, length)
-        inside = window - window**2 / (2 * np.maximum(length, 1.0))
+        inside = windowed_positions(array(np.maximum(length, 1.0)), array(np.minimum(self.window, length)))
         return array((self.attention_layers - self.windowed_layers) * length / 2 + self.windowed_layers * inside)
 
     def cached_values(self, context: Array, tensor: Array) -> Array:

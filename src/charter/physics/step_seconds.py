@@ -146,7 +146,7 @@ def sharded_weights(given: StepInputs, busy: Array) -> Array:
     at, job, work = given.job.layouts, given.job, given.work
     links = _group(given, np.minimum(at.shards, job.shard_group), at.tensor)
     spread = _group(given, np.maximum(1.0, links.size / at.expert), at.tensor * at.expert)
-    stored = 2.0 * job.compression * np.minimum(job.base_bits / 16, 1.0)
+    stored = job.value_bytes * job.compression * np.minimum(job.base_bits / 16, 1.0)
     reduced = np.where(job.frozen > 0, 0.0, given.stack.gradient_bytes * job.compression)
     latency = (fullest_stage_layers(given.model.layers, at.pipeline) - 1) * links.latency
     keeps = np.maximum(job.keeps_gathered, at.pipeline > 1)
@@ -175,7 +175,7 @@ def gradient_reduction(given: StepInputs, busy: Array) -> Array:
     times = np.where(at.zero == 2, at.accumulation, 1.0)
     window = np.where(at.interleave > 1, np.minimum(at.accumulation, at.pipeline), times)
     bytes_out = given.stack.gradient_bytes * job.compression * times
-    bytes_back = np.where(at.zero >= 1, 2.0, given.stack.gradient_bytes) * job.compression
+    bytes_back = np.where(at.zero >= 1, job.value_bytes, given.stack.gradient_bytes) * job.compression
     experts = np.where(job.frozen > 0, 0.0, work.rank_experts)
     moved = bytes_out + bytes_back
     total = links.gather_seconds(moved * (work.trained - experts)) + spread.gather_seconds(moved * experts)

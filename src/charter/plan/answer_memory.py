@@ -1,5 +1,6 @@
 """Bytes per accelerator while a stage that trains draws and scores answers, by its own weights or vLLM beside them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -9,7 +10,14 @@ from charter.catalog.accelerators import Accelerator
 from charter.engines import capabilities
 from charter.physics.columns import Array, Layouts, array
 from charter.physics.flops import kv_cache_bytes
-from charter.physics.inference_memory import PASS_TOKENS, SCORING_TOKENS, read_bytes
+from charter.physics.inference_memory import (
+    DRAWING_BYTES,
+    DRAWN_LOGITS,
+    PASS_TOKENS,
+    SCORING_TOKENS,
+    grown_columns,
+    read_bytes,
+)
 from charter.physics.memory_shape import ModelColumns, rank_columns
 from charter.physics.serving_devices import SERVER
 from charter.physics.shapes import count_parameters
@@ -69,7 +77,9 @@ def generation_terms(role: Role, phase: RolePhase, layout: Layout, sequences: in
     """A bf16 copy of the policy, gathered for decoding, and the keys and values of what is decoded together."""
     one = Layouts.of([layout])
     gathered, cache = float(gathered_bytes(role, one)[0]), float(cache_bytes(role, phase, one)[0])
-    reading = float(reading_bytes(role, phase, one, array(float(sequences)))[0])
+    count = array(float(sequences))
+    reading = float(reading_bytes(role, phase, one, count)[0])
+    written = float(written_bytes(role, phase, one, count)[0])
     terms = [
         bytes_term(
             name="weights gathered for generation",
@@ -82,14 +92,21 @@ def generation_terms(role: Role, phase: RolePhase, layout: Layout, sequences: in
             name="keys and values",
             part="kv_cache",
             value=cache * sequences,
-            formula=f"{sequences} sequences of {phase.longest_tokens:,.0f} tokens x {cache:,.0f} B",
+            formula=f"{sequences} sequences of {phase.longest_tokens:,.0f} tokens and room to grow x {cache:,.0f} B",
             source="2 x layers x kv_heads x head_dim x bytes / TP",
+        ),
+        bytes_term(
+            name="logits, or a layer given room",
+            part="logits",
+            value=written - cache * sequences,
+            formula=f"logits of {sequences} tokens, {DRAWING_BYTES:g} B for each of {DRAWN_LOGITS:,} of them at most",
+            source="inference/generate.py: tokens are drawn in fp64, some rows at a time",
         ),
         bytes_term(
             name="prompts that are read",
             part="activations",
-            value=max(reading - cache * sequences, 0.0),
-            formula="one layer's values and keys and values of the prompts, beyond those of the answers",
+            value=max(reading - written, 0.0),
+            formula="one layer's values and keys and values of the prompts, beyond what answers need",
             source="all prompts in one pass; some at a time where weights are whole",
         ),
     ]
@@ -116,10 +133,49 @@ def gathered_bytes(role: Role, layouts: Layouts) -> Array:
 
 
 def cache_bytes(role: Role, phase: RolePhase, layouts: Layouts) -> Array:
-    """Bytes of the keys and values of one answer at its longest."""
-    rows, which = distinct([layouts.tensor])
-    each = [kv_cache_bytes(role.architecture, phase.longest_tokens, tensor=int(layouts.tensor[row])) for row in rows]
+    """Bytes of the keys and values of one answer at its longest, with columns that they have yet to grow into."""
+    return _columns_bytes(role, phase, layouts, lambda last, _: last)
+
+
+def _copied_bytes(role: Role, phase: RolePhase, layouts: Layouts) -> Array:
+    """Bytes of one layer's keys and values of an answer, which are there twice while they are given room."""
+    layers = role.architecture.attention_layers
+    return _columns_bytes(role, phase, layouts, lambda _, before: before) / max(layers, 1) * (layers > 0)
+
+
+def _columns_bytes(role: Role, phase: RolePhase, layouts: Layouts, columns: Callable[[float, float], float]) -> Array:
+    rows, which = distinct([layouts.tensor, _is_whole(layouts)])
+    prompt, each = max(phase.prompt_tokens, 1.0), []
+    for row in rows:
+        grown = grown_columns(prompt, phase.longest_tokens, joint=bool(_is_whole(layouts)[row]))
+        each.append(kv_cache_bytes(role.architecture, columns(*grown), tensor=int(layouts.tensor[row])))
     return array(each)[which]
+
+
+def written_bytes(role: Role, phase: RolePhase, layouts: Layouts, sequences: Array) -> Array:
+    """Bytes of keys and values at the last token, and of what more is there: a layer's copy or what is drawn from."""
+    cache, copied = cache_bytes(role, phase, layouts), _copied_bytes(role, phase, layouts)
+    return array(cache * sequences + np.maximum(copied * sequences, _drawing_bytes(role, layouts, sequences)))
+
+
+def _is_whole(layouts: Layouts) -> Array:
+    """1 where a process has all weights as they are, and decodes by joint products."""
+    return array((layouts.zero == 0) & (layouts.tensor == 1))
+
+
+def _drawing_bytes(role: Role, layouts: Layouts, sequences: Array) -> Array:
+    """Bytes of a token's logits of every answer, and of the probabilities of those that are drawn from at once."""
+    logits = array(sequences * role.vocab_size)
+    return array(_logit_bytes(layouts) * logits + _drawn_bytes(role, logits))
+
+
+def _logit_bytes(layouts: Layouts) -> Array:
+    """Bytes of a logit that waits: in fp32, and in 16 bits in the memory of a graph where there may be one."""
+    return array(4.0 + 2.0 * _is_whole(layouts))
+
+
+def _drawn_bytes(role: Role, logits: Array) -> Array:
+    return array(DRAWING_BYTES * np.minimum(logits, max(DRAWN_LOGITS, role.vocab_size)))
 
 
 def is_scored(work: Workload, phase: RolePhase, engine: str) -> bool:
@@ -148,13 +204,16 @@ def drawn_at_once(role: Role, phase: RolePhase, layouts: Layouts, free_bytes: Ar
     reading = cache_bytes(role, replace(phase, longest_tokens=prompt), layouts)
     stream = _stream_bytes(role, layouts)
     read = free_bytes / (reading + stream * prompt * phase.read_share)
-    is_whole = (layouts.zero == 0) & (layouts.tensor == 1)
+    is_whole = _is_whole(layouts) > 0
     some = (free_bytes - stream * max(PASS_TOKENS, prompt)) / reading
     read = np.where(is_whole, np.maximum(read, some), read)
-    room = np.floor(np.minimum(free_bytes / cache_bytes(role, phase, layouts), read))
+    share = np.ceil(phase.batch / layouts.data)
+    cache, drawn = cache_bytes(role, phase, layouts), _drawn_bytes(role, array(share * role.vocab_size))
+    written = (free_bytes - drawn) / (cache + _logit_bytes(layouts) * role.vocab_size)
+    copied = free_bytes / (cache + _copied_bytes(role, phase, layouts))
+    room = np.floor(np.minimum(np.minimum(written, copied), read))
     each = max(1, round(1 / phase.read_share))
     room = np.where(room > each, room - room % each, room)
-    share = np.ceil(phase.batch / layouts.data)
     return array(np.maximum(1.0, np.minimum(np.minimum(share, phase.decode_batch or np.inf), room)))
 
 
@@ -162,13 +221,12 @@ def reading_bytes(role: Role, phase: RolePhase, layouts: Layouts, sequences: Arr
     """Bytes while prompts are read, those of answers to one prompt once: one layer's, and keys and values of all."""
     prompt = max(phase.prompt_tokens, 1.0)
     tokens = np.maximum(sequences * prompt * phase.read_share, prompt)
-    is_whole = (layouts.zero == 0) & (layouts.tensor == 1)
-    tokens = np.where(is_whole, np.minimum(tokens, max(PASS_TOKENS, prompt)), tokens)
+    tokens = np.where(_is_whole(layouts) > 0, np.minimum(tokens, max(PASS_TOKENS, prompt)), tokens)
     cache = cache_bytes(role, replace(phase, longest_tokens=prompt), layouts) * sequences
     return array(_stream_bytes(role, layouts) * tokens + cache)
 
 
 def _stream_bytes(role: Role, layouts: Layouts) -> Array:
     """Bytes of a layer per token that is only read; the stream is as wide as the embedding that it comes from."""
-    stream = array(np.where((layouts.zero == 0) & (layouts.tensor == 1), 4.0, 2.0))
+    stream = array(np.where(_is_whole(layouts) > 0, 4.0, 2.0))
     return read_bytes(role.architecture, stream=stream, tensor=layouts.tensor)

@@ -17,6 +17,7 @@ from charter.engines.hardware import engines_on
 from charter.errors import InfeasibleError, UsageError
 from charter.plan.plan import Plan
 from charter.plan.what_if import MARKETS
+from charter.spec import PROJECT_FILE
 from charter.spec.layout import Adapter
 from charter.spec.project import Resources
 from charter.spec.stage import STAGE_KINDS
@@ -458,7 +459,7 @@ def _answering(inquiry: Inquiry, given: _Answers) -> str:
 def _constitutional(inquiry: Inquiry, given: _Answers) -> str:
     """Write the template `cai-8b` with other models and resources."""
     base, (judge, serving) = given.model("model", "8B"), given.judge("judge")
-    text = (resources.files("charter.templates") / "cai-8b" / "charter.yaml").read_text(encoding="utf-8")
+    text = (resources.files("charter.templates") / "cai-8b" / PROJECT_FILE).read_text(encoding="utf-8")
     body = text[text.index("models:") : text.index("# ---- where and how")]
     written = "meta-llama/Llama-3.1-70B-Instruct, precision: bf16" if serving else "meta-llama/Llama-3.1-70B-Instruct"
     body = body.replace("meta-llama/Llama-3.1-8B", base).replace(written, judge)

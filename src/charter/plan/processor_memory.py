@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from charter.physics.constants import CPU_PROCESS_BYTES, CPU_PROCESS_FORMULA, CPU_PROCESS_SOURCE
 from charter.physics.flops import kv_cache_bytes
-from charter.physics.inference_memory import SCORING_ROWS, SCORING_TOKENS
+from charter.physics.inference_memory import ROWS_OF_A_PASS, SCORING_ROWS, SCORING_TOKENS
 from charter.physics.kept_activations import layer_activations
 from charter.physics.memory_profiles import CPU_KEPT_LOGITS, CPU_LOSS_TILE, LEAST_TILE_ROWS, MOST_ASKED
 from charter.physics.shapes import adapter_parameters, count_parameters
@@ -212,8 +212,10 @@ def _layer_bytes(role: Role, layout: Layout, *, casts: bool) -> float:
     gives fp32, of which the next matrix keeps a cast; inside the MLP all is in 16 bits.
     """
     a = role.architecture
-    layer = layer_activations(a, seq_len=1, bytes_per_value=FP32, implementation="huggingface")
+    shares = layout.context > 1
+    layer = layer_activations(a, seq_len=1, bytes_per_value=FP32, implementation="huggingface", exchange=shares)
     per_token = layer.bytes_per_token(layout, fused_attention=True)
+    per_token += 2 * FP32 * a.head_size * max(layout.context - a.kv_heads, 0)  # a head of keys in each process
     if not casts or a.mixture is not None or a.latent_attention is not None:
         return per_token
     inputs = (3 + 1 + a.gated_mlp) * CAST - 2 * FP32
@@ -337,6 +339,7 @@ def _last_scores(role: Role, phase: RolePhase, layout: Layout, *, casts: bool) -
     """One layer, read without gradients."""
     a = role.architecture
     rows = min(SCORING_ROWS, layout.micro_batch) if layout.accumulation > 1 else SCORING_ROWS
+    rows = min(rows, ROWS_OF_A_PASS) if layout.data * layout.context * layout.tensor > 1 else rows
     tokens = min(rows * phase.longest_tokens, SCORING_TOKENS)
     hidden = (4 * FP32 + casts * CAST) * a.hidden_size
     value = tokens * (hidden + (CAST if casts else FP32) * 3 * a.intermediate_size / layout.tensor)
@@ -393,7 +396,7 @@ def _is_sharded(layout: Layout, *, trained: bool = True) -> bool:
 
 def _is_copied(layout: Layout) -> bool:
     """Return True if each of several processes has all of it (DDP), and with it the buckets of its gradients."""
-    return layout.data > 1 and not _is_sharded(layout)
+    return layout.data * layout.context > 1 and not _is_sharded(layout)
 
 
 def _parts(layout: Layout, *, trained: bool = True) -> int:

@@ -84,7 +84,7 @@ def gradient_sum_term(role: Role, phase: RolePhase, processes: int) -> Term:
 def _generation(role: Role, phase: RolePhase, processor: Accelerator, dtype: str) -> tuple[Term, ...]:
     """One prefill, then one step per new token, each over the whole batch."""
     a, batch = role.architecture, phase.batch
-    prefill_tokens = batch * phase.prompt_tokens
+    prefill_tokens = batch * phase.prompt_tokens * (1.0 if a.state_space else phase.read_share)
     steps = phase.new_tokens
     length = phase.prompt_tokens + phase.new_tokens / 2
     flops = prefill_tokens * _forward_flops(role, phase.prompt_tokens, 0.0)

@@ -32,7 +32,6 @@ from charter.physics.step_time import Index, distinct
 from charter.physics.terms import MemoryBreakdown, Term, bytes_term
 from charter.plan.answer_memory import (
     ServerBeside,
-    cache_bytes,
     drawn_at_once,
     gathered_bytes,
     generation_terms,
@@ -41,6 +40,7 @@ from charter.plan.answer_memory import (
     scoring_bytes,
     scoring_term,
     server_of,
+    written_bytes,
 )
 from charter.plan.knowledge import FP8_COPIES_BYTES, EngineKnowledge, Knowledge, engine_knowledge
 from charter.plan.phase import Role, RolePhase, Workload
@@ -377,10 +377,12 @@ def fit_of(work: Workload, layouts: Layouts, devices: LayoutDevices, *, dtype: s
             resident = resident + array(each)[devices.of_row]
             together[phase.name] = _served_together(server, role, phase, layouts, devices)
         elif phase.work == "generate":
-            gathered, cache = gathered_bytes(role, layouts), cache_bytes(role, phase, layouts)
+            gathered = gathered_bytes(role, layouts)
             sequences = drawn_at_once(role, phase, layouts, array(devices.room - resident + freed - gathered))
             together[phase.name] = sequences
-            widest = np.maximum(cache * sequences, reading_bytes(role, phase, layouts, sequences))
+            widest = np.maximum(
+                written_bytes(role, phase, layouts, sequences), reading_bytes(role, phase, layouts, sequences)
+            )
             moments.append(array(gathered + widest - freed))
         elif is_scored(work, phase, engine):
             moments.append(array(scoring_bytes(role, phase, layouts) - freed))
@@ -425,8 +427,7 @@ def waiting_bytes(
 
 def _frees_gradients(layouts: Layouts, engine: str) -> Array:
     """1 where no gradient is kept between updates: only DDP keeps the buckets that its gradients lie in."""
-    is_ddp = (layouts.zero == 0) & (layouts.data > 1) & (layouts.tensor == 1)
-    return array((engine == NATIVE) & ~is_ddp)
+    return array((engine == NATIVE) & (layouts.copies == 0))
 
 
 def _shape(work: Workload, role: Role, devices: LayoutDevices, dtype: str, engine: EngineKnowledge) -> MemoryShape:

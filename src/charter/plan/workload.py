@@ -415,8 +415,7 @@ def preference_model(stage: PreferenceModelStage, models: Models, library: Libra
     """Two sequences per pair through a model with a scalar head."""
     role = models.role("model", stage.init, trained=True, adapter=stage.adapter, scalar=True)
     corpus = library.corpus(stage.data, role.vocab_size)
-    tokens = min(corpus.row_tokens, stage.seq_len)
-    steps = training_steps(stage, corpus.rows)
+    tokens, steps = min(corpus.row_tokens, stage.seq_len), training_steps(stage, corpus.rows)
     assume_padding(library)
     phase = train(
         "model",
@@ -538,8 +537,7 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
         *_scoring(stage, [role.name for role in critic], rollouts, read),
     )
     assume_rollouts(stage, library)
-    learning = (policy, *critic)
-    training = tuple(_updates(stage, role.name, rollouts, tokens=read, longest=longest) for role in learning)
+    training = [_updates(stage, one.name, rollouts, tokens=read, longest=longest) for one in (policy, *critic)]
     generation = replace(
         answers("generate", "policy", rollouts * stage.rollout_batch, stage, prompt, ragged=False),
         unpadded_tokens=mean,
@@ -561,10 +559,12 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
 
 
 def _scoring(stage: PpoStage, roles: Iterable[str], rollouts: int, read: float) -> Iterator[RolePhase]:
-    """Yield the pass of each role over all rollouts; logits are made of answers alone."""
+    """Yield each role's pass over all rollouts, less what the update computes; logits are made of answers alone."""
+    computed = stage.minibatch if stage.old_from_update and capabilities(stage.engine).old_from_update else 0
     for role in roles:
-        share = stage.max_new_tokens / read
-        yield forward(f"score {role}", role, rollouts, stage.rollout_batch, read, logit_share=share)
+        share, rows = stage.max_new_tokens / read, stage.rollout_batch - (computed if role == "policy" else 0)
+        if rows > 0:
+            yield forward(f"score {role}", role, rollouts, rows, read, logit_share=share)
 
 
 def _updates(stage: PpoStage, role: str, rollouts: int, *, tokens: float, longest: float) -> RolePhase:

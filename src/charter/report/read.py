@@ -23,6 +23,7 @@ from charter.ledger.focus import refuse_fewer
 from charter.ledger.rebuilding import rebuilt_attempts
 from charter.ledger.store import LEDGER_FILE, has_ledger, ledger_place
 from charter.run.planned import plan_of_this_schema
+from charter.spec import PROJECT_FILE
 from charter.tracking import MeterSummary, meter_rows, summarise
 from charter.tracking.base import MetricPoint, metrics_file, read_metrics
 from charter.tracking.run_facts import PLAN_FILE
@@ -255,7 +256,7 @@ class _ProjectFacts:
 
 def _project_facts(project_dir: Path) -> _ProjectFacts:
     """A file that no longer loads does not stop a report of what was run."""
-    path = project_dir / "charter.yaml"
+    path = project_dir / PROJECT_FILE
     if not path.exists():
         return _ProjectFacts()
     try:

@@ -42,7 +42,8 @@ from charter.run.inputs import REVISIONS_FILE, read_revisions, revision_number
 from charter.run.paths import TAGS_FILE, own_tags, run_dir, stages_dir
 from charter.run.staleness import assess
 from charter.run.supervisor import NOTICE_FILE
-from charter.spec.load import BUDGET_FILE, DEFAULT_FILE, PROJECT_LIMIT, limits_of
+from charter.spec import PROJECT_FILE
+from charter.spec.load import BUDGET_FILE, PROJECT_LIMIT, limits_of
 from charter.spec.project import Project
 from charter.spec.yaml_source import read_document
 from charter.units import MICRO_USD_PER_USD, format_usd, parse_usd
@@ -302,7 +303,7 @@ def raise_budget(root: Path, limit: str, *, of: str = PROJECT_LIMIT, by: str | N
             f"{format_usd(limit_usd)} is not above the limit of {format_usd(before)}; a lower one goes into "
             "charter.yaml"
         )
-    in_file = project_of(read_document(root / DEFAULT_FILE), env=dict(os.environ)).budget
+    in_file = project_of(read_document(root / PROJECT_FILE), env=dict(os.environ)).budget
     written = limits_of(in_file) if in_file is not None else {}
     path, who = run_dir(root) / BUDGET_FILE, by or who_is_here()
     raised = {name: now for name, now in {**limits_of(budget), of: limit_usd}.items() if written.get(name) != now}
@@ -355,7 +356,7 @@ def tag_run(root: Path, tags: Sequence[str], *, remove: bool = False, by: str | 
     """
     path = run_dir(root) / TAGS_FILE
     have = own_tags(durable.read_json(path)) if path.exists() else {}
-    in_file = load_project(root, env=dict(os.environ)).tags if (root / DEFAULT_FILE).exists() else {}
+    in_file = load_project(root, env=dict(os.environ)).tags if (root / PROJECT_FILE).exists() else {}
     done = []
     for tag in tags:
         name, equals, value = (part.strip() for part in tag.partition("="))

@@ -27,7 +27,7 @@ from charter.launch.machine import CPU, LAYOUT_DEFAULTS, asked_layout, processes
 from charter.ledger import Ledger, Outcome
 from charter.ledger.account import COUNTERS
 from charter.ledger.attempt import Reached
-from charter.models.engine_layout import CPU_ATTENTION
+from charter.models.engine_layout import CPU_VALUES
 from charter.run.call_costs import CallCosts
 from charter.run.graph import PlannedStage, job_of
 from charter.run.restart import Ending, FailureClass
@@ -126,7 +126,7 @@ def _frozen(stage: PlannedStage, project: Project, here: Frozen, *, started: boo
     changed = drift(stage, project, here)
     frozen = read_job(stage.directory).frozen
     if not changed and not reshard:
-        taken = {name: value for name, value in here.items() if name not in {*LAYOUT_DEFAULTS, CPU_ATTENTION}}
+        taken = {name: value for name, value in here.items() if name not in {*LAYOUT_DEFAULTS, *CPU_VALUES}}
         same = {**taken, **frozen}
         return {**same, **_shards(here)} if stage.spec.kind in MAKES_RECORDS else same
     if not reshard:

@@ -1,7 +1,7 @@
 """Everything that can be checked before a run starts, all problems at once."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import product
 from types import MappingProxyType
@@ -515,6 +515,13 @@ def _read(item: JobInput, way: str) -> None:
     if way == ROWS:
         count_candidates(item)
         return
-    rows: Sequence[object] = getattr(dataset, f"read_{way}")(item.location(), item.data)
-    if not rows:
+    read: Callable[..., Iterable[object]] = {
+        "conversations": dataset.each_conversation,
+        "critiques": dataset.read_critiques,
+        "pairs": dataset.read_pairs,
+        "prompts": dataset.each_prompt,
+        "questions": dataset.read_questions,
+        "texts": dataset.each_text,
+    }[way]
+    if not sum(1 for _ in read(item.location(), item.data)):
         raise DataError(f"{item.location()} holds no {way}; the stage would have nothing to work on")

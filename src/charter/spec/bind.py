@@ -22,7 +22,7 @@ from charter.errors import Problem
 from charter.spec.project import DataSpec, ModelSpec, Project
 from charter.spec.stage import STAGE_KINDS
 from charter.spec.stage_base import Stage
-from charter.spec.suggest import did_you_mean, nearest
+from charter.spec.suggest import HABITS, OF_RESOURCES, did_you_mean, key_of_stage, nearest
 from charter.spec.yaml_source import Document, Path_, kind_of, scalar
 
 NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
@@ -209,7 +209,7 @@ def _tell(cls: type, value: Any, path: Path_, item: Mapping[str, Any], document:
     if kind == "unexpected_keyword_argument":
         outer, key = _walk(value, location[:-1])[0], location[-1]
         place = (*path, *outer, key)
-        hint = did_you_mean(key, known_keys(_class_at(cls, outer)))
+        hint = (not outer and _place_in_stage(cls, key)) or did_you_mean(key, known_keys(_class_at(cls, outer)))
         return place, document.problem(place, f"unknown key {key!r}", hint=hint)
     inner, reading = _walk(value, location)
     place = (*path, *inner)
@@ -248,6 +248,14 @@ def _walk(value: Any, location: tuple[str | int, ...]) -> tuple[Path_, Any]:
             continue
         path, value = (*path, part), inside[part]
     return path, value
+
+
+def _place_in_stage(cls: type, key: str) -> str:
+    """A hint where a key at the top of the file, in its own or another tool's spelling, is one of stages."""
+    own = HABITS.get(key, key)
+    if cls is not Project or not (own in OF_RESOURCES or any(own in known_keys(kind) for kind in STAGE_KINDS.values())):
+        return ""
+    return f"it is a key of a stage: pipeline.STAGE.{key_of_stage(own)}"
 
 
 def known_keys(cls: type | None) -> list[str]:

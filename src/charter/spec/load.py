@@ -20,6 +20,7 @@ from typing import Any
 
 from charter.errors import Problem, SpecError, UsageError, loads_json
 from charter.redaction import holds_secret, without_variable
+from charter.spec import PROJECT_FILE
 from charter.spec.bind import Bound, bind, known_keys, widen_shorthands
 from charter.spec.checks import check_data, check_model, check_project
 from charter.spec.graph import check_graph
@@ -51,7 +52,7 @@ def deviation_lines(path: Path, overrides: Sequence[str] = ()) -> tuple[str, ...
     The file is one that has been loaded without an error.
     """
     chosen = [item.removeprefix("preset=") for item in overrides if item.startswith("preset=")]
-    path = path / "charter.yaml" if path.is_dir() else path
+    path = path / PROJECT_FILE if path.is_dir() else path
     name = chosen[-1] if chosen else read_document(path).value.get("preset")
     if name not in PRESETS:
         return ()
@@ -225,7 +226,6 @@ def _forget(document: Document, path: Path_) -> None:
         del document.marks[path_below]
 
 
-DEFAULT_FILE = "charter.yaml"
 DEFAULT_EPOCHS = 1.0
 """Passes over the data of a training stage that gives neither epochs nor steps."""
 
@@ -246,8 +246,8 @@ def load_project(
     `overrides` are texts like `pipeline.ppo.episodes=640`; `env` is the environment, in which variables like
     `CHARTER_PIPELINE__PPO__EPISODES` do the same with less strength. `check` yields further problems.
     """
-    if path.is_dir() and (path / DEFAULT_FILE).is_file():
-        path = path / DEFAULT_FILE
+    if path.is_dir() and (path / PROJECT_FILE).is_file():
+        path = path / PROJECT_FILE
     project = project_of(
         read_document(path), overrides=overrides, env=env, engines=chosen_engines(path.parent), check=check
     )

@@ -292,6 +292,17 @@ class PpoStage(Sampling, Stage):
         return self.kl_in == "loss" or (self.kl_in is None and self.estimator in KL_IN_LOSS)
 
     @property
+    def old_from_update(self) -> bool:
+        """Return True if the first minibatch's own pass may say the log-probabilities that its ratios are taken to.
+
+        It is the pass of the policy that sampled, and nothing reads them before: no reward is charged for a KL, no
+        token weighed by the generator's own. Each answer is learnt from once: no later epoch reads them.
+        """
+        is_charged = self.has_reference and not self.has_kl_loss
+        is_compared = is_charged or self.teacher is not None or self.correction is not None
+        return self.ppo_epochs == 1 and self.asynchrony is None and not is_compared
+
+    @property
     def correction(self) -> Mismatch | None:
         """The correction for another program's sampling, in its long form."""
         return self.mismatch or (None if self.mismatch_clip is None else Mismatch(high=self.mismatch_clip))

@@ -13,40 +13,19 @@ from torch import Tensor, nn
 
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
-from charter.data.dataset import Pair, read_pairs
+from charter.data.dataset import read_pairs
 from charter.errors import DataError
 from charter.inference.score import pad_right
-from charter.models.chat import encode_answer, encode_prompt
 from charter.models.context_split import RowParts
 from charter.models.runtime import on_device, precision
 from charter.models.token_forward import TokenFigures, own_targets
 from charter.spec.stage import DpoStage
+from charter.train.encoded_pairs import EncodedDpoPair, encode_dpo_pair
 from charter.train.losses import DpoLoss, dpo_loss, ipo_loss, kto_loss
 from charter.train.models import frozen_model, stage_model, trained_model
 from charter.train.packing import own_parts
 from charter.train.setup import Setup, set_up
 from charter.train.supervised import BatchLoss, train_and_publish
-
-
-@dataclass(frozen=True)
-class EncodedDpoPair:
-    """The tokens of a pair: one prompt, two answers, and how probable it is that the first is the better one."""
-
-    prompt: tuple[int, ...]
-    chosen: tuple[int, ...]
-    rejected: tuple[int, ...]
-    chosen_probability: float
-
-
-def encode_pair(tokenizer: Any, pair: Pair, *, max_tokens: int) -> EncodedDpoPair:
-    """A pair as tokens; both answers follow the very same prompt, so what is cut of it is cut for both."""
-    longest = max(1, int(max_tokens * DpoStage.ANSWER_SHARE))
-    chosen, rejected = (
-        encode_answer(tokenizer, pair.prompt, answer, max_tokens=longest) for answer in (pair.chosen, pair.rejected)
-    )
-    room = max(1, max_tokens - max(len(chosen), len(rejected)))
-    prompt = encode_prompt(tokenizer, pair.prompt, max_tokens=room)
-    return EncodedDpoPair(tuple(prompt), tuple(chosen), tuple(rejected), pair.chosen_probability)
 
 
 def answer_log_probabilities(
@@ -224,7 +203,7 @@ def run(stage: StageDir) -> None:
     reference = frozen_model(setup, copy.deepcopy(policy.model), spec.dtype, weights=policy.source)
     trained = trained_model(setup, policy, spec, dropout=spec.dropout)
     pairs = setup.rows("data", read_pairs)
-    data = [encode_pair(policy.tokenizer, pair, max_tokens=spec.seq_len) for pair in pairs]
+    data = [encode_dpo_pair(policy.tokenizer, pair, max_tokens=spec.seq_len) for pair in pairs]
 
     models, padding = (trained.parallel.module, reference.module), policy.padding_id
     parts = own_parts(setup.ranks, policy.model.config, setup.layout.attention, spec.seq_len)

@@ -1,4 +1,4 @@
-"""Preference pairs as tokens: each pair is encoded when it is first read, and kept."""
+"""Preference pairs as tokens: for a preference model, encoded when first read, and kept; for DPO."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,9 @@ import numpy.typing as npt
 
 from charter.data.dataset import Pair
 from charter.inference.score import encode_scored
+from charter.models.chat import encode_answer, encode_prompt
 from charter.models.preference import PreferenceModel
+from charter.spec.stage import DpoStage
 
 Ids = npt.NDArray[np.int32]
 
@@ -63,3 +65,24 @@ def encode_pair(model: PreferenceModel, pair: Pair) -> EncodedPair:
         pair.chosen_probability,
         pair.margin,
     )
+
+
+@dataclass(frozen=True)
+class EncodedDpoPair:
+    """The tokens of a pair: one prompt, two answers, and how probable it is that the first is the better one."""
+
+    prompt: tuple[int, ...]
+    chosen: tuple[int, ...]
+    rejected: tuple[int, ...]
+    chosen_probability: float
+
+
+def encode_dpo_pair(tokenizer: Any, pair: Pair, *, max_tokens: int) -> EncodedDpoPair:
+    """A pair as tokens; both answers follow the very same prompt, so what is cut of it is cut for both."""
+    longest = max(1, int(max_tokens * DpoStage.ANSWER_SHARE))
+    chosen, rejected = (
+        encode_answer(tokenizer, pair.prompt, answer, max_tokens=longest) for answer in (pair.chosen, pair.rejected)
+    )
+    room = max(1, max_tokens - max(len(chosen), len(rejected)))
+    prompt = encode_prompt(tokenizer, pair.prompt, max_tokens=room)
+    return EncodedDpoPair(tuple(prompt), tuple(chosen), tuple(rejected), pair.chosen_probability)

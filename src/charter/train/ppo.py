@@ -35,7 +35,8 @@ from charter.train.models import TrainedModel, frozen_model, reads_parts, stage_
 from charter.train.optimizers import make_optimizer, set_learning_rate
 from charter.train.ppo_answers import Flight
 from charter.train.ppo_math import KlController, stops_update
-from charter.train.ppo_rollout import PpoModels, Rollout, Sampler
+from charter.train.ppo_rollout import Rollout, Sampler
+from charter.train.ppo_sequences import PpoModels
 from charter.train.ppo_step import MinibatchPosition, Update
 from charter.train.pretraining_mix import pretraining_mix
 from charter.train.rewards.mixture import (
@@ -153,9 +154,10 @@ class PpoTask:
         if at.part == 0:
             self._sample(at.step)
             return None
+        rollout = self._rollout()
         if not self.progress.stopped:
-            self._epoch(at.step, at.part - 1)
-        return self._finish(at.step) if at.part == self.spec.ppo_epochs else None
+            self._epoch(rollout, at.step, at.part - 1)
+        return self._finish(rollout, at.step) if at.part == self.spec.ppo_epochs else None
 
     @property
     def ahead(self) -> int:
@@ -210,12 +212,11 @@ class PpoTask:
         own = {name: value for name, value in self.state.buffers.items() if not name.startswith(AHEAD)}
         return Rollout.from_buffers(own, self.setup.ranks)
 
-    def _epoch(self, step: int, epoch: int) -> None:
+    def _epoch(self, rollout: Rollout, step: int, epoch: int) -> None:
         factor = learning_rate_factor(step, self.target_step, self.spec)
         for optimizer in (self.update.policy_optimizer, self.update.value_optimizer):
             if optimizer is not None:
                 set_learning_rate(optimizer, factor)
-        rollout = self._rollout()
         with self.setup.meter.phase("update"):
             before = dict(self.progress.sums)
             for number, parts in enumerate(self.sampler.micro_batches(step, epoch)):
@@ -227,10 +228,9 @@ class PpoTask:
         count = self.progress.sums["minibatches"] - before.get("minibatches", 0.0)
         self.progress.stopped = stops_update(moved / count, self.spec.stop_update_kl)
 
-    def _finish(self, step: int) -> StepReport:
+    def _finish(self, rollout: Rollout, step: int) -> StepReport:
         """Adapt the KL coefficient, and put together what the rollout and its epochs have measured."""
-        rollout, answers = self._rollout(), self.spec.rollout_batch
-        spec, samples = self.spec, self.spec.samples_per_prompt
+        spec, answers, samples = self.spec, self.spec.rollout_batch, self.spec.samples_per_prompt
         totals = self.setup.ranks.total(rollout.sums(kl_estimator=spec.kl_estimator, samples=samples))
         rewards = self.setup.ranks.total(rollout.reward_sums([item.name for item in spec.rewards]))
         tokens, rated = int(totals.pop("tokens")), totals.pop("rated", float(answers))

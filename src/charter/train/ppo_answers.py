@@ -14,7 +14,7 @@ from torch import Tensor
 
 from charter.artifacts import durable
 from charter.errors import loads_json
-from charter.inference.generate import Answers, joined, pad_left
+from charter.inference.generate import Answers, SamplingSettings, joined, pad_left
 from charter.models.ranks import Ranks
 from charter.train.ppo_math import equal_groups
 
@@ -180,6 +180,20 @@ class Flight:
         """Write the answers down before they are learnt from, one line each."""
         durable.make_dir(path.parent)
         durable.write_file(path, "".join(json.dumps(asdict(item)) + "\n" for item in self.answers))
+
+
+def asked_together(
+    everyone: Sequence[tuple[list[list[int]], list[int], SamplingSettings]], rank: int
+) -> tuple[list[list[int]], list[int], SamplingSettings, slice]:
+    """Prompts and seeds of all processes for one generator, the longest of their settings, and a process's own rows.
+
+    One that asks for nothing any more has no say in the settings.
+    """
+    prompts = [prompt for own, _, _ in everyone for prompt in own]
+    seeds = [seed for _, own, _ in everyone for seed in own]
+    longest = max((each for own, _, each in everyone if own), key=lambda each: each.max_new_tokens)
+    first = sum(len(own) for own, _, _ in everyone[:rank])
+    return prompts, seeds, longest, slice(first, first + len(everyone[rank][0]))
 
 
 def record_path(directory: Path, step: int, data_step: int, ranks: Ranks) -> Path:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,16 +17,14 @@ from charter.inference.score import score_answers
 from charter.inference.turns import TURN_FIGURES, TURNS_DIRECTORY, ReplyStore, Start, Trajectory, TurnTaking
 from charter.models.adapters import published_weights
 from charter.models.chat import encode_prompt
-from charter.models.language_model import LanguageModel
 from charter.models.parallel import Parallel
-from charter.models.preference import PreferenceModel
 from charter.models.ranks import Ranks
 from charter.models.runtime import on_device
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import KlEstimator
 from charter.train.judge_reward import JudgeReward
 from charter.train.losses import distillation_advantages
-from charter.train.ppo_answers import Flight, Scored, gathered, read_record, record_path
+from charter.train.ppo_answers import Flight, Scored, asked_together, gathered, read_record, record_path
 from charter.train.ppo_math import (
     answer_scores,
     degenerate_groups,
@@ -41,6 +40,7 @@ from charter.train.ppo_math import (
     whiten,
 )
 from charter.train.ppo_sequences import (
+    PpoModels,
     Sequences,
     answer_lengths,
     answer_log_probabilities,
@@ -61,6 +61,7 @@ class Rollout:
 
     sequences: Sequences
     log_probability_BR: Tensor
+    """By the policy that sampled; NaN where its first update says it (`PpoStage.old_from_update`)."""
     advantage_BR: Tensor
     score_B: Tensor
     ended_B: Tensor
@@ -175,22 +176,6 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class PpoModels:
-    """The models of PPO as one process holds them."""
-
-    policy: LanguageModel
-    trained: Parallel
-    """The policy as it is trained."""
-    reference: Parallel | None
-    """None where no penalty reads it."""
-    reward: PreferenceModel | None
-    """None where no preference model is a reward."""
-    value: Parallel | None
-    """None where the estimator compares answers instead."""
-    teacher: Parallel | None = None
-
-
-@dataclass(frozen=True)
 class Sampler:
     """Makes rollouts; the same one again for the same step and weights."""
 
@@ -211,8 +196,12 @@ class Sampler:
     @property
     def is_exact(self) -> bool:
         """Return True if a rollout can be sampled again bit for bit; if not, it is stored as soon as it is there."""
-        rates_exactly = self.judge is None or self.judge.is_exact or self.rewards is not None
-        return self.generator is not None and self.generator.is_exact and rates_exactly
+        return self._draws_alone and (self.judge is None or self.judge.is_exact or self.rewards is not None)
+
+    @property
+    def _draws_alone(self) -> bool:
+        """Return False where one generator answers for all processes: each then asks as long as any of them does."""
+        return self.generator is not None and self.generator.is_exact
 
     def sample(self, step: int, data_step: int, *, kl_coefficient: float) -> Rollout:
         """The rollout of one step, or of one yet to come, with all figures of the weights that draw it."""
@@ -247,7 +236,7 @@ class Sampler:
         seeds = [self.setup.seed("rollout", step, numbers[place], *further) for place in going]
         settings = self._settings(most - begin, max(0, spec.min_new_tokens - begin))
         with self.setup.meter.phase("generate"), self.models.trained.gathered():
-            if going:
+            if going or not self._draws_alone:
                 contexts = [flight.answers[place].context for place in going]
                 flight = flight.extended(going, self._answers(version, contexts, seeds, settings), version)
         if version == step:
@@ -282,27 +271,25 @@ class Sampler:
         return old_BR
 
     def _settings(self, max_new_tokens: int, min_new_tokens: int) -> SamplingSettings:
-        spec = self.spec
-        return SamplingSettings(max_new_tokens, min_new_tokens, spec.temperature, spec.top_p, spec.dtype)
+        return SamplingSettings(max_new_tokens, min_new_tokens, self.spec.temperature, self.spec.top_p, self.spec.dtype)
 
     def _scored(self, step: int, name: str, rows: Sequence[int], seeds: Sequence[int]) -> Scored:
         """One answer to each prompt, of one turn or of several, and what it got; stored under `name`."""
         spec, meter, policy, version = self.spec, self.setup.meter, self.models.policy, self.spec.version_of(step)
         settings = self._settings(spec.max_new_tokens, spec.min_new_tokens)
-        turns = [self.prompts[row].turns for row in rows]
+        prompts = [self.prompts[row] for row in rows]
         name = f"{name}-{self.setup.ranks.data_rank}"
         played: list[Trajectory] = []
         with meter.phase("generate"), self.models.trained.gathered():
             if self.turns is None:
-                ids = [encode_prompt(policy.tokenizer, item, max_tokens=spec.max_prompt_tokens) for item in turns]
+                most = spec.max_prompt_tokens
+                ids = [encode_prompt(policy.tokenizer, item.turns, max_tokens=most) for item in prompts]
                 answers = self._answers(version, ids, list(seeds), settings)
             else:
-                starts = [
-                    Start(self.prompts[row].turns, self.prompts[row].columns, seed)
-                    for row, seed in zip(rows, seeds, strict=True)
-                ]
+                starts = [Start(item.turns, item.columns, seed) for item, seed in zip(prompts, seeds, strict=True)]
                 store = ReplyStore(self.setup.stage.path / TURNS_DIRECTORY / f"{name}.jsonl")
-                played = self.turns.play(starts, settings, lambda *asked: self._answers(version, *asked), store)
+                goes_on = bool if self._draws_alone else self.setup.ranks.any
+                played = self.turns.play(starts, settings, partial(self._answers, version), store, goes_on=goes_on)
                 answers = self.turns.answers(played, self.setup.device)
         with meter.phase("score"):
             return self._judged(step, name, rows, seeds, answers, played)
@@ -411,17 +398,16 @@ class Sampler:
             generator.update_weights((), version=version)
             return generator.sample(prompts, seeds=seeds, settings=settings, version=version)
         weights = self.models.trained.full_state_dict()
-        everyone = ranks.gather((prompts, seeds))[:: ranks.world_size // ranks.data_size]
+        everyone = ranks.gather((prompts, seeds, settings))[:: ranks.world_size // ranks.data_size]
+        all_prompts, all_seeds, longest, own = asked_together(everyone, ranks.data_rank)
         answers: Answers | None = None
         if generator is not None:
             full_weights = published_weights(self.models.trained.module, weights, self.spec.adapter)
             generator.update_weights(full_weights.items(), version=version)
-            all_prompts = [prompt for own, _ in everyone for prompt in own]
-            all_seeds = [seed for _, own in everyone for seed in own]
-            answers = generator.sample(all_prompts, seeds=all_seeds, settings=settings, version=version)
+            answers = generator.sample(all_prompts, seeds=all_seeds, settings=longest, version=version)
         answers = ranks.from_first(answers)
         assert answers is not None
-        return answers.share(ranks.data_rank, len(prompts), ranks.device)
+        return answers.rows(own, ranks.device)
 
     def micro_batches(self, step: int, epoch: int) -> list[list[Tensor]]:
         """The answers of this process in the order of an epoch: minibatches, each as its micro-batches."""
@@ -455,11 +441,10 @@ class Sampler:
         spec, answers, score_B = self.spec, scored.answers, scored.score_B
         width = max(self.setup.ranks.gather(answers.answer_BR.shape[1]))
         sequences = as_sequences(answers, answer_width=width, padding=self.models.policy.padding_id)
-        mask_BR = sequences.answer_mask_BR
-        ended_B = self._ended(answers)
-        models = self.models
+        mask_BR, ended_B = sequences.answer_mask_BR, self._ended(answers)
+        minibatches, models = self.micro_batches(step, 0), self.models
         (old_BR, *read_BR), value_BS = self._evaluate(
-            sequences, self.micro_batches(step, 0), (models.trained, models.reference, models.teacher), models.value
+            sequences, minibatches, (models.trained, models.reference, models.teacher), models.value
         )
         version_BR = None
         if flight is not None:
@@ -472,6 +457,8 @@ class Sampler:
         advantage_BR, return_BR = self._advantages(
             score_B, scored, ended_B, old_BR, read_BR, value_BS, learnt_BR, kl_coefficient=kl_coefficient
         )
+        if spec.old_from_update:
+            old_BR[on_device(torch.cat(minibatches[0]), self.setup.device)] = math.nan
         weight_BR, generator_BR, correction = None, None, spec.correction
         if answers.log_probability_BR is not None:
             missing = width - answers.log_probability_BR.shape[1]
@@ -516,17 +503,19 @@ class Sampler:
     ) -> tuple[list[Any], Tensor | None]:
         """Log-probabilities by each of the readers, and values, as the first epoch's micro-batches.
 
-        Logits depend on the rows of a batch, and the same batch gives the same bits: the first ratio is exactly 1.
+        Logits depend on the rows of a batch, and the same batch gives the same bits: the first ratio is exactly 1, and
+        what the policy's first update computes by itself is left out.
         """
         shape, device = sequences.answer_mask_BR.shape, self.setup.device
         own_BR = [None if reader is None else torch.zeros(shape, device=device) for reader in readers]
         value_BS = None if value is None else torch.zeros((shape[0], shape[1] + 1), device=device)
         temperature, dtype = self.spec.temperature, self.spec.dtype
-        for index in (item for minibatch in minibatches for item in minibatch):
+        for number, index in ((number, item) for number, minibatch in enumerate(minibatches) for item in minibatch):
             self.setup.stage.alive()
             part, at_B = sequences.rows(index), on_device(index, device)
+            is_read = number > 0 or not self.spec.old_from_update
             for reader, its_BR in zip(readers, own_BR, strict=True):
-                if reader is not None and its_BR is not None:
+                if reader is not None and its_BR is not None and (is_read or reader is not self.models.trained):
                     figures = answer_log_probabilities(reader.module, part, temperature=temperature, dtype=dtype)
                     its_BR[at_B] = figures[0]
             if value_BS is not None and value is not None:

@@ -1,4 +1,4 @@
-"""Prompts and answers as PPO reads them: log-probabilities and values of their tokens."""
+"""Models, prompts and answers as PPO reads them: log-probabilities and values of tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,8 +10,27 @@ from torch import Tensor
 
 from charter.errors import DataError
 from charter.inference.generate import Answers
+from charter.models.language_model import LanguageModel
+from charter.models.parallel import Parallel
+from charter.models.preference import PreferenceModel
 from charter.models.runtime import on_device, precision
 from charter.models.token_forward import TokenFigures
+
+
+@dataclass(frozen=True)
+class PpoModels:
+    """The models of PPO as one process holds them."""
+
+    policy: LanguageModel
+    trained: Parallel
+    """The policy as it is trained."""
+    reference: Parallel | None
+    """None where no penalty reads it."""
+    reward: PreferenceModel | None
+    """None where no preference model is a reward."""
+    value: Parallel | None
+    """None where the estimator compares answers instead."""
+    teacher: Parallel | None = None
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ class Update:
         waits: bool,
     ) -> dict[str, Summed]:
         """Loss and gradient of the policy on some answers, and what is measured of it."""
-        spec, mask, old = self.spec, rollout.loss_mask_BR[rows], rollout.log_probability_BR[rows]
+        spec, mask = self.spec, rollout.loss_mask_BR[rows]
         reference = None if rollout.reference_BR is None else rollout.reference_BR[rows]
         divisor = self._divisor(rollout, rows)
         with torch.set_grad_enabled(learns), self.policy.accumulating() if waits else contextlib.nullcontext():
@@ -119,9 +119,12 @@ class Update:
                 dtype=spec.dtype,
                 entropy_gradient=spec.entropy_weight > 0,
             )
+            if spec.old_from_update and at.is_first:
+                rollout.log_probability_BR[rows] = log_probability.detach() * rollout.mask_BR[rows]
+            old = rollout.log_probability_BR[rows]
             measured = self._policy_loss(log_probability, rollout, rows, divisor)
             # A rollout drawn ahead is an older policy's.
-            if spec.version_of(at.step) == at.step and at.is_first:
+            if spec.version_of(at.step) == at.step and at.is_first and not spec.old_from_update:
                 differs_BR = log_probability.detach() * rollout.mask_BR[rows] != old
                 measured[FIRST] = Summed(differs_BR.sum(), mask.sum())
             total = measured["policy_loss"].total

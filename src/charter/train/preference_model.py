@@ -19,7 +19,7 @@ from charter.models.length_groups import token_batches
 from charter.models.parallel import parallelize
 from charter.models.preference import PreferenceModel, ScalarModel
 from charter.models.runtime import on_device, seeded
-from charter.physics.inference_memory import SCORING_ROWS, SCORING_TOKENS
+from charter.physics.inference_memory import ROWS_OF_A_PASS, SCORING_ROWS, SCORING_TOKENS
 from charter.spec.stage import PreferenceModelStage
 from charter.train.encoded_pairs import EncodedPair, EncodedPairs
 from charter.train.loop import publish_model
@@ -30,9 +30,6 @@ from charter.train.schedule import total_steps
 from charter.train.setup import Setup, set_up
 from charter.train.supervised import BatchLoss, SupervisedTask
 from charter.train.work import count_supervised
-
-ROWS_OF_A_PASS = 8
-"""Where several processes must make the same number of passes, about so many rows go in each."""
 
 
 def shuffled(pairs: Sequence[Pair], *, seed: int) -> list[Pair]:

@@ -11,6 +11,7 @@ differ among themselves, and two or three clusters that happen to agree.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,8 @@ import numpy as np
 from charter.physics.fitted import NARROWEST, SITUATIONS, WIDEST, Bundle, Fitted, Knowledge, QuantityFit, Spread
 from charter.physics.terms import t_quantile
 from charter.validation.alarms import fingerprint
-from charter.validation.rows.measurement import Measurement
+from charter.validation.rows.architecture import architecture_of
+from charter.validation.rows.measurement import Measurement, Refusal
 from charter.validation.rows.metrics import rl_metric
 from charter.validation.score import (
     Case,
@@ -67,7 +69,18 @@ def group_of(row: "Measurement") -> str:
         return f"inference {measured}"
     if measured == "memory":
         return "adapter memory" if row.kind == "lora" else "training memory"
-    return "training moe" if row.n_experts or row.moe else "training " + ("adapter" if row.kind == "lora" else "dense")
+    return "training moe" if _has_experts(row) else "training " + ("adapter" if row.kind == "lora" else "dense")
+
+
+@cache
+def _has_experts(row: "Measurement") -> bool:
+    """By the row's columns, else by its model, which may be named alone."""
+    if row.n_experts or row.moe:
+        return True
+    try:
+        return architecture_of(row).mixture is not None
+    except Refusal:
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from charter_head import preference_model
 
 from charter.data.dataset import Turn
 from charter.errors import DataError
-from charter.hosted.classifier import check_prompts, is_preference_model, write_classifier
+from charter.hosted.weights import check_prompts, is_preference_model, write_classifier
 from charter.inference.score import encode_scored, score_answers
 
 pytestmark = pytest.mark.torch

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from charter.engines.common.request import HandoverPaths
 from charter.engines.huggingface.adapter import HuggingFaceAdapter
 from charter.errors import StageError
-from charter.hosted.left_weights import (
+from charter.hosted.weights import (
     check_language_model,
     merged,
     write_merged,

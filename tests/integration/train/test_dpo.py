@@ -23,6 +23,7 @@ from charter.errors import DataError
 from charter.models.language_model import load_language_model
 from charter.spec.stage import DpoStage
 from charter.train import dpo
+from charter.train.encoded_pairs import EncodedDpoPair, encode_dpo_pair
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
@@ -74,15 +75,15 @@ def metrics(stage_dir):
 
 
 def encoded(model, pairs=None, *, max_tokens=64):
-    return [dpo.encode_pair(model.tokenizer, pair, max_tokens=max_tokens) for pair in pairs or tiny.pairs()]
+    return [encode_dpo_pair(model.tokenizer, pair, max_tokens=max_tokens) for pair in pairs or tiny.pairs()]
 
 
 def test_both_answers_follow_the_same_prompt_and_are_cut_with_it():
     model = tiny.language_model()
     turns = (Turn("user", "How do I learn about tea? " * 9),)
     pair = Pair("p", turns, "Read a book about tea. " * 9, "No.", 0.9)
-    found = dpo.encode_pair(model.tokenizer, pair, max_tokens=40)
-    whole = dpo.encode_pair(model.tokenizer, pair, max_tokens=1000)
+    found = encode_dpo_pair(model.tokenizer, pair, max_tokens=40)
+    whole = encode_dpo_pair(model.tokenizer, pair, max_tokens=1000)
     assert len(whole.prompt) + len(whole.chosen) > 40
     assert found.chosen == whole.chosen[:30]
     assert found.prompt == whole.prompt[-10:]
@@ -110,7 +111,7 @@ def test_rewards_are_told_as_sums_over_pairs():
         chosen_reward_B=torch.tensor([1.0, 0.0, 2.0]),
         rejected_reward_B=torch.tensor([0.5, 1.0, -1.0]),
     )
-    pairs = [dpo.EncodedDpoPair((1, 2, 3), (4,) * count, (5, 6), 0.5) for count in (1, 2, 4)]
+    pairs = [EncodedDpoPair((1, 2, 3), (4,) * count, (5, 6), 0.5) for count in (1, 2, 4)]
     found = dpo.summed_loss(losses, torch.tensor([0.9, 0.2, 0.3]), pairs)
     # margins 0.5, -1 and 3; labels say chosen, rejected, rejected: two are right
     assert found.loss_sum.item() == 1.75

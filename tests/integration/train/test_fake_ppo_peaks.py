@@ -1,7 +1,10 @@
-"""Peaks of PPO by phase at true shapes against the plan: answers, scores, critic, policy (FakeTensor, no device)."""
+"""Peaks of PPO and GRPO by phase at true shapes against the plan: answers, scores, critic, policy (FakeTensor).
+
+A group shares its prompt and has no critic; rewards of GRPO are functions here, which need no accelerator.
+"""
 
 import contextlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -17,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from charter.catalog import accelerators, models
 from charter.inference.fused import FusedDecoder
-from charter.inference.generate import _Unfinished, new_cache
+from charter.inference.generate import SamplingSettings, _Unfinished, choose, new_cache
 from charter.models import parallel
 from charter.models.preference import ScalarModel
 from charter.models.ranks import Ranks
@@ -30,58 +33,107 @@ from charter.plan.stage_memory import training_moments
 from charter.spec.layout import Layout, Recompute, ZeroStage
 
 pytestmark = pytest.mark.torch
-PROMPT, LONGEST, ANSWERS = 1024, 4096, 16
-"""Tokens of a prompt and of a sequence, and answers of one process."""
 OFF = 0.05
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Shape of a stage's rollouts."""
+
+    prompt: int = 1024
+    longest: int = 4096
+    """Tokens of a sequence."""
+    answers: int = 16
+    """Of one process."""
+    group: int = 1
+    """Answers to one prompt; a group has no critic."""
+    rows: int = 1
+    """Of a micro-batch."""
+
+    @property
+    def written(self):
+        return self.longest - self.prompt
+
+
+KINDS = {"ppo": Rollouts(), "grpo": Rollouts(group=8, rows=2)}
 
 
 def scalar(model):
     return ScalarModel(type("Holder", (), {"model": model})())
 
 
-def drawn(model, trained):
+def grown(cache, fused, columns):
+    """Make room in a cache as answers do that grow token by token, without the tokens."""
+    if fused:
+        while cache.bias_LT.shape[1] < columns:
+            cache.make_room(cache.bias_LT.shape[1] + 1)
+        return
+    for layer in cache.layers:
+        one = layer.keys[:, :, :1]
+        while layer._roomy_keys.shape[2] < columns:
+            layer.keys, layer.values = layer._roomy_keys, layer._roomy_values
+            layer.update(one, one)
+        layer.keys, layer.values = (part[:, :, : columns - 1] for part in (layer._roomy_keys, layer._roomy_values))
+
+
+def drawn(model, trained, shape):
     """Answers: the prompts are read, then the last token is drawn; all between need less."""
-    rows = list(range(ANSWERS))
+    settings, count = SamplingSettings(max_new_tokens=shape.written, top_p=0.9), shape.answers
     with trained.gathered(), precision("bf16", CPU), torch.no_grad():
         decoder = FusedDecoder(model, torch.bfloat16) if type(trained) is parallel.Parallel else None
         batch = _Unfinished(
-            row_L=torch.zeros(ANSWERS, dtype=torch.long),
-            finished_L=torch.zeros(ANSWERS, dtype=torch.bool),
-            ids_LQ=torch.zeros((ANSWERS, PROMPT), dtype=torch.long),
-            position_LQ=torch.zeros((ANSWERS, PROMPT), dtype=torch.long),
+            row_L=torch.zeros(count, dtype=torch.long),
+            finished_L=torch.zeros(count, dtype=torch.bool),
+            ids_LQ=torch.zeros((count, shape.prompt), dtype=torch.long),
+            position_LQ=torch.zeros((count, shape.prompt), dtype=torch.long),
             mask_LT=None,
-            columns=PROMPT,
+            columns=shape.prompt,
             cache=new_cache(model.config),
-            first_rows=rows,
+            first_rows=list(range(0, count, shape.group)),
         )
-        batch.next_logits(model, decoder)
-        batch.extend(torch.zeros(ANSWERS, dtype=torch.long), batch.finished_L, look=False)
-        if decoder is None:
-            for layer in batch.cache.layers:
-                part = layer.keys[:, :, :1].expand(-1, -1, LONGEST - PROMPT - 1, -1)
-                layer.update(part, part)
-        batch.columns = LONGEST
-        batch.next_logits(model, decoder)
+        for columns in (shape.prompt, shape.longest):
+            if columns > shape.prompt:
+                grown(batch.cache, decoder is not None, columns)
+            batch.columns = columns
+            token_L = choose(batch.next_logits(model, decoder), torch.zeros(count, dtype=torch.float64), settings)
+            batch.extend(token_L, batch.finished_L, look=False)
 
 
-def asked():
-    """One sequence, whose answer's tokens are asked for."""
-    ids_BT, at_N = (torch.zeros(shape, dtype=torch.long) for shape in ((1, LONGEST), LONGEST - PROMPT))
-    return {"input_ids": ids_BT, "at_N": at_N}
+def asked(shape):
+    """Sequences of a micro-batch, whose answers' tokens are asked for."""
+    ids_BT = torch.zeros((shape.rows, shape.longest), dtype=torch.long)
+    return {"input_ids": ids_BT, "at_N": torch.zeros(shape.rows * shape.written, dtype=torch.long)}
 
 
-def policy_part(trained):
+def policy_part(trained, shape):
     with precision("bf16", CPU):
-        given = asked()
+        given = asked(shape)
         loss = trained.call(**given, target_N=given["at_N"]).log_probability_N.sum()
     loss.backward()
 
 
-def value_part(trained):
+def value_part(trained, shape):
     with precision("bf16", CPU):
-        given = asked()
+        given = asked(shape)
         loss = trained.call(given["input_ids"], at_N=given["at_N"]).sum()
     loss.backward()
+
+
+def scored(scores, shape):
+    with torch.no_grad(), precision("bf16", CPU):
+        rows = SCORING_TOKENS // shape.longest
+        scores(torch.zeros((rows, shape.longest), dtype=torch.long), at_N=torch.zeros(rows, dtype=torch.long))
+
+
+def models_of(architecture, shape):
+    """Trained and frozen models by role."""
+    policy, reference = fake_model(architecture), fake_model(architecture)
+    if shape.group > 1:
+        return {"policy": policy}, {"reference": reference}
+    return (
+        {"policy": policy, "value": scalar(fake_model(architecture))},
+        {"reference": reference, "reward": scalar(fake_model(architecture))},
+    )
 
 
 def frozen(module, layout, live, monkeypatch):  # noqa: F811
@@ -91,17 +143,15 @@ def frozen(module, layout, live, monkeypatch):  # noqa: F811
     return spread(module, layout, live, monkeypatch).call if is_split else module
 
 
-def measured(live, architecture, layout, monkeypatch):  # noqa: F811
+def measured(live, architecture, layout, shape, monkeypatch):  # noqa: F811
     """Bytes at the peak of each phase."""
-    policy, reference = fake_model(architecture), fake_model(architecture)
-    value, reward = (scalar(fake_model(architecture)) for _ in range(2))
+    learning, reading = models_of(architecture, shape)
     if layout.world_size > 1:
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.world_size)
         meshes = parallel.data_mesh(layout, Ranks(device=CPU))
         monkeypatch.setattr(parallel, "data_mesh", lambda *_: meshes)
-    modules = (policy, reference, value, reward)
-    ties = {module: tied_weights(module) for module in modules}
-    for module in (reference, reward):
+    ties = {module: tied_weights(module) for module in (*learning.values(), *reading.values())}
+    for module in reading.values():
         module.requires_grad_(False)
         parallel.cast_frozen(module, torch.bfloat16, everything=layout.zero > 0)
     peaks = {}
@@ -116,61 +166,76 @@ def measured(live, architecture, layout, monkeypatch):  # noqa: F811
         for module, tied in ties.items():
             with_fake_memory(module)
             tie(module, tied)
-        _, scores = (frozen(module, layout, live, monkeypatch) for module in (reference, reward))
-        trained, critic = (spread(module, layout, live, monkeypatch) for module in (policy, value))
-        optimizers = [optimizer_of(module, layout, live, monkeypatch) for module in (policy, value)]
+        readers = {role: frozen(module, layout, live, monkeypatch) for role, module in reading.items()}
+        trained = {role: spread(module, layout, live, monkeypatch) for role, module in learning.items()}
+        optimizers = {role: optimizer_of(module, layout, live, monkeypatch) for role, module in learning.items()}
         # Before the first update there is no state of the optimizers.
         for update in range(2):
             if update:
                 with phase("answers"):
-                    drawn(policy, trained)
-                with phase("scores"), torch.no_grad(), precision("bf16", CPU):
-                    rows = SCORING_TOKENS // LONGEST
-                    scores(torch.zeros((rows, LONGEST), dtype=torch.long), at_N=torch.zeros(rows, dtype=torch.long))
+                    drawn(learning["policy"], trained["policy"], shape)
+                if "reward" in readers:
+                    with phase("scores"):
+                        scored(readers["reward"], shape)
             for number in range(PASSES):
                 waits = number < PASSES - 1
-                for name, part, each in (("policy", policy_part, trained), ("value", value_part, critic)):
+                for name, each in trained.items():
                     with phase(name), each.accumulating() if waits else contextlib.nullcontext():
-                        part(each)
-            for name, optimizer in zip(("policy", "value"), optimizers, strict=True):
+                        PARTS[name](each, shape)
+            for name, optimizer in optimizers.items():
                 with phase(name):
                     optimizer.step()
-            for optimizer in optimizers:
+            for optimizer in optimizers.values():
                 optimizer.zero_grad(set_to_none=True)
     return peaks
 
 
-def planned(architecture, layout):
-    """Bytes of the plan at each phase, without what no operation allocates."""
+PARTS = {"policy": policy_part, "value": value_part}
+
+
+def work_of(architecture, layout, shape):
+    """The roles and phases that a plan has of such a stage."""
     roles = (
         Role(name="policy", architecture=architecture, model="base", trained=True),
         Role(name="value", architecture=architecture, model="pm", trained=True, scalar_head=True),
         Role(name="reference", architecture=architecture, model="base"),
         Role(name="reward", architecture=architecture, model="pm", scalar_head=True),
     )
-    each = {"steps": 1, "prompt_tokens": LONGEST, "longest_tokens": LONGEST}
-    share = (LONGEST - PROMPT) / LONGEST
+    each = {"steps": 1, "prompt_tokens": shape.longest, "longest_tokens": shape.longest}
+    update = {**each, "work": "train", "batch": 16, "logit_share": shape.written / shape.longest}
     phases = (
         RolePhase(
             name="answers",
             work="generate",
             role="policy",
-            batch=ANSWERS * layout.data,
-            **{**each, "prompt_tokens": PROMPT},
+            batch=shape.answers * layout.data,
+            read_share=1 / shape.group,
+            **{**each, "prompt_tokens": shape.prompt},
         ),
-        RolePhase(name="scores", work="score", role="reward", batch=ANSWERS * layout.data, **each),
-        RolePhase(name="train policy", work="train", role="policy", batch=16, logit_share=share, **each),
-        RolePhase(name="train value", work="train", role="value", batch=16, logit_share=share, **each),
+        RolePhase(name="scores", work="score", role="reward", batch=shape.answers * layout.data, **each),
+        RolePhase(name="train policy", role="policy", **update),
+        RolePhase(name="train value", role="value", **update),
     )
+    here = {"policy", "reference"} if shape.group > 1 else {role.name for role in roles}
+    return Workload(
+        roles=tuple(role for role in roles if role.name in here),
+        phases=tuple(phase for phase in phases if phase.role in here),
+        counters=Counters(),
+        together=True,
+    )
+
+
+def planned(architecture, layout, shape):
+    """Bytes of the plan at each phase, without what no operation allocates."""
     moments = training_moments(
-        Workload(roles=roles, phases=phases, counters=Counters(), together=True),
+        work_of(architecture, layout, shape),
         Layout(
             data=layout.data,
             tensor=layout.tensor,
             zero=ZeroStage(layout.zero),
             recompute=Recompute(layout.recompute),
             accumulation=PASSES,
-            micro_batch=1,
+            micro_batch=shape.rows,
             offload_optimizer=layout.offload == "optimizer",
             offload_activations=layout.offload_activations,
         ),
@@ -178,7 +243,7 @@ def planned(architecture, layout):
         dtype="bf16",
         knowledge=Knowledge(),
         engine="native",
-        together={"answers": ANSWERS},
+        together={"answers": shape.answers},
     )
     sums = {}
     for moment in moments:
@@ -188,24 +253,57 @@ def planned(architecture, layout):
     return sums
 
 
-SAMPLE = [("Qwen3-0.6B", 2, "one"), ("Llama-3.1-8B", 4, "zero 3")]
+SAMPLE = {
+    ("Qwen3-0.6B", "ppo", "one"),
+    ("Llama-3.1-8B", "ppo", "zero 3"),
+    ("Qwen3-0.6B", "grpo", "zero 2"),
+    ("Llama-3.1-8B", "grpo", "one"),
+}
 """Run by `make test`, with few layers; the others have all."""
-DEPTHS = {"Qwen3-0.6B": 28, "Llama-3.1-8B": 32}
+DEPTHS = {"Qwen3-0.6B": (2, 28), "Llama-3.1-8B": (4, 32), "Llama-3.1-70B": (4, 80)}
+SHARDED = [
+    "zero 3",
+    "zero 3, recompute",
+    "zero 3, moments away",
+    "zero 3, inputs away",
+    "tensor 2",
+    "tensor 2, inputs away",
+]
+"""Layouts that four models of 70B are run with."""
 
 
 def cases():
-    for name, every in DEPTHS.items():
-        for label, layout in LAYOUTS.items():
-            if not layout.sequence_parallel:
-                yield pytest.param(name, every, label, marks=pytest.mark.thorough)
+    for name, (few, every) in DEPTHS.items():
+        for kind in KINDS:
+            for label, layout in LAYOUTS.items():
+                # Stages that draw answers take neither sequence nor context parallelism.
+                if layout.sequence_parallel or layout.context > 1 or (every == 80 and label not in SHARDED):
+                    continue
+                if (name, kind, label) in SAMPLE:
+                    yield pytest.param(name, few, kind, label)
+                yield pytest.param(name, every, kind, label, marks=pytest.mark.thorough)
 
 
-@pytest.mark.parametrize(("name", "layers", "label"), [*SAMPLE, *cases()])
+@pytest.mark.parametrize(("name", "layers", "kind", "label"), [*cases()])
 @pytest.mark.usefixtures("as_on_a_gpu")
-def test_peaks_of_ppo_are_the_planned_ones(name, layers, label, live, monkeypatch):  # noqa: F811
+def test_peaks_of_rollouts_are_the_planned_ones(name, layers, kind, label, live, monkeypatch):  # noqa: F811
     architecture, layout = replace(models.get(name).architecture, num_layers=layers), LAYOUTS[label]
     monkeypatch.setattr("charter.models.token_forward._is_plain", lambda head: not isinstance(head.weight, DTensor))
-    peaks, plan = measured(live, architecture, layout, monkeypatch), planned(architecture, layout)
+    check(live, architecture, layout, KINDS[kind], monkeypatch, f"{name} {layers} {kind} {label}")
+
+
+def check(live, architecture, layout, shape, monkeypatch, case):  # noqa: F811
+    peaks, plan = measured(live, architecture, layout, shape, monkeypatch), planned(architecture, layout, shape)
     for phase, size in peaks.items():
-        print(f"RATIO {name} {layers} {label} {phase}: {plan[phase] / size:.3f} of {size / 2**30:.2f} GiB")
+        print(f"RATIO {case} {phase}: {plan[phase] / size:.3f} of {size / 2**30:.2f} GiB")
     assert plan == pytest.approx(peaks, rel=OFF)
+
+
+@pytest.mark.parametrize("label", ["one", pytest.param("zero 3", marks=pytest.mark.thorough)])
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_short_answers_have_logits_and_room_to_grow(label, live, monkeypatch):  # noqa: F811
+    """Of many short answers, logits and columns that no token has written yet weigh as much as keys and values."""
+    architecture = replace(models.get("Qwen3-0.6B").architecture, num_layers=4)
+    shape = Rollouts(prompt=64, longest=320, answers=512, group=8, rows=16)
+    monkeypatch.setattr("charter.models.token_forward._is_plain", lambda head: not isinstance(head.weight, DTensor))
+    check(live, architecture, LAYOUTS[label], shape, monkeypatch, f"short answers {label}")

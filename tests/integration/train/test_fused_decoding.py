@@ -14,7 +14,9 @@ from charter.inference import fused as decoding
 from charter.inference import generate as sampling
 from charter.inference.fused import FusedDecoder, JointCache
 from charter.inference.generate import SamplingSettings, generate, keep_rows, new_cache
+from charter.models import runtime
 from charter.models.adapters import add_adapter
+from charter.models.engine_layout import CPU_VALUES
 from charter.models.runtime import precision
 from charter.spec.layout import Adapter
 
@@ -151,17 +153,23 @@ def test_prompts_are_read_in_passes_of_so_many_tokens(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("most", [sampling.PROMPT_TOKENS, 20])
+@pytest.mark.parametrize("most", [sampling.PROMPT_TOKENS, 20, None])
 def test_a_prompt_of_several_answers_is_read_once(monkeypatch, dtype, most):
-    """By joint products (bf16) and by the model's classes: as many tokens fewer as answers, and the same answers."""
+    """By joint products (bf16) and by the model's classes: as many tokens fewer as answers, and the same answers.
+
+    With None on processors, as stages that begin there now are configured.
+    """
     model, read = tiny.language_model(), []
     texts = [list(range(5 + length, 5 + 2 * length)) for length in (9, 4, 6, 9)]
     texts[3][2] += 1  # as long as the first, and another
     prompts = [text for text in texts for _ in range(4)]
     settings = SamplingSettings(max_new_tokens=12, dtype=dtype)
-    for module in (sampling, decoding):
-        monkeypatch.setattr(module, "is_queued", lambda device: True)
-    monkeypatch.setattr(sampling, "PROMPT_TOKENS", most)
+    if most is None:
+        monkeypatch.setattr(runtime, "_CONFIGURED", dict(CPU_VALUES))
+    else:
+        for module in (sampling, decoding, runtime):
+            monkeypatch.setattr(module, "is_queued", lambda device: True)
+        monkeypatch.setattr(sampling, "PROMPT_TOKENS", most)
     forward = model.model.forward
 
     def noted(*args, **given):
@@ -181,12 +189,15 @@ def test_a_prompt_of_several_answers_is_read_once(monkeypatch, dtype, most):
 
 
 @pytest.mark.parametrize("order", [[0, 1, 0, 1, 0], [0, 0, 0, 1, 1]])
-def test_rows_of_a_shared_prompt_have_its_logits(order):
+def test_rows_of_a_shared_prompt_have_its_logits(monkeypatch, order):
     """Whatever stands between them: only neighbours are read as one."""
+    monkeypatch.setattr(runtime, "_CONFIGURED", {"device": "cpu"})
     model, texts = tiny.language_model(), ([5, 6, 7, 8], [9, 10, 11, 12])
     batch = sampling._Unfinished.of(model, range(5), [texts[which] for which in order], room=4, device=CPU)
-    assert batch.first_rows == [0, 1, 2, 3, 4], "processors read every row, as they always did"
-    batch.first_rows = [row for row in range(5) if row == 0 or order[row] != order[row - 1]]
+    assert batch.first_rows == [0, 1, 2, 3, 4], "a stage that began so reads every row"
+    monkeypatch.setattr(runtime, "_CONFIGURED", dict(CPU_VALUES))
+    batch = sampling._Unfinished.of(model, range(5), [texts[which] for which in order], room=4, device=CPU)
+    assert batch.first_rows == [row for row in range(5) if row == 0 or order[row] != order[row - 1]]
     alone = [model.model(input_ids=torch.tensor([text])).logits[0, -1].detach() for text in texts]
     expected = torch.stack([alone[which] for which in order])
     with torch.no_grad():

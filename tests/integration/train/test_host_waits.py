@@ -29,7 +29,7 @@ from charter.models.ranks import Ranks
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.stage import DpoStage, PreferenceModelStage, SftStage
 from charter.train import dpo
-from charter.train.encoded_pairs import EncodedPair
+from charter.train.encoded_pairs import EncodedPair, encode_dpo_pair
 from charter.train.optimizers import make_optimizer
 from charter.train.packing import model_inputs, own_parts, packed_batch
 from charter.train.ppo_rollout import Rollout
@@ -186,7 +186,7 @@ def test_a_step_of_dpo_waits_once(loss, context, monkeypatch):
     monkeypatch.setattr(context_split.dist, "all_reduce", lambda values, group: None)
     parts = own_parts(Ranks(context_size=context), policy.model.config, "sdpa", 64)
     spec = DpoStage(init="a", data=("d",), dtype="fp32", global_batch=8, seq_len=64, loss=loss)
-    data = [dpo.encode_pair(policy.tokenizer, pair, max_tokens=64) for pair in tiny.pairs()]
+    data = [encode_dpo_pair(policy.tokenizer, pair, max_tokens=64) for pair in tiny.pairs()]
     setup, parallel = Setup(), Parallel(policy.model)
     models = (parallel.module, reference.model)
     point = dpo.ReferencePoint(setup, *models, data, spec, 0, parts) if loss == "kto" else None

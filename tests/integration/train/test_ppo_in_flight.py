@@ -11,11 +11,13 @@ torch = pytest.importorskip("torch")
 from engine_bench import metrics, run, stage
 
 from charter.artifacts.checkpoints import Position
+from charter.inference.generate import SamplingSettings
 from charter.plan.rl_work import rollout_records
 from charter.spec.rewards import Reward
 from charter.train import ppo
 from charter.train.loop import Loop
 from charter.train.ppo import ppo_task
+from charter.train.ppo_answers import asked_together
 from charter.train.ppo_sequences import answer_log_probabilities
 from charter.train.setup import set_up
 
@@ -47,6 +49,18 @@ def rollouts(task):
         module = task.models.trained.module
         yield step, task._rollout(), {name: value.clone() for name, value in module.state_dict().items()}
         assert task.run_part(Position(step, 1)) is not None
+
+
+def test_answers_of_one_generator_go_to_whom_they_belong():
+    """Where some have ended, processes ask for different numbers of answers, and may ask for none."""
+    few, many = SamplingSettings(max_new_tokens=2), SamplingSettings(max_new_tokens=5)
+    everyone = [([[1]], [10], few), ([], [], replace(many, max_new_tokens=9)), ([[2], [3], [4]], [11, 12, 13], many)]
+    own = [asked_together(everyone, rank) for rank in range(3)]
+    assert {(*map(tuple, prompts), *seeds) for prompts, seeds, _, _ in own} == {
+        ((1,), (2,), (3,), (4,), 10, 11, 12, 13)
+    }
+    assert [settings for _, _, settings, _ in own] == [many] * 3
+    assert [rows for _, _, _, rows in own] == [slice(0, 1), slice(1, 1), slice(1, 4)]
 
 
 def test_each_version_draws_its_share_of_an_answer(engine_inputs, tmp_path):

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 import tiny
 
 from charter.errors import DataError
+from charter.inference import generate as generation
 from charter.inference.generate import (
     SamplingSettings,
     choose,
@@ -53,6 +54,20 @@ def test_many_draws_follow_the_distribution():
     draws = (torch.arange(30_000, dtype=torch.float64) + 0.5) / 30_000
     share = choose(logits.expand(30_000, -1), draws, SETTINGS).bincount(minlength=150) / 30_000
     torch.testing.assert_close(share, torch.softmax(logits[0], -1), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_rows_may_be_drawn_some_at_a_time(top_p, monkeypatch):
+    """Of many rows the probabilities in fp64 would need more memory than all that decoding takes beside."""
+    random = torch.Generator().manual_seed(1)
+    logits, draws = torch.randn(7, 50, generator=random), torch.rand(7, generator=random, dtype=torch.float64)
+    settings = SamplingSettings(1, top_p=top_p)
+    together, widths = choose(logits, draws, settings), []
+    monkeypatch.setattr("charter.inference.generate.DRAWN_LOGITS", 120)
+    blocks = generation._blocks
+    monkeypatch.setattr(generation, "_blocks", lambda values: [widths.append(len(values)), blocks(values)][1])
+    assert choose(logits, draws, settings).tolist() == together.tolist()
+    assert set(widths) == {2, 1}
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 16, 17, 50])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import forks
 import pytest
+from texts import read_texts
 
 torch = pytest.importorskip("torch")
 
@@ -18,7 +19,6 @@ from charter.artifacts.job import JobInput, write_job
 from charter.artifacts.stage_dir import StageDir
 from charter.data.dataset import (
     read_conversations,
-    read_texts,
 )
 from charter.errors import DataError
 from charter.models.chat import Encoded, encode_conversations, train_tokenizer

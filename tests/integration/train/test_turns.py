@@ -86,6 +86,31 @@ def play(policy, tmp_path):
         yield played
 
 
+def test_a_process_asks_as_long_as_another_has_turns(policy, tmp_path):
+    """One generator answers for all processes, which wait for one another each time: they must ask equally often."""
+    (tmp_path / "own.py").write_text(CODE)
+    inputs = [(f"{ENVIRONMENT_SOURCES} own.py", tmp_path / "own.py")]
+    said, going = [], []
+
+    def sample(contexts, seeds, settings):
+        said.append((len(contexts), len(seeds)))
+        ids = policy.tokenizer("408", add_special_tokens=False)["input_ids"]
+        rows = torch.tensor([[*ids, policy.end_id]] * len(contexts), dtype=torch.long).view(len(contexts), len(ids) + 1)
+        return Answers(rows, rows.bool(), rows, torch.ones_like(rows).bool(), torch.full(rows.shape, -0.5))
+
+    def goes_on(is_going):
+        going.append(is_going)
+        return len(going) < 4
+
+    with ExitStack() as stack:
+        taking = TurnTaking(replace(CALC, max_turns=8), Tools.open(CALC, inputs, stack), policy, 64)
+        start = Start((Turn("user", "What is it?"),), {"answer": 7}, 1)
+        (answer,) = taking.play([start], SETTINGS, sample, ReplyStore(tmp_path / "replies.jsonl"), goes_on=goes_on)
+    assert (answer.text, answer.why, answer.turns) == ("408", "completed", 1)
+    assert going == [True, False, False, False]
+    assert said == [(1, 1), (0, 0), (0, 0)]
+
+
 CALC = Environment(tools={"calc": "charter:calculator"})
 
 

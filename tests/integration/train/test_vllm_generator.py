@@ -92,7 +92,7 @@ def test_answers_stay_on_the_host_wherever_the_policy_is(tmp_path):
     with fake(tmp_path, device="meta") as (generator, _):
         answers = load_and_sample(generator, language_model())
     assert {getattr(answers, item.name).device.type for item in fields(answers)} == {"cpu"}
-    there = answers.share(1, 1, torch.device("meta"))
+    there = answers.rows(slice(1, 2), torch.device("meta"))
     assert {getattr(there, item.name).device.type for item in fields(there)} == {"meta"}
 
 

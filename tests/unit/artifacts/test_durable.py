@@ -160,6 +160,23 @@ def test_sweep_removes_what_crashes_left_and_nothing_else(tmp_path):
     assert os.listdir(tmp_path) == ["step-2"]
 
 
+@pytest.mark.parametrize("write", [durable.write_file, durable.write_hint])
+def test_a_late_sweep_leaves_what_its_own_start_is_writing(tmp_path, monkeypatch, write):
+    """A process beside rank 0 may write before rank 0 sweeps, if that one is slow to start."""
+    monkeypatch.setenv("CHARTER_GROUP", "1-aaaa")
+    old = durable.temporary_beside(tmp_path / "old")
+    old.touch()
+    monkeypatch.setenv("CHARTER_GROUP", "2-bbbb")
+
+    def swept_before(rename):
+        return lambda source, target: (durable.sweep(tmp_path), rename(source, target))
+
+    monkeypatch.setattr(os, "rename", swept_before(os.rename))
+    monkeypatch.setattr(Path, "replace", swept_before(Path.replace))
+    write(tmp_path / "member-1.json", "{}")
+    assert os.listdir(tmp_path) == ["member-1.json"]
+
+
 def test_things_moved_aside_never_overwrite_each_other(tmp_path):
     for content in ("first", "second"):
         (tmp_path / "record.json").write_text(content)

@@ -92,8 +92,12 @@ def test_other_spellings_lead_to_the_verb(word, verb, capsys):
         ("charter validate charter.yaml", "charter check finds the errors of a project"),
         ("charter plan --alternatives x", "error[usage]: invalid value for '--alternatives': give a whole number;"),
         ("charter plan --alternatives -1", "give at least 0; charter plan --help explains"),
-        ("charter plan --save", "error[usage]: option '--save' requires an argument"),
-        ("charter logs", "error[usage]: missing argument 'stage'; charter logs --help explains"),
+        ("charter plan --save", "error[usage]: option '--save' needs a value; charter plan --help explains"),
+        ("charter logs", "error[usage]: name a stage, as charter status lists them; charter logs --help explains"),
+        ("charter start", "did you mean run?"),
+        ("charter run -f charter.yaml", "name the file itself, charter run charter.yaml"),
+        ("charter run --resume", "goes on from the last checkpoints by itself"),
+        ("charter -v", "it is --version"),
         ("charter catalog gpus shw H100", "error[usage]: no such command 'shw'; did you mean 'show'?"),
         ("charter --frob", "error[usage]: charter has no option --frob; charter --help lists them"),
     ],
@@ -106,6 +110,29 @@ def test_a_slip_is_answered_with_the_verb_that_was_meant(line, words, monkeypatc
     said = capsys.readouterr().err
     assert words in said
     assert "Usage:" not in said
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("charter stop -C empty", "there is no charter.yaml in"),
+        ("charter stop -C nowhere", "there is no file or directory nowhere"),
+        ("charter plan demo/charter.yml", "demo/charter.yaml is there"),
+        ("charter run charter.yaml", "one is in demo: give -C demo"),
+        ("charter run demo/sft", "sft is a stage of the project here; charter run --only sft runs it"),
+        ("charter plan demo --set lr=1", "it is a key of a stage: pipeline.STAGE.learning_rate"),
+        ("charter plan demo --set gpus=1", "it is a key of a stage: pipeline.STAGE.resources.accelerators"),
+    ],
+)
+def test_a_wrong_place_is_answered_with_the_right_one(line, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert output_of("init", "demo", "--template", "cai-smoke")[0] == 0
+    monkeypatch.setattr(sys, "argv", line.split())
+    with pytest.raises(SystemExit) as left:
+        entry()
+    assert left.value.code == 2
+    assert words in capsys.readouterr().err
 
 
 def test_every_verb_has_a_line_on_the_screen_or_a_verb_above_it():

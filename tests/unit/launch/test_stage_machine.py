@@ -11,11 +11,13 @@ from charter.launch.machine import (
     stage_processes,
     stage_threads,
 )
+from charter.models.engine_layout import CPU_VALUES
 from charter.spec.project import Project, Resources
 from charter.spec.stage import EvalStage, PreferenceModelStage, SftStage
 from charter.spec.stage_base import StageResources
 
 STAGE = SftStage(init="b", data=("d",))
+ON_PROCESSORS = {"threads", "device", "cpu_capability", *CPU_VALUES, "torch", "transformers"}
 
 
 def project(**resources):
@@ -52,7 +54,7 @@ def test_the_instruction_set_is_read_from_the_flags(tmp_path, monkeypatch):
 
 def test_what_bits_depend_on_is_frozen_without_importing_torch():
     frozen = frozen_values(project(), STAGE)
-    assert set(frozen) == {"threads", "device", "cpu_capability", "cpu_attention", "torch", "transformers"}
+    assert set(frozen) == ON_PROCESSORS
     assert installed_version("no-such-package") == "absent"
 
 
@@ -93,7 +95,7 @@ def test_the_gpu_is_frozen_where_it_computes_and_nowhere_else():
     frozen = frozen_values(project(), STAGE, node("NVIDIA H200"))
     assert (frozen["device"], frozen["gpu"], frozen["driver"]) == ("cuda", "NVIDIA H200", "580.95.05")
     on_processors = frozen_values(project(accelerators=("cpu",)), STAGE, node("NVIDIA H200"))
-    assert set(on_processors) == {"threads", "device", "cpu_capability", "cpu_attention", "torch", "transformers"}
+    assert set(on_processors) == ON_PROCESSORS
 
 
 def test_a_micro_batch_that_the_file_asks_for_reaches_the_stage():

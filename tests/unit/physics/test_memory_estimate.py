@@ -69,7 +69,9 @@ def test_more_data_parallelism_adds_at_most_the_buffers_of_sharding(layout):
     first = training_memory(SMALL, layout, seq_len=256)
     second = training_memory(SMALL, wider, seq_len=256)
     fixed = ("parameters", "gradients", "optimizer", "activations", "logits")
-    assert second.part(*fixed) <= first.part(*fixed) * (1 + 1e-12)
+    copies = Layouts.of(wider).copies - Layouts.of(layout).copies
+    buckets = 4 * count_parameters(SMALL).total * float(copies)
+    assert second.part(*fixed) <= first.part(*fixed) * (1 + 1e-12) + buckets
 
 
 @given(layouts)

@@ -156,8 +156,11 @@ def test_gradients_wait_for_the_backward_pass_unless_kept_or_accumulated():
     single = training_memory(SMALL, Layout(), seq_len=256)
     several = training_memory(SMALL, Layout(accumulation=4), seq_len=256)
     megatron = training_memory(SMALL, Layout(), seq_len=256, profile=MEGATRON_STACK, precision=MEGATRON)
-    early = [{term.part for term in memory.phases["loss"]} for memory in (single, several, megatron)]
-    assert ["gradients" in parts for parts in early] == [False, True, True]
+    copies = training_memory(SMALL, Layout(data=2), seq_len=256)
+    shards = training_memory(SMALL, Layout(data=2, zero=ZeroStage.PARAMETERS), seq_len=256)
+    plans = (single, several, megatron, copies, shards)
+    early = [{term.part for term in memory.phases["loss"]} for memory in plans]
+    assert ["gradients" in parts for parts in early] == [False, True, True, True, False]
     assert "gradients" in {term.part for term in single.phases["end of backward"]}
 
 

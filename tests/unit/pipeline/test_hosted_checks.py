@@ -394,11 +394,12 @@ def test_a_stage_that_began_exactly_does_not_go_on_without(tmp_path):
     assert drift(stage, pipeline.project, loose) == ["exact bits -> record"]
 
 
-def test_a_stage_begun_before_attention_had_a_choice_goes_on(tmp_path):
+@pytest.mark.parametrize(("name", "value"), [("cpu_attention", "fp32"), ("cpu_prompts", "once")])
+def test_a_stage_begun_before_a_value_was_frozen_goes_on(tmp_path, name, value):
     pipeline = pipeline_of(tmp_path, "native")
     here = frozen_values(pipeline.project, pipeline.stages["sft"].spec)
-    assert here["cpu_attention"] == "fp32"
-    before = {name: value for name, value in here.items() if name != "cpu_attention"}
+    assert here[name] == value
+    before = {one: frozen for one, frozen in here.items() if one != name}
     stage = started(pipeline, before)
     assert prepare(stage, pipeline.project, here, reshard=False).frozen == before
 

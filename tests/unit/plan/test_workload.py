@@ -367,6 +367,26 @@ def test_online_dpo_updates_on_pairs_without_a_value_model(work):
     assert [phase.unit for phase in grouped(work).phases if phase.work == "train"] == [1]
 
 
+@pytest.mark.parametrize(
+    ("changes", "rows"),
+    [
+        ({}, 0),
+        ({"minibatch": 64}, 192),
+        ({"ppo_epochs": 2}, 256),
+        ({"asynchrony": "one_step_off"}, 256),
+        ({"mismatch_clip": 2.0}, 256),
+        ({"kl_in": "reward"}, 256),
+        ({"engine": "verl"}, 256),
+    ],
+)
+def test_what_an_update_computes_is_not_scored_before(work, changes, rows):
+    """The first minibatch of each rollout, where nothing reads its log-probabilities before and each answer is learnt
+    from once."""
+    scores = [phase for phase in grouped(work, **changes).phases if phase.work == "score"]
+    assert sum(phase.batch for phase in scores if phase.role == "policy") == rows
+    assert {phase.batch for phase in scores if phase.role != "policy"} == {256}
+
+
 def test_a_teacher_reads_every_answer(work):
     found = grouped(work, reward=None, estimator="distill", teacher="base")
     assert [role.name for role in found.roles] == ["policy", "teacher"]

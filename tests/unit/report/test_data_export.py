@@ -11,8 +11,9 @@ import yaml
 from exported_rows import PAIRS, RECORD, TEXTS, counted
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from texts import read_texts
 
-from charter.data.dataset import read_pairs, read_texts, selected_rows
+from charter.data.dataset import read_pairs, selected_rows
 from charter.report import data_export
 from charter.report.data_export import LEFT_OUT, data_card, exported_row, write_files
 from charter.spec.project import DataSpec

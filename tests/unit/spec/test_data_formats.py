@@ -7,8 +7,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from texts import read_texts
 
-from charter.data.dataset import data_facts, read_conversations, read_pairs, read_prompts, read_texts
+from charter.data.dataset import data_facts, read_conversations, read_pairs, read_prompts
 from charter.data.formats import MOST_SHARDS, find_files, is_there
 from charter.data.rows import REASONS_KEPT, SkippedRows
 from charter.errors import DataError, MissingExtraError

@@ -6,6 +6,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from texts import read_texts
 
 from charter.data.dataset import (
     Conversation,
@@ -16,7 +17,6 @@ from charter.data.dataset import (
     read_conversations,
     read_pairs,
     read_prompts,
-    read_texts,
     selected_rows,
 )
 from charter.errors import DataError

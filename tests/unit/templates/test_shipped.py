@@ -6,8 +6,9 @@ from importlib import resources
 
 import jsonschema
 import pytest
+from texts import read_texts
 
-from charter.data.dataset import data_facts, read_conversations, read_pairs, read_prompts, read_texts
+from charter.data.dataset import data_facts, read_conversations, read_pairs, read_prompts
 from charter.engines.project import load_project, project_json_schema
 from charter.errors import UsageError
 from charter.spec.graph import check_graph, execution_order

@@ -246,8 +246,99 @@ def test_a_device_hardly_changes_how_well_memory_is_known():
     assert new[0] == pytest.approx(width_and_knowledge(**memory)[0])
 
 
-def test_a_base_in_eight_bits_is_as_large_as_typed():
-    lora = {"kind": "lora", "adapter": "lora", "metric": "peak_mem_gib", "value": 20.0, "gpus": 1, "shard_kind": "none"}
-    half, eight = (validate([Measurement(**settled(TYPED | lora | {"parameter_dtype": each}))])[0].predicted
-                   for each in ("bf16", "fp8"))  # fmt: skip
-    assert half - eight == pytest.approx(6.5e9 / 2**30, rel=0.05)
+TYPED_TUNING: dict[str, Any] = TYPED | {"kind": "sft", "metric": "peak_mem_gib", "value": 20.0, "gpus": 8, "gbs": 64}
+TYPED_TUNING |= {"stack": "hf-trainer", "accelerator": "H100-SXM-80GB", "shard_kind": "zero3"}
+
+
+def tuned(**cells: Any) -> float:
+    return predicted(Measurement(**settled(TYPED_TUNING | cells)))[0]
+
+
+@pytest.mark.parametrize(("base", "bytes_each"), [("fp32", 4.0), ("fp8", 1.0), ("int8", 1.02), ("int4", 0.52)])
+def test_a_frozen_base_is_as_large_as_typed(base: str, bytes_each: float) -> None:
+    lora = {"kind": "lora", "adapter": "lora", "gpus": 1, "gbs": 1, "shard_kind": "none"}
+    half, other = (tuned(**lora, parameter_dtype=each) for each in ("bf16", base))
+    assert half - other == pytest.approx((2.0 - bytes_each) * 6.5e9 / 2**30, rel=0.06)
+
+
+def test_activations_of_tf32_have_32_bits() -> None:
+    assert tuned(compute_dtype="tf32") == tuned(compute_dtype="fp32") > 1.05 * tuned(compute_dtype="bf16")
+
+
+def test_traffic_has_the_bytes_of_what_is_sent() -> None:
+    rate = {"metric": "tokens_per_s_per_gpu", "gpus": 64, "interconnect": "25Gbps per node", "gbs": 64}
+    for stack in ("megatron-lm", "megatron-deepspeed", "megatron-bridge"):
+        job = rate | {"stack": stack, "shard_kind": "zero1", "recompute_kind": "full"}
+        narrow, wide = (tuned(**job, gradient_dtype=each) for each in ("bf16", "fp32"))
+        assert narrow / wide == pytest.approx((4 + 2) / (2 + 2), rel=0.05)
+    sharded = rate | {"stack": "torchtitan", "shard_kind": "zero3"}
+    ratio = tuned(**sharded, compute_dtype="bf16") / tuned(**sharded, compute_dtype="tf32")
+    assert ratio == pytest.approx((2 * 4 + 4) / (2 * 2 + 4), rel=0.05)
+
+
+def test_a_kind_that_names_its_algorithm_is_that_algorithm() -> None:
+    rate = {"metric": "samples_per_s", "gbs": 64, "mbs": 1}
+    assert 1.8 < tuned(**rate) / tuned(**rate, kind="orpo") < tuned(**rate) / tuned(**rate, kind="dpo") < 3.2
+    reference = tuned(kind="dpo", shard_kind="zero1") - tuned(kind="orpo", shard_kind="zero1")
+    assert reference == pytest.approx(2 * 6.74e9 / 2**30, rel=0.1)
+    assert tuned(kind="dpo", gpus=64) - tuned(kind="orpo", gpus=64) < reference / 50
+
+
+def test_an_algorithm_without_a_critic_holds_none() -> None:
+    step = {"kind": "ppo", "stack": "verl", "prompt_tokens": 512, "response_tokens_mean": 1024, "samples_per_step": 512}
+    for metric, most in (("peak_mem_gib", 0.8), ("step_time_s", 0.95)):
+        assert tuned(**step | {"kind": "grpo"}, metric=metric) < most * tuned(**step, metric=metric)
+
+
+@pytest.mark.parametrize("stack", ["hf-trainer", "litgpt", "maxtext", "torchtitan", "megatron-lm", "nanotron"])
+def test_a_fused_loss_keeps_no_more_than_whole_logits(stack: str) -> None:
+    chunked, fused, full = (
+        tuned(stack=stack, model="Llama-3.1-8B", logits_kernel=each) for each in ("chunked", "fused", "full")
+    )
+    assert chunked <= fused <= full
+
+
+TYPED_SERVED: dict[str, Any] = {"id": "ZZZ-1", "metric": "out_tokens_per_s", "value": 1.0, "kind": "inference"}
+TYPED_SERVED |= {"stack": "tensorrt-llm", "model": "Llama-3.1-8B", "accelerator": "H100-SXM-80GB", "gpus": 1, "tp": 1}
+TYPED_SERVED |= {"prompt_tokens": 512, "response_tokens_mean": 128}
+
+
+def served(computed: str, stored: str, **cells: Any) -> float:
+    typed = {"compute_dtype": computed, "parameter_dtype": stored}
+    return predicted(Measurement(**settled(TYPED_SERVED | typed | cells)))[0]
+
+
+@pytest.mark.parametrize(
+    ("computed", "stored", "bytes_each"),
+    [("fp32", "fp32", 4), ("tf32", "fp32", 4), ("bf16", "bf16", 2), ("bf16", "fp8", 1), ("int8", "int8", 1)],
+)
+def test_one_stream_is_bound_by_the_bytes_of_its_weights(computed: str, stored: str, bytes_each: float) -> None:
+    roof = 3.35e12 / (bytes_each * 8e9)
+    assert 0.4 * roof < served(computed, stored, mbs=1, prompt_tokens=16) < roof
+
+
+def test_products_of_integers_are_quicker_than_expanded_ones() -> None:
+    wide = {"metric": "ttft_ms", "mbs": 1, "prompt_tokens": 8192}
+    assert served("int8", "int8", **wide) < 0.8 * served("bf16", "bf16", **wide)
+    assert served("bf16", "fp8", **wide) > served("bf16", "bf16", **wide) > 1.4 * served("fp8", "fp8", **wide)
+
+
+@pytest.mark.parametrize("stored", ["nvfp4", "mxfp4"])
+def test_four_bit_floats_are_products_where_a_device_has_them(stored: str) -> None:
+    wide = {"metric": "ttft_ms", "mbs": 1, "prompt_tokens": 8192}
+    assert served(stored, stored, **wide) > served("bf16", "bf16", **wide)
+    blackwell = wide | {"accelerator": "B200-SXM-180GB"}
+    assert served(stored, stored, **blackwell) < 0.8 * served("bf16", "bf16", **blackwell)
+
+
+def test_a_dense_family_is_not_read_as_its_relative_of_experts() -> None:
+    for name in ("OLMo-7B", "allenai/OLMo-2-1124-7B"):
+        assert architecture_of(row(model=name)).mixture is None
+    for name in ("OLMoE-7B", "DeepSeek 671B", "Qwen-30B"):
+        assert architecture_of(row(model=name)).mixture is not None
+
+
+def test_a_mixture_of_experts_has_its_width_however_it_is_told() -> None:
+    named, dense = width_and_knowledge(model="Qwen3-30B-A3B"), width_and_knowledge(model="Qwen3-32B")
+    assert named == width_and_knowledge(model="Qwen3-30B-A3B", n_experts=128, n_active_experts=8, expert_ffn=768)
+    assert named[0] > dense[0]

@@ -16,6 +16,7 @@ from charter.dashboard.site import ProjectSite
 from charter.dashboard.snapshot import Snapshot, State, stamp_of, tone_of
 from charter.dashboard.view.run_parts import eta_of
 from charter.dashboard.view.run_view import Money, money_of, run_share
+from charter.spec import PROJECT_FILE
 
 _ORDER: tuple[State, ...] = ("running", "failed", "waiting", "interrupted", "pending", "done")
 ROWS_PER_PAGE = 50
@@ -359,7 +360,7 @@ def sweeps_of(project: Snapshot) -> PieceJob:
     return PieceJob(
         job="sweeps",
         arguments={"root": str(project.root)},
-        state=(stamp_of(project.root / "charter.yaml"), project.ledger.attempts, last),
+        state=(stamp_of(project.root / PROJECT_FILE), project.ledger.attempts, last),
         template="sweeps_piece.html",
     )
 

@@ -20,6 +20,7 @@ from charter.engines.project import load_project
 from charter.errors import CharterError, UsageError
 from charter.report.plan_cells import planned
 from charter.report.what_if import WhatIfQuestion
+from charter.spec import PROJECT_FILE
 from charter.spec.project import Project
 from charter.units import format_bytes, format_seconds, format_usd
 
@@ -110,7 +111,7 @@ def in_file(project: Project | None) -> InFile:
     )
 
 
-READ = ("charter.yaml", "prices.csv", "calibration.json", "constitution.yaml")
+READ = (PROJECT_FILE, "prices.csv", "calibration.json", "constitution.yaml")
 """Files of a project that change its plan; data sets are looked at again after `FRESH_SECONDS`."""
 FRESH_SECONDS = 600
 PLAN_SECONDS = 300.0

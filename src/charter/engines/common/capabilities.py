@@ -163,6 +163,9 @@ class Capabilities:
     """Sequences of different length share a row, so nothing is padded."""
     logits_of_answers: bool = False
     """A loss over answers (DPO) makes no logits of their prompts."""
+    old_from_update: bool = False
+    """The pass of a rollout's first minibatch says the log-probabilities that its ratios are taken to, where nothing
+    reads them before; other engines are planned with a pass of their own over the rollout."""
     fills_rows: bool = False
     """Every row is filled up to the stage's `seq_len`, however long the others of its micro-batch are."""
     kinds: tuple[str, ...] = EVERY_KIND

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import zipfile
@@ -57,6 +58,14 @@ def move_to(directory: Path, path: Path) -> None:
     for older in list(directory.iterdir()):
         shutil.rmtree(older, ignore_errors=True)
     path.rename(directory / path.name)
+
+
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
+
+
+def without_colours(line: str) -> str:
+    """Return a line that was printed for a terminal as plain text."""
+    return _COLOUR.sub("", line)
 
 
 def read_log(log: Path, read: Callable[[Iterable[str]], Iterator[Read]]) -> Iterator[Read]:

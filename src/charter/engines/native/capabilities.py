@@ -42,6 +42,7 @@ CAPABILITIES = Capabilities(
     offload_activations=True,
     decode_batch=True,
     logits_of_answers=True,
+    old_from_update=True,
     vllm_share=0.4,
     answers=("pretrain", "sft", "dpo", "ppo"),
     makers=(NVIDIA, AMD),

@@ -21,7 +21,7 @@ from typing import ClassVar
 from charter.artifacts.durable import objects_in
 from charter.artifacts.whole_dir import MANIFEST
 from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint, LoggedStep, LogReader
-from charter.engines.common.files import link_tree, move_to, numbered_steps, write_saved_model
+from charter.engines.common.files import link_tree, move_to, numbered_steps, without_colours, write_saved_model
 from charter.engines.common.request import Handover
 from charter.engines.prime_rl.mapping import RUN
 from charter.errors import StageError
@@ -47,7 +47,6 @@ _REWARD = re.compile(r"train/agg/effective/[^/]*/reward/mean")
 _TRAINED, _SECONDS, _TOKENS = "optim/lr", "time/step", "progress/tokens"
 """`optim/lr` is in a row of a finished update; `time/step` is the trainer's beside `time/forward_backward`."""
 _OWN_TIME = "time/forward_backward"
-_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _LINE = re.compile(r"SUCCESS\s+Step (\d+) \|\s*([\dhmsd. ]+) \| ((?:Loss|Reward) .*)$")
 _PART = re.compile(r"^(\D+?) (-?[\d.]+(?:e[+-]?\d+)?|nan|-?inf)\b")
 _SIZES = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 1e-3}
@@ -56,7 +55,7 @@ _SIZES = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 1e-3}
 def console_steps(lines: Iterable[str]) -> Iterator[LoggedStep]:
     """The steps in what the trainer has printed, or the orchestrator."""
     for line in lines:
-        match = _LINE.search(_COLOUR.sub("", line).rstrip())
+        match = _LINE.search(without_colours(line).rstrip())
         if match is None:
             continue
         parts = (_PART.match(part.strip()) for part in match[3].split("|"))

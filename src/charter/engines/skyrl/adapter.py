@@ -19,7 +19,15 @@ from typing import ClassVar
 from charter.artifacts.durable import objects_in
 from charter.artifacts.whole_dir import MANIFEST
 from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint, LoggedStep, LogReader
-from charter.engines.common.files import fsdp_ranks, link_tree, move_to, numbered_steps, read_number, write_saved_model
+from charter.engines.common.files import (
+    fsdp_ranks,
+    link_tree,
+    move_to,
+    numbered_steps,
+    read_number,
+    without_colours,
+    write_saved_model,
+)
 from charter.engines.common.request import Handover
 from charter.engines.skyrl.mapping import CHECKPOINTS, EXPORT, METRICS
 from charter.errors import StageError
@@ -34,7 +42,6 @@ NAMES = {
 }
 """Others keep their own names. `policy/policy_kl` is nats per token, where Charter's `kl` is per answer."""
 _TRAINED, _SECONDS, _RATE = "trainer/global_step", "timing/step", "policy/policy_lr"
-_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _RAY = re.compile(r"^\([^()]*pid=[^()]*\) ")
 _BEGINS = re.compile(r"\bStep (\d+): *$")
 _ENTRY = re.compile(r"'([^']+)': (?:np\.\w+\()?'?(-?[\d.]+(?:e[+-]?\d+)?|nan|-?inf)['\)]?(?=[,}])")
@@ -44,7 +51,7 @@ def console_steps(lines: Iterable[str]) -> Iterator[LoggedStep]:
     """The steps in what SkyRL has printed; four decimals of a learning rate say nothing, so it is left out."""
     step, values = 0, dict[str, float]()
     for line in lines:
-        text = _RAY.sub("", _COLOUR.sub("", line).rstrip())
+        text = _RAY.sub("", without_colours(line).rstrip())
         if begins := _BEGINS.search(text):
             step, values = int(begins[1]), {}
         elif step:

@@ -10,7 +10,7 @@ from typing import Any
 
 from charter.catalog import accelerators
 from charter.errors import UsageError
-from charter.launch.job import StageJob, safe_name
+from charter.launch.job import ENGINE_JOB, NODE_NAME, NODE_RANK, RESTART, SHARD, StageJob, safe_name
 from charter.launch.tags import KUBERNETES_PREFIX, kubernetes_annotations, kubernetes_labels
 from charter.spec.launching import KubernetesSettings
 
@@ -171,9 +171,9 @@ STARTS = {
 
 What does not apply is an empty text."""
 START_SCRIPT = (
-    "export CHARTER_RESTART=$((" + " + ".join(f"${{{name}:-0}}" for name in STARTS) + ")); log=$1; shift; "
+    f"export {RESTART}=$((" + " + ".join(f"${{{name}:-0}}" for name in STARTS) + ")); log=$1; shift; "
     '[ -n "$log" ] || exec "$@"; '
-    '[ "${CHARTER_NODE_RANK:-0}" = 0 ] || log=$log.$CHARTER_NODE_RANK; '
+    f'[ "${{{NODE_RANK}:-0}}" = 0 ] || log=$log.${NODE_RANK}; '
     'touch "$log"; tail -n 0 -F "$log" 2>/dev/null & exec "$@" >>"$log" 2>&1'
 )
 """Adds them up, then becomes the node agent, which so receives the signals of the kubelet. What the agent prints goes
@@ -201,11 +201,11 @@ def literal(text: str) -> str:
 def container_environment(job: StageJob, secrets: Mapping[str, str]) -> list[dict[str, Any]]:
     """Variables in a fixed order; `secrets` are the project's, `VARIABLE: SECRET/KEY`."""
     gang = job.nodes + job.spare_nodes > 1
-    place = {"CHARTER_SHARD": INDEX} if job.shards > 1 else {"CHARTER_NODE_RANK": INDEX} if gang else {}
-    fields = {**place, **STARTS, "CHARTER_ENGINE_JOB": "metadata.name", "CHARTER_NODE_NAME": "spec.nodeName"}
+    place = {SHARD: INDEX} if job.shards > 1 else {NODE_RANK: INDEX} if gang else {}
+    fields = {**place, **STARTS, ENGINE_JOB: "metadata.name", NODE_NAME: "spec.nodeName"}
     plain = dict(job.environment)
     if not place:
-        plain["CHARTER_NODE_RANK"] = "0"
+        plain[NODE_RANK] = "0"
     own = {name: f"{object_name(job.name)}/{name}" for name in brought_secrets(job, secrets)}
     by_reference = {**job.secrets, **own, **secrets}
     return [

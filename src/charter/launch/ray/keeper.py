@@ -14,6 +14,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from charter.launch.job import ENGINE_JOB, NODE_RANK, RESTART, SHARD
 from charter.launch.ray.cluster_view import (
     available,
     death_of,
@@ -281,8 +282,8 @@ class Keeper:
 def _order(record: JobRecord, number: int, start: UnitStart, rank: int) -> dict[str, Any]:
     request = record.request
     shard = record.units[number].shard
-    place = {"CHARTER_NODE_RANK": str(rank)} if shard is None else {"CHARTER_SHARD": str(shard)}
-    identity = {**place, "CHARTER_RESTART": str(start.restart), "CHARTER_ENGINE_JOB": request["name"]}
+    place = {NODE_RANK: str(rank)} if shard is None else {SHARD: str(shard)}
+    identity = {**place, RESTART: str(start.restart), ENGINE_JOB: request["name"]}
     return {
         "name": request["name"],
         "unit": number,

@@ -1,6 +1,7 @@
 """The task that runs a node agent on one node of a Ray cluster, as a process of its own which dies with the task.
 
-Used inside the cluster, where Charter may not be installed: nothing but Ray and the standard library is imported.
+Used inside the cluster, where Charter may not be installed: nothing but Ray and the standard library is imported there,
+and names of variables travel as texts.
 """
 
 import contextlib
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import ray
+
+from charter.launch.job import NODE_NAME
 
 LOOK_SECONDS = 0.05
 KILL_SECONDS = 10.0
@@ -122,7 +125,7 @@ def _environment(order: dict[str, Any], secrets: dict[str, str]) -> dict[str, st
         name: value for name, value in os.environ.items() if not name.startswith("RAY_") or name.startswith("RAY_AUTH_")
     }
     inherited["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
-    inherited["CHARTER_NODE_NAME"] = node_facts()["node"]  # a host may be several nodes of Ray
+    inherited[NODE_NAME] = node_facts()["node"]  # a host may be several nodes of Ray
     if not order["gpus"]:
         inherited["CUDA_VISIBLE_DEVICES"] = ""
     return {**inherited, **order["environment"], **secrets}

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from charter.catalog import accelerators
 from charter.errors import UsageError
-from charter.launch.job import SUPERVISOR, StageJob
+from charter.launch.job import ENGINE_JOB, NODE_NAME, NODE_RANK, RESTART, SHARD, SUPERVISOR, StageJob
 from charter.launch.slurm.commands import INTERRUPTED_EXIT
 from charter.spec.launching import SlurmSettings
 
@@ -151,9 +151,9 @@ def _one_line(name: str, value: str) -> str:
 
 
 _NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
-_ALONE = 'export CHARTER_NODE_RANK=0 CHARTER_NODE_NAME="$SLURMD_NODENAME"'
-_PLACE = 'export CHARTER_NODE_RANK="$SLURM_NODEID" CHARTER_NODE_NAME="$SLURMD_NODENAME"'
-_ENGINE_JOB = 'export CHARTER_RESTART="${SLURM_RESTART_COUNT:-0}" CHARTER_ENGINE_JOB='
+_ALONE = f'export {NODE_RANK}=0 {NODE_NAME}="$SLURMD_NODENAME"'
+_PLACE = f'export {NODE_RANK}="$SLURM_NODEID" {NODE_NAME}="$SLURMD_NODENAME"'
+_ENGINE_JOB = f'export {RESTART}="${{SLURM_RESTART_COUNT:-0}}" {ENGINE_JOB}='
 _WAIT = """\
 trap : TERM
 srun "${charter_step[@]}" &
@@ -210,7 +210,7 @@ def secret_sources(secrets: Mapping[str, str]) -> frozenset[str]:
 
 def _array_task(job: StageJob) -> Iterator[str]:
     yield f'{_ENGINE_JOB}"${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"'
-    yield f'export CHARTER_SHARD="$SLURM_ARRAY_TASK_ID"; {_ALONE}'
+    yield f'export {SHARD}="$SLURM_ARRAY_TASK_ID"; {_ALONE}'
     yield f"exec {shlex.join(job.command)}"
 
 

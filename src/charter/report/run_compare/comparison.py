@@ -16,6 +16,7 @@ from charter.report.overview import Overview, StageView, lost, overview
 from charter.report.plan_cells import Amount, ratio
 from charter.report.read import RUN, RunFiles, StageFiles, read_run
 from charter.report.results import all_results, is_point
+from charter.spec import PROJECT_FILE
 from charter.tracking.base import series
 
 
@@ -43,7 +44,7 @@ def project_dir_of(path: Path) -> Path:
     """The project of a path: the directory itself, that of its `charter.yaml`, or the one above its run directory."""
     if path.is_file():
         return path.parent
-    is_run_dir = path.name == RUN and not (path / "charter.yaml").exists() and (path / "stages").is_dir()
+    is_run_dir = path.name == RUN and not (path / PROJECT_FILE).exists() and (path / "stages").is_dir()
     return path.parent if is_run_dir else path
 
 
@@ -64,7 +65,7 @@ def _file(directory: Path) -> Mapping[str, Any]:
     from charter.engines.project import load_project
     from charter.spec.bind import plain
 
-    path = directory / "charter.yaml"
+    path = directory / PROJECT_FILE
     if not path.is_file():
         return {}
     try:

@@ -39,7 +39,7 @@ _FORMATS: tuple[tuple[str, str], ...] = (
     (r"fp8|e4m3|f8", "fp8"),
     (r"awq|int4|w4|4-?bit|gptq(?!\D{0,6}8)|uint4|squeezellm|quip|hqq", "int4"),
     (r"int8|w8|8-?bit|smoothquant", "int8"),
-    (r"fp32|float32|32-true", "fp32"),
+    (r"tf32|fp32|float32|32-true", "fp32"),
 )
 _GGUF_BITS: tuple[tuple[str, float], ...] = (
     (r"q8_0", 8.5),

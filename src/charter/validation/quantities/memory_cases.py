@@ -49,7 +49,7 @@ from charter.validation.quantities.training_time import COMPILED_PARTIAL, PARTIA
 from charter.validation.rows.accelerator import accelerator_of
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import BYTES_PER_VALUE, Measurement, Refusal, probe_in
-from charter.validation.rows.metrics import compares_pairs
+from charter.validation.rows.metrics import algorithm_of, compares_pairs, needs_reference
 from charter.validation.stacks import printed_zero
 
 _BY_WORD: tuple[tuple[str, MemoryProfile], ...] = (
@@ -132,7 +132,7 @@ def precision_of(row: Measurement, profile: MemoryProfile) -> TrainingPrecision:
         base = ZERO_PAPER
     else:
         base = PURE_BF16 if any(sixteen) else FSDP_MIXED
-    if re.search(r"fp32|float32|32-true", dtype) and "16" not in dtype:
+    if re.search(r"[ft]p?32|float32|32-true", dtype) and "16" not in dtype:
         base = FP32
     return typed_states(row, with_optimizer(base, optimizer_of(row, profile)))
 
@@ -228,11 +228,11 @@ def probe_of(row: Measurement, profile_name: str) -> tuple[bool, bool]:
 BASE_BYTES: tuple[tuple[str, float], ...] = (
     (r"nf4-?dq|dq|double", 4.127 / 8),
     (r"bnb\.?nf4$|nf4$", 0.5 + 4 / 64),
+    (r"int8|8-?bit(?![- ]*(adam|optim))", 1.02),
     (r"gptq|awq|int4|4-?bit|nf4|fp4|qlora", 0.5 + 2.5 / 128),
-    (r"int8|8-?bit", 1.02),
 )
 """Bytes per frozen weight by how the base is stored, with scales."""
-EIGHT_BIT_OR_LESS = ("nf4", "fp8", "mxfp8", "mxfp4", "nvfp4", "fp4")
+TYPED_BASES = ("fp32", "nf4", "fp8", "mxfp8", "mxfp4", "nvfp4", "fp4")
 """Typed formats of a frozen base whose bytes are known; integers have scales as their tool has them (`BASE_BYTES`)."""
 SHORT_SEQUENCE, LONG_SEQUENCE = 512, 2048
 """Tokens where a source does not say: instruction data under adapters, packed text otherwise."""
@@ -284,12 +284,13 @@ def training_case(row: Measurement) -> MemoryCase:
         end_layers=end_layers(row, profile, architecture),
         loads_all_kernels=re.match(r"20(1\d|2[0-2])", row.stack_version) is not None,
     )
+    layout = layout_of(row, profile, size, adapter is not None)
     return MemoryCase(
         job=job,
-        layout=layout_of(row, profile, size, adapter is not None),
+        layout=layout,
         unit=MIB if "mib" in row.metric.split("_") else unit_bytes(row, profile.name),
         devices=float(row.gpus or 1) if row.metric.endswith("_total") else 1.0,
-        extra_bytes=_other_roles(row, profile, size) if row.kind == "ppo" else 0.0,
+        extra_bytes=_other_roles(row, profile, size) if row.kind == "ppo" else _reference(row, job, layout, size),
         most_bytes=_most_bytes(row, accelerator),
         first_stage=profile is NANOTRON,
     )
@@ -370,7 +371,7 @@ def loss_kernel(row: Measurement, profile: MemoryProfile, architecture: Architec
     """
     own: dict[str, tuple[CrossEntropy, ...]] = {
         "full": ("eager", "released", "sharded", "native", "inplace", "compiled"),
-        "fused": ("fused", "inplace"),
+        "fused": ("fused", "inplace", "compiled", "native"),
         "chunked": ("chunked", *OWN_LOSSES) + (("native",) if profile is LITGPT else ()),
     }
     sixteen = profile is DEEPSPEED and _has_master(row) and architecture.model_type in KEEP_SIXTEEN
@@ -408,7 +409,7 @@ def base_bytes(row: Measurement, profile: MemoryProfile) -> float:
 
     So is the typed `nf4`, as in QLoRA's paper and in torchao's NF4 tensors, but for litgpt, whose `bnb.nf4` is plain.
     """
-    if row.parameter_dtype in EIGHT_BIT_OR_LESS and not (row.parameter_dtype == "nf4" and profile is LITGPT):
+    if row.parameter_dtype in TYPED_BASES and not (row.parameter_dtype == "nf4" and profile is LITGPT):
         return BYTES_PER_VALUE[row.parameter_dtype]
     dtype = row.dtype.lower()
     for words, size in BASE_BYTES:
@@ -550,10 +551,22 @@ def every_second_product(architecture: Architecture) -> float:
     return 1.0 - saved / (layer.replicated + layer.sharded - layer.layer_input)
 
 
+def _reference(row: Measurement, job: MemoryJob, layout: Layout, size: float) -> float:
+    """The frozen copy that scores pairs (DPO), as large and as divided as the weights; adapters are switched off."""
+    if not (compares_pairs(row) and needs_reference(row)) or job.adapter is not None:
+        return 0.0
+    shards = layout.data * layout.context if layout.zero >= ZeroStage.PARAMETERS else 1
+    return job.precision.parameter_bytes * size / (layout.tensor * layout.pipeline * shards)
+
+
 def _other_roles(row: Measurement, profile: MemoryProfile, size: float) -> float:
-    """Reference and reward model in 16 bits, value model trained, an average of the policy where the notes name one."""
-    critic = 1e9 * (size / 1e9 if row.critic_params_b is None else row.critic_params_b)
-    reward = 1e9 * (critic / 1e9 if row.reward_params_b is None else row.reward_params_b)
+    """Reference and reward model in 16 bits, value model trained, an average of the policy where the notes name one.
+
+    Where nobody says how large they are, an algorithm with a value model has all of the policy's size, another neither.
+    """
+    usual = size if algorithm_of(row).critic else 0.0
+    critic = usual if row.critic_params_b is None else 1e9 * row.critic_params_b
+    reward = critic if row.reward_params_b is None else 1e9 * row.reward_params_b
     split = (row.tp or 1) * (row.pp or 1) * (row.ep or 1)
     data = max(1, row.dp or (row.gpus or 1) // split)
     stage = zero_of(row, profile, size, adapter=False)

@@ -18,7 +18,7 @@ from charter.physics.memory import training_memory_table
 from charter.physics.memory_profiles import NATIVE, AdapterUse, MemoryJob
 from charter.physics.memory_shape import MemoryShape
 from charter.physics.precision import FSDP_MIXED, MEGATRON
-from charter.physics.runs import GRPO, PPO, Algorithm, RlStack, algorithm_named, rl_stack_named
+from charter.physics.runs import Algorithm, RlStack, rl_stack_named
 from charter.physics.shapes import count_parameters
 from charter.physics.step_time import UpdateJob, update_seconds
 from charter.spec.architecture import Architecture
@@ -26,6 +26,7 @@ from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 from charter.validation.rows.accelerator import accelerator_of
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import Measurement, Refusal
+from charter.validation.rows.metrics import algorithm_of
 from charter.validation.stacks import printed_zero
 
 LONG_MODEL = 1e11
@@ -236,16 +237,13 @@ def rl_setting(row: Measurement, *, samples: float | None = None) -> RlSetting:
     architecture = architecture_of(row)
     accelerator = in_node_of(accelerator_of(row), row.gpus_per_node)
     devices = row.gpus or _devices_in(row)
-    algorithm = algorithm_named(row.notes, row.framework, row.model)
-    if algorithm is None:
-        algorithm = GRPO if row.critic_params_b == 0 or (row.n_generations or 1) > 1 else PPO
     stack = rl_stack_named(row.framework)
     prompt, lengths, limit = _lengths(row)
     return RlSetting(
         architecture=architecture,
         accelerator=accelerator,
         stack=stack,
-        algorithm=algorithm,
+        algorithm=algorithm_of(row),
         devices=devices,
         samples=samples or _samples(row),
         prompt=prompt,

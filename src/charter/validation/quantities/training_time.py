@@ -22,7 +22,7 @@ from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.units import GB
 from charter.validation.rows.accelerator import accelerator_of, node_network, scaleup_domain
 from charter.validation.rows.architecture import architecture_of
-from charter.validation.rows.measurement import Measurement
+from charter.validation.rows.measurement import BYTES_PER_VALUE, Measurement
 from charter.validation.rows.metrics import compares_pairs, in_milliseconds, needs_reference, training_metric
 from charter.validation.stacks import printed_zero, profile_of
 
@@ -448,10 +448,15 @@ def _document(row: Measurement) -> float:
 def _profile(job: MeasuredJob, layout: Layout) -> StackProfile:
     """The stack's profile with what the row says of kernels and of gradients on the wire.
 
+    Megatron reduces the buffer of summed gradients (`grad_reduce_in_fp32`), as does DeepSpeed's BF16 optimizer;
+    FSDP and ZeRO have a type of their own for it, which no column says.
+
     nanotron with ZeRO-1 reduces its fp32 gradients when the last backward pass is over (`sync_gradients_across_dp`; no
     DDP is made around the model).
     """
     profile, dtype = job.profile, job.row.dtype.casefold()
+    if (job.megatron or profile.name == "megatron-deepspeed") and job.row.gradient_dtype in ("bf16", "fp16", "fp32"):
+        profile = replace(profile, gradient_bytes=BYTES_PER_VALUE[job.row.gradient_dtype])
     if profile.name == "nanotron" and layout.zero == ZeroStage.OPTIMIZER:
         profile = replace(profile, data_hidden=0.0)
     if kernel := KERNELS.get(job.row.attention_kernel):

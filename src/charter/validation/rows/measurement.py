@@ -24,6 +24,7 @@ _KINDS: tuple[tuple[str, str], ...] = (
     (r"serving|generation|infer", "inference"),
     (r"run([- ]total)?|total", "run_total"),
 )
+_ALGORITHMS = re.compile(r"dpo|orpo|kto|simpo|grpo|dapo|rloo|reinforce")
 _ADAPTERS: tuple[tuple[str, str], ...] = (
     (r"q-?[ld]ora", "qlora"),
     (r"lora|dora|\bpeft\b|ia3|adapter", ""),
@@ -31,9 +32,7 @@ _ADAPTERS: tuple[tuple[str, str], ...] = (
 )
 """The first pattern found decides; an empty spelling keeps the word, in small letters (`lora`, `adapter_v2`)."""
 _NOTHING = re.compile(r"(none|no|off|false|disabled|0|without)\b")
-_EVERYTHING = re.compile(
-    r"(yes|on|true|1|enabled|gc|ac|(gradient|activation)?[- _]*checkpoint(ing)?|full ac|full gc|all)$"
-)
+_EVERYTHING = re.compile(r"(yes|on|true|1|enabled|gc|ac|(gradient|activation)?[- _]*checkpoint(ing)?|full [ag]c|all)$")
 _SAVES_SOME = re.compile(r"\bsac\b")
 _HOST = re.compile(
     r"cpu[- _]?offload|zero[- ]?offload|zero[- ]?infinity|(?<!no )(?<!without )offload(?!\w*\s*(none|no))"
@@ -102,10 +101,11 @@ def offload_of(printed: str, *, shard: str, framework: str) -> str:
 
 
 def respelt(cells: Mapping[str, str]) -> dict[str, str]:
-    """The cells of a row that have one spelling, in it."""
-    kind = kind_of(cells["kind"])
+    """The cells of a row that have one spelling, in it; a kind that names an algorithm leaves it with the framework."""
+    kind, named = kind_of(cells["kind"]), _ALGORITHMS.search(cells["kind"].casefold())
     return {
         "kind": kind,
+        "framework": f"{cells['framework']} {named[0]}".strip() if named else cells["framework"],
         "adapter": adapter_of(cells["adapter"], kind=kind),
         "recompute": recompute_of(cells["recompute"]),
         "offload": offload_of(cells["offload"], shard=cells["shard"], framework=cells["framework"]),
@@ -236,6 +236,11 @@ def _texts(cells: Mapping[str, Any]) -> dict[str, Any]:
 _CACHE = re.compile(r"\b(int8|fp8|8-bit)[ -]*kv\b")
 
 
+_SERVED = {("16", form): "w8a16 fp8" if "8" in form else f"w4a16 {form}" for form in ("fp8", "mxfp8", "nvfp4", "mxfp4")}
+_SERVED |= {("int8", "int8"): "w8a8 int8"}
+"""Types of products and of weights that engines read as neither alone says: weights of few bits that kernels expand."""
+
+
 def _dtype(cells: Mapping[str, Any]) -> str:
     """The type of the products, or that of quantised weights, which says more; with that of keys and values, which has
     no typed column.
@@ -244,9 +249,13 @@ def _dtype(cells: Mapping[str, Any]) -> str:
     ('bnb.nf4', 'gptq-int4')
     >>> _dtype({"compute_dtype": "bf16", "parameter_dtype": "bf16", "dtype": "bf16 + INT8 KV"})
     'bf16 + int8 KV'
+    >>> _dtype({"kind": "inference", "compute_dtype": "bf16", "parameter_dtype": "fp8"})
+    'w8a16 fp8'
     """
     stored, computed = str(cells.get("parameter_dtype", "")), str(cells.get("compute_dtype", ""))
     name = _STORED.get(stored) or {"w4a16": "gptq-int4", "w8a16": "gptq-int8"}.get(computed, computed)
+    if kind_of(str(cells.get("kind", ""))) == "inference":
+        name = _SERVED.get(("16" if computed in ("bf16", "fp16") else computed, stored), name)
     cache = _CACHE.search(str(cells.get("dtype", "")).casefold())
     return f"{name} + {cache[1]} KV" if cache and name else name
 

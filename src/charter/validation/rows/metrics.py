@@ -2,6 +2,7 @@
 
 import re
 
+from charter.physics.runs import GRPO, PPO, Algorithm, algorithm_named
 from charter.validation.rows.measurement import Measurement
 
 _PER_SECOND = r"per_(?:s|sec|second)"
@@ -106,10 +107,22 @@ def role_of_phase(row: Measurement) -> str | None:
     return next((role for words, role in _ROLES if re.search(words, row.metric)), None)
 
 
+def algorithm_of(row: Measurement) -> Algorithm:
+    """The algorithm that a row of reinforcement learning names, else GRPO where it has no critic or groups of answers.
+
+    >>> algorithm_of(Measurement(id="X-1", metric="step_time_s", value=1.0, kind="grpo")).name
+    'GRPO'
+    """
+    named = algorithm_named(row.notes, row.framework, row.model)
+    return named or (GRPO if row.critic_params_b == 0 or (row.n_generations or 1) > 1 else PPO)
+
+
 def compares_pairs(row: Measurement) -> bool:
     """Return True if fine-tuning reads two answers per sample (DPO and its relatives), by its notes or names.
 
     >>> compares_pairs(Measurement(id="X-1", metric="step_time_s", value=1.0, kind="sft", framework="TRL DPOTrainer"))
+    True
+    >>> compares_pairs(Measurement(id="X-1", metric="step_time_s", value=1.0, kind="dpo"))
     True
     """
     return row.kind in ("sft", "lora") and bool(re.search(r"\b(dpo|orpo|simpo|ipo|cpo)(\b|trainer)", _words(row)))

@@ -288,16 +288,22 @@ def architecture_of_size(billions: float, name: str = "") -> Architecture:
 def sparse_relative(billions: float, name: str) -> Architecture | None:
     """The mixture of experts that a name without its active size means: of its family, and nearest in size.
 
-    >>> shape = sparse_relative(671, "DeepSeek R1 671B")
-    >>> shape.mixture.num_experts if shape and shape.mixture else None
-    256
+    A longer first word is a release of the family (`DeepSeek-V3`), and not another family (`OLMoE` beside `OLMo`).
+
+    >>> shape = sparse_relative(671, "DeepSeek 671B")
+    >>> shape.mixture.num_experts if shape and shape.mixture else None, sparse_relative(7, "OLMo-7B")
+    (256, None)
     """
     family, target = family_of(name), billions * 1e9
-    alike = [shape for first, shape in _family_catalog() if family and first.startswith(family)]
+    alike = [shape for first, shape in _family_catalog() if family and _is_release(first, family)]
     alike += [shape for first, shape in _family_catalog() if len(first) > 3 and family.startswith(first)]
     relative = min(alike, key=lambda shape: _distance(shape, target), default=None)
     close = relative is not None and relative.mixture is not None and _distance(relative, target) < NOMINAL_SIZE
     return relative if close else None
+
+
+def _is_release(first: str, family: str) -> bool:
+    return first.startswith(family) and first not in (f"{family}e", f"{family}moe")
 
 
 def sparse_of_size(billions: float, active: float) -> Architecture:
