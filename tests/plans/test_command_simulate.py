@@ -95,7 +95,7 @@ def test_page_holds_the_figures_and_loads_nothing(tmp_path):
     ("args", "error", "words"),
     [
         ((), UsageError, "simulate what"),
-        (("--work", "3d", "--detection", "pager"), UsageError, "slurm, kubernetes"),
+        (("--work", "3d", "--detection", "pager"), UsageError, "slurm, ray, kubernetes"),
         (("ppo", "--mtbf", "3h"), UsageError, "--set risk.restart=8m"),
         (("--work", "3d", "--spot", "--spot-up", "0s"), UsageError, "must be above zero"),
         (("--work", "3x"), UsageError, "--work: '3x' is not a duration"),

@@ -389,7 +389,7 @@ def simulate(
     ] = None,
     restart: Annotated[str, typer.Option("--restart", help="Rescheduling, loading and warm-up.")] = "5m",
     detection: Annotated[
-        str, typer.Option("--detection", help="slurm, kubernetes, nccl, watchdog, agents, or a time.")
+        str, typer.Option("--detection", help="slurm, ray, kubernetes, nccl, watchdog, agents, or a time.")
     ] = "0s",
     mtbf: Annotated[str | None, typer.Option("--mtbf", help="Mean time between failures of the whole job.")] = None,
     failures_per_node_day: Annotated[

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from charter.engines import capabilities
+from charter.engines.common.capabilities import RAY
 from charter.errors import UsageError
 from charter.launch.machine import NodeFacts
 from charter.launch.rendered import TARGETS
@@ -161,7 +162,6 @@ LOCAL = "local"
 SUBPROCESS = "subprocess"
 """This machine too, with stages as jobs."""
 HERE = (LOCAL, SUBPROCESS)
-RAY = "ray"
 RUNS: Mapping[str, str] = MappingProxyType(
     {
         "slurm": "a Slurm cluster",
@@ -183,7 +183,7 @@ def launcher_name(project: Project, wanted: str | None) -> str:
 
 def drives_engine(stage: Stage, launcher: str) -> bool:
     """Return True if a stage's job on a launcher is one process, whose engine takes the accelerators of all nodes."""
-    return launcher == RAY and is_hosted(stage) and stage.kind in capabilities(stage.engine).ray_kinds
+    return is_hosted(stage) and capabilities(stage.engine).has_one_driver(stage.kind, launcher)
 
 
 def open_scheduler(project: Project, name: str) -> Scheduler:

@@ -283,13 +283,10 @@ class StageQuestion:
         """Number format of the matrix products that are trained with; empty where nothing is trained."""
         return self.dtype if self.work.trained else ""
 
-    @property
-    def has_agents(self) -> bool:
-        """Return True if Charter's agents watch each other on nodes of Slurm, which own clusters are taken to run.
-
-        A program of Ray, too, has an agent on each of them; in a Ray cluster that is there it has one driver.
-        """
-        return bool(self.work.trained) and capabilities(self.engine).runs_on_nodes(self.stage.kind)
+    def has_agents(self, infra: str) -> bool:
+        """Return True if Charter's agents watch each other on nodes of a place, which may be named by its scheduler."""
+        engine, kind = capabilities(self.engine), self.stage.kind
+        return bool(self.work.trained) and engine.runs_on_nodes(kind) and not engine.has_one_driver(kind, infra)
 
     @property
     def waits(self) -> tuple[Term, ...]:
@@ -469,7 +466,7 @@ def make_option(
             settings=question.risk,
             units=question.units,
             is_first=question.is_first,
-            agents=question.has_agents,
+            agents=question.has_agents(place.infra),
         ),
         time_sigmas=time_sigmas(sigma, generates=generates, fixed_length=fixed_length),
     )

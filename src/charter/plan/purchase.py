@@ -41,7 +41,7 @@ def _at(question: StageQuestion, option: Option, price: Price, *, spot: bool) ->
         settings=question.risk,
         units=question.units,
         is_first=question.is_first,
-        agents=question.has_agents,
+        agents=question.has_agents(option.place.infra),
     )
     return replace(option, price=price, overhead=risk)
 

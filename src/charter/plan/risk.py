@@ -8,6 +8,7 @@ from charter.plan.offers import LOCAL, ON_PREM, NodeOffer
 from charter.resilience.expected_time import ExpectedTime, Interruptions, best_interval_seconds, expected_time
 from charter.resilience.failures import (
     AGENTS,
+    BY_SCHEDULER,
     CRASH,
     LLAMA3_H100,
     LLAMA3_SOFTWARE,
@@ -119,15 +120,16 @@ def software_rate(settings: RiskSettings = PUBLISHED) -> JobFailureRate:
 def detection_delay(place: NodeOffer, settings: RiskSettings = PUBLISHED, *, agents: bool = False) -> Detection:
     """Return the delay before a failed machine is noticed.
 
-    Own clusters are taken to run Slurm, rented ones to wait for NCCL. `agents`: the stage has Charter's agents on
-    several nodes, which notice each other's silence; rented machines may be started by a script of another launcher
-    (SkyPilot, a managed service), which has none.
+    Own clusters are taken to run Slurm unless they are named by their scheduler, rented machines to wait for NCCL.
+    `agents`: the stage has Charter's agents on several nodes, which notice each other's silence; rented machines may be
+    started by a script of another launcher (SkyPilot, a managed service), which has none.
     """
     if settings.detection is not None:
         return detection(settings.detection)
-    if place.infra != ON_PREM:
+    scheduler = SLURM if place.infra == ON_PREM else BY_SCHEDULER.get(place.infra)
+    if scheduler is None:
         return NCCL
-    return AGENTS if agents else SLURM
+    return AGENTS if agents else scheduler
 
 
 def overhead(

@@ -215,7 +215,7 @@ def option_of(
             settings=question.risk,
             units=question.units,
             is_first=question.is_first,
-            agents=question.has_agents,
+            agents=question.has_agents(setting.place.infra),
         ),
         time_sigmas=time_sigmas(
             question.knowledge.rl_sigma(setting.engine.stack.label), generates=generates, fixed_length=fixed_length
@@ -498,7 +498,7 @@ def _option(main: Setting, other: Setting, mixed: Mixed, terms: tuple[Term, ...]
         settings=main.question.risk,
         units=main.question.units,
         is_first=main.question.is_first,
-        agents=main.question.has_agents,
+        agents=main.question.has_agents(main.place.infra),
     )
     label = f"{option.layout_label}; {group.name} on {other.place.machines(mixed.other_nodes)}"
     return replace(option, beside=(beside,), overhead=risk, layout_label=label)

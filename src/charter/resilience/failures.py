@@ -132,6 +132,11 @@ KUBERNETES = Detection(
     source="Kubernetes: node-monitor-grace-period 50 s (older releases: 40 s) + toleration of an unreachable node 300 "
     "s + grace period of the pod 30 s, all unless set otherwise",
 )
+RAY = Detection(
+    seconds=65.0,
+    source="Ray: the head gives a node up after 5 checks without an answer in 10 s, 3 s apart (ray_config_def.h: "
+    "health_check_failure_threshold, _timeout_ms, _period_ms), all unless set otherwise",
+)
 NCCL = Detection(
     seconds=600.0,
     source="PyTorch: NCCL process groups time out after 10 min (kProcessGroupNCCLDefaultTimeout; pull request 110947)",
@@ -157,11 +162,12 @@ CRASH = Detection(
     seconds=30.0,
     source="whoever started a process sees at the next look that it has ended; 30 s is judgement",
 )
-BY_NAME = {"slurm": SLURM, "kubernetes": KUBERNETES, "nccl": NCCL, "watchdog": WATCHDOG, "agents": AGENTS}
+BY_SCHEDULER = {"slurm": SLURM, "ray": RAY, "kubernetes": KUBERNETES}
+BY_NAME = {**BY_SCHEDULER, "nccl": NCCL, "watchdog": WATCHDOG, "agents": AGENTS}
 
 
 def detection(wanted: str | float) -> Detection:
-    """The delay of a name (`slurm`, `kubernetes`, `nccl`, `watchdog`, `agents`), or a delay of one's own in seconds.
+    """The delay of a name (`slurm`, `ray`, `kubernetes`, `nccl`, `watchdog`, `agents`), or one's own in seconds.
 
     These are the times of a node that falls silent or a collective that hangs; a process that crashes is seen at once,
     so they are upper values for a mixture of both. Raises `UsageError` for an unknown name.

@@ -290,7 +290,7 @@ def check_metering(metering: Metering) -> Iterator[Problem]:
         yield Problem(message=message, path="metering.power_usage_effectiveness")
 
 
-DETECTIONS = ("slurm", "kubernetes", "nccl", "watchdog", "agents")
+DETECTIONS = ("slurm", "ray", "kubernetes", "nccl", "watchdog", "agents")
 
 
 def _detection(value: object) -> object:
@@ -303,7 +303,7 @@ def _detection(value: object) -> object:
 
 
 DetectionDelay = Annotated[
-    Literal["slurm", "kubernetes", "nccl", "watchdog", "agents"] | float,
+    Literal["slurm", "ray", "kubernetes", "nccl", "watchdog", "agents"] | float,
     Reads(_detection, {"anyOf": [{"enum": list(DETECTIONS)}, {"type": "number"}, {"type": "string"}]}),
 ]
 """Who notices a failure, or how long that takes: `slurm`, `30m`."""
@@ -320,8 +320,8 @@ class RiskSettings:
     software_failures_per_day: float | None = None
     """Crashes of code, memory and servers per day of a job, whatever its size; 1 (the Llama 3 run) unless given."""
     detection: DetectionDelay | None = None
-    """Who notices a failure (`slurm`, `kubernetes`, `nccl`, `watchdog`, `agents`), or the delay; by place and nodes
-    unless given."""
+    """Who notices a failure (`slurm`, `ray`, `kubernetes`, `nccl`, `watchdog`, `agents`), or the delay; by place and
+    nodes unless given."""
     restart: Seconds | None = None
     """Rescheduling, loading and warm-up after a failure."""
     save_bandwidth: Bytes | None = None

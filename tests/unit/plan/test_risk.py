@@ -8,7 +8,7 @@ from charter.plan.knowledge import shipped
 from charter.plan.offers import places
 from charter.plan.risk import detection_delay, overhead, risk_assumptions
 from charter.plan.stage_risk import stage_risk, stage_scenario
-from charter.resilience.failures import AGENTS, CRASH, NCCL, SILENT_SECONDS, SLURM
+from charter.resilience.failures import AGENTS, CRASH, KUBERNETES, NCCL, RAY, SILENT_SECONDS, SLURM
 from charter.resilience.simulate import simulate
 from charter.spec.project import Resources
 from charter.spec.sections import RiskSettings
@@ -167,11 +167,24 @@ def test_agents_notice_where_charter_starts_the_engine(lab, engine, noticed):
     assert lab.one(replace(SFT, engine=engine), four).stages[0].option.overhead.detection == noticed
 
 
-@pytest.mark.parametrize(("engine", "noticed"), [("verl", AGENTS), ("nemo_rl", AGENTS), ("prime_rl", SLURM)])
-def test_programs_of_ray_have_agents_on_nodes_of_slurm(engine, noticed):
+@pytest.mark.parametrize(
+    ("infra", "engine", "noticed"),
+    [
+        ("on_prem", "verl", AGENTS),
+        ("on_prem", "prime_rl", SLURM),
+        ("slurm", "nemo_rl", AGENTS),
+        ("slurm", "prime_rl", SLURM),
+        ("kubernetes", "verl", AGENTS),
+        ("kubernetes", "prime_rl", KUBERNETES),
+        ("ray", "trl", AGENTS),
+        ("ray", "verl", RAY),
+        ("aws", "verl", NCCL),
+    ],
+)
+def test_agents_notice_where_each_node_has_one(infra, engine, noticed):
     question = ppo_case.question(ppo_case.workload(), engine)
-    own = ppo_case.place("H100", nodes=(4,), infra="on_prem")
-    assert detection_delay(own, agents=question.has_agents) == noticed
+    own = ppo_case.place("H100", nodes=(4,), infra=infra)
+    assert detection_delay(own, agents=question.has_agents(infra)) == noticed
 
 
 def test_spares_of_a_large_cluster_pay_and_of_a_cloud_do_not(lab, aws, own):

@@ -27,7 +27,7 @@ def test_default_delays(name, seconds):
 
 
 def test_unknown_detection_is_refused():
-    with pytest.raises(UsageError, match="slurm, kubernetes"):
+    with pytest.raises(UsageError, match="slurm, ray, kubernetes"):
         detection("pager")
 
 

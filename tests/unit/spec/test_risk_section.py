@@ -25,7 +25,7 @@ def test_section_is_read_in_the_units_that_people_write(tmp_path):
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ("{detection: pager}", "neither slurm, kubernetes, nccl, watchdog, agents nor a time"),
+        ("{detection: pager}", "neither slurm, ray, kubernetes, nccl, watchdog, agents nor a time"),
         ("{spares: -1}", "must be auto or from 0"),
         ("{out_of_memory: 0.6}", "at most 0.5"),
         ("{out_of_memory: 0}", "out_of_memory"),

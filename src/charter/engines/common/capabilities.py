@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from charter.physics.runs import RlStack
 
 NONE, OPTIMIZER, GRADIENTS, PARAMETERS = ZeroStage
+RAY = "ray"
+"""The launcher whose clusters are there before a stage is."""
 ZERO_BESIDE_PIPELINE = (NONE, OPTIMIZER)
 """Stages that shard nothing which a pass of a micro-batch needs: with others each would gather or reduce everything."""
 SIXTEEN_BITS = ("bf16", "fp16")
@@ -207,8 +209,12 @@ class Capabilities:
     """Fields of a stage of which its plans and its files know one value; what else it lacks its mapping says."""
 
     def runs_on_nodes(self, kind: str) -> bool:
-        """Return True if `charter run` starts a kind of stage on several nodes, each with a process of Charter's."""
+        """Return True if `charter run` starts a kind of stage on several nodes."""
         return self.several_nodes or kind in self.ray_kinds
+
+    def has_one_driver(self, kind: str, launcher: str) -> bool:
+        """Return True if one process drives it on several nodes of a launcher; else each has a process of Charter's."""
+        return launcher == RAY and kind in self.ray_kinds
 
     @property
     def searched(self) -> tuple[ZeroStage, ...]:
