@@ -29,6 +29,7 @@ from charter.errors import StageError
 from charter.inference.generate import Answers, SamplingSettings, generate, joined, pad_left
 from charter.inference.vllm_worker import digest, is_probed
 from charter.models.language_model import LanguageModel
+from charter.spec.ppo_stage import VLLM_SAMPLE_SECONDS, VLLM_START_SECONDS, VLLM_SYNC_SECONDS
 from charter.spec.stage_base import NATIVE
 
 NamedTensors = Iterable[tuple[str, Tensor]]
@@ -279,9 +280,9 @@ class VllmOptions:
     """Longest prompt with its answer in tokens; what the model's config says where None."""
     sleep: bool = False
     """Give memory back after every rollout (vLLM's sleep mode, level 2); accelerators only."""
-    start_seconds: float = 900
-    sync_seconds: float = 600
-    sample_seconds: float = 3600
+    start_seconds: float = VLLM_START_SECONDS
+    sync_seconds: float = VLLM_SYNC_SECONDS
+    sample_seconds: float = VLLM_SAMPLE_SECONDS
 
     def engine(self) -> dict[str, Any]:
         """The arguments of vLLM's `LLM`."""

@@ -42,10 +42,9 @@ from charter.run.events import Events
 from charter.run.graph import Pipeline, PlannedStage
 from charter.run.restart import ITS_OWN_FAULT, Ending, decide
 from charter.run.served import accelerators_of_node, stage_pools
-from charter.run.watches import LEAST_SECONDS, START_SECONDS, HangWatch, IdleClock, IdleWatch, oom_kills
+from charter.run.watches import HangWatch, IdleClock, IdleWatch, oom_kills
 from charter.spec.execution import Execution
 from charter.spec.project import Project
-from charter.spec.stage import TRAINS
 from charter.tracking.overoptimisation import OVEROPTIMISATION
 
 NOTICE_FILE = "preempt-notice"
@@ -157,8 +156,6 @@ def start_attempt(
             ledger, project, stage, first_step=prepared.first_step, frozen=prepared.frozen, shares=shares
         )
     handle = launcher.start(request(prepared))
-    # An answer of a judge may be long in coming, and a stage that asks for one has no steps to go by.
-    least = LEAST_SECONDS if stage.spec.kind in TRAINS else START_SECONDS
     attempt = RunningAttempt(
         stage=stage,
         handle=handle,
@@ -169,7 +166,7 @@ def start_attempt(
         idle=IdleClock(policy=project.idle, stage_dir=stage.directory, started_at=time.time()),
         shares=shares,
         machine_price=None if launcher.elsewhere else price_micro_usd_per_hour(project),
-        watch=HangWatch(limit_seconds=stage.spec.hang_timeout, least_seconds=least),
+        watch=HangWatch.of(stage.spec),
     )
     return attempt, prepared.notes
 

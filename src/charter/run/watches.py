@@ -35,6 +35,8 @@ from charter.run.graph import PlannedStage
 from charter.run.paths import run_dir
 from charter.spec.project import Project
 from charter.spec.sections import IdlePolicy
+from charter.spec.stage import TRAINS
+from charter.spec.stage_base import Stage
 from charter.tracking import MeterRow, MeterSummary, meter_rows, summarise
 from charter.units import format_seconds
 
@@ -83,13 +85,29 @@ class _Rank:
 class HangWatch:
     """Watches the processes of one attempt."""
 
-    def __init__(self, *, limit_seconds: float | None, least_seconds: float = LEAST_SECONDS) -> None:
+    def __init__(
+        self,
+        *,
+        limit_seconds: float | None,
+        least_seconds: float = LEAST_SECONDS,
+        start_seconds: float = START_SECONDS,
+    ) -> None:
+        """Allow `start_seconds` until the first step is done, and while the stage saves or publishes."""
         self._limit_seconds = limit_seconds
+        self._start_seconds = start_seconds
         self._least_seconds = least_seconds
         self._clock = 0.0
         self._looked_at: float | None = None
         self._longest_gap = 0.0
         self._ranks: dict[int, _Rank] = {}
+
+    @classmethod
+    def of(cls, spec: Stage) -> "HangWatch":
+        """Return the watch of a stage."""
+        # An answer of a judge may be long in coming, and a stage that asks for one has no steps to go by.
+        least = LEAST_SECONDS if spec.kind in TRAINS else START_SECONDS
+        start = max(START_SECONDS, spec.silent_seconds)
+        return cls(limit_seconds=spec.hang_timeout, least_seconds=least, start_seconds=start)
 
     def is_due(self, now: float, processes: int = 1) -> bool:
         """Return True if it is time to look again; `now` is monotonic. Many processes are looked at less often."""
@@ -125,7 +143,7 @@ class HangWatch:
         has_pace = any(sign is not None and sign.parts >= PARTS_BEFORE_PACE for sign in signs)
         slow = not has_pace or any(sign is not None and sign.is_slow for sign in signs)
         own = self._limit_seconds or max(self._least_seconds, GAPS * self._longest_gap)
-        return max(START_SECONDS, own) if slow else own
+        return max(self._start_seconds, own) if slow else own
 
     def _take(self, rank: int, sign: tuple[Sign | None, int]) -> None:
         state = self._ranks.setdefault(rank, _Rank(sign=sign, changed_at=self._clock))

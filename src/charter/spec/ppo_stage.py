@@ -38,6 +38,9 @@ from charter.spec.stage_base import (
     WorkAmount,
 )
 
+VLLM_START_SECONDS, VLLM_SYNC_SECONDS, VLLM_SAMPLE_SECONDS = 900.0, 600.0, 3600.0
+"""Longest that vLLM beside the trainer may take to start, to read new weights, and to answer a rollout (judgement)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PpoStage(Sampling, Stage):
@@ -169,6 +172,11 @@ class PpoStage(Sampling, Stage):
     """Who samples: this process, bit for bit repeatable, or vLLM, repeatable by stored answers only."""
     checkpoint_epochs: bool = execution(False)
     """Checkpoints also inside a rollout: when it is sampled, and after every epoch over it."""
+
+    @property
+    def silent_seconds(self) -> float:
+        """Return what vLLM may take for new weights and a rollout: no process goes on before it answers."""
+        return VLLM_SYNC_SECONDS + VLLM_SAMPLE_SECONDS if self.generator == "vllm" else 0.0
 
     @property
     def has_value_model(self) -> bool:

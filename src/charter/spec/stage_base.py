@@ -253,6 +253,11 @@ class Stage:
         """Return the fields that count rows which data ranks share evenly, and how many of those rows stay together."""
         return {}
 
+    @property
+    def silent_seconds(self) -> float:
+        """Return how long it may show no sign of life in its first step; 0: as long as any stage."""
+        return 0.0
+
     def steps_of(self, rows: float) -> int:
         """Return the steps of the stage over so many rows, in the unit in which its process reports; 0: not known."""
         return 0

@@ -2,6 +2,7 @@ import pytest
 
 from charter.artifacts.group import BEAT_EVERY_SECONDS, SAVE, Heartbeat, Sign, read_sign
 from charter.run.watches import GAPS, LEAST_SECONDS, LONGEST_LOOK_SECONDS, START_SECONDS, HangWatch, read_signs
+from charter.spec.ppo_stage import VLLM_SAMPLE_SECONDS, VLLM_SYNC_SECONDS, PpoStage
 
 
 class Clock:
@@ -47,6 +48,17 @@ def test_a_limit_of_the_file_replaces_the_pace_but_not_the_time_to_start():
     hang, after = Clock(HangWatch(limit_seconds=5)).working().silent(100)
     assert (hang.deadline_seconds, after) == (5, 6)
     assert Clock(HangWatch(limit_seconds=5)).silent(START_SECONDS - 1)[0] is None
+
+
+def test_a_first_rollout_has_the_time_that_vllm_has():
+    for generator, allowed in (("native", START_SECONDS), ("vllm", VLLM_SYNC_SECONDS + VLLM_SAMPLE_SECONDS)):
+        spec = PpoStage(policy="base", reward="pm", prompts=("prompts",), episodes=64, generator=generator)
+        clock = Clock(HangWatch.of(spec))
+        clock.beat()
+        hang, after = clock.silent(2 * allowed)
+        assert (hang.deadline_seconds, after) == (allowed, pytest.approx(allowed, abs=2))
+        clock = Clock(HangWatch.of(spec)).working()
+        assert clock.silent(2 * LEAST_SECONDS)[0].deadline_seconds == LEAST_SECONDS
 
 
 def test_before_the_first_part_is_done_there_is_time_to_load_and_compile():
