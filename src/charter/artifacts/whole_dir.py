@@ -23,7 +23,7 @@ from urllib.parse import unquote
 from charter.artifacts import durable, faults
 from charter.artifacts.durable import make_dir, move, sync_dir, temporary_beside, write_synced
 from charter.artifacts.fingerprint import FileFact, disk_full_is_said, facts_of, files_under, require_free
-from charter.errors import DataError, loads_json
+from charter.errors import DataError, UsageError, loads_json
 
 MOST_COMPONENT_BYTES = 255
 """NAME_MAX of Linux file systems (limits.h)."""
@@ -114,6 +114,12 @@ def _shown(relative: str) -> str:
 
 
 MANIFEST = "manifest.json"
+
+
+def check_target(target: Path) -> None:
+    """Refuse a directory that exists."""
+    if target.exists():
+        raise UsageError(f"{target} exists already; give a directory that does not")
 
 
 def publish_dir(

@@ -105,8 +105,8 @@ def _export_handover(
     from datetime import UTC, datetime
     from tempfile import TemporaryDirectory
 
+    from charter.artifacts.whole_dir import check_target
     from charter.launch.rendered import printed
-    from charter.report.export import check_target
     from charter.report.handover import export_handover, write_export
 
     if not print_:

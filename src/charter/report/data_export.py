@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from charter.artifacts.record import OUTPUTS, damaged_output
-from charter.artifacts.whole_dir import publish_dir
+from charter.artifacts.whole_dir import check_target, publish_dir
 from charter.data.convert import parquet_schema, write_parquet, write_rows
 from charter.data.dataset import selected_rows
 from charter.data.rows import row_kind
 from charter.errors import DataError, UsageError
-from charter.report.export import CARD, UNKNOWN_LICENCE, check_target, licence_text, markdown_table, record_of_finished
+from charter.report.export import CARD, UNKNOWN_LICENCE, licence_text, markdown_table, record_of_finished
 from charter.run.graph import build_pipeline
 from charter.spec.project import Project
 

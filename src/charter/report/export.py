@@ -20,7 +20,7 @@ from charter.artifacts.durable import json_text, make_dir, read_json, write_file
 from charter.artifacts.fingerprint import files_under, sha256_file
 from charter.artifacts.record import OUTPUTS, Record, damaged_output, read_record
 from charter.artifacts.safetensors_file import StoredTensor, differing_tensors, read_header, write_tensors
-from charter.artifacts.whole_dir import publish_dir
+from charter.artifacts.whole_dir import check_target, publish_dir
 from charter.errors import CharterError, DataError, UsageError
 from charter.ledger.account import Accounted
 from charter.ledger.call import CallSums
@@ -162,12 +162,6 @@ def _results(figures: Mapping[str, Sequence[Json]]) -> list[str]:
 
 CARD, COST = "README.md", "cost.json"
 SCHEMA = "charter.export_cost/1"
-
-
-def check_target(target: Path) -> None:
-    """Refuse a directory that exists."""
-    if target.exists():
-        raise UsageError(f"{target} exists already; give a directory that does not")
 
 
 def export_stage(project: Project, root: Path, name: str, target: Path, *, licence: str = UNKNOWN_LICENCE) -> Record:

@@ -17,7 +17,7 @@ from charter.artifacts import durable
 from charter.artifacts.durable import read_json
 from charter.artifacts.group import FAILURE
 from charter.artifacts.job import write_job
-from charter.artifacts.whole_dir import publish_dir
+from charter.artifacts.whole_dir import check_target, publish_dir
 from charter.engines import check_kind, handover_engine, render
 from charter.engines.common.engine import TrainingEngine
 from charter.engines.common.files import link_tree
@@ -31,7 +31,6 @@ from charter.plan.plan import Plan
 from charter.plan.project_plan import plan_project, read_inputs
 from charter.plan.stage_plan import StagePlan
 from charter.plan.what_if import with_other_engines
-from charter.report.export import check_target
 from charter.report.handover_pages import (
     DATA_DIR,
     MAPPING,

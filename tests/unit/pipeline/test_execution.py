@@ -178,13 +178,13 @@ def test_jobs_are_those_of_the_plan_role_by_role(root):
 def test_what_a_run_would_refuse_is_said_beside_its_print(root):
     file = root / "charter.yaml"
     assert preview(load_project(root), root, "slurm", ()).refused == ()
-    two = "pm: {kind: preference_model, engine: openrlhf, resources: {num_nodes: 2},"
-    file.write_text(file.read_text().replace("pm: {kind: preference_model,", two))
+    two = "sft: {kind: sft, engine: megatron, resources: {num_nodes: 2},"
+    file.write_text(file.read_text().replace("sft: {kind: sft,", two))
     shown = preview(load_project(root), root, "slurm", ())
     (refused,) = shown.to_json()["refused"]
-    assert refused.startswith("pipeline.pm.resources.num_nodes: ")
-    assert "starts this kind of stage by OpenRLHF on one node" in refused
-    assert preview(load_project(root), root, "slurm", ("sft",)).refused == ()
+    assert refused.startswith("pipeline.sft.resources.num_nodes: ")
+    assert "starts this kind of stage by Megatron" in refused
+    assert preview(load_project(root), root, "slurm", ("pm",)).refused == ()
 
 
 def test_servers_of_one_stage_share_its_accelerators_and_their_memory(root):
