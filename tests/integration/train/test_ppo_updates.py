@@ -1,5 +1,7 @@
 """Settings of PPO that an update follows, on a very small real model: losses, gradients, epochs, the mix."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -7,6 +9,7 @@ torch = pytest.importorskip("torch")
 from ppo_bench import moved, weights, whole_step
 
 from charter.models.ranks import Ranks
+from charter.spec.ppo_stage import PpoStage
 from charter.train import ppo
 from charter.train import ppo_rollout as rollouts
 from charter.train.pretraining_mix import counted_tokens
@@ -228,3 +231,22 @@ def test_a_first_pass_that_says_what_was_drawn_moves_no_bit(task, monkeypatch, m
     assert torch.equal(spared, plain)
     assert its_reports == reports
     assert reports[0]["answer_entropy"] > 0
+
+
+@pytest.mark.parametrize(
+    "reads_before",
+    [
+        {"ppo_epochs": 2},
+        {"kl_coefficient": 0.1, "kl_in": "reward"},
+        {"teacher": "t"},
+        {"mismatch_clip": 2.0},
+        {"asynchrony": "one_step_off"},
+    ],
+)
+def test_what_reads_old_figures_before_an_update_needs_them(reads_before):
+    spec = PpoStage(
+        policy="p", reward="r", prompts=("q",), episodes=64, estimator="grpo", kl_coefficient=0, ppo_epochs=1
+    )
+    assert spec.old_from_update
+    assert replace(spec, kl_coefficient=0.1, kl_in="loss").old_from_update
+    assert not replace(spec, **reads_before).old_from_update
