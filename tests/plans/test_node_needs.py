@@ -65,6 +65,21 @@ def test_local_memory_is_the_peak_itself(lab):
     assert "judgement" in stage.time_source
 
 
+def test_a_copy_of_a_checkpoint_is_needed_where_it_has_room(lab):
+    def memory(gib, engine="native"):
+        place = Resources(infra="on_prem", accelerators=("H100:8",), price=2.0, memory=gib * GIB)
+        [stage] = lab.one(replace(SFT, engine=engine), place).stages
+        return {term.name: term.value for term in stage.node.memory.terms}, stage.execution.memory_bytes_per_node
+
+    roomy, asked = memory(1024)
+    assert roomy["staging"] == pytest.approx(2 * 14 * count_parameters(lab.LLAMA_8B).total)
+    assert asked >= sum(roomy.values())
+    tight, asked = memory(128)
+    assert "staging" not in tight
+    assert asked <= 128 * GIB
+    assert "staging" in memory(128, "megatron")[0]
+
+
 def fixed(lab, *, engine="native", **layout):
     """Supervised fine-tuning of 8 B parameters on two nodes of eight H100 under a prescribed layout."""
     resources = StageResources(num_nodes=2, **{"micro_batch": 1, "tensor": 1, "zero": 3, "replicas": 1, **layout})

@@ -23,12 +23,14 @@ from charter.physics.shapes import count_parameters
 from charter.physics.step_time import training_step
 from charter.physics.terms import Breakdown, Term, bytes_term
 from charter.plan.knowledge import Knowledge
+from charter.plan.offers import node_memory_bytes
 from charter.plan.option import Option
 from charter.plan.phase import Role, RolePhase, Workload
 from charter.plan.stage_memory import training_precision
 from charter.plan.stage_time import gathered_bytes
 from charter.plan.workload import BYTES_PER_TOKEN_OF_TEXT
 from charter.spec.layout import Layout, ZeroStage
+from charter.spec.stage_base import NATIVE
 
 # -------- Bytes that one accelerator of a stage sends per step of the stage, and what they may hide behind.
 #
@@ -403,7 +405,8 @@ def _busiest(rates: list[tuple[str, float]]) -> float:
 def _memory(work: Workload, option: Option, full_checkpoint_bytes: float) -> Breakdown:
     """Without accelerators the stage's own peak; else processes, loaders, loading or staging, offloaded state.
 
-    Engines of reinforcement learning save synchronously, so no second copy of a checkpoint is staged.
+    Engines of reinforcement learning save synchronously, so no second copy of a checkpoint is staged; the native engine
+    saves in the background only where the node has room for the copy.
     """
     if option.place.is_cpu or not work.needs_accelerator:
         terms = (
@@ -413,14 +416,20 @@ def _memory(work: Workload, option: Option, full_checkpoint_bytes: float) -> Bre
         return Breakdown(terms=tuple(term for term in terms if term.value))
     ranks = option.place.per_node
     loaded = max(count_parameters(role.architecture).total for role in work.roles if role.name not in work.remote)
+
+    def needs(staged_bytes: float) -> Breakdown:
+        return host_terms(
+            loading_bytes=2.0 * loaded,
+            checkpoint_bytes=staged_bytes,
+            offload_bytes=option.host_bytes * ranks,
+            ranks=ranks,
+        )
+
     staged = 0.0 if option.engine in rl_engines() else full_checkpoint_bytes * ranks / option.num_accelerators
-    needs = host_terms(
-        loading_bytes=2.0 * loaded,
-        checkpoint_bytes=staged,
-        offload_bytes=option.host_bytes * ranks,
-        ranks=ranks,
-    )
-    return Breakdown(terms=tuple(term for term in needs.terms if term.value))
+    memory = needs(staged)
+    if option.engine == NATIVE and memory.total > node_memory_bytes(option.place):
+        memory = needs(0.0)
+    return Breakdown(terms=tuple(term for term in memory.terms if term.value))
 
 
 def storage_terms(work: Workload, keep_last: int) -> Breakdown:

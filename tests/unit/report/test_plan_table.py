@@ -39,7 +39,7 @@ def dated(plan, as_of):
 
 
 def test_nodes_with_less_memory_than_is_planned_are_named():
-    stage = SftStage(init="base", data=("chat",))
+    stage = SftStage(init="base", data=("chat",), engine="accelerate")
     for gib, told in ((100, ["System memory of stage: "]), (4096, [])):
         item = one(stage, Resources(infra="on_prem", accelerators=("H100:8",), price=2.0, memory=gib * 2**30))
         assert [line[: len("System memory of stage: ")] for line in memory_lines(item)] == told
@@ -47,7 +47,7 @@ def test_nodes_with_less_memory_than_is_planned_are_named():
 
 
 def test_memory_that_nobody_gives_is_assumed():
-    stage = SftStage(init="base", data=("chat",))
+    stage = SftStage(init="base", data=("chat",), engine="accelerate")
     needs = one(stage, Resources(infra="on_prem", accelerators=("RTX4090:2",), price=2.0))
     assert "nobody says how much RTX4090:2 on premises has: 238.4 GiB is assumed" in "".join(memory_lines(needs))
 
