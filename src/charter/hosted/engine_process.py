@@ -4,6 +4,7 @@ Pump of an engine's output into the stage's own log, where `charter logs` shows 
 Charter's on each starts the engine there; what they tell one another lies in files below the engine's directory.
 """
 
+import codecs
 import contextlib
 import json
 import os
@@ -42,19 +43,21 @@ class LogPump:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._position = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def pump(self) -> None:
-        """Pass on what is new; at most a megabyte at a time."""
+    def pump(self, *, to_end: bool = False) -> None:
+        """Pass on what is new: a megabyte at most, so that the caller goes on looking, or all of it."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._position)
-                new_bytes = file.read(_MOST_BYTES)
+                while new_bytes := file.read(_MOST_BYTES):
+                    self._position += len(new_bytes)
+                    sys.stdout.write(self._decoder.decode(new_bytes))
+                    if not to_end:
+                        break
         except OSError:
             return
-        if new_bytes:
-            self._position += len(new_bytes)
-            sys.stdout.write(new_bytes.decode(errors="replace"))
-            sys.stdout.flush()
+        sys.stdout.flush()
 
     def last_lines(self, number: int) -> str:
         """The last lines of the file, for a message, without torchrun's own report: it stands below the errors."""
@@ -357,7 +360,7 @@ def run_beside(stage: StageDir) -> None:
             time.sleep(NODE_LOOK_SECONDS)
     finally:
         process.end()
-    pump.pump()
+    pump.pump(to_end=True)
     nodes.tell(EngineEnd(code=code, last_lines=pump.last_lines(LAST_LINES), ended_by=ended_by))
     _leave(stage, nodes, code, ended_by)
 

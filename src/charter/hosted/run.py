@@ -253,7 +253,7 @@ class Follower:
                 self._end(JUDGES)
             time.sleep(POLL_SECONDS)
         self._seen = None
-        self._look(hurry=True)
+        self._look(is_last=True)
         return code
 
     def _end(self, ended_by: str) -> None:
@@ -263,14 +263,14 @@ class Follower:
             self.nodes.tell(EngineEnd(code=0, ended_by=STOP))
         self.process.end()
 
-    def _look(self, *, hurry: bool = False) -> None:
+    def _look(self, *, is_last: bool = False) -> None:
         signature = self._signature()
         if signature == self._seen:
             return
         self._seen = signature
         self.stage.alive()
-        self.pump.pump()
-        self._report(hurry=hurry)
+        self.pump.pump(to_end=is_last)
+        self._report(is_last=is_last)
         if take_over(self.stage, self.adapter, self.work):
             self.saved = self.saved or self.stopping
             self._seen = None
@@ -280,9 +280,9 @@ class Follower:
         size = self.log.stat().st_size if self.log.exists() else 0
         return size, tuple(sorted(_written(self.work)))
 
-    def _report(self, *, hurry: bool) -> None:
+    def _report(self, *, is_last: bool) -> None:
         began = time.monotonic()
-        if began < self._read_again and not hurry:
+        if began < self._read_again and not is_last:
             self._seen = None
             return
         for step in self.adapter.steps(self.work, self.log):

@@ -48,7 +48,7 @@ def follower(steps, *, target=4, counters=None, first_step=0):
         nodes=EngineNodes(Path("work")),
         first_step=first_step,
     )
-    made._report(hurry=True)
+    made._report(is_last=True)
     return stage.reports
 
 
