@@ -188,6 +188,8 @@ class LedgerNow:
 
     whole: Sums = field(default_factory=Sums)
     by_stage: Mapping[str, Sums] = field(default_factory=dict)
+    by_fingerprint: Mapping[tuple[str, str], Sums] = field(default_factory=dict)
+    """By stage and fingerprint: what a stage has taken as it is written now, and as it was before."""
     by_accelerator: tuple[CostGroup, ...] = ()
     by_owner: tuple[CostGroup, ...] = ()
     by_tag: tuple[CostGroup, ...] = ()
