@@ -244,7 +244,6 @@ class Snapshot:
     max_parallel_stages: int = 1
     machine_usd_per_hour: float | None = None
     """Price of the machine that attempts of this run share, where they are no jobs of a scheduler."""
-    engine: str = ""
     problems: tuple[str, ...] = ()
     """What could not be read, in words."""
 

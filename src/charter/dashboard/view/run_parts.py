@@ -16,6 +16,7 @@ from charter.cost.forecast import Forecast, StageSoFar, forecast, paced
 from charter.dashboard.snapshot import Snapshot, StageNow
 from charter.ledger.sums import Sums
 from charter.metering.row import MeterRow, MeterSummary, summarise
+from charter.report.html import thinned as mean_points
 from charter.run.budget import StageStep, stage_so_far
 from charter.units import format_seconds
 
@@ -208,9 +209,6 @@ def _size(path: Path) -> int | None:
         return None
 
 
-MOST_POINTS = 240
-
-
 @dataclass(frozen=True, kw_only=True)
 class MeterView:
     """Metered figures of a stage."""
@@ -253,18 +251,13 @@ def _chart(
     """One figure over time, a line for each node; None where no sample has it."""
     lines = []
     for node in sorted({row.node for row in rows}):
-        points = [(row.time - start, value) for row in rows if row.node == node and (value := of(row)) is not None]
+        of_node = [(round(row.time - start, 3), of(row)) for row in rows if row.node == node]
+        points = [(seconds, value) for seconds, value in of_node if value is not None]
         if points:
-            lines.append({"label": node, "points": _thinned(points)})
+            lines.append({"label": node, "points": mean_points(points)["points"]})
     if not lines:
         return None
     return {"title": title, "unit": unit, "x": "seconds", "lines": lines[:12]}
-
-
-def _thinned(points: Sequence[tuple[float, float]]) -> list[list[float]]:
-    size = -(-len(points) // MOST_POINTS)
-    groups = [points[at : at + size] for at in range(0, len(points), size)]
-    return [[round(group[-1][0], 3), fmean(value for _, value in group)] for group in groups]
 
 
 def _activity(row: MeterRow) -> float | None:
