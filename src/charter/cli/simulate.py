@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 
 from charter.cli.common import (
@@ -22,7 +21,7 @@ from charter.cli.common import (
 from charter.errors import UsageError
 from charter.plan.project_plan import plan_project
 from charter.plan.stage_risk import stage_scenario
-from charter.report.study_pages import WORDS, simulation_page
+from charter.report.study_pages import FIGURES, WORDS, figure_rows, simulation_page
 from charter.resilience.failures import (
     BY_NAME,
     PUBLISHED,
@@ -239,7 +238,7 @@ def answer_json(
             "buckets_seconds": {name: _finite(getattr(form, f"{name}_seconds")) for name in BUCKETS},
         },
         "simulation": simulated.to_json(),
-        "usd": None if _usd(question, simulated) is None else _usd(question, simulated),
+        "usd": _usd(question, simulated),
         "histogram": [{"from_seconds": a, "to_seconds": b, "runs": n} for a, b, n in simulated.histogram()],
         "sweep": [
             {"interval_seconds": p.interval_seconds, "ettr": p.ettr, "closed_form_ettr": p.closed_form} for p in points
@@ -291,21 +290,9 @@ def print_answer(
 def _print_figures(
     out: "Console", question: "SimulatedScenario", simulated: SimulationOutcome, form: "ExpectedTime"
 ) -> None:
-    table = plain_table(*((name, "left" if not name else "right") for name in ("", *COLUMNS)))
-    for name, expected, seconds in (
-        ("wall time", form.wall_seconds, simulated.wall_seconds),
-        ("billed time", form.billed_seconds, simulated.billed_seconds),
-        ("lost work", form.lost_seconds, simulated.lost_seconds),
-    ):
-        levels = [format_seconds(value) for value in simulated.quantiles(seconds).values()]
-        table.add_row(name, format_seconds(expected), format_seconds(float(np.mean(seconds))), *levels)
-    counts = simulated.interruptions.astype(np.float64)
-    levels = [f"{value:,.0f}" for value in simulated.quantiles(counts).values()]
-    table.add_row("interruptions", f"{form.interruptions:,.1f}", f"{np.mean(counts):,.1f}", *levels)
-    table.add_row("useful share (ETTR)", f"{form.useful_share:.1%}", f"{simulated.ettr:.1%}", "", "", "")
-    billed = form.billed_seconds
-    share = form.useful_seconds / billed if billed > 0 else 1.0
-    table.add_row("  of billed time", f"{share:.1%}", f"{simulated.ettr_billed:.1%}", "", "", "")
+    table = plain_table(("", "left"), *((name, "right") for name in FIGURES))
+    for row in figure_rows(simulated, form):
+        table.add_row(*row)
     money = _usd(question, simulated)
     if money is not None:
         table.add_row("bill", "", format_usd(money["mean"]), *(format_usd(money[q]) for q in ("p50", "p90", "p99")))
@@ -313,7 +300,6 @@ def _print_figures(
 
 
 FIGURES_WIDTH = 58
-COLUMNS = ("closed form", "simulated", "p50", "p90", "p99")
 
 
 def _bar_width(out: "Console") -> int:

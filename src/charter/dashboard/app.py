@@ -42,6 +42,8 @@ from charter.dashboard.render import (
 )
 from charter.dashboard.site import OPERATOR, ProjectSite, Settings, check_settings, missing_extra
 from charter.errors import CharterError, UsageError
+from charter.report.markup import ASSETS as CHARTS
+from charter.report.markup import CHART_LIBRARY
 
 # -------- Buttons of the pages.
 
@@ -247,20 +249,12 @@ SAME_SECONDS = 2
 """A page that nothing has changed is written anew after so long, for the times on it."""
 STALE_SECONDS = 5.0
 """How old a page may be that is given while a new one is written."""
-ASSET_FILES: Mapping[str, tuple[str, str, str]] = {
-    "app.css": ("charter.dashboard", "static/app.css", "text/css; charset=utf-8"),
-    "parts.css": ("charter.dashboard", "static/parts.css", "text/css; charset=utf-8"),
-    "theme.js": ("charter.dashboard", "static/theme.js", "text/javascript; charset=utf-8"),
-    "app.js": ("charter.dashboard", "static/app.js", "text/javascript; charset=utf-8"),
-    "charts.js": ("charter.dashboard", "static/charts.js", "text/javascript; charset=utf-8"),
-    "pages.css": ("charter.dashboard", "static/pages.css", "text/css; charset=utf-8"),
-    "more_charts.js": ("charter.dashboard", "static/more_charts.js", "text/javascript; charset=utf-8"),
-    "what_if.js": ("charter.dashboard", "static/what_if.js", "text/javascript; charset=utf-8"),
-    "pieces.js": ("charter.dashboard", "static/pieces.js", "text/javascript; charset=utf-8"),
-    "chart.umd.min.js": ("charter.report.assets", "chart.umd.min.js", "text/javascript; charset=utf-8"),
-    "icon.svg": ("charter.dashboard", "static/icon.svg", "image/svg+xml"),
-}
-"""Every file that is served, by name: nothing else can be asked for."""
+ASSET_FILES = (
+    *("app.css", "parts.css", "pages.css", "icon.svg", "theme.js", "app.js", "charts.js", "more_charts.js"),
+    *("what_if.js", "pieces.js", CHART_LIBRARY),
+)
+"""Every file that is served: nothing else can be asked for."""
+MEDIA_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 
 
 def build_app(settings: Settings, port: int, *, ending: Callable[[], bool] = lambda: False) -> RequestGuard:
@@ -370,18 +364,18 @@ class Shown:
 
 async def asset(request: Request) -> Response:
     """A style or a script, by a name of the list."""
-    asset_file = ASSET_FILES.get(request.path_params["name"])
-    if asset_file is None:
+    name = request.path_params["name"]
+    if name not in ASSET_FILES:
         raise HTTPException(404)
-    return Response(
-        asset_bytes(request.path_params["name"]), media_type=asset_file[2], headers={"cache-control": "no-cache"}
-    )
+    media_type = MEDIA_TYPES[name.rpartition(".")[2]]
+    return Response(asset_bytes(name), media_type=media_type, headers={"cache-control": "no-cache"})
 
 
 def asset_bytes(name: str) -> bytes:
     """The content of an asset."""
-    package, path, _ = ASSET_FILES[name]
-    return files(package).joinpath(path).read_bytes()
+    if name == CHART_LIBRARY:
+        return files(CHARTS).joinpath(name).read_bytes()
+    return files("charter.dashboard").joinpath("static", name).read_bytes()
 
 
 async def _http_error(_: Request, error: Exception) -> Response:

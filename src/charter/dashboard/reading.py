@@ -108,7 +108,7 @@ def _walk(directory: Path, levels: int) -> Iterable[Path]:
 RECENT = 300
 """Attempts that a snapshot holds one by one, for an exact curve of spending; of a run with more it holds sums."""
 OF_STAGE = 25
-BY = ("stage", "accelerator", "owner", "tags", "outcome", "day")
+BY = ("stage", "fingerprint", "accelerator", "owner", "tags", "outcome", "day")
 SECONDS_PER_DAY = 86_400
 
 
@@ -136,12 +136,15 @@ def read_ledger(run_dir: Path, *, run: str | None, server: str | None) -> Ledger
     except CharterError as error:
         return LedgerNow(problem=f"the ledger could not be read: {error}")
     outcomes: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    by_fingerprint: dict[tuple[str, str], Sums] = defaultdict(Sums)
     for part in parts:
+        by_fingerprint[part.key["stage"], part.key["fingerprint"]] += part
         if part.totals.attempts:
             outcomes[part.key["stage"]][part.key["outcome"]] += part.totals.attempts
     return LedgerNow(
         whole=total,
         by_stage=_by(parts, "stage"),
+        by_fingerprint=dict(by_fingerprint),
         by_accelerator=_groups(parts, "accelerator"),
         by_owner=_groups(parts, "owner"),
         by_tag=_tags(parts),

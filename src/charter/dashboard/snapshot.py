@@ -188,6 +188,8 @@ class LedgerNow:
 
     whole: Sums = field(default_factory=Sums)
     by_stage: Mapping[str, Sums] = field(default_factory=dict)
+    by_fingerprint: Mapping[tuple[str, str], Sums] = field(default_factory=dict)
+    """By stage and fingerprint: what a stage has taken as it is written now, and as it was before."""
     by_accelerator: tuple[CostGroup, ...] = ()
     by_owner: tuple[CostGroup, ...] = ()
     by_tag: tuple[CostGroup, ...] = ()
@@ -242,7 +244,6 @@ class Snapshot:
     max_parallel_stages: int = 1
     machine_usd_per_hour: float | None = None
     """Price of the machine that attempts of this run share, where they are no jobs of a scheduler."""
-    engine: str = ""
     problems: tuple[str, ...] = ()
     """What could not be read, in words."""
 

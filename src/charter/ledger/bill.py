@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from charter.errors import DataError, UsageError, loads_json
 from charter.ledger.account import Accounted
@@ -24,26 +24,6 @@ JOB_TAGS = ("x_JobId", "job_id", "JobID", "job", "slurm_job_id", "charter_job")
 ATTEMPT_TAGS = ("x_AttemptId",)
 SLACK_SECONDS = 120.0
 """Providers count from when a machine starts to when it is gone; the ledger counts the job in between."""
-
-
-class Line(Protocol):
-    """Fields that every line of a bill has."""
-
-    @property
-    def started_at(self) -> float | None:
-        """Unix seconds."""
-
-    @property
-    def ended_at(self) -> float | None:
-        """Unix seconds."""
-
-    @property
-    def resource(self) -> str:
-        """Return the provider's name of the resource."""
-
-    @property
-    def tags(self) -> Mapping[str, str]:
-        """Return the tags that were put on the resource."""
 
 
 class Matcher:
@@ -60,7 +40,7 @@ class Matcher:
             for name in _machines(attempt):
                 self._by_machine.setdefault(name, []).append(attempt)
 
-    def attempt_of(self, line: Line) -> int | None:
+    def attempt_of(self, line: "BillLine") -> int | None:
         """The attempt that a line is for; None when there is none, or several would do as well."""
         for tag in ATTEMPT_TAGS:
             if (match := self._by_id.get(line.tags.get(tag, ""))) is not None:
@@ -80,7 +60,7 @@ def _machines(attempt: Attempt) -> tuple[str, ...]:
     return expand_nodes(attempt.nodes) or ((attempt.host,) if attempt.host else ())
 
 
-def _nearest(attempts: Sequence[Attempt], line: Line, *, any_time: bool) -> int | None:
+def _nearest(attempts: Sequence[Attempt], line: "BillLine", *, any_time: bool) -> int | None:
     """The attempt that has most of the line's time; a job without a time is enough where it has one attempt."""
     if line.started_at is None or line.ended_at is None:
         return attempts[0].attempt_id if any_time and len(attempts) == 1 else None

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, RowMapping, Table, delete, func, insert, sele
 from charter.ledger.account import MILLISECONDS_PER_SECOND, day_of
 from charter.ledger.attempt import NO_TAGS
 from charter.ledger.bill import Bill, BillFinding
-from charter.ledger.call import Call, CallSums, CallTotals, NewCall, RouteTotals, Settlement, row_check
+from charter.ledger.call import SUMMED, Call, CallSums, CallTotals, NewCall, RouteTotals, Settlement, row_check
 from charter.ledger.database import Database, damaged
 from charter.ledger.focus import ApiUsage, refuse_fewer, usage_charge
 from charter.ledger.schema import (
@@ -39,6 +39,8 @@ from charter.ledger.stored import DAY, OtherCharge, StoredSample, by_place, days
 from charter.ledger.sum_rows import Spend, add_spend, added, negative, spend_of_calls
 from charter.ledger.sums import APPLICATION_ID
 
+CALL_FIELDS = tuple(field.name for field in fields(Call))
+"""Those of what was intended, then those of its settlement, as `CALLS` reads them."""
 KEYS_AT_ONCE = 500
 """SQLite before 3.32 takes at most 999 values in a statement (sqlite.org/limits.html, 9)."""
 LAST_SETTLEMENT = """
@@ -187,34 +189,12 @@ def read_calls(connection: Connection, database: Database, scope: int) -> Iterat
         if row_check(tuple(intent)) != row[7]:
             raise damaged(database.name, f"call {str(intent[0])[:40]} does not match its check")
         if settlement[0] is None:
-            yield _call(intent)
+            yield Call(**dict(zip(CALL_FIELDS, intent, strict=False)))
             continue
         outcome, at, prompt, cached, completion, micro_usd, note, revision = settlement
         if row_check((intent[0], revision, outcome, at, prompt, cached, completion, micro_usd, note)) != row[16]:
             raise damaged(database.name, f"the settlement of call {str(intent[0])[:40]} does not match its check")
-        yield _call(intent, settlement)
-
-
-def _call(intent: Any, settlement: Any = (None, None, 0, 0, 0, None, "", -1)) -> Call:
-    call_id, key, model, endpoint, attempt, at, most_micro_usd = intent
-    outcome, settled_at, prompt_tokens, cached_tokens, completion_tokens, micro_usd, note, revision = settlement
-    return Call(
-        call_id=call_id,
-        key=key,
-        model=model,
-        endpoint=endpoint,
-        attempt=attempt,
-        at=at,
-        most_micro_usd=most_micro_usd,
-        outcome=outcome,
-        settled_at=settled_at,
-        prompt_tokens=prompt_tokens,
-        cached_tokens=cached_tokens,
-        completion_tokens=completion_tokens,
-        micro_usd=micro_usd,
-        note=note,
-        revision=revision,
-    )
+        yield Call(**dict(zip(CALL_FIELDS, (*intent, *settlement), strict=True)))
 
 
 def read_totals(connection: Connection, database: Database, scope: int) -> CallTotals:
@@ -231,19 +211,7 @@ def read_totals(connection: Connection, database: Database, scope: int) -> CallT
 
 def _sums(values: Sequence[Any]) -> CallSums:
     # PostgreSQL adds 64-bit numbers up to a decimal.
-    requests, answered, refused, unknown, unpriced, prompt, cached, completion, settled, most = map(int, values)
-    return CallSums(
-        requests=requests,
-        answered=answered,
-        refused=refused,
-        unknown=unknown,
-        unpriced=unpriced,
-        prompt_tokens=prompt,
-        cached_tokens=cached,
-        completion_tokens=completion,
-        settled_micro_usd=settled,
-        unknown_micro_usd=most,
-    )
+    return CallSums(**dict(zip(SUMMED, map(int, values), strict=True)))
 
 
 def refuse_lost_calls(connection: Connection, database: Database, scope: int) -> None:
@@ -510,17 +478,8 @@ def read_bills(connection: Connection) -> tuple[StoredBill, ...]:
         if row["row_check"] != row_check(tuple(row[name] for name in names)):
             where = connection.engine.url.render_as_string()
             raise damaged(where, f"the bill {row['name']!a} does not match its check")
-        stored_bills.append(
-            StoredBill(
-                bill_id=row["bill_id"],
-                name=row["name"],
-                format=row["format"],
-                sha256=row["sha256"],
-                imported_at=row["imported_at"],
-                lines=row["lines"],
-                billed_usd=Decimal(row["billed_usd"]),
-            )
-        )
+        values = {name: row[name] for name in ("bill_id", "name", "format", "sha256", "imported_at", "lines")}
+        stored_bills.append(StoredBill(**values, billed_usd=Decimal(row["billed_usd"])))
     return tuple(stored_bills)
 
 

@@ -247,18 +247,14 @@ def rows_of_usage(usage: Iterable[ApiUsage], account: Account) -> Iterator[Row]:
         )
         row |= _priced(quantity=tokens, unit="Tokens", unit_price=price, effective=effective)
         row |= {
-            "ChargeDescription": _text(charges["ChargeDescription"]),
-            "PricingCategory": "Standard",
-            "ServiceCategory": "AI and Machine Learning",
+            **{name: _cell(charges[name]) for name in DESCRIBED},
             "ServiceSubcategory": "Generative AI",
-            "ServiceName": "Model API",
             "ResourceId": f"{item.run}/{item.stage}/{item.route.endpoint}/{item.route.model}",
             "ResourceName": item.route.model,
             "ResourceType": "Model",
             "SkuId": item.route.model,
             "SkuMeter": "Tokens",
             "SkuPriceId": f"{item.route.model}@{item.host}",
-            "Tags": _text(charges["Tags"]),
             "x_IsPriced": _flag(not sums.unpriced),
             "x_PriceIsAverage": "true",
             **{name: _cell(value) for name, value in charges.items() if name.startswith("x_") and name != "x_OwnTags"},
@@ -317,6 +313,14 @@ SHARED = ("milliseconds", "useful_milliseconds", "micro_usd", "tokens", "episode
           "energy_joules")  # fmt: skip
 
 
+DESCRIBED = ("ChargeDescription", "PricingCategory", "ServiceCategory", "ServiceName", "Tags")
+AS_CHARGED = (
+    *DESCRIBED, "ResourceType", "x_AttemptId", "x_StageId", "x_Shard", "x_JobId", "x_Nodes", "x_Owner", "x_Clock",
+    "x_EnergySource", "x_PriceSource", "x_PriceAsOf", "x_EstimateOrActual",
+)  # fmt: skip
+"""Columns of a row that are the same in every month of its attempt, and stand in the attempt's charge."""
+
+
 def _months(item: Accounted) -> Iterator[_Part]:
     """An attempt by calendar months (UTC)."""
     started_at, duration = item.attempt.started_at, item.attempt.duration_milliseconds
@@ -338,7 +342,7 @@ def _months(item: Accounted) -> Iterator[_Part]:
 
 def _attempt_row(item: Accounted, part: _Part, account: Account) -> Row:
     attempt, values, charges = item.attempt, part.values, charge(item)
-    unit = "Machine-Hours" if attempt.accelerator == "cpu" else "Accelerator-Hours"
+    unit = str(charges["PricingUnit"])
     quantity = (Decimal(part.milliseconds * attempt.count) / MILLISECONDS_PER_HOUR).quantize(
         NANO_HOURS, ROUND_HALF_EVEN
     )
@@ -346,30 +350,18 @@ def _attempt_row(item: Accounted, part: _Part, account: Account) -> Row:
     ended_at = part.started_at + part.milliseconds / 1000
     row = _frame(account, provider=attempt.infra, started_at=part.started_at, ended_at=ended_at, owner=attempt.owner)
     row |= _priced(quantity=quantity, unit=unit, unit_price=price, effective=Decimal(values["micro_usd"]).scaleb(-6))
-    sku = f"{attempt.accelerator}"
+    sku = attempt.accelerator
     return row | {
-        "ChargeDescription": _text(charges["ChargeDescription"]),
-        "PricingCategory": PRICING_CATEGORIES.get(attempt.market, "Other"),
-        "ServiceCategory": "Compute",
+        **{name: _cell(charges[name]) for name in AS_CHARGED},
         "ServiceSubcategory": "Virtual Machines",
-        "ServiceName": "Charter training",
         "ResourceId": f"{attempt.run}/{attempt.stage}/{attempt.number}",
         "ResourceName": attempt.stage,
-        "ResourceType": attempt.accelerator,
         "SkuId": sku,
         "SkuMeter": unit,
         "SkuPriceId": f"{sku}@{attempt.infra}/{attempt.market}",
-        "Tags": _text(charges["Tags"]),
-        "x_AttemptId": attempt.attempt_id,
         "x_Part": part.number,
         "x_Run": attempt.run,
-        "x_StageId": attempt.stage,
-        "x_Shard": attempt.shard,
-        "x_JobId": attempt.job_id,
-        "x_Nodes": attempt.nodes,
-        "x_Owner": attempt.owner,
         "x_Outcome": attempt.outcome,
-        "x_Clock": attempt.clock,
         "x_StartedAt": timestamp(part.started_at),
         "x_EndedAt": timestamp(ended_at),
         "x_BilledSeconds": Decimal(part.milliseconds).scaleb(-3),
@@ -381,16 +373,12 @@ def _attempt_row(item: Accounted, part: _Part, account: Account) -> Row:
         "x_EnergyKilowattHours": None
         if attempt.energy_joules is None
         else (Decimal(values["energy_joules"]) / 3_600_000).quantize(NANO_HOURS),
-        "x_EnergySource": attempt.energy_source,
         "x_Tokens": values["tokens"],
         "x_Episodes": values["episodes"],
         "x_PreferencePairs": values["pairs"],
         "x_Records": values["records"],
-        "x_PriceSource": attempt.price_source,
-        "x_PriceAsOf": attempt.price_as_of,
         "x_IsPriced": _flag(attempt.price_micro_usd_per_hour is not None),
         "x_BillName": None,
-        "x_EstimateOrActual": "estimate" if attempt.outcome == "running" else "actual",
     }
 
 
@@ -464,10 +452,6 @@ def _usd(micro_usd: int) -> Decimal:
 
 def _flag(value: bool) -> str:
     return "true" if value else "false"
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
 
 
 def _cell(value: Any) -> Cell:

@@ -1,8 +1,8 @@
 """Reads of a ledger: attempts one by one, and sums that answer at once however many there are."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from charter.ledger.account import Accounted, Totals, account, totals_of
 from charter.ledger.attempt import Attempt
@@ -12,8 +12,12 @@ from charter.ledger.stored import OtherCharge, StoredSample
 from charter.ledger.sums import Sums, asked_dimensions, grouped, total_of
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from charter.ledger.charge_rows import StoredBill
     from charter.ledger.database import Database
+
+Result = TypeVar("Result")
 
 
 class LedgerReading:
@@ -22,6 +26,11 @@ class LedgerReading:
     def __init__(self, database: "Database") -> None:
         """Use `Ledger.open`."""
         self._database = database
+
+    def _read(self, work: "Callable[[Connection], Result]") -> Result:
+        from charter.ledger.database import repeated
+
+        return repeated(self._database, work, reading=True)
 
     def sums(
         self,
@@ -40,16 +49,11 @@ class LedgerReading:
         heartbeat. Raises DataError when the kept sums do not match their check.
         """
         from charter.ledger import sum_rows
-        from charter.ledger.database import repeated
 
         base = asked_dimensions(by)
         equal = {name: value for name, value in (("run", run), ("stage", stage), ("owner", owner)) if value is not None}
-        spend = repeated(
-            self._database,
-            lambda it: sum_rows.read_sums(
-                it, by=base, equal=equal, since=since, until=until, with_running=with_running
-            ),
-            reading=True,
+        spend = self._read(
+            lambda it: sum_rows.read_sums(it, by=base, equal=equal, since=since, until=until, with_running=with_running)
         )
         return grouped(by, spend)
 
@@ -65,32 +69,26 @@ class LedgerReading:
     def running(self, *, run: str | None = None) -> tuple[Attempt, ...]:
         """The attempts that have not ended."""
         from charter.ledger import sum_rows
-        from charter.ledger.database import repeated
 
-        return repeated(self._database, lambda it: sum_rows.read_running(it, run=run), reading=True)
+        return self._read(lambda it: sum_rows.read_running(it, run=run))
 
     def recent(self, *, run: str | None = None, stage: str | None = None, limit: int = 50) -> tuple[Accounted, ...]:
         """The newest attempts with their cost and losses, oldest first, however many there are in all."""
         from charter.ledger import sum_rows
-        from charter.ledger.database import repeated
 
-        return repeated(
-            self._database, lambda it: sum_rows.read_recent(it, run=run, stage=stage, limit=limit), reading=True
-        )
+        return self._read(lambda it: sum_rows.read_recent(it, run=run, stage=stage, limit=limit))
 
     def attempts(self, *, run: str | None = None, stage: str | None = None) -> tuple[Attempt, ...]:
         """Attempts in the order they were begun; reads and checks every row."""
         from charter.ledger import sum_rows
-        from charter.ledger.database import repeated
 
-        return repeated(self._database, lambda it: sum_rows.read_attempts(it, run=run, stage=stage), reading=True)
+        return self._read(lambda it: sum_rows.read_attempts(it, run=run, stage=stage))
 
     def imports(self, *, run: str) -> tuple[StoredImport, ...]:
         """The runs of others that were imported, each with its attempts."""
         from charter.ledger import rows
-        from charter.ledger.database import repeated
 
-        return imports_of(repeated(self._database, lambda it: rows.read_imported(it, run=run), reading=True))
+        return imports_of(self._read(lambda it: rows.read_imported(it, run=run)))
 
     def accounted(self, *, run: str | None = None, stage: str | None = None) -> tuple[Accounted, ...]:
         """All attempts with their cost and what of it was lost; running ones up to their last heartbeat."""
@@ -103,37 +101,32 @@ class LedgerReading:
     def usage(self, *, run: str | None = None) -> tuple[ApiUsage, ...]:
         """Return the cost of calls to servers, by stage, server and model."""
         from charter.ledger import charge_rows
-        from charter.ledger.database import repeated
 
-        return repeated(self._database, lambda it: charge_rows.read_usage(it, run=run), reading=True)
+        return self._read(lambda it: charge_rows.read_usage(it, run=run))
 
     def other_charges(self, *, run: str | None = None) -> tuple[OtherCharge, ...]:
         """Storage, transfer and fees, in the order they were added."""
         from charter.ledger import charge_rows
-        from charter.ledger.database import repeated
 
-        return repeated(self._database, lambda it: charge_rows.read_other(it, run=run), reading=True)
+        return self._read(lambda it: charge_rows.read_other(it, run=run))
 
     def stored(self, *, run: str | None = None) -> tuple[StoredSample, ...]:
         """Return the bytes of a run in each place, and when; `stored.by_place` puts them in order."""
         from charter.ledger import charge_rows
-        from charter.ledger.database import repeated
 
-        return repeated(self._database, lambda it: charge_rows.read_stored(it, run=run), reading=True)
+        return self._read(lambda it: charge_rows.read_stored(it, run=run))
 
     def bills(self) -> "tuple[StoredBill, ...]":
         """The bills of providers that were read, in that order."""
         from charter.ledger import charge_rows
-        from charter.ledger.database import repeated
 
-        return repeated(self._database, charge_rows.read_bills, reading=True)
+        return self._read(charge_rows.read_bills)
 
     def billed(self, *, run: str) -> "dict[int, tuple[str, Decimal]]":
         """By attempt: the bill that has it last, and what it costs there."""
         from charter.ledger import charge_rows
-        from charter.ledger.database import repeated
 
-        return repeated(self._database, lambda it: charge_rows.billed_of_attempts(it, run=run), reading=True)
+        return self._read(lambda it: charge_rows.billed_of_attempts(it, run=run))
 
     def check_sums(self) -> None:
         """DataError when the kept sums are not those of the rows that they follow from, all of which are read."""

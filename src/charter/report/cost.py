@@ -99,12 +99,7 @@ def print_storage(places: tuple[StoredPlace, ...], plan: Mapping[str, Any] | Non
     """A table of the places, and a line that compares them with the plan."""
     if not places:
         return
-    table = Table(
-        title="Storage", title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
-    )
-    table.add_column("Place")
-    for column in ("Holds", "GiB-months", "Cost", "Sent", "Metered until"):
-        table.add_column(column, justify="right")
+    table = titled_table("Storage", "Place", right=("Holds", "GiB-months", "Cost", "Sent", "Metered until"))
     for place in places:
         table.add_row(
             Text(place.place),
@@ -151,6 +146,16 @@ def _place(series: tuple[StoredSample, ...], *, now_milliseconds: int) -> Stored
 
 def _usd(micro_usd: int | None) -> float | None:
     return None if micro_usd is None else micro_usd / MICRO_USD_PER_USD
+
+
+def titled_table(title: str, *left: str, right: Iterable[str] = ()) -> Table:
+    """Return a table without lines under a bold title: columns of words, then columns of figures."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in left:
+        table.add_column(heading, overflow="fold")
+    for heading in right:
+        table.add_column(heading, justify="right", overflow="fold")
+    return table
 
 
 GROUPS = ("stage", "owner", "accelerator", "market", "day")

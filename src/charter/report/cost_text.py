@@ -13,7 +13,7 @@ from charter.cost.advice import Advice
 from charter.ledger.account import Accounted, day_of, totals_of
 from charter.ledger.sums import Sums, total_of
 from charter.metering.row import JOULES_PER_KILOWATT_HOUR
-from charter.report.cost import CostFacts, budget_json, print_storage, storage_json, unit_costs
+from charter.report.cost import CostFacts, budget_json, print_storage, storage_json, titled_table, unit_costs
 from charter.report.overview import Overview, StageView, lost, spent, spent_on_calls
 from charter.report.plan_cells import Amount
 from charter.run.budget import STATE_NAMES, BudgetLine
@@ -81,11 +81,9 @@ def by_month(parts: Iterable[Sums]) -> tuple[Sums, ...]:
 
 def months_table(by: Sequence[str], parts: Sequence[Sums]) -> Table:
     """Return every month's cost by whom it is shown to, and the total."""
-    table = titled_table("Cost by month")
-    for name in ("Month", *(name.removeprefix("tag:").capitalize() for name in by)):
-        table.add_column(name)
-    for name in ("Cost", "At most", "Waste", "Machine time", "Calls"):
-        table.add_column(name, justify="right")
+    groups = (name.removeprefix("tag:").capitalize() for name in by)
+    figures = ("Cost", "At most", "Waste", "Machine time", "Calls")
+    table = titled_table("Cost by month", "Month", *groups, right=figures)
     for part in parts:
         keys = [Text(part.key[name] or "(none)") for name in ("month", *by)]
         table.add_row(*keys, *_money_cells(part))
@@ -188,10 +186,7 @@ def _of(item: Advice) -> str:
 
 def _table_of(name: str, parts: tuple[Sums, ...]) -> Table:
     title = name.removeprefix("tag:")
-    table = titled_table(f"By {title}")
-    table.add_column(title.capitalize())
-    for column in ("Cost", "Waste", "Time", "Attempts"):
-        table.add_column(column, justify="right")
+    table = titled_table(f"By {title}", title.capitalize(), right=("Cost", "Waste", "Time", "Attempts"))
     for part in sorted(parts, key=lambda part: -part.micro_usd):
         values: Mapping[str, str] = part.key
         table.add_row(
@@ -262,16 +257,8 @@ def print_plan_against_actual(view: Overview, console: Console) -> None:
 
 def _plan_against_actual(view: Overview) -> Table:
     """Planned and actual time and cost by stage, with their ratio, and the totals."""
-    table = titled_table("Plan against actual")
-    table.add_column("Stage")
-    table.add_column("State")
-    table.add_column("Planned (p50 - p90)", justify="right")
-    table.add_column("Actual", justify="right")
-    table.add_column("x plan", justify="right")
-    if view.priced:
-        table.add_column("Planned", justify="right")
-        table.add_column("Cost", justify="right")
-        table.add_column("x plan", justify="right")
+    figures = ("Planned (p50 - p90)", "Actual", "x plan", *(("Planned", "Cost", "x plan") if view.priced else ()))
+    table = titled_table("Plan against actual", "Stage", "State", right=figures)
     for stage in view.stages:
         table.add_row(*_stage_cells(stage, priced=view.priced))
     table.add_section()
@@ -327,11 +314,7 @@ def print_imported(accounted: Sequence[Accounted], console: Console) -> None:
 
 def unit_table(view: Overview) -> Table:
     """Return the table of the cost of one kept token, pair, episode or record, by stage."""
-    table = titled_table("Per unit that was kept")
-    for name in ("Stage", "Unit"):
-        table.add_column(name)
-    for name in ("Kept", "Rate", "Cost per unit"):
-        table.add_column(name, justify="right")
+    table = titled_table("Per unit that was kept", "Stage", "Unit", right=("Kept", "Rate", "Cost per unit"))
     for stage in view.stages:
         for cells in unit_rows(stage):
             table.add_row(Text(stage.name), *cells)
@@ -363,10 +346,8 @@ def _cost_of_units(name: str, usd_each: float | None) -> str:
 
 def calls_table(view: Overview) -> Table:
     """Calls to servers by stage: how they went, and what is billed for sure and at most."""
-    table = titled_table("Calls to servers")
-    table.add_column("Stage")
-    for name in ("Calls", "Answered", "Unknown", "Tokens in (cached)", "Tokens out", "Settled", "At most"):
-        table.add_column(name, justify="right")
+    figures = ("Calls", "Answered", "Unknown", "Tokens in (cached)", "Tokens out", "Settled", "At most")
+    table = titled_table("Calls to servers", "Stage", right=figures)
     for name, calls in (*((stage.name, stage.calls) for stage in view.stages), ("total", view.calls)):
         if calls.requests:
             table.add_row(
@@ -446,8 +427,3 @@ def _range(low: Amount, high: Amount) -> str:
     if not low.milliseconds and not high.milliseconds:
         return ""
     return f"{format_seconds(low.seconds)} - {format_seconds(high.seconds)}"
-
-
-def titled_table(title: str) -> Table:
-    """Return a table without lines under a bold title."""
-    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))

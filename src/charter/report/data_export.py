@@ -16,7 +16,7 @@ from charter.data.convert import parquet_schema, write_parquet, write_rows
 from charter.data.dataset import selected_rows
 from charter.data.rows import row_kind
 from charter.errors import DataError, UsageError
-from charter.report.export import CARD, UNKNOWN_LICENCE, licence_text, markdown_table, record_of_finished
+from charter.report.export import CARD, UNKNOWN_LICENCE, inputs_table, licence_text, markdown_table, record_of_finished
 from charter.run.graph import build_pipeline
 from charter.spec.project import Project
 
@@ -140,7 +140,7 @@ def data_card(
         ),
         _left_out(record["kind"]),
         "## Made from\n",
-        markdown_table(("Role", "Name", "Kind", "Fingerprint (SHA-256)"), _inputs(record)),
+        inputs_table(record),
         "## Settings\n",
         markdown_table(
             ("Setting", "Value"), sorted({**identity.get("spec", {}), "seed": identity.get("seed")}.items())
@@ -184,16 +184,6 @@ def _short(number: int) -> str:
 def _left_out(kind: str) -> str:
     names = ", ".join(f"`{name}`" for name in sorted(LEFT_OUT[kind]))
     return f"Left out of the stage's records: {names}.\n" if names else ""
-
-
-def _inputs(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [
-        (role, item["name"], item["source"], f"`{item['fingerprint']}`")
-        for role, items in sorted(record["inputs"].items())
-        for item in items
-    ]
-    constitution = record["identity"].get("constitution")
-    return rows if constitution is None else [*rows, ("constitution", "constitution", "file", f"`{constitution}`")]
 
 
 RECORDS = "records.jsonl"

@@ -32,13 +32,26 @@ _BLOCKS = " ▏▎▍▌▋▊▉█"
 QUANTILES = (0.5, 0.95, 0.99)
 
 
-@dataclass
-class Labels:
-    """Figures of the labels of preference rows."""
+# -------- Counts over the rows of a data set, one row at a time: a few bytes per row are held, never its texts.
 
-    probabilities: "array[float]" = field(default_factory=lambda: array("f"))
-    chosen_is_longer: int = 0
-    same_length: int = 0
+
+MOST_NAMES = 500
+"""Names of one sort that are counted apart; the rest are counted together."""
+OTHERS = "others"
+
+
+@dataclass
+class Judged:
+    """Counts of answers to the questions of label records."""
+
+    questions: int = 0
+    first_wins: float = 0.0
+    """Questions in which the answer that was shown first won; a tie counts one half."""
+    asked_both_ways: int = 0
+    orders_agree: int = 0
+    bounded: int = 0
+    asked_again: int = 0
+    how: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass
@@ -52,50 +65,91 @@ class PrincipleStats:
 
 
 @dataclass
-class DataStats:
-    """Counts of one data set; four bytes per text are held."""
+class RecordTally:
+    """Counts so far."""
 
-    path: Path
     rows: int = 0
+    blank: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     turns: Counter[int] = field(default_factory=Counter)
     prompts: "array[int]" = field(default_factory=lambda: array("I"))
+    """Characters of each prompt; likewise of each answer."""
     answers: "array[int]" = field(default_factory=lambda: array("I"))
-    labels: Labels = field(default_factory=Labels)
+    probabilities: "array[float]" = field(default_factory=lambda: array("f"))
+    keys: "array[int]" = field(default_factory=lambda: array("Q"))
+    """64 bits of each row's texts, to find exact duplicates."""
+    generated_tokens: "array[int]" = field(default_factory=lambda: array("I"))
+    chosen_is_longer: int = 0
+    same_length: int = 0
     principles: dict[str, PrincipleStats] = field(default_factory=dict)
-    skipped: SkippedRows = field(default_factory=SkippedRows)
+    sources: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Of set-aside rows: why."""
+    judged: Judged = field(default_factory=Judged)
+
+    def add(self, row: Row) -> None:
+        """Count one row; BadRowError where nothing can be made of it."""
+        kind, candidate = row_kind(row), candidate_of(row)
+        probability = chosen_probability_of(row) if kind == "pair" else None
+        self.rows += 1
+        self.kinds[kind] += 1
+        self._add_fields(row.value)
+        if candidate.empty:
+            self.blank += 1
+            return
+        self._add_texts(row, candidate)
+        if probability is not None:
+            self.probabilities.append(probability)
+            chosen, rejected = map(len, candidate.answers)
+            self.chosen_is_longer += chosen > rejected
+            self.same_length += chosen == rejected
+
+    def add_set_aside(self, value: Mapping[str, Any]) -> None:
+        """Count one row that a stage has set aside."""
+        self.rows += 1
+        self.reasons[_name(self.reasons, value.get("reason"))] += 1
+
+    def _add_texts(self, row: Row, candidate: Candidate) -> None:
+        self.prompts.append(len(candidate.prompt))
+        self.answers.extend(map(len, candidate.answers))
+        self.keys.append(int.from_bytes(exact_key(candidate.parts)[:8], "little"))
+        turns = row.value.get("messages") or row.value.get("prompt")
+        self.turns[len(turns) if isinstance(turns, list) else 1] += 1
+
+    def _add_fields(self, value: Mapping[str, Any]) -> None:
+        for name in principles_of(value):
+            counted_name = name if name in self.principles or len(self.principles) < MOST_NAMES else OTHERS
+            add_principle(self.principles.setdefault(counted_name, PrincipleStats()), value)
+        if isinstance(tokens := value.get("tokens"), int) and 0 < tokens < 2**32:
+            self.generated_tokens.append(tokens)
+        if isinstance(value.get("source"), str):
+            self.sources[_name(self.sources, value["source"])] += 1
+        orders = value.get("both_orders")
+        if isinstance(orders, dict) and isinstance(orders.get("agree"), bool):
+            self.judged.asked_both_ways += 1
+            self.judged.orders_agree += orders["agree"]
+        judgements = value.get("judgements")
+        for item in judgements if isinstance(judgements, list) else ():
+            if isinstance(item, dict):
+                _add_judgement(self.judged, item)
 
 
-def data_stats(path: Path, spec: DataSpec | None = None) -> DataStats:
-    """Go through a data set once."""
-    stats = DataStats(path)
-    for row, kind, candidate in each_row(path, spec, stats.skipped, lambda row: [_read(row)]):
-        _count(stats, row, kind, candidate)
-    return stats
+def _add_judgement(judged: Judged, item: Mapping[str, Any]) -> None:
+    odds, first = item.get("log_odds_chosen"), item.get("chosen_shown_first")
+    if not isinstance(odds, int | float) or not isinstance(first, bool):
+        return
+    shown_first = odds if first else -odds
+    judged.questions += 1
+    judged.first_wins += 0.5 if shown_first == 0 else float(shown_first > 0)
+    judged.bounded += item.get("bounded") is True
+    judged.asked_again += isinstance(item.get("attempts"), int) and item["attempts"] > 1
+    judged.how[_name(judged.how, item.get("how"))] += 1
 
 
-def _read(row: Row) -> tuple[Row, str, Candidate]:
-    """A row with what is counted of it; what is wrong with it is raised here, where it can be left out."""
-    kind = row_kind(row)
-    if kind == "pair":
-        chosen_probability_of(row)
-    return row, kind, candidate_of(row)
-
-
-def _count(found: DataStats, row: Row, kind: str, candidate: Candidate) -> None:
-    found.rows += 1
-    found.kinds[kind] += 1
-    found.prompts.append(len(candidate.prompt))
-    found.answers.extend(map(len, candidate.answers))
-    turns = row.value.get("messages") or row.value.get("prompt")
-    found.turns[len(turns) if isinstance(turns, list) else 1] += 1
-    if kind == "pair" and not candidate.empty:
-        chosen, rejected = map(len, candidate.answers)
-        found.labels.probabilities.append(chosen_probability_of(row))
-        found.labels.chosen_is_longer += chosen > rejected
-        found.labels.same_length += chosen == rejected
-    for name in principles_of(row.value):
-        add_principle(found.principles.setdefault(name, PrincipleStats()), row.value)
+def _name(known: Mapping[str, Any], value: object) -> str:
+    """A name to count by; data may hold anything, and as many of them as there are rows."""
+    name = value[:120] if isinstance(value, str) and value else "not said"
+    return name if name in known or len(known) < MOST_NAMES else OTHERS
 
 
 def principles_of(value: Mapping[str, Any]) -> Iterator[str]:
@@ -115,19 +169,43 @@ def add_principle(found: PrincipleStats, value: Mapping[str, Any]) -> None:
         found.orders_agree += orders["agree"]
 
 
+@dataclass
+class DataStats:
+    """Counts of one data set, and the rows that were left out of them."""
+
+    path: Path
+    tally: RecordTally = field(default_factory=RecordTally)
+    skipped: SkippedRows = field(default_factory=SkippedRows)
+
+
+def data_stats(path: Path, spec: DataSpec | None = None) -> DataStats:
+    """Go through a data set once."""
+    stats = DataStats(path)
+
+    def add(row: Row) -> tuple[Row]:
+        stats.tally.add(row)
+        return (row,)
+
+    for _ in each_row(path, spec, stats.skipped, add):
+        pass
+    return stats
+
+
 def stats_json(found: DataStats) -> dict[str, Any]:
     """The figures as plain JSON."""
+    tally = found.tally
     return {
         "schema": "charter.data-stats/1",
         "path": str(found.path),
-        "rows": found.rows,
+        "rows": tally.rows,
         "skipped_rows": found.skipped.count,
-        "kinds": dict(found.kinds),
-        "turns": {str(turns): count for turns, count in sorted(found.turns.items())},
-        "prompt_characters": _lengths(found.prompts),
-        "answer_characters": _lengths(found.answers),
-        "labels": _labels(found.labels),
-        "principles": {name: _principle(item) for name, item in sorted(found.principles.items())},
+        "blank_rows": tally.blank,
+        "kinds": dict(tally.kinds),
+        "turns": {str(turns): count for turns, count in sorted(tally.turns.items())},
+        "prompt_characters": _lengths(tally.prompts),
+        "answer_characters": _lengths(tally.answers),
+        "labels": _labels(tally),
+        "principles": {name: _principle(item) for name, item in sorted(tally.principles.items())},
     }
 
 
@@ -139,19 +217,19 @@ def _lengths(values: Sequence[int]) -> dict[str, float] | None:
     return {"count": len(numbers), "mean": float(numbers.mean()), **quantiles, "max": int(numbers.max())}
 
 
-def _labels(labels: Labels) -> dict[str, Any] | None:
-    count = len(labels.probabilities)
+def _labels(tally: RecordTally) -> dict[str, Any] | None:
+    count = len(tally.probabilities)
     if not count:
         return None
-    numbers = np.asarray(labels.probabilities)
+    numbers = np.asarray(tally.probabilities)
     edges, heights = histogram(numbers, np.linspace(0, 1, PROBABILITY_BINS + 1))
     return {
         "count": count,
         "mean_chosen_probability": float(numbers.mean()),
         "hard_share": float((numbers == 1).mean()),
         "below_half_share": float((numbers < 0.5).mean()),
-        "chosen_longer_share": labels.chosen_is_longer / count,
-        "same_length_share": labels.same_length / count,
+        "chosen_longer_share": tally.chosen_is_longer / count,
+        "same_length_share": tally.same_length / count,
         "histogram": {"edges": edges, "counts": heights},
     }
 
@@ -200,16 +278,18 @@ def _rows_line(path: Path, count: int, kinds: Mapping[str, int], *, bad: int) ->
 
 def stats_lines(found: DataStats) -> list[str]:
     """The figures for people."""
-    lines = [_rows_line(found.path, found.rows, found.kinds, bad=0), *found.skipped.lines()]
-    for title, values in (("prompt", found.prompts), ("answer", found.answers)):
+    tally = found.tally
+    lines = [_rows_line(found.path, tally.rows, tally.kinds, bad=0), *found.skipped.lines()]
+    lines += [f"rows with a blank text, without lengths and labels: {tally.blank:,}"] if tally.blank else []
+    for title, values in (("prompt", tally.prompts), ("answer", tally.answers)):
         if (lengths := _lengths(values)) is not None:
             figures = ", ".join(f"{name} {lengths[name]:,.0f}" for name in ("mean", "p50", "p95", "p99", "max"))
             lines += [f"characters of {title}: {figures}", *bars(*length_histogram(values), "{:>7,.0f} - {:>7,.0f}")]
-    return [*lines, *_label_lines(found.labels), *_principle_lines(found)]
+    return [*lines, *_label_lines(tally), *_principle_lines(tally)]
 
 
-def _label_lines(labels: Labels) -> list[str]:
-    figures = _labels(labels)
+def _label_lines(tally: RecordTally) -> list[str]:
+    figures = _labels(tally)
     if figures is None:
         return []
     return [
@@ -220,12 +300,12 @@ def _label_lines(labels: Labels) -> list[str]:
     ]
 
 
-def _principle_lines(found: DataStats) -> list[str]:
-    if not found.principles:
+def _principle_lines(tally: RecordTally) -> list[str]:
+    if not tally.principles:
         return []
-    width = max(map(len, found.principles))
+    width = max(map(len, tally.principles))
     lines = ["principles: rows, mean probability of chosen, orders that agree"]
-    for name, item in sorted(found.principles.items(), key=lambda pair: (-pair[1].rows, pair[0])):
+    for name, item in sorted(tally.principles.items(), key=lambda pair: (-pair[1].rows, pair[0])):
         figures = _principle(item)
         shares = (figures["mean_chosen_probability"], figures["orders_agree_share"])
         cells = "  ".join("-" if share is None else f"{share:.3f}" for share in shares)

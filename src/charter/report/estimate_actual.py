@@ -109,25 +109,18 @@ def _stage(stage: StageView, files: StageFiles | None) -> StageAccuracy:
     done = stage.state == "done"
     plan = stage.plan or NO_SPREAD
     ran = stage.totals.attempts > 0
+
+    def against(amount: str) -> Against:
+        p10, p50, p90, actual = (getattr(item, amount) for item in (plan.p10, plan.p50, plan.p90, stage.actual))
+        return Against(p10=p10, p50=p50, p90=p90, actual=actual if ran else None, is_final=done)
+
     return StageAccuracy(
         name=stage.name,
         kind=stage.kind,
         state=stage.state,
         accelerator=str(stage.planned_stage.get("accelerator") or ""),
-        seconds=Against(
-            p10=plan.p10.seconds,
-            p50=plan.p50.seconds,
-            p90=plan.p90.seconds,
-            actual=stage.actual.seconds if ran else None,
-            is_final=done,
-        ),
-        usd=Against(
-            p10=plan.p10.usd,
-            p50=plan.p50.usd,
-            p90=plan.p90.usd,
-            actual=stage.actual.usd if ran else None,
-            is_final=done,
-        ),
+        seconds=against("seconds"),
+        usd=against("usd"),
         tensor_bytes=tensor_memory(files, done=done),
         process_bytes=process_memory(stage.planned_stage, files, done=done),
     )
@@ -210,31 +203,22 @@ PLACES = {"inside": "within p10-p90", "above": "above p90", "below": "below p10"
 
 def accuracy_rows(found: Accuracy) -> dict[str, Any]:
     """Plain JSON: a table per quantity that any stage has, and the paces."""
-    return {"quantities": [table for table in map(_quantity(found), QUANTITIES) if table], "paces": _paces(found)}
+    tables = [_quantity(found, *quantity) for quantity in QUANTITIES]
+    return {"quantities": [table for table in tables if table], "paces": [_pace(line) for line in found.paces]}
 
 
-def _quantity(found: Accuracy) -> Any:
-    def of(item: tuple[str, str, Any]) -> dict[str, Any] | None:
-        key, name, text = item
-        rows = [
-            {"stage": stage.name, "kind": stage.kind, "state": stage.state, **_against(getattr(stage, key), text)}
-            for stage in found.stages
-            if getattr(stage, key).p50 or getattr(stage, key).actual
-        ]
-        inside, settled = found.inside(key)
-        bias = found.bias(key)
-        if not rows or all(row["actual"] == "-" for row in rows):
-            return None
-        return {
-            "key": key,
-            "name": name,
-            "rows": rows,
-            "inside": inside,
-            "told": settled,
-            "bias": "" if bias is None else f"{bias:.2f}",
-        }
-
-    return of
+def _quantity(found: Accuracy, key: str, name: str, text: Any) -> dict[str, Any] | None:
+    rows = [
+        {"stage": stage.name, "kind": stage.kind, "state": stage.state, **_against(getattr(stage, key), text)}
+        for stage in found.stages
+        if getattr(stage, key).p50 or getattr(stage, key).actual
+    ]
+    if all(row["actual"] == "-" for row in rows):
+        return None
+    inside, settled = found.inside(key)
+    bias = found.bias(key)
+    shown = "" if bias is None else f"{bias:.2f}"
+    return {"key": key, "name": name, "rows": rows, "inside": inside, "told": settled, "bias": shown}
 
 
 def _against(item: Against, text: Any) -> dict[str, Any]:
@@ -246,10 +230,6 @@ def _against(item: Against, text: Any) -> dict[str, Any]:
         "place": item.place,
         "place_words": PLACES[item.place],
     }
-
-
-def _paces(found: Accuracy) -> list[dict[str, Any]]:
-    return [_pace(line) for line in found.paces]
 
 
 def _pace(line: PaceLine) -> dict[str, Any]:

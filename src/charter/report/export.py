@@ -88,7 +88,7 @@ def model_card(
         f"{record['step']:,} steps. Fingerprint of the stage: `{record['fingerprint']}`.\n",
         *(["## What its score means\n", _score_text(score)] if score else []),
         "## Made from\n",
-        _inputs_table(record),
+        inputs_table(record),
         "## Settings\n",
         _settings_table(record),
         *_results(figures),
@@ -120,7 +120,8 @@ def _score_text(score: ScoreMeaning) -> str:
     )
 
 
-def _inputs_table(record: Json) -> str:
+def inputs_table(record: Json) -> str:
+    """The inputs of a stage with their fingerprints, and its constitution where it has one."""
     rows = [
         (role, item["name"], item["source"], f"`{item['fingerprint']}`")
         for role, items in sorted(record["inputs"].items())

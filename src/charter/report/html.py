@@ -156,7 +156,7 @@ def curves(run: RunFiles, *, order: Sequence[str]) -> list[dict[str, Any]]:
     return drawn
 
 
-def thinned(points: Sequence[tuple[int, float]]) -> dict[str, Any]:
+def thinned(points: Sequence[tuple[float, float]]) -> dict[str, Any]:
     """At most `MAX_POINTS` points; `mean_of` says of how many steps each is the mean.
 
     >>> thinned([(1, 2.0), (2, 4.0)])

@@ -1,18 +1,19 @@
 """Plan against actual, by stage and in all: pure, from what was read to values that tables and charts show."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from charter.artifacts.stage_state import STATES, Phase, StageState, State, run_phase
-from charter.cost.forecast import Forecast, StageForecast, StageSoFar, forecast, paced, planned_start_seconds
-from charter.ledger.account import Accounted, Totals, stage_totals, totals_of, wall_milliseconds
+from charter.cost.forecast import Forecast, StageForecast, StageSoFar, forecast, paced
+from charter.ledger.account import Totals, stage_totals, totals_of, wall_milliseconds
 from charter.ledger.call import CallSums
 from charter.ledger.focus import stage_usage, usage_sums
-from charter.physics.terms import Interval
+from charter.ledger.sums import Sums
 from charter.report.plan_cells import NO_SPREAD, NOTHING, Amount, AmountSpread, planned
 from charter.report.plan_cells import ratio as over
 from charter.report.read import RunFiles, StageFiles
+from charter.run.budget import StageStep, stage_so_far
 
 PENDING = StageState(phase=Phase.PENDING, why="never run", step=0, target_step=None)
 
@@ -134,8 +135,7 @@ def overview(run: RunFiles) -> Overview:
         )
         for name in dict.fromkeys((*in_plan, *totals, *calls))
     )
-    files = {stage.name: run.stages.get(stage.name, StageFiles(name=stage.name)) for stage in stages}
-    left = forecast([_so_far(stage, files[stage.name], run.accounted) for stage in stages])
+    left = forecast([_so_far(stage, run) for stage in stages])
     phase = run_phase(stage.phase for stage in stages)
     stages = tuple(replace(stage, remaining=_spread(left.stages[stage.name])) for stage in stages)
     medians, rest = sum((view.forecast for view in stages), NO_SPREAD), _spread(left)
@@ -202,34 +202,26 @@ def _view(
     )
 
 
-def _so_far(stage: StageView, files: StageFiles, accounted: Iterable[Accounted]) -> StageSoFar:
-    """One stage as the forecast sees it: attempts under the fingerprint that counts now, and its calls."""
-    mine = [item for item in accounted if item.attempt.stage == stage.name]
-    current = totals_of(item for item in mine if item.attempt.fingerprint == mine[-1].attempt.fingerprint)
-    lost = current.lost_to_kills_micro_usd + current.lost_to_failures_micro_usd
-    usd = (current.micro_usd - lost + stage.calls.most_micro_usd) / 1e6
-    priced = current.priced_attempts or stage.calls.most_micro_usd
-    paced_steps, paced_seconds = paced(files.progress or {})
-    return StageSoFar(
+def _so_far(stage: StageView, run: RunFiles) -> StageSoFar:
+    """One stage as the forecast sees it: attempts and calls under the fingerprint that counts now."""
+    mine = [item for item in run.accounted if item.attempt.stage == stage.name]
+    now = mine[-1].attempt.fingerprint if mine else ""
+    part = Sums(
+        totals=totals_of(item for item in mine if item.attempt.fingerprint == now),
+        calls=usage_sums(item for item in run.usage if (item.stage, item.fingerprint) == (stage.name, now)),
+    )
+    paced_steps, paced_seconds = paced(run.stages.get(stage.name, StageFiles(name=stage.name)).progress or {})
+    progress = StageStep(
         name=stage.name,
         kind=stage.kind,
-        planned_seconds=None if stage.plan is None else _interval(stage.plan, "seconds"),
-        planned_usd=None if stage.plan is None or stage.plan.p50.usd is None else _interval(stage.plan, "usd"),
-        planned_start_seconds=planned_start_seconds(stage.planned_stage),
+        fingerprint=now,
         done=stage.state == "done",
         step=stage.step,
         target_step=stage.target_step,
-        kept_seconds=current.useful_milliseconds / 1000,
-        kept_usd=usd if priced else None,
-        calls_usd=stage.calls.most_micro_usd / 1e6,
         paced_steps=paced_steps,
         paced_seconds=paced_seconds,
     )
-
-
-def _interval(spread: AmountSpread, what: Literal["seconds", "usd"]) -> Interval:
-    low, median, high = (getattr(amount, what) or 0.0 for amount in (spread.p10, spread.p50, spread.p90))
-    return Interval(p10=low, p50=median, p90=high)
+    return stage_so_far(progress, stage.planned_stage, part)
 
 
 def _spread(left: StageForecast | Forecast) -> AmountSpread:

@@ -17,6 +17,7 @@ from charter.physics.scaling.study import Z95, CurveRun, LearningCurve, Scale, l
 from charter.physics.shapes import count_parameters
 from charter.physics.terms import MOST_FREEDOM, t_quantile
 from charter.plan.project_plan import read_model
+from charter.report.cost import titled_table
 from charter.report.results import POINTS, figure_text
 from charter.report.sweep import LEVEL, PointFigure, interval, measured_points
 from charter.run.sweep import SweepPoint, pipelines, plan_sweep, sweep_points
@@ -494,14 +495,9 @@ def _number(value: float) -> str:
 
 def print_pilot(pilot: Pilot, console: "Console") -> None:
     """Print the rankings, what they do and do not show, and what has no pilot."""
-    from rich.table import Table
-
     for ranking in pilot.rankings:
         metric = ranking.metric
-        table = Table(
-            title=f"Expected gain in {metric.figure} of {metric.stage}, to {metric.goal}",
-            title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0),
-        )  # fmt: skip
+        table = titled_table(f"Expected gain in {metric.figure} of {metric.stage}, to {metric.goal}")
         unit = f" ({ranking.unit})" if ranking.unit else ""
         for heading in ("What", "Choice", f"Gain{unit}", "Interval", "Left to pay", "Time", "Verdict", "By"):
             table.add_column(heading, justify="right" if heading[:4] in ("Gain", "Left", "Time") else "left")

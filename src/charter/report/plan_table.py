@@ -232,8 +232,12 @@ def _time_terms(stage: StagePlan) -> tuple[Term, ...]:
     return (*option.time_terms, *extra)
 
 
+def _titled(title: str, *headers: str) -> Table:
+    return Table(*headers, title=title, title_justify="left", box=box.SIMPLE_HEAD)
+
+
 def _terms(title: str, terms: tuple[Term, ...]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table = _titled(title)
     table.add_column("Term")
     table.add_column("Value", justify="right", no_wrap=True)
     table.add_column("Formula")
@@ -274,9 +278,7 @@ def _risk(stage: StagePlan) -> list[RenderableType]:
     risk = stage.risk
     if risk is None or not risk.interruptions:
         return blocks
-    table = Table(title="Failures expected", title_justify="left", box=box.SIMPLE_HEAD)
-    for header in ("What", "Value", "From"):
-        table.add_column(header)
+    table = _titled("Failures expected", "What", "Value", "From")
     spares = risk.spares
     rows = [
         ("checkpoint every", format_seconds(risk.interval_seconds), _interval_of(risk)),
@@ -307,9 +309,7 @@ def _groups(stage: StagePlan) -> list[RenderableType]:
     if not option.groups:
         return [Text(f"Placement: {option.placement}{host}.")] if option.placement and host else []
     title = f"Placement: {option.placement}, {100 * option.idle_share:.0f} % of the paid time idle{host}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for header in ("Group", "Roles", "Hardware", "Layout", "Peak", "Busy"):
-        table.add_column(header)
+    table = _titled(title, "Group", "Roles", "Hardware", "Layout", "Peak", "Busy")
     for group in option.groups:
         peak = f"{format_bytes(group.peak.total_bytes)} of {format_bytes(group.capacity_bytes)}"
         hardware = f"{group.num_accelerators} x {group.hardware}"
@@ -320,9 +320,7 @@ def _groups(stage: StagePlan) -> list[RenderableType]:
 
 def _money_table(stage: StagePlan, plan: Plan) -> Table:
     """Every line of the stage in the project's cost; machines and storage where there is none."""
-    table = Table(title="Cost", title_justify="left", box=box.SIMPLE_HEAD)
-    for header in ("Part", "p10", "p50", "p90", "Formula"):
-        table.add_column(header)
+    table = _titled("Cost", "Part", "p10", "p50", "p90", "Formula")
     if plan.cost is not None and stage.compute_usd is not None:
         for line in (line for line in plan.cost.lines if line.stage == stage.name):
             table.add_row(Text(line.bucket), *_quantiles(line.usd), Text(line.formula))
@@ -346,9 +344,7 @@ def _options(stage: StagePlan) -> list[RenderableType]:
     blocks: list[RenderableType] = []
     tied = [item for item in stage.option.tied_layouts if item.label != stage.option.layout.label]
     if tied:
-        table = Table(title="As good on the same machines", title_justify="left", box=box.SIMPLE_HEAD)
-        for header in ("Layout", "Work", "Peak"):
-            table.add_column(header)
+        table = _titled("As good on the same machines", "Layout", "Work", "Peak")
         for item in tied:
             table.add_row(Text(item.label), format_seconds(item.seconds), format_bytes(item.peak_bytes))
         blocks.append(table)
@@ -361,9 +357,7 @@ def _options(stage: StagePlan) -> list[RenderableType]:
 
 def _front_table(stage: StagePlan, marked: list[Option], front: tuple[Option, ...], alike: tuple[Option, ...]) -> Table:
     title = "Options that nothing beats in time, money and headroom, or that cost as much within the estimate"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for header in ("Option", "Layout", "Time p50-p90", "Cost p50", "Full", ""):
-        table.add_column(header)
+    table = _titled(title, "Option", "Layout", "Time p50-p90", "Cost p50", "Full", "")
     for option in sorted(marked, key=lambda item: (item.seconds.p50, item.label, item.layout_label)):
         words = ["chosen"] if option is stage.option else []
         words += ["not beaten"] if any(option is one for one in front) else []
@@ -375,18 +369,14 @@ def _front_table(stage: StagePlan, marked: list[Option], front: tuple[Option, ..
 
 
 def _rejected_table(stage: StagePlan) -> Table:
-    table = Table(title="Not taken", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("Option")
-    table.add_column("Reason")
+    table = _titled("Not taken", "Option", "Reason")
     for item in stage.rejected:
         table.add_row(item.option, item.reason)
     return table
 
 
 def _assumption_table(plan: Plan) -> Table:
-    table = Table(title="Assumptions of the plan", title_justify="left", box=box.SIMPLE_HEAD)
-    for header in ("Name", "Value", "Source", "As of"):
-        table.add_column(header)
+    table = _titled("Assumptions of the plan", "Name", "Value", "Source", "As of")
     for item in plan.assumptions:
         number = f"{item.value:,.6g}" if isinstance(item.value, float) else str(item.value)
         value = "unknown" if item.value is None else number

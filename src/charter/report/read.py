@@ -104,10 +104,11 @@ def read_run(
     kept_plan = None if written is None else plan_of_this_schema(written)
     if kept_plan is not None:
         _refuse_absurd(kept_plan, run_dir / PLAN_FILE)
-    facts = _project_facts(project_dir)
-    accounted, usage = _read_ledger(run_dir, facts, checked=check_calls)
-    name = facts.name
-    if name is None:
+    project, notes = _project_of(project_dir)
+    accounted, usage = _read_ledger(run_dir, project, checked=check_calls)
+    if project is not None:
+        name = project.name
+    else:
         name = accounted[-1].attempt.run if accounted else project_dir.resolve().name
     lost = () if accounted else _lost_attempts(run_dir / STAGES, name)
     accounted = accounted or account(lost)
@@ -118,21 +119,18 @@ def read_run(
         )
     latest = {item.attempt.stage: item.attempt.fingerprint for item in accounted}
     directories = _stage_directories(run_dir / STAGES, latest)
-    of_another = (
-        [f"{run_dir / PLAN_FILE} is of schema {written.get('schema')}, which this Charter does not read"]
-        if written is not None and kept_plan is None
-        else []
-    )
-    notes = [*facts.notes, *of_another, *([_lost_words(run_dir, lost)] if lost else [])]
+    if written is not None and kept_plan is None:
+        notes.append(f"{run_dir / PLAN_FILE} is of schema {written.get('schema')}, which this Charter does not read")
+    notes += [_lost_words(run_dir, lost)] if lost else []
     stages = {name: _read_stage(name, path, notes, with_metrics=with_metrics) for name, path in directories.items()}
     return RunFiles(
         project=name,
         plan=kept_plan or plan,
         stages=stages,
-        states=_states(project_dir, facts.project, directories, accounted),
+        states=_states(project_dir, project, directories, accounted),
         accounted=accounted,
         usage=usage,
-        budget_limit_usd=facts.budget_limit_usd,
+        budget_limit_usd=project.budget.limit if project and project.budget else None,
         versions=_versions(stages),
         notes=tuple(notes),
     )
@@ -159,31 +157,28 @@ def _lost_words(run_dir: Path, lost: Sequence[Attempt]) -> str:
 
 
 def _read_ledger(
-    run_dir: Path, facts: "_ProjectFacts", *, checked: bool
+    run_dir: Path, project: "Project | None", *, checked: bool
 ) -> tuple[tuple[Accounted, ...], tuple[ApiUsage, ...]]:
-    """Attempts and calls. A file holds one run; on a server the project's name tells its own from others'."""
-    place = ledger_place(run_dir, facts.ledger)
-    if not has_ledger(place):
-        return (), _newest((), run_dir, facts, checked=checked)
-    run = facts.name if facts.ledger else None
-    with Ledger.open(place, create=False, check_whole=checked) as ledger:
-        accounted, usage = ledger.accounted(run=run), ledger.usage(run=run)
-    return accounted, _newest(usage, run_dir, facts, checked=checked)
+    """Attempts and calls. A file holds one run; on a server the project's name tells its own from others'.
 
-
-def _newest(
-    usage: tuple[ApiUsage, ...], run_dir: Path, facts: "_ProjectFacts", *, checked: bool
-) -> tuple[ApiUsage, ...]:
-    """The calls as their own stores have them, and those of stores that are gone as the ledger has them."""
-    places: list[str | Path] = [facts.ledger] if facts.ledger else sorted((run_dir / STAGES).glob(f"*/{CALLS_FILE}"))
+    Calls are as their own stores have them, and those of stores that are gone as the ledger has them.
+    """
+    server = project.storage.ledger if project else None
+    run = project.name if project and server else None
+    accounted: tuple[Accounted, ...] = ()
+    usage: tuple[ApiUsage, ...] = ()
+    if has_ledger(place := ledger_place(run_dir, server)):
+        with Ledger.open(place, create=False, check_whole=checked) as ledger:
+            accounted, usage = ledger.accounted(run=run), ledger.usage(run=run)
+    places: list[str | Path] = [server] if server else sorted((run_dir / STAGES).glob(f"*/{CALLS_FILE}"))
     by_route = {(item.store_id, item.route.endpoint, item.route.model): item for item in usage}
     for place in filter(has_ledger, places):
         with CallBooks.open(place, create=False, check_whole=checked) as books:
-            for item in books.usage(run=facts.name if facts.ledger else None, checked=checked):
+            for item in books.usage(run=run, checked=checked):
                 key = (item.store_id, item.route.endpoint, item.route.model)
                 refuse_fewer(by_route[key].route.sums.requests if key in by_route else None, item)
                 by_route[key] = item
-    return tuple(by_route.values())
+    return accounted, tuple(by_route.values())
 
 
 def _stage_directories(directory: Path, latest: Mapping[str, str]) -> dict[str, Path]:
@@ -242,35 +237,17 @@ def _read_stage(name: str, path: Path, notes: list[str], *, with_metrics: bool) 
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ProjectFacts:
-    """Facts of `charter.yaml` that a report shows."""
-
-    name: str | None = None
-    budget_limit_usd: float | None = None
-    ledger: str | None = None
-    """A server's address."""
-    project: "Project | None" = None
-    notes: tuple[str, ...] = ()
-
-
-def _project_facts(project_dir: Path) -> _ProjectFacts:
-    """A file that no longer loads does not stop a report of what was run."""
+def _project_of(project_dir: Path) -> "tuple[Project | None, list[str]]":
+    """A file that no longer loads does not stop a report of what was run: a note says why."""
     path = project_dir / PROJECT_FILE
     if not path.exists():
-        return _ProjectFacts()
+        return None, []
     try:
         from charter.engines.project import load_project
 
-        project = load_project(path)
+        return load_project(path, env=dict(os.environ)), []
     except CharterError as error:
-        return _ProjectFacts(notes=(f"charter.yaml does not load, so the budget is not shown: {error}",))
-    return _ProjectFacts(
-        name=project.name,
-        budget_limit_usd=project.budget.limit if project.budget else None,
-        ledger=project.storage.ledger,
-        project=project,
-    )
+        return None, [f"charter.yaml does not load, so the budget is not shown: {error}"]
 
 
 def _versions(stages: Mapping[str, StageFiles]) -> dict[str, str]:

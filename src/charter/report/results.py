@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from charter.evaluate.outcome import EvaluationOutcome, outcome_of
+from charter.report.cost import titled_table
 from charter.report.cost_text import print_budget, print_plan_against_actual, print_waste, state_text
 from charter.report.markup import chart, join
 from charter.report.overview import overview
@@ -155,14 +156,9 @@ def all_results(run: RunFiles) -> list[tuple[str, Mapping[str, Any]]]:
 
 def figures_table(stage: str, figures: Sequence[Mapping[str, Any]]) -> Table:
     """Measured figures, each with its interval and the number of cases behind it."""
-    table = Table(
-        title=f"Results of {escape(stage)}, on held-out data", title_justify="left", title_style="bold", box=None,
-        pad_edge=False, padding=(0, 2, 0, 0),
-    )  # fmt: skip
-    table.add_column("Figure")
-    table.add_column("Value", justify="right", style="bold")
-    table.add_column("95 % interval", justify="right")
-    table.add_column("n", justify="right")
+    figures_of = f"Results of {escape(stage)}, on held-out data"
+    table = titled_table(figures_of, "Figure", right=("Value", "95 % interval", "n"))
+    table.columns[1].style = "bold"
     suite = None
     for figure in figures:
         if suite is not None and suite != _suite(figure):

@@ -140,7 +140,7 @@ def simulation_page(
     chosen = f"a checkpoint every {format_seconds(interval_seconds)} of work; {found.runs:,} runs, seed {seed}"
     body = (
         Markup(f"<h1>{esc(title)}</h1><ul>{lines}<li>{esc(chosen)}</li></ul>"),
-        section("How long it takes", _figures(found, expected)),
+        section("How long it takes", table(("", *FIGURES), figure_rows(found, expected), numeric=range(1, 6))),
         section("Where the time goes", _buckets(found, expected)),
         section("Wall time", _histogram(found), note="Runs by wall time; the last bar holds the slowest percent."),
         section(
@@ -152,7 +152,11 @@ def simulation_page(
     return document(title=f"{title} - Charter simulation", body=join(body), data="{}")
 
 
-def _figures(found: SimulationOutcome, expected: ExpectedTime) -> Markup:
+FIGURES = ("closed form", "simulated", "p50", "p90", "p99")
+
+
+def figure_rows(found: SimulationOutcome, expected: ExpectedTime) -> list[tuple[str, ...]]:
+    """Names and cells of `FIGURES`: times, interruptions and useful shares, as the page and the terminal show them."""
     rows = [
         (name, format_seconds(form), format_seconds(float(np.mean(seconds))), *map(format_seconds, levels.values()))
         for name, form, seconds in (
@@ -166,7 +170,9 @@ def _figures(found: SimulationOutcome, expected: ExpectedTime) -> Markup:
     levels = [f"{value:,.0f}" for value in found.quantiles(counts).values()]
     rows.append(("interruptions", f"{expected.interruptions:,.1f}", f"{np.mean(counts):,.1f}", *levels))
     rows.append(("useful share (ETTR)", f"{expected.useful_share:.1%}", f"{found.ettr:.1%}", "", "", ""))
-    return table(("", "closed form", "simulated", "p50", "p90", "p99"), rows, numeric=range(1, 6))
+    of_billed = expected.useful_seconds / expected.billed_seconds if expected.billed_seconds > 0 else 1.0
+    rows.append(("of billed time", f"{of_billed:.1%}", f"{found.ettr_billed:.1%}", "", "", ""))
+    return rows
 
 
 def _buckets(found: SimulationOutcome, expected: ExpectedTime) -> Markup:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from charter.errors import UsageError
 from charter.evaluate.outcome import read_results
 from charter.physics.terms import t_quantile, t_within
+from charter.report.cost import titled_table
 from charter.report.results import POINTS, figure_text, unit_of
 from charter.run.graph import Pipeline
 from charter.run.sweep import SweepPlan, find_sweep, pipelines, sweep_points
@@ -227,11 +228,7 @@ def _standard_error(values: Sequence[float]) -> float:
 
 def print_sweep_plan(bill: SweepPlan, console: "Console") -> None:
     """Print the bill of a sweep: a line per stage, with how many versions of it there are and who reads them."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("Stage", "Versions", "Points", "Done", "Time p50-p90", "Cost p50-p90"):
-        table.add_column(heading, justify="left" if heading == "Stage" else "right", overflow="fold")
+    table = titled_table("", "Stage", right=("Versions", "Points", "Done", "Time p50-p90", "Cost p50-p90"))
     for stage in dict.fromkeys(item.stage for item in bill.stages):
         own = replace(bill, stages=tuple(item for item in bill.stages if item.stage == stage))
         counts = (len(own.stages), sum(item.points for item in own.stages), sum(item.is_done for item in own.stages))
@@ -306,14 +303,8 @@ def sweep_table(result: SweepResult) -> SweepTable:
 
 def print_sweep(result: SweepResult, console: "Console") -> None:
     """Print the table of a result."""
-    from rich.table import Table
-
     shown = sweep_table(result)
-    table = Table(
-        title=shown.title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
-    )
-    for heading in shown.headings:
-        table.add_column(heading, justify="left" if heading == shown.headings[0] else "right", overflow="fold")
+    table = titled_table(shown.title, shown.headings[0], right=shown.headings[1:])
     for row in shown.rows:
         table.add_row(*row)
     console.print(table)

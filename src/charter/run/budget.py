@@ -139,36 +139,47 @@ class StageStep:
 def stages_so_far(
     plan: Mapping[str, Any] | None, steps: Iterable[StageStep], spending: Spending
 ) -> tuple[StageSoFar, ...]:
-    """Plan (the JSON of `plan.json`), progress and sums put together, for a forecast."""
+    """Plan (the JSON of `plan.json`), progress and sums of all stages put together, for a forecast."""
     planned = {str(stage["name"]): stage for stage in (plan or {}).get("stages", ())}
-    stages = []
-    for stage in steps:
-        in_plan = planned.get(stage.name, {})
-        part = spending.by_fingerprint.get((stage.name, stage.fingerprint), Sums())
-        lost_usd = part.totals.lost_to_kills_micro_usd + part.totals.lost_to_failures_micro_usd
-        stages.append(
-            StageSoFar(
-                name=stage.name,
-                kind=stage.kind,
-                planned_seconds=_interval(in_plan.get("seconds")),
-                planned_usd=_interval(in_plan.get("usd")),
-                planned_start_seconds=planned_start_seconds(in_plan),
-                done=stage.done,
-                step=stage.step,
-                target_step=stage.target_step,
-                kept_seconds=part.totals.useful_milliseconds / 1000,
-                calls_usd=part.calls.most_micro_usd / MICRO_USD_PER_USD,
-                paced_steps=stage.paced_steps,
-                paced_seconds=stage.paced_seconds,
-                kept_usd=(part.most_micro_usd - lost_usd) / MICRO_USD_PER_USD if part.is_priced else None,
-            )
+    nothing = Sums()
+    return tuple(
+        stage_so_far(
+            stage,
+            planned.get(stage.name, {}),
+            spending.by_fingerprint.get((stage.name, stage.fingerprint), nothing),
         )
-    return tuple(stages)
+        for stage in steps
+    )
 
 
-def _interval(quantiles: Mapping[str, float | None] | None) -> Interval | None:
-    p10, p50, p90 = ((quantiles or {}).get(name) for name in ("p10", "p50", "p90"))
-    return None if p10 is None or p50 is None or p90 is None else Interval(p10=p10, p50=p50, p90=p90)
+def stage_so_far(stage: StageStep, in_plan: Mapping[str, Any], part: Sums) -> StageSoFar:
+    """One stage as a forecast takes it; `part` has the sums under its present fingerprint and under no other."""
+    lost_usd = part.totals.lost_to_kills_micro_usd + part.totals.lost_to_failures_micro_usd
+    return StageSoFar(
+        name=stage.name,
+        kind=stage.kind,
+        planned_seconds=planned_interval(in_plan, "seconds"),
+        planned_usd=planned_interval(in_plan, "usd"),
+        planned_start_seconds=planned_start_seconds(in_plan),
+        done=stage.done,
+        step=stage.step,
+        target_step=stage.target_step,
+        kept_seconds=part.totals.useful_milliseconds / 1000,
+        calls_usd=part.calls.most_micro_usd / MICRO_USD_PER_USD,
+        paced_steps=stage.paced_steps,
+        paced_seconds=stage.paced_seconds,
+        kept_usd=(part.most_micro_usd - lost_usd) / MICRO_USD_PER_USD if part.is_priced else None,
+    )
+
+
+def planned_interval(in_plan: Mapping[str, Any], what: str) -> Interval | None:
+    """`seconds` or `usd` of a stage as the plan has it; None where it has none."""
+    interval = in_plan.get(what)
+    if not isinstance(interval, Mapping) or not isinstance(interval.get("p50"), int | float):
+        return None
+    middle = float(interval["p50"])
+    ends = [float(interval[name]) if isinstance(interval.get(name), int | float) else middle for name in ("p10", "p90")]
+    return Interval(p10=ends[0], p50=middle, p90=ends[1])
 
 
 WARM_UP_STEPS = 20

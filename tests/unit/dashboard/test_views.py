@@ -129,6 +129,20 @@ def test_without_a_plan_nobody_can_say(tmp_path):
     assert (money.spent_usd, money.forecast_usd) == (0.0, None), "what never ran has cost nothing"
 
 
+def test_what_an_earlier_version_took_is_no_pace_of_this_one(tmp_path):
+    case = ProjectCase(tmp_path / "demo")
+    case.plan()
+    now = case.stages["sft"]
+    case.stages["sft"] = replace(now, asked_fingerprint="0" * 64)
+    case.attempt("sft", seconds=9000.0)
+    case.stages["sft"] = now
+    case.attempt("sft", seconds=20.0, outcome="running", after=9500.0, steps=20)
+    case.running("sft", 20, 40, pid=os.getpid())
+    case.progress("sft", 20, 40, rate_per_second=None)
+    found = ProjectReader(ProjectDirectory(key="x", root=case.root, label="x")).snapshot()
+    assert eta_of(found).stage_seconds("sft") < 60, "half of 100 s by the plan, and the first half took 20 s"
+
+
 def test_one_slot_runs_stages_one_after_the_other(snapshot):
     def whole(slots):
         stages = [replace(stage, phase=Phase("pending"), step=0, inputs=()) for stage in snapshot.stages]

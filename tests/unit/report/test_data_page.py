@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from charter.errors import DataError
 from charter.feedback.constitution import constitution_of
-from charter.report.data_page.counting import LARGE_BYTES, count_rows, count_set_aside, sample_rows, wilson
+from charter.report.data_page.counting import LARGE_BYTES, count_rows, count_set_aside, sample_rows
 from charter.report.data_page.records import (
     LONG_TEXT,
     LONGEST_BYTES,
@@ -18,6 +18,7 @@ from charter.report.data_page.records import (
     record_view,
     uses_of_summary,
 )
+from charter.report.data_stats import data_stats, stats_json
 from charter.spec.project import DataSpec
 
 
@@ -78,6 +79,17 @@ def test_duplicates_and_bad_rows_are_counted(tmp_path):
     assert "texts.jsonl:5" in found.bad_reasons[0]
 
 
+def test_the_page_and_the_command_count_alike(tmp_path):
+    rows = [label(1), label(9, first=False, chosen="no"), {"text": " "}]
+    path = written(tmp_path / "records.jsonl", rows)
+    page, command = count_rows(path), stats_json(data_stats(path))
+    assert (page.rows, page.blank, dict(page.kinds)) == tuple(command[key] for key in ("rows", "blank_rows", "kinds"))
+    assert page.answer_characters.mean == command["answer_characters"]["mean"]
+    assert command["answer_characters"]["count"] == 4, "a blank text has no length"
+    wins = command["labels"]["chosen_longer_share"] + command["labels"]["same_length_share"] / 2
+    assert page.labels.chosen_longer.value == pytest.approx(wins)
+
+
 def test_a_data_set_is_counted_as_stages_read_it(tmp_path):
     path = written(tmp_path / "texts.jsonl", [{"text": f"text {number}"} for number in range(50)])
     assert count_rows(path, DataSpec(path="texts.jsonl", limit=7)).rows == 7
@@ -108,20 +120,6 @@ def test_a_large_file_is_sampled_first(tmp_path):
 def test_reasons_of_what_was_set_aside(tmp_path):
     rows = [{"id": "1", "reason": "refused"}, {"id": "2", "reason": "refused"}, {"id": "3"}]
     assert count_set_aside(written(tmp_path / "set_aside.jsonl", rows)).reasons == (("refused", 2), ("not said", 1))
-
-
-# Newcombe 1998, Statistics in Medicine 17:857, table I, method 3.
-@pytest.mark.parametrize(
-    ("wins", "count", "low", "high"),
-    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0000, 0.1611), (1, 29, 0.0061, 0.1718)],
-)
-def test_intervals_of_shares_are_wilsons(wins, count, low, high):
-    found = wilson(wins, count)
-    assert (found.low, found.high) == pytest.approx((low, high), abs=1e-4)
-
-
-def test_without_cases_there_is_no_share():
-    assert wilson(0, 0) is None
 
 
 lines = st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_size=30), min_size=1, max_size=60)

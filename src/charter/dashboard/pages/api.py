@@ -23,6 +23,7 @@ from charter.dashboard.site import ProjectSite
 from charter.dashboard.view.run_parts import event_lines, stage_files
 from charter.dashboard.view.run_view import StageRow, run_view
 from charter.errors import CharterError
+from charter.ledger.focus_check import cell_text
 from charter.run.events import actions_of
 from charter.run.paths import run_dir
 from charter.tracking.base import metrics_file, read_metrics
@@ -268,12 +269,10 @@ def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
     return out.getvalue()
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: Any) -> str:
     if isinstance(value, Mapping):
         value = "; ".join(f"{key}: {item}" for key, item in value.items())
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
-        return f"'{value}"
-    return "" if value is None else value
+    return cell_text(value)
 
 
 async def _document(_: Request) -> Response:

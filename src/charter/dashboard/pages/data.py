@@ -7,17 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from charter.artifacts.sample_prompts import SAMPLE_PROMPTS
-from charter.dashboard.pages.pieces import Piece, PieceJob, answer_piece, piece
+from charter.dashboard.pages.pieces import Piece, PieceJob, piece, piece_route
 from charter.dashboard.reading import ProjectReader
 from charter.dashboard.render import Context, NoSuchPageError, PageValues, Params, WebPage
 from charter.dashboard.site import ProjectSite
 from charter.dashboard.snapshot import Snapshot, stamp_of
 from charter.data.formats import find_files
-from charter.engines.project import load_project
 from charter.errors import CharterError
 from charter.feedback.constitution import load_constitution
 from charter.report.data_page.records import (
@@ -70,10 +67,10 @@ class DataPage:
 def build_data(context: Context) -> PageValues:
     """The page of a project's data."""
     assert context.reader is not None
-    project = _project(context.project.root)
+    project, _ = context.reader.project()
     cards = tuple(
         SourceCard(source=source, piece=_piece(context, source) if not source.problem else None)
-        for source in sources_of(context.reader, project)
+        for source in sources_of(context.reader)
     )
     view, problem = _constitution(context, project, cards)
     path = "" if project is None or project.constitution is None else project.constitution
@@ -81,17 +78,9 @@ def build_data(context: Context) -> PageValues:
     return PageValues(title=f"Data, {context.project.name}", model=model)
 
 
-def _project(root: Path) -> Project | None:
-    try:
-        return load_project(root)
-    except CharterError:
-        return None
-
-
-def sources_of(reader: ProjectReader, project: Project | None = None) -> tuple[DataSource, ...]:
+def sources_of(reader: ProjectReader) -> tuple[DataSource, ...]:
     """Everything that can be looked at; a source is looked up by its key, never made from one."""
-    snapshot = reader.snapshot()
-    project = project or _project(snapshot.root)
+    snapshot, (project, _) = reader.snapshot(), reader.project()
     stages = [(stage.name, stage.kind, stage.directory) for stage in snapshot.stages]
     summaries = {
         stage.name: reader.files.read(stage.directory / SUMMARY) for stage in snapshot.stages if stage.directory
@@ -147,19 +136,15 @@ def _counted(context: Context, source: DataSource) -> dict[str, int]:
     return uses_of_counts(counts["found"]["principles"]) if counts and "found" in counts else {}
 
 
-async def data_piece(request: Request) -> Response:
-    """`GET /p/{project}/data/{source}`: the figures of one source as a piece of the page."""
-    site: ProjectSite = request.app.state.site
+def _counted_at(site: ProjectSite, request: Request) -> PieceJob | None:
     reader = site.reader(request.path_params["project"])
     sources = sources_of(reader) if reader else ()
     source = next((item for item in sources if item.key == request.path_params["source"]), None)
-    if source is None or source.problem:
-        return JSONResponse({"state": "error", "html": "<p>There is no such data any more.</p>"}, 404)
-    return await answer_piece(request, question_of(source))
+    return None if source is None or source.problem else question_of(source)
 
 
 DATA = WebPage(name="data", path="/p/{project}/data", template="data.html", build=build_data, label="Data")
-DATA_ROUTES = (Route("/p/{project}/data/{source}", data_piece, methods=["GET"]),)
+DATA_ROUTES = (piece_route("/p/{project}/data/{source}", _counted_at, "There is no such data any more."),)
 
 
 FIND_SECONDS = 60.0

@@ -5,11 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from charter.artifacts.stage_state import Phase
-from charter.dashboard.pages.pieces import Piece, PieceJob, answer_piece, piece
+from charter.dashboard.pages.pieces import Piece, PieceJob, piece, piece_route, project_piece
 from charter.dashboard.reading import ProjectReader
 from charter.dashboard.render import Context, PageValues, Params, WebPage
 from charter.dashboard.site import ProjectSite
@@ -286,7 +284,7 @@ def build(context: Context) -> PageValues:
                 key=reader.found.key,
                 label=reader.found.label,
                 name=reader.snapshot().name,
-                state=state_of(reader),
+                state=tone_of(reader.snapshot().phase),
                 chosen=reader in chosen,
             )
             for reader in readers
@@ -295,14 +293,6 @@ def build(context: Context) -> PageValues:
         remark=f"Only the first {MOST} of those chosen are compared." if len(set(run_keys)) > MOST else "",
     )
     return PageValues(title="Compare runs", model=model, charts={} if result is None else result.charts)
-
-
-def state_of(reader: ProjectReader) -> str:
-    """The state of a run as a whole."""
-    states = {stage.state for stage in reader.snapshot().stages}
-    if states == {"done"}:
-        return "done"
-    return next((state for state in ("running", "failed", "waiting", "interrupted") if state in states), "interrupted")
 
 
 def chosen_of(readers: Sequence[ProjectReader], keys: Sequence[str]) -> list[ProjectReader]:
@@ -335,13 +325,9 @@ def _charts(found: Any) -> dict[str, Any]:
     }
 
 
-async def compare_piece(request: Request) -> Response:
-    """`GET /compare/piece?run=KEY&run=KEY`: the comparison as a piece of the page."""
-    site: ProjectSite = request.app.state.site
+def _compared(site: ProjectSite, request: Request) -> PieceJob | None:
     chosen = chosen_of(site.readers(), request.query_params.getlist("run"))
-    if len(chosen) < 2:
-        return JSONResponse({"state": "error", "html": "<p>Choose two runs that there are.</p>"}, 404)
-    return await answer_piece(request, question_of(chosen))
+    return question_of(chosen) if len(chosen) > 1 else None
 
 
 STAGE_ENDS = ("stage_done", "run_done", "run_stopped")
@@ -365,15 +351,6 @@ def sweeps_of(project: Snapshot) -> PieceJob:
     )
 
 
-async def sweeps_piece(request: Request) -> Response:
-    """`GET /p/{project}/sweeps/piece`: the tables as a piece of the page."""
-    site: ProjectSite = request.app.state.site
-    reader = site.reader(request.path_params["project"])
-    if reader is None:
-        return JSONResponse({"state": "error", "html": "<p>There is no such project any more.</p>"}, 404)
-    return await answer_piece(request, sweeps_of(reader.snapshot()))
-
-
 def _once_if_any(project: Snapshot) -> Iterable[Params]:
     return ({},) if project.sweeps else ()
 
@@ -383,6 +360,6 @@ SWEEPS = WebPage(
     name="sweeps", path="/p/{project}/sweeps", template="sweeps.html", build=build_sweeps, each=_once_if_any
 )
 ROUTES = (
-    Route("/compare/piece", compare_piece, methods=["GET"]),
-    Route("/p/{project}/sweeps/piece", sweeps_piece, methods=["GET"]),
+    piece_route("/compare/piece", _compared, "Choose two runs that there are."),
+    project_piece("/p/{project}/sweeps/piece", sweeps_of),
 )

@@ -10,9 +10,11 @@ from typing import Any
 from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from charter.dashboard.render import Context, environment
 from charter.dashboard.site import ProjectSite
+from charter.dashboard.snapshot import Snapshot
 from charter.dashboard.work.pool import Workers
 
 Json = Mapping[str, Any]
@@ -121,6 +123,28 @@ async def answer_piece(request: Request, question: PieceJob) -> Response:
         linger_seconds=LINGER_SECONDS,
     )
     return JSONResponse(_made(question, heard.found, heard.progress))
+
+
+def piece_route(path: str, job_of: Callable[[ProjectSite, Request], PieceJob | None], gone: str) -> Route:
+    """`GET` of a piece; `gone` is said where there is nothing to make it from."""
+
+    async def answer(request: Request) -> Response:
+        job = job_of(request.app.state.site, request)
+        if job is None:
+            return JSONResponse({"state": "error", "html": f"<p>{gone}</p>"}, 404)
+        return await answer_piece(request, job)
+
+    return Route(path, answer, methods=["GET"])
+
+
+def project_piece(path: str, job_of: Callable[[Snapshot], PieceJob]) -> Route:
+    """`GET` of a piece of a page that belongs to a project."""
+
+    def of_project(site: ProjectSite, request: Request) -> PieceJob | None:
+        reader = site.reader(request.path_params["project"])
+        return None if reader is None else job_of(reader.snapshot())
+
+    return piece_route(path, of_project, "There is no such project any more.")
 
 
 def _made(question: PieceJob, found: Json | None, told: Json) -> dict[str, Any]:

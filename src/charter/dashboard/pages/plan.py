@@ -12,12 +12,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from charter.catalog.price_book import PriceBook
-from charter.dashboard.pages.pieces import Piece, PieceJob, answer_piece, hear, piece
+from charter.dashboard.pages.pieces import Piece, PieceJob, hear, piece, project_piece
 from charter.dashboard.render import Context, PageValues, WebPage, environment
 from charter.dashboard.site import ProjectSite
 from charter.dashboard.snapshot import Snapshot, stamp_of
-from charter.engines.project import load_project
-from charter.errors import CharterError, UsageError
+from charter.errors import UsageError
 from charter.report.plan_cells import planned
 from charter.report.what_if import WhatIfQuestion
 from charter.spec import PROJECT_FILE
@@ -127,7 +126,8 @@ def build_plan(context: Context) -> PageValues:
 
 
 def _page(root: Path, query: Mapping[str, str], context: Context) -> PlanPage:
-    project = _project(root)
+    assert context.reader is not None
+    project, _ = context.reader.project()
     before = context.project.plan
     shown: dict[str, Any] = {
         "in_file": in_file(project),
@@ -146,13 +146,6 @@ def _page(root: Path, query: Mapping[str, str], context: Context) -> PlanPage:
     if "error" in answer:
         return PlanPage(question=question, state="error", error=str(answer["error"]), **shown)
     return PlanPage(question=question, state="ready", result=answer["found"], **shown)
-
-
-def _project(root: Path) -> Project | None:
-    try:
-        return load_project(root)
-    except CharterError:
-        return None
 
 
 def _asked(root: Path, question: WhatIfQuestion) -> tuple[str, dict[str, Any], object]:
@@ -233,16 +226,7 @@ def question_of(project: Snapshot) -> PieceJob:
     )
 
 
-async def accuracy_piece(request: Request) -> Response:
-    """`GET /p/{project}/accuracy/piece`: the tables as a piece of the page."""
-    site: ProjectSite = request.app.state.site
-    reader = site.reader(request.path_params["project"])
-    if reader is None:
-        return JSONResponse({"state": "error", "html": "<p>There is no such project any more.</p>"}, 404)
-    return await answer_piece(request, question_of(reader.snapshot()))
-
-
 ACCURACY = WebPage(
     name="accuracy", path="/p/{project}/accuracy", template="accuracy.html", build=build_accuracy, label="Accuracy"
 )
-ACCURACY_ROUTES = (Route("/p/{project}/accuracy/piece", accuracy_piece, methods=["GET"]),)
+ACCURACY_ROUTES = (project_piece("/p/{project}/accuracy/piece", question_of),)

@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 
 from charter.artifacts.job import JOB_FILE
 from charter.artifacts.record import OUTPUTS, RECORD_FILE
-from charter.cost.forecast import Forecast, StageSoFar, forecast, paced, planned_start_seconds
+from charter.cost.forecast import Forecast, StageSoFar, forecast, paced
 from charter.dashboard.snapshot import Snapshot, StageNow
+from charter.ledger.sums import Sums
 from charter.metering.row import MeterRow, MeterSummary, summarise
-from charter.physics.terms import Interval
-from charter.units import MICRO_USD_PER_USD, format_seconds
+from charter.report.html import thinned as mean_points
+from charter.run.budget import StageStep, stage_so_far
+from charter.units import format_seconds
 
 MOST = 60
 _SILENT = frozenset({"stage_pending", "stage_skipped", "stage_progress"})
@@ -207,9 +209,6 @@ def _size(path: Path) -> int | None:
         return None
 
 
-MOST_POINTS = 240
-
-
 @dataclass(frozen=True, kw_only=True)
 class MeterView:
     """Metered figures of a stage."""
@@ -252,18 +251,13 @@ def _chart(
     """One figure over time, a line for each node; None where no sample has it."""
     lines = []
     for node in sorted({row.node for row in rows}):
-        points = [(row.time - start, value) for row in rows if row.node == node and (value := of(row)) is not None]
+        of_node = [(round(row.time - start, 3), of(row)) for row in rows if row.node == node]
+        points = [(seconds, value) for seconds, value in of_node if value is not None]
         if points:
-            lines.append({"label": node, "points": _thinned(points)})
+            lines.append({"label": node, "points": mean_points(points)["points"]})
     if not lines:
         return None
     return {"title": title, "unit": unit, "x": "seconds", "lines": lines[:12]}
-
-
-def _thinned(points: Sequence[tuple[float, float]]) -> list[list[float]]:
-    size = -(-len(points) // MOST_POINTS)
-    groups = [points[at : at + size] for at in range(0, len(points), size)]
-    return [[round(group[-1][0], 3), fmean(value for _, value in group)] for group in groups]
 
 
 def _activity(row: MeterRow) -> float | None:
@@ -315,7 +309,7 @@ class Eta:
 
 def eta_of(snapshot: Snapshot) -> Eta:
     """The forecast of a run as `charter cost` makes it, with stages as early as inputs and slots allow."""
-    left = forecast([so_far(snapshot, stage) for stage in snapshot.stages])
+    left = forecast([_so_far(snapshot, stage) for stage in snapshot.stages])
     ends = _schedule(snapshot, left)
     known_ends = [end for end in ends.values() if end is not None]
     bases = dict.fromkeys(stage.basis for stage in left.stages.values())
@@ -327,36 +321,20 @@ def eta_of(snapshot: Snapshot) -> Eta:
     )
 
 
-def so_far(snapshot: Snapshot, stage: StageNow) -> StageSoFar:
-    """Return the progress of one stage, as the forecast takes it."""
-    sums = snapshot.ledger.stage(stage.name)
+def _so_far(snapshot: Snapshot, stage: StageNow) -> StageSoFar:
     paced_steps, paced_seconds = paced(stage.progress)
-    lasting = sums.totals.micro_usd - sums.totals.lost_to_kills_micro_usd - sums.totals.lost_to_failures_micro_usd
-    return StageSoFar(
+    progress = StageStep(
         name=stage.name,
         kind=stage.kind,
-        planned_seconds=planned_interval(stage, "seconds"),
-        planned_usd=planned_interval(stage, "usd"),
-        planned_start_seconds=planned_start_seconds(stage.planned),
+        fingerprint=stage.fingerprint,
         done=stage.state == "done",
         step=stage.step,
         target_step=stage.target_step,
-        kept_seconds=sums.totals.useful_milliseconds / 1000,
-        calls_usd=sums.calls.most_micro_usd / MICRO_USD_PER_USD,
         paced_steps=paced_steps,
         paced_seconds=paced_seconds,
-        kept_usd=(lasting + sums.calls.most_micro_usd) / MICRO_USD_PER_USD if sums.is_priced else None,
     )
-
-
-def planned_interval(stage: StageNow, what: str) -> Interval | None:
-    """`seconds` or `usd` of a stage as the plan has it; None where it has none."""
-    interval = stage.planned.get(what)
-    if not isinstance(interval, Mapping) or not isinstance(interval.get("p50"), int | float):
-        return None
-    middle = float(interval["p50"])
-    ends = [float(interval[name]) if isinstance(interval.get(name), int | float) else middle for name in ("p10", "p90")]
-    return Interval(p10=ends[0], p50=middle, p90=ends[1])
+    part = snapshot.ledger.by_fingerprint.get((stage.name, stage.fingerprint), Sums())
+    return stage_so_far(progress, stage.planned, part)
 
 
 def _schedule(snapshot: Snapshot, left: Forecast) -> dict[str, float | None]:

@@ -7,11 +7,11 @@ from typing import Any
 
 from charter.artifacts.stage_state import Phase
 from charter.dashboard.snapshot import Snapshot, StageNow, State, tone_of
-from charter.dashboard.view.run_parts import Eta, EventLine, eta_of, event_lines, planned_interval
+from charter.dashboard.view.run_parts import Eta, EventLine, eta_of, event_lines
 from charter.evaluate.outcome import EvaluationOutcome
 from charter.ledger import Accounted
 from charter.ledger.account import wall_milliseconds
-from charter.run.budget import running_usd_per_hour
+from charter.run.budget import planned_interval, running_usd_per_hour
 
 # -------- The pipeline as a drawing: places for stages and edges, and their SVG. Pure.
 
@@ -457,7 +457,7 @@ def _planned_times(plan: Mapping[str, Any] | None) -> list[tuple[str, tuple[floa
 def run_share(snapshot: Snapshot) -> float:
     """Return the finished share of a run: its stages' shares, weighted by their planned time where all have one."""
     stages = snapshot.stages
-    planned = [planned_interval(stage, "seconds") for stage in stages]
+    planned = [planned_interval(stage.planned, "seconds") for stage in stages]
     weights = [item.p50 for item in planned if item is not None and item.p50]
     if len(weights) < len(stages):
         weights = [1.0] * len(stages)
@@ -490,7 +490,7 @@ def money_of(snapshot: Snapshot, eta: Eta) -> Money:
 
 def _row(snapshot: Snapshot, stage: StageNow, index: int, eta: Eta) -> StageRow:
     sums, outcomes = snapshot.ledger.stage(stage.name), snapshot.ledger.outcomes.get(stage.name, {})
-    expected = planned_interval(stage, "seconds")
+    expected = planned_interval(stage.planned, "seconds")
     return StageRow(
         stage=stage,
         colour=index % 12,

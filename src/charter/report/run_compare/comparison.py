@@ -3,17 +3,17 @@
 What tables, pages and `charter plan compare --json` show. Pure but for the reading."""
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from charter.errors import CharterError, UsageError
-from charter.ledger.account import Totals
 from charter.ledger.store import LEDGER_FILE
 from charter.report.html import CURVES, thinned
 from charter.report.overview import Overview, StageView, lost, overview
-from charter.report.plan_cells import Amount, ratio
+from charter.report.plan_cells import NO_SPREAD, ratio
 from charter.report.read import RUN, RunFiles, StageFiles, read_run
 from charter.report.results import all_results, is_point
 from charter.spec import PROJECT_FILE
@@ -69,7 +69,7 @@ def _file(directory: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = plain(load_project(path))
+        content = plain(load_project(path, env=dict(os.environ)))
     except CharterError:
         return {}
     return content if isinstance(content, dict) else {}
@@ -193,7 +193,9 @@ def _row(key: str, figures: Sequence[Mapping[str, Any] | None], yardsticks: tupl
         labels=tuple(dict.fromkeys(str(figure.get("label") or key) for figure in there)),
         unit=str(there[0].get("unit") or ""),
         values=values,
-        numbers=tuple(None if figure is None else _number(figure.get("n")) for figure in figures),
+        numbers=tuple(
+            figure["n"] if figure is not None and isinstance(figure.get("n"), int) else None for figure in figures
+        ),
         differences=tuple(
             None if index == 0 or value is None or first is None else difference(value, first)
             for index, value in enumerate(values)
@@ -212,10 +214,6 @@ def _measured(figure: Mapping[str, Any] | None) -> Measured | None:
         low=None if low is None else float(low),
         high=None if high is None else float(high),
     )
-
-
-def _number(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
 
 
 def _unlike(key: str, sides: Sequence[Side]) -> tuple[str, ...]:
@@ -263,19 +261,8 @@ class Spent:
 
 def totals(sides: Sequence[Side]) -> tuple[Spent, ...]:
     """Every run in all."""
-    return _beside(
-        [
-            _spent(
-                side.label,
-                side.view.state,
-                side.view.totals,
-                side.view.actual,
-                side.view.plan.p50,
-                side.view.calls.requests,
-            )
-            for side in sides
-        ]
-    )
+    row = _money_row([_spent(side.label, side.view) for side in sides])
+    return tuple(item for item in row if item is not None)
 
 
 def stage_spending(sides: Sequence[Side]) -> tuple[tuple[Spent | None, ...], ...]:
@@ -283,34 +270,26 @@ def stage_spending(sides: Sequence[Side]) -> tuple[tuple[Spent | None, ...], ...
     views = [{stage.name: stage for stage in side.view.stages} for side in sides]
     spending = []
     for group in stage_groups(sides):
-        row = [None if name is None else _of_stage(view[name]) for view, name in zip(views, group, strict=True)]
+        row = [None if name is None else _spent(name, view[name]) for view, name in zip(views, group, strict=True)]
         spending.append(_money_row(row))
     return tuple(spending)
 
 
-def _of_stage(stage: StageView) -> Spent:
-    plan = stage.plan.p50 if stage.plan else Amount(milliseconds=0, micro_usd=None)
-    return _spent(stage.name, stage.state, stage.totals, stage.actual, plan, stage.calls.requests)
-
-
-def _spent(name: str, state: str, totals: Totals, actual: Amount, plan: Amount, calls: int) -> Spent:
-    wasted = lost(totals, "kills") + lost(totals, "failures")
+def _spent(name: str, view: Overview | StageView) -> Spent:
+    wasted = lost(view.totals, "kills") + lost(view.totals, "failures")
+    plan = (view.plan or NO_SPREAD).p50
     return Spent(
         name=name,
-        state=state,
-        attempts=totals.attempts,
-        seconds=actual.seconds,
-        usd=actual.usd,
+        state=view.state,
+        attempts=view.totals.attempts,
+        seconds=view.actual.seconds,
+        usd=view.actual.usd,
         planned_seconds=plan.seconds or None,
         planned_usd=plan.usd,
         lost_seconds=wasted.seconds,
         lost_usd=wasted.usd,
-        calls=calls,
+        calls=view.calls.requests,
     )
-
-
-def _beside(row: Sequence[Spent]) -> tuple[Spent, ...]:
-    return tuple(item for item in _money_row(row) if item is not None)
 
 
 def _money_row(row: Sequence[Spent | None]) -> tuple[Spent | None, ...]:
@@ -354,25 +333,19 @@ def stage_groups(sides: Sequence[Side]) -> list[tuple[str | None, ...]]:
     """
     kinds = [{stage.name: stage.kind for stage in side.view.stages} for side in sides]
     names = list(dict.fromkeys(name for table in kinds for name in table))
-    shared = [name for name in names if sum(name in table for table in kinds) > 1]
-    groups: dict[str, tuple[str | None, ...]] = {
-        name: tuple(name if name in table else None for table in kinds) for name in shared
-    }
+    shared = {name for name in names if sum(name in table for table in kinds) > 1}
+    groups: list[tuple[str | None, ...]] = []
     for name in names:
+        if any(name in group for group in groups):
+            continue
         kind = next(table[name] for table in kinds if name in table)
         left = [[other for other, of in table.items() if of == kind and other not in shared] for table in kinds]
-        if name in shared or any(name in group for group in groups.values()):
-            continue
-        alone = all(len(unmatched) <= 1 for unmatched in left) and not any(
-            kinds[0].get(other) == kind for other in shared if other in kinds[0]
-        )
-        groups[name] = (
-            tuple(unmatched[0] if unmatched else None for unmatched in left)
-            if alone
-            else tuple(name if name in table else None for table in kinds)
-        )
-    order = {name: index for index, name in enumerate(names)}
-    return [groups[name] for name in sorted(groups, key=lambda name: order[name])]
+        is_taken = any(kinds[0].get(other) == kind for other in shared)
+        if name in shared or is_taken or any(len(unmatched) > 1 for unmatched in left):
+            groups.append(tuple(name if name in table else None for table in kinds))
+        else:
+            groups.append(tuple(unmatched[0] if unmatched else None for unmatched in left))
+    return groups
 
 
 def _panels(sides: Sequence[Side]) -> Iterator[CurvePanel]:
