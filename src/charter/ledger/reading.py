@@ -128,7 +128,7 @@ class LedgerReading:
 
         return repeated(self._database, charge_rows.read_bills, reading=True)
 
-    def billed(self, *, run: str) -> "dict[int, tuple[str, Decimal]]":
+    def billed(self, *, run: str | None) -> "dict[int, tuple[str, Decimal]]":
         """By attempt: the bill that has it last, and what it costs there."""
         from charter.ledger import charge_rows
         from charter.ledger.database import repeated
