@@ -1,9 +1,9 @@
 """The speed of the dashboard with a large run: pages at 20 clients, and the first paint in a real browser.
 
-A project with a stage of 10,000 shards, a ledger of 500,000 attempts (with their charges 1,000,000 rows), 100,000
-steps of metrics, and a supervisor's writes every 2 s while it is measured. `charter ui` is a process of its own; the
-clients are threads with a connection each, and ask for one page after the other without a pause. Before that, the first
-page over 200 projects that never ran; `--many` measures that alone. Last line: JSON.
+A project with a stage of 10,000 shards, a ledger of 1,000,000 attempts, 100,000 steps of metrics, and a supervisor's
+writes every 2 s while it is measured. `charter ui` is a process of its own; the clients are threads with a connection
+each, and ask for one page after the other without a pause. Before that, the first page over 200 projects that never
+ran; `--many` measures that alone. Last line: JSON.
 """
 
 import http.client
@@ -29,8 +29,9 @@ from charter.dashboard.guard import cookie_name, session_of  # noqa: E402
 from charter.dashboard.reading import key_of  # noqa: E402
 from charter.ledger import Ledger  # noqa: E402
 from charter.ledger.opening import open_database  # noqa: E402
+from charter.ledger.sum_rows import check_of  # noqa: E402
 
-SHARDS, ATTEMPTS, STEPS = 10_000, 500_000, 100_000
+SHARDS, ATTEMPTS, STEPS = 10_000, 1_000_000, 100_000
 MANY = 200
 """Projects that never ran, for the first page over many."""
 CLIENTS, SECONDS = 20, float(os.environ.get("DASHBOARD_SECONDS", "30"))
@@ -86,7 +87,7 @@ def fill_ledger(case: ProjectCase) -> int:
 def _attempt(first: dict[str, object], number: int) -> dict[str, object]:
     at = START + (number % 50) * 3600.0
     lost = number % 50 == 7
-    return {
+    row = {
         **first,
         "attempt_id": number + 2,
         "number": number + 2,
@@ -99,6 +100,7 @@ def _attempt(first: dict[str, object], number: int) -> dict[str, object]:
         "accelerator": "H100" if number % 3 else "A100-80GB",
         "price_micro_usd_per_hour": HOUR_MICRO_USD,
     }
+    return {**row, "row_check": check_of(row)}
 
 
 def made_project(root: Path) -> tuple[ProjectCase, int]:

@@ -78,6 +78,8 @@ def tag(
 
 
 def _print(report: dict[str, Any]) -> None:
+    from charter.evaluate.outcome import OutcomeComparison
+
     phases = max((len(stage["phase"]) for stage in report["stages"]), default=0)
     width = max((len(stage["name"]) for stage in report["stages"]), default=0)
     print(report["run"])
@@ -94,7 +96,7 @@ def _print(report: dict[str, Any]) -> None:
         )
     for outcome in report["outcomes"]:
         for item in outcome["comparisons"]:
-            print(f"{item['question']} {item['answer'].capitalize()}: {item['why']}.")
+            print(OutcomeComparison(**item))
 
 
 def _supervisor(sent: dict[str, Any], *, is_done: bool) -> str:

@@ -16,6 +16,10 @@ MIN_ROWS = 30
 RESULTS_FILE = "results.json"
 
 Answer = Literal["yes", "no", "not shown", "not measured"]
+PRINTED: Mapping[Answer, str] = {
+    "yes": "Yes", "no": "No", "not shown": "Not proven", "not measured": "Not measured"
+}  # fmt: skip
+"""An answer as people read it, for whom something not shown is out of sight."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +84,13 @@ class OutcomeComparison:
         """Return it as JSON."""
         return {"question": self.question, "answer": self.answer, "why": self.why}
 
+    @property
+    def printed(self) -> str:
+        """Return the answer as people read it."""
+        return PRINTED[self.answer]
+
     def __str__(self) -> str:
-        return f"{self.question} {self.answer.capitalize()}: {self.why}."
+        return f"{self.question} {self.printed}: {self.why}."
 
 
 @dataclass(frozen=True, kw_only=True)

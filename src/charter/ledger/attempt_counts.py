@@ -19,7 +19,7 @@ Counts = dict[tuple[str, str], int]
 """By stage and fingerprint."""
 
 _SUMS = ", ".join(f'sum("{name}")' for name in (*SUMMED, "sum_check"))
-_ENDED = f"SELECT stage, fingerprint, {_SUMS} FROM spend_sums WHERE run = ? GROUP BY stage, fingerprint"
+_ENDED = f"SELECT stage, fingerprint, {_SUMS} FROM spend_sums WHERE run = coalesce(?, run) GROUP BY stage, fingerprint"
 _RUNNING = "SELECT * FROM attempts WHERE outcome = 'running'"
 
 
@@ -27,8 +27,8 @@ class _NotSoundError(Exception):
     """The file is not one that can be read without `Ledger`."""
 
 
-def attempt_counts(place: str | Path, *, run: str) -> Counts:
-    """Count the attempts of a run by stage and fingerprint, running ones included.
+def attempt_counts(place: str | Path, *, run: str | None) -> Counts:
+    """Count the attempts of a run (None: of all) by stage and fingerprint, running ones included.
 
     What `Ledger.open(place, create=False).attempt_counts(run=run)` gives, with its errors; none before the first run.
     """
@@ -44,7 +44,7 @@ def attempt_counts(place: str | Path, *, run: str) -> Counts:
         return {}
 
 
-def last_signs(place: str | Path, *, run: str) -> dict[str, float]:
+def last_signs(place: str | Path, *, run: str | None) -> dict[str, float]:
     """Return the newest heartbeat of the running attempts of a run, unix seconds by stage."""
     rows = None if is_server(place) else _of_sound_file(Path(place), lambda ledger: _running(ledger, run))
     if rows is None:
@@ -58,7 +58,7 @@ def last_signs(place: str | Path, *, run: str) -> dict[str, float]:
     return {stage: at for stage, _, at in sorted(rows, key=lambda row: row[2])}
 
 
-def counts_of_sound_file(path: Path, *, run: str) -> Counts | None:
+def counts_of_sound_file(path: Path, *, run: str | None) -> Counts | None:
     """Return the counts in a file; None where the file, or its place, is not as `Ledger` leaves it."""
 
     def count(ledger: sqlite3.Connection) -> Counts:
@@ -95,7 +95,7 @@ def _pragma(connection: sqlite3.Connection, name: str) -> int:
     return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
 
 
-def _ended(connection: sqlite3.Connection, run: str) -> Counts:
+def _ended(connection: sqlite3.Connection, run: str | None) -> Counts:
     counts: Counts = {}
     for stage, fingerprint, *values in connection.execute(_ENDED, (run,)):
         sums = dict(zip(SUMMED, map(int, values), strict=False))
@@ -105,7 +105,7 @@ def _ended(connection: sqlite3.Connection, run: str) -> Counts:
     return counts
 
 
-def _running(connection: sqlite3.Connection, run: str) -> list[tuple[str, str, float]]:
+def _running(connection: sqlite3.Connection, run: str | None) -> list[tuple[str, str, float]]:
     """Return stage, fingerprint and last heartbeat of each running attempt; columns have one order, of their checks."""
     connection.row_factory = sqlite3.Row
     running = []
@@ -113,6 +113,6 @@ def _running(connection: sqlite3.Connection, run: str) -> list[tuple[str, str, f
         values = dict(row)
         if values.pop("row_check") != row_check(tuple(values.values())):
             raise _NotSoundError
-        if values["run"] == run:
+        if run in (None, values["run"]):
             running.append((values["stage"], values["fingerprint"], float(values["last_heartbeat"])))
     return running

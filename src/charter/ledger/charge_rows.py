@@ -483,10 +483,12 @@ def read_bills(connection: Connection) -> tuple[StoredBill, ...]:
     return tuple(stored_bills)
 
 
-def billed_of_attempts(connection: Connection, *, run: str) -> dict[int, tuple[str, Decimal]]:
+def billed_of_attempts(connection: Connection, *, run: str | None) -> dict[int, tuple[str, Decimal]]:
     """By attempt: the bill that has it last, and what it says it costs."""
     names = {bill.bill_id: bill.name for bill in read_bills(connection)}
-    wanted = select(bill_findings).where(bill_findings.c.run == run)
+    wanted = select(bill_findings)
+    if run is not None:
+        wanted = wanted.where(bill_findings.c.run == run)
     by_attempt: dict[int, tuple[str, Decimal]] = {}
     for row in connection.execute(wanted.order_by(bill_findings.c.bill_id, bill_findings.c.number)).mappings():
         values = {name: row[name] for name in ("bill_id", "number", "run", "kind", "content")}

@@ -122,7 +122,7 @@ class LedgerReading:
 
         return self._read(charge_rows.read_bills)
 
-    def billed(self, *, run: str) -> "dict[int, tuple[str, Decimal]]":
+    def billed(self, *, run: str | None) -> "dict[int, tuple[str, Decimal]]":
         """By attempt: the bill that has it last, and what it costs there."""
         from charter.ledger import charge_rows
 

@@ -190,14 +190,14 @@ def read_costs(project: Project, root: Path, *, with_groups: bool = True) -> Cos
     names = (*GROUPS, *(f"tag:{name}" for name in sorted(project.tags))) if with_groups else ()
     with Ledger.open(place, create=False) as ledger:
         spending = read_spending(ledger, project, now=time.time())
-        groups = {name: ledger.sums(run=project.name, by=(name,)) for name in names}
+        groups = {name: ledger.sums(run=project.run_in_ledger, by=(name,)) for name in names}
         bills = ledger.bills()
-        fees = ledger.other_charges(run=project.name)
-        samples = ledger.stored(run=project.name) if with_groups else ()
+        fees = ledger.other_charges(run=project.run_in_ledger)
+        samples = ledger.stored(run=project.run_in_ledger) if with_groups else ()
         newest = {
             item.attempt.stage: item.attempt
             for name in project.pipeline
-            for item in ledger.recent(run=project.name, stage=name, limit=1)
+            for item in ledger.recent(run=project.run_in_ledger, stage=name, limit=1)
         }
     pipeline = build_pipeline(project, root)
     done = {name for name, stage in pipeline.stages.items() if assess(stage, pipeline.root).done}
@@ -418,8 +418,9 @@ def focus_dataset(project: Project | None, root: Path) -> list[Row]:
     other: tuple[OtherCharge, ...] = ()
     if has_ledger(place):
         with Ledger.open(place, create=False) as ledger:
-            billed, other = ledger.billed(run=run.project), ledger.other_charges(run=run.project)
-            other += tuple(charges_by_month(ledger.stored(run=run.project)))
+            mine = project.run_in_ledger if project else None
+            billed, other = ledger.billed(run=mine), ledger.other_charges(run=mine)
+            other += tuple(charges_by_month(ledger.stored(run=mine)))
     return [
         *rows_of_attempts(run.accounted, account, billed=billed),
         *rows_of_usage(billed_to(project, run.usage) if project else run.usage, account),

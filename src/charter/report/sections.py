@@ -25,8 +25,7 @@ def results(run: RunFiles, panels: list[dict[str, Any]], curves: list[dict[str, 
     parts: list[str] = []
     for outcome in outcomes(run):
         parts += [
-            f'<p class="outcome"><strong>{esc(item.question)} {esc(item.answer.capitalize())}.</strong> '
-            f"{esc(item.why)}.</p>"
+            f'<p class="outcome"><strong>{esc(item.question)} {esc(item.printed)}.</strong> {esc(item.why)}.</p>'
             for item in outcome.comparisons
         ]
     for _, stage_results in all_results(run):

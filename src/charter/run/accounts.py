@@ -60,7 +60,7 @@ def import_bill(
     with Ledger.open(place, create=False, check_whole=True) as ledger:
         accounted = [
             item
-            for item in ledger.accounted(run=project.name)
+            for item in ledger.accounted(run=project.run_in_ledger)
             if item.attempt.outcome != "running" and (not providers or item.attempt.infra in providers)
         ]
         findings = compare_bill(bill.lines, accounted)
@@ -89,7 +89,7 @@ def reconcile_run(
     with hold_of(where), ExitStack() as stack:
         places: list[str | Path] = [*_files(root)] if project.storage.ledger is None else [project.storage.ledger]
         books = [stack.enter_context(CallBooks.open(place)) for place in places]
-        run = project.name if project.storage.ledger else None
+        run = project.run_in_ledger
         before = _usage(books, run)
         chosen = _chosen(before, endpoints)
         by_call: dict[str, tuple[CallBooks, int]] = {}
@@ -426,7 +426,7 @@ def rebuild_ledger(project: Project, root: Path, stages: Iterable[PlannedStage])
     if not finished:
         return ()
     with Ledger.open(ledger_place(run_dir(root.resolve()), project.storage.ledger)) as ledger:
-        counts = ledger.attempt_counts(run=project.name)
+        counts = ledger.attempt_counts(run=project.run_in_ledger)
         lost = {name: item for name, item in finished.items() if (name, item[0].asked_fingerprint) not in counts}
         if not lost:
             return ()

@@ -94,7 +94,7 @@ def running_usd_per_hour(
 
 def read_spending(ledger: LedgerReading, project: Project, *, now: float) -> Spending:
     """Read the sums that the file's budget needs; takes milliseconds, however long the ledger is."""
-    by_stage = ledger.sums(run=project.name, by=("stage", "fingerprint"))
+    by_stage = ledger.sums(run=project.run_in_ledger, by=("stage", "fingerprint"))
     budget = project.budget
     since = first_of_month(now) if budget is not None and budget.period == "month" else None
     owners = ledger.sums(by=("owner",), since=since) if budget is not None and budget.owners else ()
@@ -107,7 +107,7 @@ def read_spending(ledger: LedgerReading, project: Project, *, now: float) -> Spe
         by_fingerprint={(part.key["stage"], part.key["fingerprint"]): part for part in by_stage},
         by_owner={part.key["owner"]: part for part in owners},
         by_tag=tags,
-        running=ledger.running(run=project.name),
+        running=ledger.running(run=project.run_in_ledger),
         machine_usd_per_hour=project.resources.price,
     )
 
@@ -434,7 +434,7 @@ class BudgetWatch:
         """Tell what is new; the error when a limit asks to stop."""
         project = self._pipeline.project
         if project.budget is None:
-            self.spent = ledger.total(run=project.name)
+            self.spent = ledger.total(run=project.run_in_ledger)
             return None
         now = time.time()
         with ledger.claims(run=project.name, now=now) as claims:

@@ -42,7 +42,7 @@ class CallCosts:
             if isinstance(place, Path) and not place.exists():
                 return ()
             self._books = CallBooks.open(place)
-        usage = self._books.usage(run=self.project.name, stage=self.stage.name, checked=at_end)
+        usage = self._books.usage(run=self.project.run_in_ledger, stage=self.stage.name, checked=at_end)
         now = time.monotonic()
         self.not_before = now + (now - started) / TIME_SHARE
         return billed_to(self.project, usage)
@@ -71,7 +71,7 @@ def record_calls(ledger: Ledger, project: Project, stages: Iterable[PlannedStage
 
 def write_timings(ledger: Ledger, project: Project, stage: PlannedStage) -> None:
     """Write `timings.json` from the ledger: all attempts and calls of this stage under this fingerprint."""
-    parts = ledger.sums(run=project.name, stage=stage.name, by=("fingerprint",))
+    parts = ledger.sums(run=project.run_in_ledger, stage=stage.name, by=("fingerprint",))
     mine = total_of(part for part in parts if part.key["fingerprint"] == stage.asked_fingerprint)
     totals, calls = mine.totals, mine.calls
     durable.write_hint(

@@ -229,7 +229,7 @@ def _attempts(project: Project, root: Path) -> tuple[dict[str, int], dict[str, f
     place = ledger_place(run_dir(root), project.storage.ledger)
     if not has_ledger(place):
         return {}, {}
-    counts = attempt_counts(place, run=project.name)
+    counts = attempt_counts(place, run=project.run_in_ledger)
     return {fingerprint + stage: count for (stage, fingerprint), count in counts.items()}, last_signs(
-        place, run=project.name
+        place, run=project.run_in_ledger
     )

@@ -315,6 +315,14 @@ class Project:
     """Free text per stage, shown in reports."""
 
     @property
+    def run_in_ledger(self) -> str | None:
+        """Return the name of its rows in a ledger of many; None for a file of its own, whatever they are called.
+
+        The file of a project that was renamed has rows of both names.
+        """
+        return self.name if self.storage.ledger else None
+
+    @property
     def sample_data(self) -> str | None:
         """Return the data set whose prompts a run answers while it trains; None without samples, or prompts.
 

@@ -255,6 +255,7 @@ def test_a_stage_that_failed_has_no_time_left(client, case, at):
 
 def test_a_failure_that_ends_a_run_is_one_notice(client, case, at):
     case.failed("ppo", "the reward is not a number")
+    case.event("stage_failed", stage="ppo", message="the reward is not a number\n  lower it", reason="it would again")
     case.event(
         "run_stopped", label="stage", message="stage ppo: the reward is not a number\n  given up: it would again"
     )
@@ -262,6 +263,10 @@ def test_a_failure_that_ends_a_run_is_one_notice(client, case, at):
     assert notices.count("the reward is not a number") == 1
     assert "failed, and the run has stopped" in notices
     assert "given up: it would again" in notices
+    happened = client.get(at()).text.split('id="events-title"')[1]
+    assert happened.count("the reward is not a number; lower it (it would again)") == 1
+    assert happened.count("the reward is not a number") == 1
+    assert "the run has stopped" in happened
 
 
 def test_a_metric_that_never_changed_is_named(client, case, at):
@@ -338,8 +343,10 @@ def test_a_file_is_followed_to_where_it_began(client, case, at):
     assert weights["sha256"][:16] in page
     assert re.search(r"Began with</dt><dd>.*?pairs.*?texts.*?, through sft", page, re.DOTALL)
     assert "earlier one" not in page
+    assert ("<details><summary>1 file<" in page, "<details open>" in page) == (True, False)
     found = client.get(at("files"), params={"q": weights["sha256"][:10]}).text
     assert ("model/weights" in found, "It has published no file" in found) == (True, False)
+    assert "<details open>" in found, "what was searched for is in sight"
     assert "No file matches" in client.get(at("files"), params={"q": "ffff0000ffff"}).text
     job = case.directory("pm") / "job.json"
     job.write_text(job.read_text().replace(case.stages["sft"].fingerprint, "0" * 64))

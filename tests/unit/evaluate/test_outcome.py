@@ -21,6 +21,7 @@ def test_a_gain_counts_only_when_its_interval_is_clear(low, high, n, answer):
     before, control = outcome(figure("exact_match.gain", (low + high) / 2, low, high, n)).comparisons
     assert before.answer == answer
     assert control.answer == "not measured"
+    assert str(before).startswith("Better than before? Not proven: ") is (answer == "not shown")
 
 
 def test_a_win_rate_is_measured_against_one_half():

@@ -84,6 +84,34 @@ def test_every_link_leads_to_a_file():
     assert [(str(page), str(target)) for page in PAGES for target in targets(page) if not target.exists()] == []
 
 
+def anchors(page: Path) -> set[str]:
+    """The names that links within a page may use: its headings as forges and the site spell them, and explicit ones."""
+    text = FENCED.sub("", page.read_text())
+    names: list[str] = []
+    for heading in re.findall(r"^#+ +(.*?) *#*$", text, re.MULTILINE):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        names.append(re.sub(r"[^\w\- ]", "", words).replace(" ", "-"))
+    again = [f"{name}-{names[:at].count(name)}" for at, name in enumerate(names) if name in names[:at]]
+    return {*names, *again, *re.findall(r'(?:id|name)="([^"]+)"', text)}
+
+
+def dead_anchors(page: Path, text: str) -> list[str]:
+    """The links of a page's text to a heading that is not there."""
+    links = [link.split("#", 1) for link in re.findall(r"\]\(([^)\s]*#[^)\s]+)\)", text) if "://" not in link]
+    there = [(name, anchor, (page.parent / name).resolve() if name else page) for name, anchor in links]
+    return [
+        f"{name}#{anchor}" for name, anchor, target in there if target.suffix == ".md" and anchor not in anchors(target)
+    ]
+
+
+def test_every_anchor_of_a_link_is_a_heading_there():
+    run = ROOT / "docs" / "guides" / "run.md"
+    assert dead_anchors(run, "[a](#when-it-ends) [b](#when-it-end) [c](run.md#none)") == ["#when-it-end", "run.md#none"]
+    texts = {page: FENCED.sub("", page.read_text()) for page in PAGES}
+    assert sum(text.count(".md#") for text in texts.values()) > 30
+    assert [(str(page), link) for page, text in texts.items() for link in dead_anchors(page, text)] == []
+
+
 def test_every_page_can_be_reached_from_the_index():
     reached: set[Path] = set()
     waiting = [ROOT / "docs" / "index.md"]

@@ -1,6 +1,7 @@
 """A lost or emptied ledger: what finished stages keep of it is shown, and written back by the next run."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from charter.ledger import Ledger
 from charter.ledger.rebuilding import rebuilt_attempts
 from charter.report.read import read_run
 from charter.run.accounts import rebuild_ledger
+from charter.run.budget import read_spending
 from charter.run.call_costs import write_timings
 from charter.spec.project import Project
 
@@ -76,6 +78,20 @@ def test_stage_of_a_whole_ledger_is_not_counted_twice(tmp_path, fixture_run):
             write_timings(ledger, PROJECT, stage)
         had = ledger.total()
     assert rebuild_ledger(PROJECT, root, stages) == ()
+    with Ledger.open(root / "run" / "ledger.sqlite") as ledger:
+        assert ledger.total() == had
+
+
+def test_a_renamed_project_counts_its_stages_once(tmp_path, fixture_run):
+    root = fixture_run.write_run(tmp_path)
+    stages = stages_of(root)
+    renamed = replace(PROJECT, name="renamed")
+    with Ledger.open(root / "run" / "ledger.sqlite") as ledger:
+        for stage in stages:
+            write_timings(ledger, PROJECT, stage)
+        had = ledger.total()
+        assert read_spending(ledger, renamed, now=START).total.totals.micro_usd == had.totals.micro_usd > 0
+    assert rebuild_ledger(renamed, root, stages) == ()
     with Ledger.open(root / "run" / "ledger.sqlite") as ledger:
         assert ledger.total() == had
 

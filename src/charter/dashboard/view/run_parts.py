@@ -58,14 +58,17 @@ def _line(event: Mapping[str, Any]) -> EventLine:
 
 
 def _words(name: str, event: Mapping[str, Any]) -> tuple[str, str, str]:
-    message = str(event.get("message", ""))
+    message = "; ".join(line.strip() for line in str(event.get("message", "")).splitlines())
     match name:
         case "run_started":
             return "info", "running", f"run started, {_count(event.get('todo'))} to do"
         case "run_done":
             return "good", "done", "run finished"
+        case "run_stopped" if event.get("label") == "stage":
+            # The event before it says which stage failed, and why.
+            return "bad", "interrupted", "the run has stopped"
         case "run_stopped":
-            return ("bad" if event.get("label") in ("budget", "stage") else "warn"), "interrupted", message
+            return ("bad" if event.get("label") == "budget" else "warn"), "interrupted", message
         case "stage_started":
             step = event.get("first_step") or 0
             go_on = f" from step {step}" if step else ""
