@@ -74,10 +74,14 @@ RL_TEMPLATES = ("rlvr-tiny", "constitution-rl-8b", "grpo-7b", "tools-tiny")
 
 
 def _templates() -> Iterator[str]:
-    """Answers of each engine to the stage `rl` of each template, on the plain machine of the other tables."""
+    """Answers of each engine to the stage `rl` of each template under `charter run`, on the other tables' machine."""
     engines = [engine for engine in handover_engines() if "ppo" in engine.kinds]
     notes: list[str] = []
-    yield "Their stage `rl` on the same node of 8 accelerators: **yes**, or the fields that are refused, and why."
+    yield (
+        "Their stage `rl` under `charter run`, on the same node of 8 accelerators: **yes**, or the fields that are "
+        "refused, and why. An export refuses judges and `on_overoptimisation: stop` too: it has no process of "
+        "Charter's beside the engine."
+    )
     yield ""
     yield "| template | " + " | ".join(engine.title for engine in engines) + " |"
     yield "| --- " * (len(engines) + 1) + "|"
@@ -93,7 +97,7 @@ def _templates() -> Iterator[str]:
 
 def _answer(stage: AnyStage, notes: list[str]) -> str:
     try:
-        render(handover(stage))
+        render(replace(handover(stage), is_run=True))
     except SpecError as refusal:
         refused = [(item.path.rpartition(".")[2], item.message.partition(": ")[2]) for item in refusal.problems]
         return ", ".join(f"`{field}`{_mark(reason, notes)}" for field, reason in refused)

@@ -226,9 +226,9 @@ class Answering:
         for model in self._served.values():
             model.pool.confirm()
 
-    def settled_micro_usd(self) -> int:
-        """Known cost of the stage's calls so far, which all go through one store."""
-        return next((model.pool.settled_micro_usd() for model in self._served.values()), 0)
+    def settled_micro_usd(self, role: str) -> int:
+        """Known cost of the stage's calls to a role's model so far; 0 for one of this process."""
+        return self._served[role].settled_micro_usd() if role in self._served else 0
 
     def close(self) -> None:
         """Whoever opened the parts closes them."""

@@ -237,7 +237,7 @@ class LocalModels:
     def confirm(self) -> None:
         """Nothing to look at: the weights are in this process."""
 
-    def settled_micro_usd(self) -> int:
+    def settled_micro_usd(self, role: str) -> int:
         """Nothing is paid."""
         return 0
 

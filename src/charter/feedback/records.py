@@ -43,8 +43,8 @@ class Answerer(Protocol):
     def confirm(self) -> None:
         """Raise ModelChangedError where a server that has answered has another model now."""
 
-    def settled_micro_usd(self) -> int:
-        """Known cost of the stage's calls so far; 0 for models of this process."""
+    def settled_micro_usd(self, role: str) -> int:
+        """Known cost of the stage's calls to a role's model so far; 0 for one of this process."""
 
     def close(self) -> None:
         """Give back connections and threads; what was asked and not yet answered is stored as unknown."""

@@ -275,12 +275,18 @@ class EngineNodes:
         self.node, self.count = rank_of_process(), world_size()
         self._directory = work / STARTS / os.environ.get(GROUP, "alone")
 
+    @property
+    def host(self) -> str:
+        """Return the address of this node for all processes of the engine; its loopback where they are all here."""
+        is_apart = self.count > 1 or driven_nodes() > 0
+        return (os.environ.get(NODE_ADDRESS) if is_apart else None) or LOOPBACK
+
     def begin(self, command: Sequence[str], environment: Mapping[str, str]) -> EngineStart:
         """Let the other nodes start the engine too; called by the first."""
         start = EngineStart(
             command=tuple(command),
             environment=dict(environment),
-            address=os.environ.get(NODE_ADDRESS) or LOOPBACK,
+            address=self.host,
             port=free_port(),
             host_id=host_id(),
         )

@@ -9,15 +9,11 @@ on their nodes, and end with it."""
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import sys
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,23 +28,21 @@ from charter.artifacts.safetensors_file import read_header, write_tensors
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import LOST_PEER_WORDS, stage_main
 from charter.engines import capabilities, handover_engine, render
-from charter.engines.common.adapter import EngineAdapter, EngineCheckpoint, LoggedStep
-from charter.engines.common.files import OWNER, PROCESSES, copy_beside, link_tree, owner_of
+from charter.engines.common.adapter import EngineAdapter
+from charter.engines.common.capabilities import listed_rewards
+from charter.engines.common.files import OWNER, PROCESSES, copy_beside, owner_of
 from charter.engines.common.rendered import RenderedRun
 from charter.engines.common.request import Handover, HandoverPaths
-from charter.engines.common.reward_file import JUDGES_FILE
+from charter.engines.common.reward_file import JUDGES_FILE, SCORES
 from charter.engines.installed import ENGINE, adapter_of
 from charter.errors import DataError, InterruptedRunError, StageError
 from charter.hosted.data_files import DATA, DataFiles, write_data
 from charter.hosted.engine_process import (
     BY_TORCHRUN,
     LAST_LINES,
-    PEER,
-    STOP,
     WORK,
     EngineEnd,
     EngineNodes,
-    EngineProcess,
     LogPump,
     driven_nodes,
     end_as_lost,
@@ -56,6 +50,8 @@ from charter.hosted.engine_process import (
     run_beside,
     start_engine,
 )
+from charter.hosted.follow import Follower, beating, take_over
+from charter.hosted.scores import RolloutScores, ScoreFiles
 from charter.hosted.weights import StageModels, check_language_model, stage_models, write_merged
 from charter.launch.handing_over import JUDGE, handover_of, placement_of
 from charter.launch.servers import client_key
@@ -70,65 +66,14 @@ from charter.train.meter import Meter
 from charter.train.preference_model import score_statistics, stage_pairs
 from charter.train.setup import Setup
 
-EVERY_SECONDS = 1.0
 AT_ITS_NODE = ("env", "NODE_RANK=${NODE_RANK}", "MASTER_ADDR=${MASTER_ADDR}", "RAY_PORT=${MASTER_PORT}")
 """What the script that makes a Ray of a stage's own nodes has to know, before the command of each."""
-
-
-@contextlib.contextmanager
-def beating(stage: StageDir) -> Iterator[None]:
-    """Say every second that this process is still at what it began."""
-    ended = threading.Event()
-
-    def beat() -> None:
-        while not ended.wait(EVERY_SECONDS):
-            stage.alive()
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 # -------- The directory that an engine works in: emptied before every start, but for what is still good.
 
 
 LOG = "log.txt"
-ENGINE_KEEPS = 2
-"""How many of its newest checkpoints every engine is told to keep at least."""
-
-
-def take_over(stage: StageDir, adapter: EngineAdapter, work: Path) -> bool:
-    """Make the engine's whole checkpoints Charter's own: hashed, flushed, kept as the file says; whether there was one.
-
-    Only those younger than what Charter has; what vanishes while it is taken was one too many for the engine.
-    """
-    newest = max((position.step for position in stage.checkpoints.positions()), default=0)
-    checkpoints = [item for item in _kept_by_engine(adapter, work) if item.step > newest]
-    return any([_take(stage, adapter, work, item) for item in checkpoints])
-
-
-def _kept_by_engine(adapter: EngineAdapter, work: Path) -> Sequence[EngineCheckpoint]:
-    """Those that the engine does not remove yet: an older one may look whole while half of it is gone already."""
-    return sorted(adapter.checkpoints(work), key=lambda item: item.step)[-ENGINE_KEEPS:]
-
-
-def _take(stage: StageDir, adapter: EngineAdapter, work: Path, checkpoint: EngineCheckpoint) -> bool:
-    def link(target: Path) -> None:
-        link_tree(checkpoint.path, target)
-        if checkpoint not in _kept_by_engine(adapter, work):
-            raise FileNotFoundError(checkpoint.path)
-
-    try:
-        with beating(stage):
-            stage.save_checkpoint(checkpoint.step, link)
-    except FileNotFoundError:
-        return False
-    adapter.taken(checkpoint, work)
-    return True
 
 
 def take_over_left(stage: StageDir, adapter: EngineAdapter, work: Path) -> None:
@@ -206,154 +151,6 @@ def _write_settings(target: Path, settings: dict[str, Any]) -> None:
     (target / HEAD_FILE).write_text(json.dumps(settings, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-POLL_SECONDS = 0.1
-READING_SHARE = 0.05
-"""Of the time, at most, that reading the log again takes: it grows, and is read from its beginning."""
-LOGGED_POINTS = 200
-"""About how many lines a stage writes to metrics.jsonl."""
-
-
-@dataclass
-class Follower:
-    """One start of an engine."""
-
-    stage: StageDir
-    adapter: EngineAdapter
-    process: EngineProcess
-    work: Path
-    log: Path
-    data: DataFiles
-    meter: Meter
-    pump: LogPump
-    nodes: EngineNodes
-    first_step: int
-    judges: JudgeService | None = None
-    last_step: int = field(init=False)
-    """Steps that the engine has logged."""
-    saved: bool = False
-    """Whether a checkpoint was taken over since the stage was asked to stop."""
-    stopping: bool = False
-    ended_by: str = ""
-    """Why Charter has ended the engine, where it has."""
-    _counters: dict[str, int] = field(default_factory=dict)
-    _seen: object = None
-    _read_again: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.last_step = self.first_step
-
-    def run(self) -> int:
-        """Follow the engine to its end; its exit code."""
-        while (code := self.process.poll()) is None:
-            self._look()
-            self._heed_stop()
-            if self.nodes.another_has_failed():
-                self._end(PEER)
-            if self.judges is not None and self.judges.failure is not None:
-                self._end(JUDGES)
-            time.sleep(POLL_SECONDS)
-        self._seen = None
-        self._look(is_last=True)
-        return code
-
-    def _end(self, ended_by: str) -> None:
-        """End the engine here; the other nodes hear of a stop before theirs fails without this one."""
-        self.ended_by = ended_by
-        if ended_by == STOP:
-            self.nodes.tell(EngineEnd(code=0, ended_by=STOP))
-        self.process.end()
-
-    def _look(self, *, is_last: bool = False) -> None:
-        signature = self._signature()
-        if signature == self._seen:
-            return
-        self._seen = signature
-        self.stage.alive()
-        self.pump.pump(to_end=is_last)
-        self._report(is_last=is_last)
-        if take_over(self.stage, self.adapter, self.work):
-            self.saved = self.saved or self.stopping
-            self._seen = None
-
-    def _signature(self) -> object:
-        """Return a value that changes whenever the engine writes something that is looked at."""
-        size = self.log.stat().st_size if self.log.exists() else 0
-        return size, tuple(sorted(_written(self.work)))
-
-    def _report(self, *, is_last: bool) -> None:
-        began = time.monotonic()
-        if began < self._read_again and not is_last:
-            self._seen = None
-            return
-        for step in self.adapter.steps(self.work, self.log):
-            if self.last_step < step.step <= self.data.target_steps:
-                self._tell(step)
-        ended = time.monotonic()
-        self._read_again = ended + (ended - began) / READING_SHARE
-
-    def _tell(self, step: LoggedStep) -> None:
-        if self.last_step == self.first_step:
-            self.meter.metrics()
-        counters = self._work_of(step)
-        self.meter.add(counters)
-        for name, count in counters.items():
-            self._counters[name] = self._counters.get(name, 0) + count
-        self.last_step = step.step
-        target = self.data.target_steps
-        if step.step % max(1, target // LOGGED_POINTS) and step.step != target:
-            return
-        metrics = {**step.metrics, **self.meter.metrics()}
-        self.stage.report(step.step, target, "step", metrics, self._counters)
-        self._counters = {}
-
-    def _work_of(self, step: LoggedStep) -> dict[str, int]:
-        """Return the ledger's counters of the steps since the last one that was logged."""
-        missed = range(self.last_step + 1, step.step + 1)
-        counters = [self.data.counters[number] for number in missed if number in self.data.counters]
-        if counters:
-            return _sum(counters)
-        return {} if step.tokens is None else {"tokens": step.tokens}
-
-    def _heed_stop(self) -> None:
-        """Ask the engine to stop: SIGTERM where that makes it save; else it is ended at its next checkpoint.
-
-        Nodes do not get a SIGTERM in the same step, and would save different ones.
-        """
-        if not self.stage.should_stop():
-            return
-        saves = self.adapter.saves_on_sigterm and self.nodes.count == 1
-        if not self.stopping:
-            self.stopping = True
-            print("asked to stop", flush=True)
-            if saves:
-                self.process.ask_to_stop()
-        elif self.saved and not saves:
-            self._end(STOP)
-
-
-def _sum(counters: list[Mapping[str, int]]) -> dict[str, int]:
-    sums: dict[str, int] = {}
-    for item in counters:
-        for name, count in item.items():
-            sums[name] = sums.get(name, 0) + count
-    return sums
-
-
-def _written(directory: Path, *, levels: int = 3) -> Iterator[tuple[str, int]]:
-    """Names and times of the directories that an engine writes into, two levels deep, and of the files there.
-
-    What it renames or removes meanwhile is left out; a glob would raise.
-    """
-    with suppress(OSError), os.scandir(directory) as entries:
-        for entry in list(entries):
-            with suppress(OSError):
-                yield entry.path, entry.stat().st_mtime_ns
-                if levels > 1 and entry.is_dir():
-                    yield from _written(Path(entry.path), levels=levels - 1)
-
-
-JUDGES = "judges"
-"""The engine was ended since its judges can be asked no more, for a reason that the service tells."""
 SIGNALLED = 128
 _ERROR = re.compile(r"^(?:\[rank\d+\]: *)?[\w.]*(?:Error|Exception)\b.*", re.MULTILINE)
 """A line of a traceback that names the error, as torch's processes print it."""
@@ -488,15 +285,17 @@ class HostedStage:
         spec = handover.stage_as(PpoStage)
         key, calls = client_key(self.work), capabilities(spec.engine).rewards
         drops = calls is not None and calls.drops_failed
-        with serving_judges(self.setup, spec, key.read_text(encoding="utf-8"), drops_failed=drops) as (judges, url):
+        text, host = key.read_text(encoding="utf-8"), self.nodes.host
+        with serving_judges(self.setup, spec, text, host=host, drops_failed=drops) as (judges, url):
             durable.write_json(self.work / JUDGES_FILE, {"url": url, "key": str(key)})
             yield judges
 
     def _compute(self, rendered: RenderedRun, data: DataFiles, first_step: int, judges: JudgeService | None) -> None:
         """Run the engine to its end; raise unless that end is the target."""
         log, nodes = self.work / LOG, self.nodes
-        process = start_engine(self.stage, nodes.begin(rendered.command, rendered.environment), log=log, nodes=nodes)
         pump = LogPump(log)
+        scores = self._scores(first_step, judges)
+        process = start_engine(self.stage, nodes.begin(rendered.command, rendered.environment), log=log, nodes=nodes)
         follower = Follower(
             stage=self.stage,
             adapter=self.adapter,
@@ -509,6 +308,7 @@ class HostedStage:
             pump=pump,
             nodes=nodes,
             judges=judges,
+            scores=scores,
         )
         try:
             code = follower.run()
@@ -519,9 +319,32 @@ class HostedStage:
         take_over(self.stage, self.adapter, self.work)
         if judges is not None:
             judges.check()
+        if scores is not None:
+            scores.check(follower.last_step)
         self._check_end(own, follower, data.target_steps)
         if judges is not None:
             judges.confirm()
+
+    def _scores(self, first_step: int, judges: JudgeService | None) -> RolloutScores | None:
+        """The reader of what rewards.py writes of every answer; None where the engine is given no such file."""
+        job = self.stage.job
+        calls = capabilities(job.spec.engine).rewards
+        if calls is None or not getattr(job.spec, "rewards", ()):
+            return None
+        spec = job.spec_as(PpoStage)
+        listed = listed_rewards(spec, calls)
+        if not listed:
+            return None
+        directory = self.work / SCORES
+        durable.make_dir(directory)
+        return RolloutScores(
+            spec=spec,
+            directory=self.stage.path,
+            files=ScoreFiles(directory, spec.samples_per_prompt),
+            names=tuple(item.name for item in listed),
+            first_step=first_step,
+            spent=dict if judges is None else judges.spent,
+        )
 
     def _check_end(self, own: EngineEnd, follower: Follower, target: int) -> None:
         reached = self.adapter.final_step(self.work)

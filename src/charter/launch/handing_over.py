@@ -53,7 +53,7 @@ def handover_of(
         layout=layout,
         num_nodes=num_nodes,
         on_ray=on_ray,
-        asks_judges=num_nodes == 1 and not on_ray,
+        is_run=True,
         placement=placement,
         per_node=per_node,
         accelerator=CPU if job.frozen.get("device") == "cpu" else named,

@@ -21,7 +21,6 @@ from charter.plan.workload import workload
 from charter.spec.architecture import Architecture
 from charter.spec.graph import execution_order, stage_inputs
 from charter.spec.project import Project
-from charter.spec.stage import is_hosted
 from charter.spec.stage_base import Stage
 
 if TYPE_CHECKING:
@@ -170,9 +169,8 @@ def _candidates(
     if not work.needs_accelerator:
         where = tuple(_at_no_cost(place) for place in where)
     meanwhile = bool(work.trained and work.asked)
-    by_one = own_roles(stage, work) or (meanwhile and is_hosted(stage))
-    if by_one and (stage.resources is None or stage.resources.num_nodes is None):
-        # An evaluation is one process with a judge beside it, and another engine asks the judges on its own node.
+    if own_roles(stage, work) and (stage.resources is None or stage.resources.num_nodes is None):
+        # An evaluation is one process with a judge beside it.
         where = tuple(replace(place, nodes=(1,)) for place in where)
     question = StageQuestion(
         stage=stage,

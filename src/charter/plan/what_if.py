@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from charter.catalog.accelerators import CPU, parse_request
 from charter.engines import capabilities, engine_names, handover_engines, rl_engines
-from charter.engines.common.capabilities import ONE_NODE, refused_fields, refused_rewards
+from charter.engines.common.capabilities import refused_fields, refused_rewards
 from charter.engines.hardware import hardware_refusal
 from charter.errors import UsageError
 from charter.plan.knowledge import format_refusal
@@ -103,7 +103,6 @@ def other_engines(question: StageQuestion, option: Option) -> tuple[EngineLayout
             continue
         lacking = [] if name in written else ["Charter writes no files for it"]
         lacking += refused_fields(question.stage, capabilities(name))
-        lacking += [ONE_NODE] if question.asked is not None and option.num_nodes > 1 else []
         inquiry = replace(question, engine=name, peaks={})
         search = rl_options if places_roles else training_options
         options, _ = search(inquiry, site.place, site.num_nodes)

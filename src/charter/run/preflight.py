@@ -9,10 +9,9 @@ from types import MappingProxyType
 from charter.artifacts.job import JobInput
 from charter.data.sandbox import sandbox_problem
 from charter.engines import capabilities, handover_engine, handover_engines, render
-from charter.engines.common.capabilities import ONE_NODE, of_kind, one_of, refused_kernels, unsupported
+from charter.engines.common.capabilities import of_kind, one_of, refused_kernels, unsupported
 from charter.engines.common.engine import TrainingEngine
 from charter.engines.common.request import HandoverPaths, RlPlacement
-from charter.engines.common.reward_file import BY_RUN
 from charter.engines.installed import ABSENT, PEFT, interpreter_of, stage_versions
 from charter.errors import CharterError, DataError, MissingExtraError, Problem, SpecError, how_to_install
 from charter.launch.handing_over import JUDGE, data_roles, handover_of, model_roles, placement_of
@@ -205,8 +204,6 @@ def check_hosted(
         yield Problem(path=f"{where}.engine", message=message, hint=_INSTEAD)
     yield from _check_adapter(stage, engine)
     yield from _check_judges(project, stage)
-    if facts is None and stage.inputs.get(JUDGE) and stage_nodes(project, stage.spec) > 1:
-        yield Problem(path=f"{where}.rewards", message=ONE_NODE, hint=BY_RUN)
     if facts is None:
         yield from check_accelerators(project, stage.spec, f"{where}.resources")
     yield from _refused(pipeline, stage, facts, placement_of(execution))

@@ -1,14 +1,17 @@
 """Alarm for a policy that exploits its reward: what it learns from rises while an independent reward, the gold, falls.
 
-Pure, without torch: a stage asks after each rollout, a report asks of the rollouts that were stored.
+Without torch: a stage asks after each rollout, whichever engine computes it; a report asks of stored rollouts.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import accumulate
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any, ClassVar
+
+from charter.artifacts import durable
 
 OVEROPTIMISATION = "overoptimisation.json"
 """The first alarm of a stage, in its directory."""
@@ -22,6 +25,8 @@ LEAST_FALL = 0.1
 """Of the gold's deviation among answers: a smaller fall, however sure, stops nobody."""
 FEWEST = 4
 """Rollouts before anything is said."""
+MIN_GROUPS = 2
+"""Of a rollout; one has no variance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +41,29 @@ class RolloutMeans:
     """Among the answers."""
 
 
+def rollout_means(sums: Mapping[str, float]) -> RolloutMeans | None:
+    """Means of a rollout from sums over its groups and answers; None where the gold applied to no two groups.
+
+    `reward` and `gold` are sums of the means of groups, `gold_answers` is one over answers; `_square` of squares.
+    """
+    groups, answers = sums["groups"], sums["answers"]
+    if groups < MIN_GROUPS:
+        return None
+
+    def variance_of_mean(name: str) -> float:
+        mean = sums[name] / groups
+        return max(sums[f"{name}_square"] / groups - mean**2, 0.0) / (groups - 1)
+
+    mean = sums["gold_answers"] / answers
+    return RolloutMeans(
+        reward=sums["reward"] / groups,
+        reward_variance=variance_of_mean("reward"),
+        gold=sums["gold"] / groups,
+        gold_variance=variance_of_mean("gold"),
+        gold_deviation=math.sqrt(max(sums["gold_answers_square"] / answers - mean**2, 0.0)),
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Overoptimised:
     """The rollouts between which reward and gold part."""
@@ -47,18 +75,33 @@ class Overoptimised:
     width: int
     gold_fall: float
     """In the gold's own units, of the means over `width` rollouts."""
-    gold_deviations: float
-    """The same in deviations among answers."""
-    gold_errors: float
-    """The same in standard errors."""
+    gold_deviations: float | None
+    """The same in deviations among answers; None where all answers of a window have the same gold."""
+    gold_errors: float | None
+    """The same in standard errors; likewise of groups."""
     reward_rise: float
 
     def __str__(self) -> str:
+        sizes = ((self.gold_deviations, ".2f", "deviations"), (self.gold_errors, ".1f", "standard errors"))
+        measured = ", ".join(f"{size:{places}} {unit}" for size, places, unit in sizes if size is not None)
         return (
             f"the reward rises and the gold falls: since rollout {self.since} the gold fell by {self.gold_fall:.3g} "
-            f"({self.gold_deviations:.2f} deviations, {self.gold_errors:.1f} standard errors) while the reward rose by "
+            f"({measured or 'without any spread'}) while the reward rose by "
             f"{self.reward_rise:.3g}, means of {self.width}; seen at rollout {self.at}"
         )
+
+    @property
+    def stopped(self) -> str:
+        """Error of a stage that ends by it."""
+        return (
+            f"{self}\n  stopped, as on_overoptimisation asks; the checkpoints before it are kept, and with `warn` the "
+            "stage goes on"
+        )
+
+    def write(self, directory: Path, *, gold: str) -> None:
+        """Write it where the supervisor looks, and say it in the stage's log."""
+        durable.write_json(directory / OVEROPTIMISATION, {"message": str(self), "gold": gold, **asdict(self)})
+        print(f"warning: {self}", flush=True)
 
 
 def overoptimised(points: Sequence[RolloutMeans]) -> Overoptimised | None:
@@ -112,8 +155,8 @@ def overoptimised(points: Sequence[RolloutMeans]) -> Overoptimised | None:
                 at=count,
                 width=width,
                 gold_fall=fall,
-                gold_deviations=fall / deviation if deviation else math.inf,
-                gold_errors=fall / errors["gold"] if errors["gold"] else math.inf,
+                gold_deviations=fall / deviation if deviation else None,
+                gold_errors=fall / errors["gold"] if errors["gold"] else None,
                 reward_rise=rise,
             )
     return best

@@ -2,12 +2,14 @@
 
 Rated by the three aims, or by a rubric's criteria: the constitution's, a file's, those of the prompt's row.
 
-Where another engine computes the stage, its reward function asks a service of Charter's process beside it, on the
-loopback of the same node: the same questions, stored and paid as in a stage of Charter's own.
+Where another engine computes the stage, its reward function asks a service of Charter's process beside it: the same
+questions, stored and paid as in a stage of Charter's own.
 """
 
 import hmac
 import json
+import math
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -43,7 +45,6 @@ from charter.feedback.constitution import Principle
 from charter.feedback.inputs import role_constitution
 from charter.feedback.records import Answerer, answered
 from charter.inference.limited import Failed
-from charter.models.ranks import LOOPBACK
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import CONSTITUTION, OF_THE_ROW, RUBRICS, Reward, Rubric
 from charter.train.rewards.mixture import Answer, Score
@@ -100,8 +101,8 @@ class JudgeReward:
         return answered(rating(items, seed=job.seed, stage=job.stage, role=self.role), self.answerer)
 
     def settled_micro_usd(self) -> int:
-        """Known cost of the calls of this stage so far; 0 where all judges are in this process."""
-        return self.answerer.settled_micro_usd()
+        """Known cost of this judge's calls in the stage so far; 0 where it is in this process."""
+        return self.answerer.settled_micro_usd(self.role)
 
     def marks(self, groups: Sequence[AnswerGroup], rubric: Rubric) -> Sequence[float | Invalid]:
         """The mark of each answer by a rubric, or why it has none."""
@@ -183,12 +184,44 @@ class _Unconfirmed:
     def confirm(self) -> None:
         """The service does, after a rollout."""
 
-    def settled_micro_usd(self) -> int:
-        """Known cost of the stage's calls so far."""
-        return self.answerer.settled_micro_usd()
+    def settled_micro_usd(self, role: str) -> int:
+        """Known cost of the stage's calls to a role's model so far."""
+        return self.answerer.settled_micro_usd(role)
 
     def close(self) -> None:
         """Whoever opened the answerer closes it."""
+
+
+@dataclass
+class Busy:
+    """Time in which at least one question was under way.
+
+    >>> busy = Busy()
+    >>> busy.begin(1.0), busy.begin(2.0), busy.end(3.0), busy.end(5.0), busy.begin(7.0)
+    (None, None, None, None, None)
+    >>> busy.seconds_until(8.0)
+    5.0
+    """
+
+    seconds: float = 0.0
+    under_way: int = 0
+    since: float = 0.0
+
+    def begin(self, now: float) -> None:
+        """One question more."""
+        if not self.under_way:
+            self.since = now
+        self.under_way += 1
+
+    def end(self, now: float) -> None:
+        """One has its answer."""
+        self.under_way -= 1
+        if not self.under_way:
+            self.seconds += now - self.since
+
+    def seconds_until(self, now: float) -> float:
+        """All of it so far."""
+        return self.seconds + (now - self.since if self.under_way else 0.0)
 
 
 @dataclass
@@ -208,8 +241,11 @@ class JudgeService:
     most_failed: float
     """Answers of a rollout that may have no rating."""
     key: str
+    judges: Mapping[str, JudgeReward]
+    """The judge of each reward."""
     failure: Exception | None = None
     _lock: Lock = field(default_factory=Lock)
+    _busy: dict[str, Busy] = field(default_factory=dict)
     _asked: int = 0
     _failed: int = 0
 
@@ -234,13 +270,38 @@ class JudgeService:
             ended=True,
             seed=draw_seed(self.job.seed, self.job.stage, "row", json.dumps([turns, row], sort_keys=True)),
         )
+        name = question["reward"]
         try:
-            [rating] = self.scores[question["reward"]]([answer])
+            with self._at_work(name):
+                [rating] = self.scores[name]([answer])
             self._count(rating)
         except Exception as error:
             self.failure = self.failure or error
             raise
         return rating
+
+    @contextmanager
+    def _at_work(self, name: str) -> Iterator[None]:
+        with self._lock:
+            busy = self._busy.setdefault(name, Busy())
+            busy.begin(time.monotonic())
+        try:
+            yield
+        finally:
+            with self._lock:
+                busy.end(time.monotonic())
+
+    def spent(self) -> dict[str, float]:
+        """Seconds and usd of each reward so far; of rewards of one model, whose calls are one bill, no usd (NaN)."""
+        with self._lock:
+            seconds = {name: busy.seconds_until(time.monotonic()) for name, busy in self._busy.items()}
+        rewards_by_role = Counter(judge.role for judge in self.judges.values())
+        spent: dict[str, float] = {}
+        for name, judge in self.judges.items():
+            is_alone = rewards_by_role[judge.role] == 1
+            spent[f"{name}/seconds"] = seconds.get(name, 0.0)
+            spent[f"{name}/usd"] = judge.settled_micro_usd() / 1e6 if is_alone else math.nan
+        return spent
 
     def _count(self, rating: float | Failed | None) -> None:
         """Count an answer; after a rollout of them look at the servers."""
@@ -273,9 +334,12 @@ class _JudgeServer(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving_judges(setup: Setup, spec: PpoStage, key: str, *, drops_failed: bool) -> Iterator[tuple[JudgeService, str]]:
+def serving_judges(
+    setup: Setup, spec: PpoStage, key: str, *, host: str, drops_failed: bool
+) -> Iterator[tuple[JudgeService, str]]:
     """A service that rates answers for the judges of a stage's list, and its address, until the block ends.
 
+    `host`: where the engine's processes reach this node.
     `drops_failed`: the engine can leave an answer without a rating out; elsewhere the first one ends the stage.
     """
     with ExitStack() as stack:
@@ -291,12 +355,13 @@ def serving_judges(setup: Setup, spec: PpoStage, key: str, *, drops_failed: bool
             rollout=rollout,
             most_failed=spec.max_failed_share * rollout if drops_failed else 0,
             key=key,
+            judges={item.name: judges[str(item.model)] for item in rewards},
         )
-        server = _JudgeServer((LOOPBACK, 0), _handler(service))
+        server = _JudgeServer((host, 0), _handler(service))
         thread = Thread(target=server.serve_forever, args=(POLL_SECONDS,), name="charter-judges", daemon=True)
         thread.start()
         try:
-            yield service, f"http://{LOOPBACK}:{server.server_address[1]}/"
+            yield service, f"http://{host}:{server.server_address[1]}/"
         finally:
             server.shutdown()
             server.server_close()

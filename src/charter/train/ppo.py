@@ -3,14 +3,13 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from charter.artifacts import durable
 from charter.artifacts.checkpoints import Position
 from charter.artifacts.sample_prompts import read_sample_prompts
 from charter.artifacts.stage_dir import StageDir
@@ -27,7 +26,7 @@ from charter.models.preference import PreferenceModel, ScalarModel, load_prefere
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import ENVIRONMENT_SOURCES, REWARD_SOURCES, Environment, Reward
 from charter.spec.stage_base import Guard
-from charter.tracking.overoptimisation import OVEROPTIMISATION, OveroptimisationWatch, RolloutMeans
+from charter.tracking.overoptimisation import OveroptimisationWatch, rollout_means
 from charter.train.judge_reward import JudgeReward, judge_score
 from charter.train.loop import DivergenceGuard, Loop, StepReport, publish_model
 from charter.train.meter import LOGITS, MINIBATCHES
@@ -47,6 +46,7 @@ from charter.train.rewards.mixture import (
     Score,
     environment_score,
     own_file,
+    reward_metrics,
 )
 from charter.train.samples import sample_drawer
 from charter.train.schedule import learning_rate_factor
@@ -244,7 +244,7 @@ class PpoTask:
             metrics["equal_groups"] *= samples
         if mismatch is not None:
             metrics["mismatch_kl_per_token"] = mismatch / max(totals["response_tokens"], 1.0)
-        metrics |= _reward_metrics([item.name for item in spec.rewards], rewards, answers)
+        metrics |= reward_metrics([item.name for item in spec.rewards], rewards, answers)
         if spec.gold is not None:
             metrics["overoptimised"] = float(self._is_overoptimised(rollout, spec.gold))
         charged = 0.0 if spec.has_kl_loss else self.controller.coefficient
@@ -272,17 +272,12 @@ class PpoTask:
         """
         place = [item.name for item in self.spec.rewards].index(gold)
         sums = self.setup.ranks.total(_watched_sums(rollout, place, samples=self.spec.samples_per_prompt))
-        means = _rollout_means(sums)
+        means = rollout_means(sums)
         alarm = None if means is None else self.watch.look(means)
         if alarm is not None and self.setup.ranks.is_first:
-            note = {"message": str(alarm), "gold": gold, **asdict(alarm)}
-            durable.write_json(self.setup.stage.path / OVEROPTIMISATION, note)
-            print(f"warning: {alarm}", flush=True)
+            alarm.write(self.setup.stage.path, gold=gold)
         if self.watch.alarm is not None and self.spec.on_overoptimisation == "stop":
-            raise StageError(
-                f"{self.watch.alarm}\n  stopped, as on_overoptimisation asks; the checkpoints before it are kept, and "
-                "with `warn` the stage goes on"
-            )
+            raise StageError(self.watch.alarm.stopped)
         return self.watch.alarm is not None
 
 
@@ -308,30 +303,8 @@ def _watched_sums(rollout: Rollout, gold: int, *, samples: int) -> dict[str, flo
     }
 
 
-def _rollout_means(sums: Mapping[str, float]) -> RolloutMeans | None:
-    """Means of a rollout from sums over its groups and answers; None where the gold applied to no two groups."""
-    groups, answers = sums["groups"], sums["answers"]
-    if groups < MIN_GROUPS:
-        return None
-
-    def variance_of_mean(name: str) -> float:
-        mean = sums[name] / groups
-        return max(sums[f"{name}_square"] / groups - mean**2, 0.0) / (groups - 1)
-
-    mean = sums["gold_answers"] / answers
-    return RolloutMeans(
-        reward=sums["reward"] / groups,
-        reward_variance=variance_of_mean("reward"),
-        gold=sums["gold"] / groups,
-        gold_variance=variance_of_mean("gold"),
-        gold_deviation=math.sqrt(max(sums["gold_answers_square"] / answers - mean**2, 0.0)),
-    )
-
-
 AHEAD = "ahead."
 """Begins the names of the buffers of rollouts whose step is yet to come."""
-MIN_GROUPS = 2
-"""Of a rollout; one has no variance."""
 
 
 def ppo_task(setup: Setup, stack: ExitStack | None = None) -> tuple[PpoTask, TrainedModel]:
@@ -375,29 +348,6 @@ def ppo_task(setup: Setup, stack: ExitStack | None = None) -> tuple[PpoTask, Tra
     return task, policy
 
 
-def _reward_metrics(names: Sequence[str], sums: Mapping[str, float], answers: int) -> dict[str, float]:
-    """Mean and deviation of each reward where it applied, shares where it did not and where it failed, seconds, usd.
-
-    >>> sums = {"a/applied": 2.0, "a/sum": 2.0, "a/square": 4.0, "a/failed": 1.0, "a/seconds": 0.5, "a/usd": 0.0}
-    >>> _reward_metrics(["a"], sums, answers=4)["reward_a_mean"]
-    1.0
-    """
-    metrics: dict[str, float] = {}
-    for name in names if sums else ():
-        applied = max(sums[f"{name}/applied"], 1.0)
-        mean = sums[f"{name}/sum"] / applied
-        failed = sums[f"{name}/failed"]
-        metrics |= {
-            f"reward_{name}_mean": mean,
-            f"reward_{name}_deviation": math.sqrt(max(sums[f"{name}/square"] / applied - mean**2, 0.0)),
-            f"reward_{name}_not_applicable": (answers - sums[f"{name}/applied"] - failed) / answers,
-            f"reward_{name}_failed": failed / answers,
-            f"reward_{name}_seconds": sums[f"{name}/seconds"],
-            f"reward_{name}_usd": sums[f"{name}/usd"],
-        }
-    return metrics
-
-
 def open_rewards(
     setup: Setup, spec: PpoStage, models: PpoModels, judges: Mapping[str, JudgeReward], stack: ExitStack
 ) -> RewardList:
@@ -439,8 +389,9 @@ def _spent(setup: Setup, judges: Mapping[str, JudgeReward]) -> Callable[[], int]
     """Known cost so far; None where other processes of the stage add to the same bill meanwhile."""
     if not judges:
         return lambda: 0
-    first = next(iter(judges.values()))
-    return first.settled_micro_usd if setup.ranks.world_size == 1 else None
+    if setup.ranks.world_size > 1:
+        return None
+    return lambda: sum(judge.settled_micro_usd() for judge in judges.values())
 
 
 def _turns(

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from charter.engines.common.adapter import EngineCheckpoint, LoggedStep
 from charter.hosted.data_files import DataFiles
 from charter.hosted.engine_process import EngineNodes
-from charter.hosted.run import OWNER, Follower, _owner, _written, take_over, take_over_left
+from charter.hosted.follow import Follower, _written, take_over
+from charter.hosted.run import OWNER, _owner, take_over_left
 
 
 @dataclass

@@ -16,14 +16,17 @@ from fault_server import Behaviour, fault_server
 
 import charter.hosted.run as hosted
 from charter.artifacts.allowance import CallAllowance, allow
+from charter.artifacts.group import NODE_ADDRESS
 from charter.artifacts.job import Job, JobInput, write_job
 from charter.artifacts.stage_dir import StageDir
 from charter.data.dataset import Turn
 from charter.engines import render
+from charter.engines.common.reward_file import JUDGES_FILE
 from charter.errors import BudgetError, DataError, StageError
 from charter.feedback.answering import CALLS_FILE
 from charter.inference.endpoint import gate
 from charter.inference.limited import Failed
+from charter.launch.job import ENGINE_NODES
 from charter.ledger.calls import CallStore
 from charter.models.engine_layout import StageLayout
 from charter.models.ranks import Ranks
@@ -153,6 +156,20 @@ def test_a_judge_rates_as_in_charters_own_engine(tmp_path, inputs, monkeypatch, 
     assert bill_of(stage).settled_micro_usd > 0
 
 
+def test_judges_are_asked_from_all_nodes_of_an_engine(tmp_path, inputs, monkeypatch, engine):
+    """The first node's address, which the launcher tells; alone, the loopback."""
+    addresses = []
+    monkeypatch.setattr(hosted, "discard", lambda work: addresses.append(json.loads((work / JUDGES_FILE).read_text())))
+    monkeypatch.setenv(NODE_ADDRESS, "127.0.0.2")
+    with fault_server() as (url, _):
+        for nodes in ("0", "1"):
+            monkeypatch.setenv(ENGINE_NODES, nodes)
+            run(stage_of(tmp_path / nodes, inputs, url), monkeypatch)
+    alone, apart = rated(engine)
+    assert alone == apart
+    assert [item["url"].rpartition(":")[0] for item in addresses] == ["http://127.0.0.1", "http://127.0.0.2"]
+
+
 def test_a_killed_engine_buys_nothing_twice(tmp_path, inputs, monkeypatch, engine):
     with fault_server() as (url, server):
         stage = stage_of(tmp_path / "s", inputs, url)
@@ -215,7 +232,7 @@ def service(tmp_path, inputs):
         setup = Setup(
             stage=stage, ranks=Ranks(), layout=StageLayout(), meter=Meter(stage.path, device=torch.device("cpu"))
         )
-        with serving_judges(setup, stage.job.spec, "secret", drops_failed=False) as (judges, address):
+        with serving_judges(setup, stage.job.spec, "secret", host="127.0.0.1", drops_failed=False) as (judges, address):
             yield judges, address, server
 
 
@@ -262,7 +279,9 @@ def counted(outcomes, most_failed):
     answers = iter(outcomes)
     job = type("Job", (), {"seed": 7, "stage": "rl"})
     scores = {"good": lambda given: [next(answers)]}
-    return JudgeService(job=job, scores=scores, answerer=Looked(), rollout=4, most_failed=most_failed, key="k")
+    return JudgeService(
+        job=job, scores=scores, answerer=Looked(), rollout=4, most_failed=most_failed, key="k", judges={}
+    )
 
 
 def test_the_servers_are_looked_at_after_each_rollout():

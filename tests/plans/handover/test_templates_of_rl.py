@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from charter.engines import render
 from charter.errors import SpecError
 from charter.plan.project_plan import plan_project
 from charter.plan.what_if import with_other_engines
 from charter.report.handover import export_handover, with_engine
 from charter.report.handover import exported as handed_over
+from charter.report.handover_pages import handover_of
 from charter.spec.load import load_project
 from charter.spec.stage_base import StageResources
 from charter.templates.shipped import find_template, write_template
@@ -136,19 +138,39 @@ def test_function_by_lot_asks_for_what_no_engine_tells(planned):
 def test_judges_cost_in_another_engine_what_they_cost_here(planned, engine):
     """The same questions at the same prices; the engine is planned on one node, where it can ask them."""
     project, root, plan = planned("constitution-rl-8b")
-    stage = replace(project.pipeline["rl"], on_overoptimisation="warn", engine=engine)
+    stage = replace(project.pipeline["rl"], engine=engine)
     other = plan_project(replace(project, pipeline={**project.pipeline, "rl": stage}), root)
     here, there = plan.stage("rl"), other.stage("rl")
     assert there.endpoint_usd == here.endpoint_usd
     assert there.endpoint_usd.p50 > 0
-    assert {option.num_nodes for option in there.options} == {1}
-    assert {option.num_nodes for option in here.options} > {1}
+    assert {option.num_nodes for option in there.options} > {1}
 
 
-def test_engines_on_several_nodes_say_that_they_ask_no_judge(planned):
+def test_engines_on_several_nodes_ask_judges_too(planned):
     project, root, _ = planned("constitution-rl-8b")
-    stage = replace(project.pipeline["rl"], on_overoptimisation="warn", resources=StageResources(num_nodes=2))
+    stage = replace(project.pipeline["rl"], resources=StageResources(num_nodes=2))
     wide = plan_project(replace(project, pipeline={**project.pipeline, "rl": stage}), root)
     engines = with_other_engines(wide).stage("rl").other_engines
-    assert engines
-    assert all("at an address of its own node alone" in item.refused for item in engines)
+    assert {item.engine for item in engines if not item.refused} >= {"nemo_rl"}, engines
+
+
+RUN = {
+    "trl": set(),
+    "verl": set(),
+    "nemo_rl": set(),
+    "openrlhf": {"min_new_tokens"},
+    "skyrl": {"min_new_tokens", "kl_coefficient"},
+    "prime_rl": {*OTHER_PACE, "resources", "kl_coefficient"},
+}
+
+
+@pytest.mark.parametrize("engine", RUN)
+def test_a_run_of_judges_and_a_watch_is_rendered(planned, engine):
+    """What an export has nobody for, `charter run` does: it asks the judges and stops at the alarm."""
+    project, _, plan = planned("constitution-rl-8b")
+    changed, refused = with_engine(project, "rl", engine), set()
+    try:
+        render(replace(handover_of(changed, plan, "rl"), is_run=True))
+    except SpecError as error:
+        refused = {problem.path.rpartition(".")[2] for problem in error.problems}
+    assert refused == RUN[engine]

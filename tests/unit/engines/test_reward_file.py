@@ -64,7 +64,7 @@ def stage_of(engine, *rewards, **changes):
 def rendered(engine, *rewards, **changes):
     """The stage as it is rendered where it runs, with a process beside it that asks its judges."""
     stage = stage_of(engine, *rewards, **changes)
-    return render(replace(handover(stage, layout_of(stage)), sources={"own/bonus.py": OWN}, asks_judges=True))
+    return render(replace(handover(stage, layout_of(stage)), sources={"own/bonus.py": OWN}, is_run=True))
 
 
 def refusal(engine, *rewards, **changes):
@@ -238,6 +238,7 @@ def test_ten_answers_get_the_numbers_of_charter(engine, tmp_path, monkeypatch):
     module = loaded(rendered(engine, *FUNCTIONS), tmp_path, monkeypatch)
     assert CALLS[engine](module, monkeypatch) == pytest.approx(TOTALS, abs=1e-12)
     assert len(set(TOTALS)) > 4
+    assert not (tmp_path / "scores").exists(), "beside an export nobody reads them"
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -258,6 +259,41 @@ def test_failing_function_is_raised_and_never_a_reward(engine, tmp_path, monkeyp
     total, each = module.rewards_of("4", row_text(TURNS, {}))
     assert total == 0.0
     assert math.isnan(each["right"])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_each_engine_writes_what_it_has_scored(engine, tmp_path, monkeypatch):
+    module = loaded(rendered(engine, *FUNCTIONS), tmp_path, monkeypatch)
+    (tmp_path / "scores").mkdir()
+    CALLS[engine](module, monkeypatch)
+    [file] = (tmp_path / "scores").iterdir()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    each = [module.rewards_of(answer, text)[1] for answer, text in zip(ANSWERS, TEXTS, strict=True)]
+    wanted = [{name: None if math.isnan(value) else value for name, value in item.items()} for item in each]
+    assert [line["rewards"] for line in lines] == wanted
+    rows = {text: line["row"] for text, line in zip(TEXTS, lines, strict=True)}
+    assert [line["row"] for line in lines] == [rows[text] for text in TEXTS]
+    assert len(set(rows.values())) == len(rows) == 3
+    assert all(seconds > 0 for line in lines for seconds in line["seconds"].values())
+
+
+def test_a_reward_that_fails_is_missing_in_the_scores(tmp_path, monkeypatch):
+    module = loaded(rendered("prime_rl", FUNCTIONS[1], FUNCTIONS[0]), tmp_path, monkeypatch)
+    (tmp_path / "scores").mkdir()
+    with pytest.raises(ValueError, match="holds no number"):
+        module.rewards_of("4", row_text(TURNS, {"answer": "none"}))
+    [file] = (tmp_path / "scores").iterdir()
+    assert json.loads(file.read_text())["rewards"] == {"form": 0.0}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_stop_is_rendered_where_charter_watches(engine):
+    stage = stage_of(engine, FUNCTIONS[0], on_overoptimisation="stop")
+    with pytest.raises(SpecError, match="compares the rewards with the gold, and an export has none"):
+        render(replace(handover(stage, layout_of(stage)), sources={"own/bonus.py": OWN}))
+    mapped = rendered(engine, FUNCTIONS[0], on_overoptimisation="stop").mapping
+    [note] = [item for item in mapped if item.field == "stage.on_overoptimisation"]
+    assert "after every rollout" in note.note
 
 
 def test_each_engine_is_told_where_the_file_is():
@@ -321,10 +357,10 @@ def test_what_cannot_be_called_is_refused_by_its_name(engine):
         assert "one reward of kind env" in said["rewards"]
     else:
         assert "play an environment of verifiers" in said["environment"]
-    assert "compares the rewards" in refusal(engine, FUNCTIONS[0], on_overoptimisation="stop")["on_overoptimisation"]
     model = Reward(name="pm", kind="preference_model", model="pm")
-    if engine != "trl":
-        assert "not by both" in refusal(engine, FUNCTIONS[0], model)["rewards"]
+    said = refusal(engine, FUNCTIONS[0], model, on_overoptimisation="stop")
+    assert "a preference model is the engine's own" in said["on_overoptimisation"]
+    assert ("not by both" in said.get("rewards", "")) is (engine != "trl")
 
 
 LISTS = {
@@ -472,9 +508,6 @@ def test_nobody_asks_a_judge_beside_an_export(tmp_path, monkeypatch):
     stage = stage_of("verl", JUDGE)
     with pytest.raises(SpecError, match="an export has none"):
         render(handover(stage, layout_of(stage)))
-    on_nodes = replace(handover(stage, layout_of(stage)), on_ray=True)
-    with pytest.raises(SpecError, match="at an address of its own node alone"):
-        render(on_nodes)
     module = loaded(rendered("verl", JUDGE), tmp_path, monkeypatch)
     with pytest.raises(RuntimeError, match="start this stage by `charter run`"):
         module.rewards_of("4", TEXTS[0])

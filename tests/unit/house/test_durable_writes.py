@@ -33,6 +33,7 @@ ALLOWED = {
     "artifacts/faults.py": LOG,
     "artifacts/group.py": LOG,
     "artifacts/stage_process.py": LOG,
+    "engines/common/reward_file.py": "the text of a file that the engine's processes run, in its directory",
     "engines/openrlhf/adapter.py": WORK,
     "engines/megatron/adapter.py": WORK,
     "engines/megatron/mapping.py": "the text of a script that Charter renders and does not run",

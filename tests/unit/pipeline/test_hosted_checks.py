@@ -161,11 +161,12 @@ SERVED = (
         (SERVED, "", ()),
         ("", "", ("'big' needs accelerators of its own",)),
         ("serving: {big: {pool: {replicas: 1}}}", "", ("'big' needs accelerators of its own",)),
-        (SERVED, ", num_nodes: 2", ("at an address of its own node alone",)),
+        (SERVED, ", num_nodes: 2", ()),
     ],
 )
-def test_a_judge_is_asked_beside_an_engine_of_one_node(tmp_path, serving, nodes, words):
+def test_a_judge_is_asked_beside_an_engine(tmp_path, serving, nodes, words):
     stage = LISTED.replace("function, call: CALL", "judge, model: big").replace('"H100:8"', f'"H100:8"{nodes}')
+    stage = stage.replace("batch: 32", "batch: 64")
     changes = {
         "resources: {acc": f"  {stage}{serving}\nresources: {{acc",
         "data: {": "  big: {model: Qwen/Qwen2.5-7B-Instruct}\ndata: {",

@@ -1,3 +1,4 @@
+import json
 import random
 from dataclasses import replace
 
@@ -5,6 +6,7 @@ import pytest
 
 from charter.tracking.overoptimisation import (
     FALSE_ALARMS,
+    OVEROPTIMISATION,
     OveroptimisationWatch,
     RolloutMeans,
     overoptimised,
@@ -50,6 +52,17 @@ def test_gold_that_falls_with_the_reward_is_not_exploited():
 def test_sure_fall_of_no_size_is_no_alarm():
     points = [replace(STILL, gold_variance=1e-9, gold=0.6 - 0.001 * n, reward=float(n)) for n in range(20)]
     assert overoptimised(points) is None
+
+
+def test_alarm_over_golds_without_spread_is_written(tmp_path):
+    still = replace(STILL, reward_variance=0.0, gold_variance=0.0, gold_deviation=0.0)
+    watch = OveroptimisationWatch()
+    (alarm,) = filter(None, (watch.look(replace(still, gold=float(n < 3), reward=float(n > 2))) for n in range(6)))
+    alarm.write(tmp_path, gold="g")
+    note = json.loads((tmp_path / OVEROPTIMISATION).read_text())
+    assert (note["gold_fall"], note["gold_deviations"], note["gold_errors"]) == (1.0, None, None)
+    assert "the gold fell by 1 (without any spread) while" in note["message"]
+    json.dumps(watch.state_dict(), allow_nan=False)
 
 
 def test_alarm_says_what_fell_and_rose_and_since_when():

@@ -43,14 +43,10 @@ ALWAYS = frozenset({"answer", "prompt", "turns", "truth", "row"})
 """Values that a reward function may ask for in every engine that calls a list; others are those that it knows."""
 OVERLONG = f"{SHIPPED_REWARD}overlong"
 NO_OTHER_GROUPS = "its file holds the prompts of every rollout in Charter's order, and none to replace a group by"
-UNWATCHED = "no engine but Charter's own compares the rewards with the gold while it trains"
+UNWATCHED = "the score of a preference model is the engine's own, and the alarm compares all that is learnt from"
 UNCOMPARED = (
     "ask: pairwise compares the answers of a group, and other engines call a judge for one answer at a time; "
     "pointwise and checklist rate each by itself"
-)
-ONE_NODE = (
-    "a judge is asked by Charter's process beside the engine, at an address of its own node alone, and the engine's "
-    "processes lie on several, or on a cluster of Ray"
 )
 ENDS_THE_RUN = "ends the run"
 LEFT_OUT = "leaves out its answer, and the rest of its group is compared without it"
@@ -454,7 +450,7 @@ def refused_rewards(
         yield "rewards", "; ".join(reasons)
     if stage.mixture not in calls.mixtures:
         yield "mixture", ADDED_UP
-    if stage.on_overoptimisation != "warn":
+    if stage.on_overoptimisation != "warn" and any(item.kind == "preference_model" for item in stage.rewards):
         yield "on_overoptimisation", UNWATCHED
 
 
@@ -467,8 +463,6 @@ def _refused_taskset(stage: PpoStage, environment: Environment) -> Iterator[tupl
             "rewards",
             "it learns from what the taskset gives: one reward of kind env, of weight 1 and without a score",
         )
-    if stage.on_overoptimisation != "warn":
-        yield "on_overoptimisation", UNWATCHED
 
 
 def own_penalty(stage: PpoStage, calls: RewardCalls) -> Reward | None:
@@ -481,6 +475,12 @@ def own_penalty(stage: PpoStage, calls: RewardCalls) -> Reward | None:
     penalties = [item for item in stage.rewards if item.call == OVERLONG and item.weight > 0]
     exact = [item for item in penalties if (item.arguments or {}).get("longest") == stage.max_new_tokens]
     return exact[0] if len(penalties) == len(exact) == 1 else None
+
+
+def listed_rewards(stage: PpoStage, calls: RewardCalls) -> tuple[Reward, ...]:
+    """Return the rewards that `rewards.py` gives, in the order of the list; the engine gives the others itself."""
+    penalty = own_penalty(stage, calls)
+    return tuple(item for item in stage.rewards if item.kind in ("function", "judge") and item is not penalty)
 
 
 def _not_called(reward: Reward, calls: RewardCalls, penalty: Reward | None, sources: Mapping[str, str] | None) -> str:

@@ -82,8 +82,8 @@ class Handover:
     """Checkpoints that are kept."""
     on_ray: bool = False
     """A Ray cluster with all nodes is there: one process starts the engine, and nothing starts Ray."""
-    asks_judges: bool = False
-    """A process of Charter's runs beside the engine, on its one node, and asks the judges of the stage."""
+    is_run: bool = False
+    """A process of Charter's runs beside the engine: it asks the judges of the stage, and watches its rewards."""
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """File of the user's own reward functions or of an environment, as charter.yaml names it -> its text."""
 

@@ -4,6 +4,7 @@ The file holds the functions themselves, the list, and one caller for the engine
 process, so nothing limits a function there; one that fails ends the run, and is never a reward of 0. A row carries
 what a function may ask for beside the answer as JSON text, under the name `adapter.ROW`. A judge is asked by Charter's
 process beside the engine, which stores and pays for its answers; the file sends that process one answer at a time.
+Where such a process runs, every answer's rewards are written down for it too: it watches them (`hosted/scores.py`).
 """
 
 import ast
@@ -24,9 +25,8 @@ from charter.engines.common.capabilities import (
     ENDS_THE_RUN,
     INSTEAD_OF_REWARDS,
     NO_OTHER_GROUPS,
-    ONE_NODE,
-    UNWATCHED,
     Capabilities,
+    listed_rewards,
     own_penalty,
     refused_rewards,
 )
@@ -36,10 +36,13 @@ from charter.spec.rewards import Reward
 
 REWARDS_FILE, OWN_SOURCES = "rewards.py", "reward_sources"
 """In the work directory: the file, and the directory of the user's own functions."""
+SCORES = "scores"
+"""Likewise, a directory of a stage that runs: what each process that calls the file has scored, as JSON lines."""
 JUDGES_FILE = "judges.json"
 """In the work directory of a stage that runs: the address of the process that asks the judges, and its key's file."""
 NOT_EXPORTED = "a judge is asked by Charter's process beside the engine, and an export has none"
-BY_RUN = "`charter run` on one node, `engine: native`, or other rewards"
+BY_RUN = "`charter run`, `engine: native`, or other rewards"
+NOT_WATCHED = "Charter's process beside the engine compares the rewards with the gold, and an export has none"
 
 
 def unlimited(failed: str) -> str:
@@ -79,10 +82,13 @@ def map_rewards(mapper: FieldMapper, stage: PpoStage, engine: Capabilities, call
     refusals = dict(refused_rewards(stage, engine, sources=mapper.handover.sources))
     for name, reason in refusals.items():
         mapper.refuse(f"{STAGE}.{name}", reason, INSTEAD_OF_REWARDS.get(name, ""))
-    if stage.rewards and stage.judges and "rewards" not in refusals and not mapper.handover.asks_judges:
-        on_nodes = mapper.handover.num_nodes > 1 or mapper.handover.on_ray
-        refusals["rewards"] = ONE_NODE if on_nodes else NOT_EXPORTED
-        mapper.refuse(f"{STAGE}.rewards", refusals["rewards"], BY_RUN)
+    is_exported = stage.rewards and not mapper.handover.is_run
+    if is_exported and stage.judges and "rewards" not in refusals:
+        refusals["rewards"] = NOT_EXPORTED
+        mapper.refuse(f"{STAGE}.rewards", NOT_EXPORTED, BY_RUN)
+    if is_exported and stage.on_overoptimisation != "warn" and "on_overoptimisation" not in refusals:
+        refusals["on_overoptimisation"] = NOT_WATCHED
+        mapper.refuse(f"{STAGE}.on_overoptimisation", NOT_WATCHED, "`charter run`, or on_overoptimisation: warn")
     no_groups = NO_OTHER_GROUPS if engine.rewards is None else engine.rewards.no_groups
     is_played = stage.environment is not None and "environment" not in refusals
     for name, why in (("environment", "one turn"), ("equal_groups", no_groups)):
@@ -103,16 +109,25 @@ def map_rewards(mapper: FieldMapper, stage: PpoStage, engine: Capabilities, call
         mapper.to(f"{STAGE}.rewards", f"{REWARDS_FILE}: REWARDS", how="computed", note=note)
     mapper.charter(f"{STAGE}.gold", "a reward of weight 0: the engine may log it, and never learns from it")
     mapper.charter(f"{STAGE}.max_failed_share", f"nothing counts failures there: a reward that fails {calls.failed}")
-    for name, why in (("mixture", ADDED_UP), ("on_overoptimisation", UNWATCHED)):
-        if name not in refusals:
-            mapper.same(f"{STAGE}.{name}", getattr(stage, name), why)
-    functions = tuple(item for item in stage.rewards if item.kind in ("function", "judge") and item is not penalty)
+    if "mixture" not in refusals:
+        mapper.same(f"{STAGE}.mixture", stage.mixture, ADDED_UP)
+    if "on_overoptimisation" not in refusals:
+        mapper.charter(f"{STAGE}.on_overoptimisation", _watched(mapper, penalty))
+    functions = listed_rewards(stage, calls)
     return ExportedRewards(
         functions=functions,
         penalty=penalty,
         model=next((item for item in stage.rewards if item.kind == "preference_model"), None),
         files={} if refusals or is_played else _files(mapper, functions, caller),
     )
+
+
+def _watched(mapper: FieldMapper, penalty: Reward | None) -> str:
+    """Return who compares the rewards with the gold, and in what."""
+    if not mapper.handover.is_run:
+        return NOT_WATCHED
+    without = "" if penalty is None else f", without {penalty.name}, which the engine computes itself"
+    return f"Charter compares what {REWARDS_FILE} has given with the gold after every rollout{without}"
 
 
 def _files(mapper: FieldMapper, functions: Sequence[Reward], caller: str) -> Mapping[str, str]:
@@ -156,9 +171,9 @@ def _call(reward: Reward, places: Mapping[str, str]) -> str:
     return f"{places[reward.source]}:{str(reward.call).rpartition(':')[2]}"
 
 
-_COMMON = '''
+_COMMON = f'''
 """Name -> function, its arguments and its weight in the sum."""
-_LOADED = {}
+_LOADED = {{}}
 
 
 def function_of(call):
@@ -172,7 +187,7 @@ def function_of(call):
             import pathlib
 
             path = pathlib.Path(__file__).resolve().parent / "reward_sources" / place
-            spec = importlib.util.spec_from_file_location(f"own_{path.stem}", path)
+            spec = importlib.util.spec_from_file_location(f"own_{{path.stem}}", path)
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
             _LOADED[call] = getattr(module, name)
@@ -183,16 +198,44 @@ def reward_of(name, answer, text, **more):
     """One reward of one answer; `text` is what the row carries. None where it does not apply."""
     carried = json.loads(text)
     turns, row = carried["turns"], carried["row"]
-    values = {"answer": answer, "turns": turns, "prompt": turns[-1]["content"] if turns else "", "row": row}
+    values = {{"answer": answer, "turns": turns, "prompt": turns[-1]["content"] if turns else "", "row": row}}
     listed = REWARDS[name]
-    return called(function_of(listed["call"]), {**values, "truth": row.get("answer"), **more}, listed["arguments"])
+    return called(function_of(listed["call"]), {{**values, "truth": row.get("answer"), **more}}, listed["arguments"])
+
+
+def note_scores(text, each, seconds):
+    """Let Charter's process beside the engine read the rewards of one answer; a reward that is missing has failed."""
+    import hashlib
+    import os
+    import pathlib
+    import socket
+
+    directory = pathlib.Path(__file__).resolve().parent / "{SCORES}"
+    if directory.is_dir():
+        row = hashlib.sha256(text.encode()).hexdigest()
+        line = json.dumps({{"row": row, "rewards": each, "seconds": seconds}}) + "\\n"
+        path = directory / f"{{socket.gethostname()}}-{{os.getpid()}}.jsonl"
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(file, line.encode())  # at once: threads of this process write lines, not halves of them
+        finally:
+            os.close(file)
 
 
 def rewards_of(answer, text, **more):
     """The weighted sum over the rewards that apply, and each of them (NaN where one does not)."""
-    each = {name: reward_of(name, answer, text, **more) for name in REWARDS}
+    import time
+
+    each, seconds = {{}}, {{}}
+    try:
+        for name in REWARDS:
+            began = time.perf_counter()
+            each[name] = reward_of(name, answer, text, **more)
+            seconds[name] = time.perf_counter() - began
+    finally:
+        note_scores(text, each, seconds)
     total = sum(REWARDS[name]["weight"] * reward for name, reward in each.items() if reward is not None)
-    return float(total), {name: math.nan if reward is None else reward for name, reward in each.items()}
+    return float(total), {{name: math.nan if reward is None else reward for name, reward in each.items()}}
 
 '''
 

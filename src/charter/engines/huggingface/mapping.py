@@ -36,12 +36,23 @@ ESTIMATORS = ("grpo", "rloo")
 LOSS_TYPES = {"token": "dapo", "sequence": "grpo", "constant": "dr_grpo"}
 NO_VALUE_MODEL = "decides nothing here: the estimator has no value model"
 CALLER = f'''
+_COLUMNS, _SECONDS = {{}}, {{}}
+
+
 def _column(name):
-    """A reward as TRL calls it: all completions at once, with the columns of their rows."""
+    """A reward as TRL calls it, one after the other: all completions at once, with the columns of their rows."""
 
     def column(prompts, completions, completion_ids, {ROW}, **_):
+        import time
+
+        began = time.perf_counter()
         asked = zip(completions, completion_ids, {ROW}, strict=True)
-        return [reward_of(name, answer[-1]["content"], row, tokens=len(ids)) for answer, ids, row in asked]
+        _COLUMNS[name] = [reward_of(name, answer[-1]["content"], row, tokens=len(ids)) for answer, ids, row in asked]
+        _SECONDS[name] = (time.perf_counter() - began) / max(len({ROW}), 1)
+        if name == list(REWARDS)[-1]:
+            for row, *rewards in zip({ROW}, *(_COLUMNS[each] for each in REWARDS), strict=True):
+                note_scores(row, dict(zip(REWARDS, rewards)), _SECONDS)
+        return _COLUMNS[name]
 
     column.__name__ = name
     return column

@@ -25,6 +25,7 @@ from charter.inference.endpoint.identity import Canaries, ServerSetting
 from charter.inference.endpoint.settling import CallJournal
 from charter.inference.endpoint.transport import Transport, read_key
 from charter.inference.endpoint.wanted import Batch, Counts, PoolStats
+from charter.ledger.call import CallTotals
 from charter.ledger.calls import CallStore
 from charter.spec.project import MOST_BATCHED, Serving
 
@@ -157,9 +158,9 @@ class EndpointPool:
             confirming = asyncio.run_coroutine_threadsafe(self._desk.confirm(), self._loop)
         confirming.result()
 
-    def settled_micro_usd(self) -> int:
-        """Known cost of the stage's calls so far, whichever pool sent them."""
-        return self._calls.totals().settled_micro_usd
+    def totals(self) -> CallTotals:
+        """The stage's calls so far, whichever pool sent them."""
+        return self._calls.totals()
 
     def stats(self) -> PoolStats:
         """Figures so far."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -294,6 +295,29 @@ class RewardList:
         """SHA-256 of what the rewards read."""
         text = json.dumps([answer.offered() for answer in answers], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def reward_metrics(names: Sequence[str], sums: Mapping[str, float], answers: int) -> dict[str, float]:
+    """Mean and deviation of each reward where it applied, shares where it did not and where it failed, seconds, usd.
+
+    >>> sums = {"a/applied": 2.0, "a/sum": 2.0, "a/square": 4.0, "a/failed": 1.0, "a/seconds": 0.5, "a/usd": 0.0}
+    >>> reward_metrics(["a"], sums, answers=4)["reward_a_mean"]
+    1.0
+    """
+    metrics: dict[str, float] = {}
+    for name in names if sums else ():
+        applied = max(sums[f"{name}/applied"], 1.0)
+        mean = sums[f"{name}/sum"] / applied
+        failed = sums[f"{name}/failed"]
+        metrics |= {
+            f"reward_{name}_mean": mean,
+            f"reward_{name}_deviation": math.sqrt(max(sums[f"{name}/square"] / applied - mean**2, 0.0)),
+            f"reward_{name}_not_applicable": (answers - sums[f"{name}/applied"] - failed) / answers,
+            f"reward_{name}_failed": failed / answers,
+            f"reward_{name}_seconds": sums[f"{name}/seconds"],
+            f"reward_{name}_usd": sums[f"{name}/usd"],
+        }
+    return metrics
 
 
 def own_file(reward: Reward, sources: Iterable[tuple[str, Path]]) -> Path | None:
