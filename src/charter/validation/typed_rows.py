@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, fields
 from charter.errors import DataError
 from charter.units import GB
 from charter.validation.rows.accelerator import accelerator_of, node_network
-from charter.validation.rows.measurement import Measurement, Refusal, probe_in
+from charter.validation.rows.measurement import Measurement, Refusal
+from charter.validation.rows.memory_texts import also_held_in, probe_in
 from charter.validation.rows.shapes import model_named
 
 _STACKS: tuple[tuple[str, str], ...] = (
@@ -125,6 +126,7 @@ def typed_cells(row: Measurement) -> dict[str, str]:
         "parameter_dtype": _stored(dtype, trains=trains),
         "attention_kernel": _kernel(row),
         "memory_probe": probe_in(row.unit, row.notes) if row.metric.startswith("peak_mem") else "",
+        "also_held": also_held_in(row.notes) if row.metric.startswith("peak_mem") or row.metric == "oom" else "",
     }
     if trains:
         cells |= dict.fromkeys(_STATES, UNKNOWN)

@@ -14,6 +14,7 @@ from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 from charter.errors import DataError
+from charter.validation.rows.memory_texts import also_held_in, probe_in
 
 _KINDS: tuple[tuple[str, str], ...] = (
     (r"pre-?train\w*|training", "pretrain"),
@@ -112,14 +113,6 @@ def respelt(cells: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-PROBES = ("active", "allocated", "reserved", "nvidia_smi", "unknown")
-"""Counters of memory, the smallest first; a plan's peak is that of `nvidia_smi`: reserved, with the CUDA context."""
-_PROBE_WORDS = (
-    (r"nvidia-smi|nvml|gpustat", "nvidia_smi"),
-    (r"\breserved|max_memory_reserved|max_reserved", "reserved"),
-    (r"\bactive\b", "active"),
-    (r"allocated|maxmemalloc|max_alloc", "allocated"),
-)
 TOTALS = ("wall_hours", "wall_days", "gpu_hours", "cost_usd")
 TEXTS = {
     "framework": ("stack", "stack_version"),
@@ -179,16 +172,6 @@ def misread(cells: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def probe_in(unit: str, notes: str) -> str:
-    """The counter that a unit or a note names.
-
-    >>> probe_in("GiB max_memory_reserved, worst rank", ""), probe_in("GiB active", ""), probe_in("GB", "bs 2")
-    ('reserved', 'active', 'unknown')
-    """
-    text = f"{unit} {notes}".casefold()
-    return next((probe for words, probe in _PROBE_WORDS if re.search(words, text)), "unknown")
-
-
 def settled(cells: Mapping[str, Any]) -> dict[str, Any]:
     """The cells of a row with free text written from its typed columns, where it has them.
 
@@ -197,9 +180,12 @@ def settled(cells: Mapping[str, Any]) -> dict[str, Any]:
     ('hf trainer', 'zero2')
     """
     values = dict(cells)
-    measures_memory = str(values.get("metric", "")).startswith("peak_mem")
+    metric, notes = str(values.get("metric", "")), values.get("notes", "")
+    measures_memory = metric.startswith("peak_mem")
     if measures_memory and not values.get("memory_probe"):
-        values["memory_probe"] = probe_in(values.get("unit", ""), values.get("notes", ""))
+        values["memory_probe"] = probe_in(values.get("unit", ""), notes)
+    if (measures_memory or metric == "oom") and not values.get("also_held"):
+        values["also_held"] = also_held_in(notes)
     if not values.get("stack"):
         return values
     for name, word in _texts({key: value for key, value in values.items() if value != "unknown"}).items():
@@ -365,6 +351,8 @@ class Measurement:
     response_tokens_cap: float | None = None
     memory_probe: str = ""
     """active, allocated, reserved, nvidia_smi or unknown."""
+    also_held: str = ""
+    """Held beside what kind and adapter say: ends, norms and average, joined by plus signs, or none."""
     problems: tuple[str, ...] = ()
     """Cells that could not be read; a row that has any is refused, with them as the reason."""
 
