@@ -15,6 +15,7 @@ from charter.units import GB
 from charter.validation.rows.accelerator import accelerator_of, node_network
 from charter.validation.rows.measurement import Measurement, Refusal
 from charter.validation.rows.memory_texts import also_held_in, probe_in
+from charter.validation.rows.metrics import printed_kind
 from charter.validation.rows.shapes import model_named
 
 _STACKS: tuple[tuple[str, str], ...] = (
@@ -260,6 +261,7 @@ _NAMES = tuple(item.name for item in fields(Measurement) if item.name != "proble
 def _printed(row: Measurement) -> dict[str, str]:
     cells = {name: getattr(row, name) for name in _NAMES}
     texts = {name: f"{value:.12g}" if isinstance(value, float) else str(value) for name, value in cells.items()}
+    texts["kind"] = printed_kind(row)
     return {name: text for name, text in texts.items() if cells[name] not in (None, "")}
 
 

@@ -18,14 +18,14 @@ from charter.validation.rows.memory_texts import also_held_in, probe_in
 
 _KINDS: tuple[tuple[str, str], ...] = (
     (r"pre-?train\w*|training", "pretrain"),
-    (r"(full[- ])?fine-?tun\w*|full[- ]ft|dpo|orpo|kto|simpo", "sft"),
+    (r"(full[- ])?fine-?tun\w*|full[- ]ft|dpo|orpo|kto|simpo|ipo|cpo", "sft"),
     (r"q?lora|peft|q?dora", "lora"),
     (r"reward([- _]model\w*)?", "rm"),
     (r"grpo|dapo|rlhf|rl|rloo|rlvr|reinforce\S*", "ppo"),
     (r"serving|generation|infer", "inference"),
     (r"run([- ]total)?|total", "run_total"),
 )
-_ALGORITHMS = re.compile(r"dpo|orpo|kto|simpo|grpo|dapo|rloo|reinforce")
+_ALGORITHMS = re.compile(r"dpo|orpo|kto|simpo|ipo|cpo|grpo|dapo|rloo|reinforce")
 _ADAPTERS: tuple[tuple[str, str], ...] = (
     (r"q-?[ld]ora", "qlora"),
     (r"lora|dora|\bpeft\b|ia3|adapter", ""),
@@ -42,12 +42,12 @@ _UNSAID_HOST = re.compile(r"(cpu|host|ram|nvme|disk|yes|true|1|on|all|full|enabl
 
 
 def kind_of(printed: str) -> str:
-    """The kind of a row.
+    """The kind of a row, which an algorithm may follow.
 
-    >>> kind_of("GRPO"), kind_of("full fine-tuning"), kind_of("pretrain")
-    ('ppo', 'sft', 'pretrain')
+    >>> kind_of("GRPO"), kind_of("full fine-tuning"), kind_of("lora+dpo")
+    ('ppo', 'sft', 'lora')
     """
-    plain = printed.casefold().strip()
+    plain = printed.casefold().partition("+")[0].strip()
     return next((kind for words, kind in _KINDS if re.fullmatch(words, plain)), plain or "pretrain")
 
 
