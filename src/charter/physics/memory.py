@@ -25,17 +25,16 @@ from charter.physics.memory_profiles import (
     MemoryJob,
     MemoryProfile,
 )
+from charter.physics.memory_rank import Rank, trained_parameters
 from charter.physics.memory_shape import MemoryShape, Stage, rank_columns, stage_layers
 from charter.physics.memory_terms import (
     ASSUMED,
-    Rank,
     activation_columns,
     buffer_columns,
     joined_share,
     logit_columns,
     sequence_group,
     state_columns,
-    trained_parameters,
 )
 from charter.physics.precision import FSDP_MIXED, TrainingPrecision
 from charter.physics.step_time import distinct, rows_of
@@ -293,7 +292,9 @@ def _cached_column(rank: Rank, step: Array, *, stepping: bool) -> ExplainedColum
     cast = s.cast_bytes * rank.largest_parameter
     shared = (rank.layouts.zero >= 1) & (rank.layouts.zero < 3) & (rank.group > 1)
     gathered = np.where(shared, s.gather_copies * s.compute_bytes * (dense_and_experts[0] + dense_and_experts[1]), 0.0)
-    later = np.maximum(s.flat_step * step, gathered) * (0.0 if stepping else 1.0)
+    # Temporaries of many small tensors lie in segments of 2 or 20 MB, from which no large buffer can be cut.
+    scattered = s.step_bytes * rank.sharded(rank.adapters, array(0.0), 1) * rank.constants.step * (s.adapter > 0)
+    later = np.maximum(np.maximum(s.flat_step * step, scattered), gathered) * (0.0 if stepping else 1.0)
     return column(
         "cached by the allocator",
         "overhead",

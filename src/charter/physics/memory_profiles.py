@@ -73,6 +73,9 @@ class MemoryProfile:
     name: str
     implementation: Implementation = "huggingface"
     cross_entropy: CrossEntropy = "eager"
+    freed_logits: float = 0.0
+    """Bytes of a logit that the allocator keeps when a loss in 32 bits is differentiated: 16-bit logits, or a copy of
+    them, are gone, but no tensor of 32 bits fits where they were."""
     loss_parts: float = 1.0
     """Parts of a micro-batch whose logits exist one after the other."""
     persistent_gradients: bool = False
@@ -83,6 +86,9 @@ class MemoryProfile:
     """At most so many parameters of the shard step at a time (DeepSpeed ZeRO-3: `sub_group_size`)."""
     bucket_elements: float = 0.0
     """Elements of the communication buckets of ZeRO 1 and 2."""
+    alone_elements: float = 0.0
+    """Elements of those that are there without data parallelism, too (`DeepSpeedZeroOptimizer.reduce_gradients` makes
+    one for a pipeline, and flattens its gradients into another of its size)."""
     whole_buckets: bool = False
     """They have that size however few parameters are trained, on one device too: DeepSpeed's `backward` makes them with
     `torch.empty(reduce_bucket_size)`, two where reductions overlap (`DeepSpeedZeroOptimizer.ipg_buffer`)."""
@@ -164,6 +170,7 @@ MEGATRON_DEEPSPEED = MemoryProfile(
     persistent_gradients=True,
     step_bytes=6.0,
     bucket_elements=2e9,
+    alone_elements=1e9,
     stage_outputs=1.0,
     flat_step=1.0,
     norm_bytes=12.0,
@@ -261,6 +268,7 @@ TORCHTITAN = MemoryProfile(
     name="torchtitan",
     implementation="lean",
     cross_entropy="released",
+    freed_logits=2.0,
     step_bytes=0.0,
     source="torchtitan: compiled layers keep little, fused AdamW, FSDP2; `del pred` before the backward pass",
 )

@@ -310,6 +310,7 @@ class MemoryShape:
     embedding_bytes: Array
     """Of a frozen embedding beside adapters, where nothing is sharded."""
     trained_ends: Array
+    """Share of an adapter's bytes per parameter: copies of embedding and head keep the model's type."""
     base_bytes: Array
     quantises_head: Array
     persistent_gradients: Array
@@ -322,6 +323,7 @@ class MemoryShape:
     step_bytes: Array
     step_parameters: Array
     bucket_elements: Array
+    alone_elements: Array
     whole_buckets: Array
     starts_whole: Array
     live_parameters: Array
@@ -406,9 +408,10 @@ def _layer_numbers(job: MemoryJob) -> dict[str, float]:
 def _loss_numbers(job: MemoryJob) -> dict[str, float]:
     """The cross-entropy over the vocabulary."""
     kind, a = job.cross_entropy or job.profile.cross_entropy, job.architecture
+    freed = job.profile.freed_logits * job.reserved * (kind in ("released", "eager"))
     return {
         "vocabulary": a.vocab_size,
-        "loss_bytes": (job.precision.compute_bytes + LOSS_BYTES[kind]) * (job.head == "lm"),
+        "loss_bytes": (job.precision.compute_bytes + LOSS_BYTES[kind] + freed) * (job.head == "lm"),
         "loss_split": SPLIT_LOSS_BYTES * (kind == "released" and job.head == "lm"),
         "loss_share": job.logit_share,
         "loss_rows": _loss_rows(job, kind),
@@ -432,6 +435,7 @@ def _on_cpu(job: MemoryJob) -> bool:
 def _state_numbers(job: MemoryJob) -> dict[str, float]:
     """Bytes per parameter, and what is trained where there are adapters."""
     precision, adapter = job.precision, job.adapter
+    trains_ends = adapter is not None and adapter.trains_ends
     return {
         "parameter_bytes": precision.parameter_bytes,
         "gradient_bytes": precision.gradient_bytes,
@@ -439,7 +443,7 @@ def _state_numbers(job: MemoryJob) -> dict[str, float]:
         "compute_bytes": precision.compute_bytes,
         "adapter": adapter is not None,
         "adapter_parameters": _adapter_size(job.architecture, adapter) if adapter else 0.0,
-        "trained_ends": adapter is not None and adapter.trains_ends,
+        "trained_ends": min(1.0, precision.compute_bytes / precision.parameter_bytes) if trains_ends else 0.0,
         "base_bytes": adapter.base_bytes if adapter else 2.0,
         "embedding_bytes": precision.parameter_bytes if job.profile.autocast_adapters else 2.0,
         "quantises_head": adapter is not None and adapter.quantises_head,
@@ -459,6 +463,7 @@ def _run_numbers(job: MemoryJob) -> dict[str, float]:
         "step_bytes": profile.step_bytes * _step_share(job),
         "step_parameters": profile.step_parameters,
         "bucket_elements": profile.bucket_elements,
+        "alone_elements": profile.alone_elements,
         "whole_buckets": profile.whole_buckets,
         "starts_whole": profile.starts_whole,
         "live_parameters": np.inf if profile.gathers_stay_frozen and job.adapter else profile.live_parameters,
@@ -583,9 +588,8 @@ def _backward(a: Architecture, kind: LayerKind, *, frees: bool) -> float:
 
 def _encoder_bytes(encoder: Encoder, job: MemoryJob) -> float:
     """Kept by a trained encoder per sequence (one picture each): the list of a plain layer, 16 h and 2 f per token."""
-    e, value = encoder, job.precision.compute_bytes
-    inner = (4 if e.gated_mlp else 2) * e.intermediate_size
-    return value * e.num_layers * e.tokens_per_sample * (8 * e.hidden_size + inner)
+    e, inner = encoder, (4 if encoder.gated_mlp else 2) * encoder.intermediate_size
+    return job.precision.compute_bytes * e.num_layers * e.tokens_per_sample * (8 * e.hidden_size + inner)
 
 
 def _mean(layers: list[tuple[LayerActivations, float]], name: str) -> float:

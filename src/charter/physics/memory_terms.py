@@ -1,15 +1,10 @@
 """Terms of a training step's memory, over columns of layouts: states, activations, logits, buffers, overheads."""
 
-from dataclasses import dataclass
-from functools import cached_property
-
 import numpy as np
 
-from charter.physics.columns import Array, Layouts, array
-from charter.physics.constants import TrainingMemoryConstants
+from charter.physics.columns import Array, array
 from charter.physics.kept_activations import SOURCE as ACTIVATION_SOURCE
-from charter.physics.kept_activations import in_flight
-from charter.physics.memory_shape import Ends, MemoryShape, RankColumns, Stage, zero_sharded
+from charter.physics.memory_rank import Rank, trained_parameters
 from charter.physics.terms import ExplainedColumn, column
 from charter.spec.layout import Recompute
 
@@ -19,87 +14,6 @@ ZERO_SOURCE = "Rajbhandari et al. 2020, figure 1"
 LAYERS_AHEAD = 1024 / 32
 """Layers that a host can be ahead of its device: 1,024 kernels may wait to run (a limit of CUDA), about 32 a layer."""
 ASSUMED = "assumption (physics/constants.py), moved by calibration"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rank:
-    """One pipeline stage of many layouts: what most terms need."""
-
-    shape: MemoryShape
-    layouts: Layouts
-    constants: TrainingMemoryConstants
-    parameters: RankColumns
-    stage: Stage
-
-    @cached_property
-    def tokens(self) -> Array:
-        """Tokens of a micro-batch on one rank."""
-        return array(self.layouts.micro_batch * self.shape.seq_len / self.layouts.context)
-
-    @cached_property
-    def group(self) -> Array:
-        """Ranks over which ZeRO shards."""
-        return array(self.layouts.shards)
-
-    @property
-    def gathers(self) -> Array:
-        """1 where weights are gathered before use."""
-        return array(((self.layouts.zero >= 3) & (self.group > 1)) | (self.layouts.offload_parameters > 0))
-
-    @cached_property
-    def held(self) -> Array:
-        """Micro-batches in flight."""
-        index = {"first": array(0.0), "middle": array(1.0), "last": self.layouts.pipeline - 1}[self.stage]
-        index = np.minimum(index, self.layouts.pipeline - 1)
-        return in_flight(self.layouts.pipeline, self.layouts.interleave, self.layouts.accumulation, index)
-
-    @property
-    def is_apart(self) -> Array:
-        """1 where FSDP2 shards embedding and output projection as units of their own."""
-        lay = self.layouts
-        # Tensor parallelism goes through FSDP2 too, over copies where nothing is sharded.
-        sharded = ((lay.zero >= 2) & (self.group > 1)) | (lay.tensor > 1)
-        return array((self.shape.ends_apart > 0) & sharded & (lay.pipeline == 1))
-
-    @property
-    def is_autocast(self) -> Array:
-        """1 where autocast makes the 16-bit weights, of products alone and while their graph lives.
-
-        What lies between products is in fp32 then: the residual stream, and the norms' outputs, which the products of
-        queries, keys and values, or of gate and up, each cast for themselves.
-        """
-        s = self.shape
-        narrow = (s.parameter_bytes > s.compute_bytes) & (s.adapter == 0)
-        return array((s.ends_apart > 0) & narrow & (self.is_apart == 0) & (self.gathers == 0))
-
-    @cached_property
-    def ends(self) -> Ends:
-        """Embedding and output projection of this rank."""
-        model, tensor = self.shape.model, self.layouts.tensor
-        embedding, head = model.embedding / tensor, model.head_beside_embedding / tensor
-        is_tied = head == 0
-        is_own = ~is_tied & (tensor == 1) & (self.shape.scalar == 0)
-        return Ends(
-            embedding=array(np.where(is_tied, 0.0, embedding)),
-            head=array(np.where(is_own, head, 0.0)),
-            root=array(np.where(is_tied, embedding, np.where(is_own, 0.0, head))),
-        )
-
-    @property
-    def largest_parameter(self) -> Array:
-        """Elements of the largest parameter of a rank."""
-        return array(np.maximum(self.shape.model.largest_matrix / self.layouts.tensor, self.parameters.end_unit))
-
-    def sharded(self, dense: Array, experts: Array, stage: int) -> Array:
-        """Parameters a rank owns of something that ZeRO shards from `stage` on."""
-        return zero_sharded(dense, experts, self.layouts, since=stage)
-
-
-def trained_parameters(rank: Rank) -> tuple[Array, Array]:
-    """Trained parameters of a rank before ZeRO shards them: dense ones and routed experts."""
-    s, p = rank.shape, rank.parameters
-    small = s.adapter_parameters * p.layers / s.model.layers / rank.layouts.tensor + s.trained_ends * p.end_unit
-    return array(np.where(s.adapter > 0, small, p.dense)), array(np.where(s.adapter > 0, 0.0, p.experts))
 
 
 def state_columns(rank: Rank) -> dict[str, ExplainedColumn]:
@@ -363,7 +277,9 @@ def _weight_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     live = np.where(rank.layouts.pipeline > 1, p.total, np.minimum(s.live_parameters, p.total))
     quantised = (s.adapter > 0) & (s.base_bytes < 2)
     stored = np.where(quantised, s.base_bytes, value)
-    copies = np.where((s.parameter_bytes > value) & (s.adapter == 0) & (rank.gathers == 0), p.total, 0.0)
+    # Autocast keeps its casts of what is trained; Charter's engine has adapters of its own.
+    mixed = np.where(s.adapter == 0, p.total, np.where(s.ends_apart > 0, 0.0, rank.adapters))
+    copies = np.where((s.parameter_bytes > value) & (rank.gathers == 0), mixed, 0.0)
     # Beside adapters a tied projection is stored as the embedding is, and cast anew by every product.
     is_cast = (s.adapter > 0) & (s.embedding_bytes > value) & (s.model.head_beside_embedding == 0) & (s.loss_bytes > 0)
     copies = np.where(is_cast & (rank.layouts.zero == 0), s.model.embedding / rank.layouts.tensor, copies)
@@ -463,7 +379,8 @@ def _gradient_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     dense, experts = trained_parameters(rank)
     trained = array(dense + experts)
     alone = rank.group <= 1
-    filled = np.where(s.whole_buckets > 0, s.bucket_elements, np.minimum(s.bucket_elements, trained) * ~alone)
+    part = np.minimum(np.where(alone, s.alone_elements, s.bucket_elements), trained)
+    filled = np.where(s.whole_buckets > 0, s.bucket_elements, part)
     buckets = np.where((lay.zero >= 1) & (lay.zero < 3), filled, 0.0)
     plain = (lay.zero == 0) & ~alone
     buckets, ddp = np.where(plain, s.low_buckets * trained, buckets), np.where(plain, s.ddp_buckets * trained, 0.0)
@@ -514,10 +431,14 @@ def _unreduced_columns(rank: Rank, unit: Array) -> dict[str, ExplainedColumn]:
     stack = s.model.layer_experts / (3 * rank.layouts.tensor * rank.layouts.expert)
     matrix = np.maximum(np.maximum(stack, s.model.largest_matrix / rank.layouts.tensor), ends.largest)
     unit, each = np.where(s.compiled > 0, np.minimum(matrix, unit), unit), np.where(s.compiled > 0, narrow, wide)
-    one = each * unit * rank.gathers
+    # An optimizer that steps in the backward pass leaves one gradient; that of a tied embedding waits for its end.
+    widest = np.maximum(s.model.largest_matrix, s.model.embedding) / rank.layouts.tensor
+    stepped = narrow * widest * trains * (wide == 0)
+    one = each * unit * rank.gathers + stepped
+    late = one + stepped * (s.model.head_beside_embedding == 0)
     sizes = {
         "unreduced": np.where(apart, beside, one),
-        "unreduced_end": np.where(apart, end, np.where(rank.is_autocast > 0, np.maximum(alone - running, 0.0), one)),
+        "unreduced_end": np.where(apart, end, np.where(rank.is_autocast > 0, np.maximum(alone - running, 0.0), late)),
     }
     return {
         key: column(

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, fields
 from charter.errors import DataError
 from charter.units import GB
 from charter.validation.rows.accelerator import accelerator_of, node_network
-from charter.validation.rows.measurement import Measurement, Refusal, probe_in
+from charter.validation.rows.measurement import Measurement, Refusal
+from charter.validation.rows.memory_texts import also_held_in, probe_in
+from charter.validation.rows.metrics import printed_kind
 from charter.validation.rows.shapes import model_named
 
 _STACKS: tuple[tuple[str, str], ...] = (
@@ -125,6 +127,7 @@ def typed_cells(row: Measurement) -> dict[str, str]:
         "parameter_dtype": _stored(dtype, trains=trains),
         "attention_kernel": _kernel(row),
         "memory_probe": probe_in(row.unit, row.notes) if row.metric.startswith("peak_mem") else "",
+        "also_held": also_held_in(row.notes) if row.metric.startswith("peak_mem") or row.metric == "oom" else "",
     }
     if trains:
         cells |= dict.fromkeys(_STATES, UNKNOWN)
@@ -258,6 +261,7 @@ _NAMES = tuple(item.name for item in fields(Measurement) if item.name != "proble
 def _printed(row: Measurement) -> dict[str, str]:
     cells = {name: getattr(row, name) for name in _NAMES}
     texts = {name: f"{value:.12g}" if isinstance(value, float) else str(value) for name, value in cells.items()}
+    texts["kind"] = printed_kind(row)
     return {name: text for name, text in texts.items() if cells[name] not in (None, "")}
 
 

@@ -223,7 +223,7 @@ def test_maxtext_keeps_the_products_that_its_policy_names():
 
 def test_loss_parallel_holds_sixteen_bytes_a_logit():
     def a_logit(tensor):
-        job = MemoryJob(architecture=SMALL, seq_len=256, profile=PROFILES["torchtitan"])
+        job = MemoryJob(architecture=SMALL, seq_len=256, profile=PROFILES["torchtitan"], reserved=False)
         table = training_memory_table(MemoryShape.of(job), Layouts.of(Layout(tensor=tensor, micro_batch=8)))
         terms = {term.name: term.value for term in table.terms("first", "loss")}
         return terms["logits and loss"] * tensor / (8 * 256 * SMALL.vocab_size)

@@ -203,10 +203,10 @@ def test_logits_of_deepspeed_stay_in_16_bits():
 
 def test_logits_of_torchtune_and_torchtitan():
     cells = {"kind": "sft", "adapter": "full", "seq": 4096, "mbs": 1, "recompute": "full", "shard": "none"}
-    each = {"torchtune": 14 * 512, "torchtitan": 12 * 4096}
-    for framework, bytes_per_token in each.items():
+    each = {("torchtune", False): 14 * 512, ("torchtitan", False): 12 * 4096, ("torchtitan", True): 14 * 4096}
+    for (framework, reserved), bytes_per_token in each.items():
         case = training_case(row(framework=framework, **cells))
-        loss = {term.name: term.value for term in job_memory(case.job, case.layout).phases["loss"]}
+        loss = phase_of(replace(case, job=replace(case.job, reserved=reserved)), "loss")
         assert loss["logits and loss"] == pytest.approx(bytes_per_token * 32000)
 
 
@@ -283,3 +283,77 @@ def test_torchtitan_has_a_micro_batch_for_each_stage():
     assert (layout.micro_batch, layout.accumulation) == (4, 8)
     printed = training_case(row(**cells, mbs=1)).layout
     assert (printed.micro_batch, printed.accumulation) == (1, 32)
+
+
+def phase_of(case, phase):
+    """Terms of a phase by name."""
+    return {term.name: term.value for term in job_memory(case.job, case.layout).phases[phase]}
+
+
+ADAPTED = {"framework": "hf trainer", "adapter": "lora", "shard": "none", "seq": 2048, "lora_rank": 64, "mbs": 1}
+
+
+def test_trained_ends_are_copies_in_16_bits():
+    """Weights, gradients and two moments of 2 B each, and half as much for the step as 32 bits would take."""
+    plain, ends = (phase_of(training_case(row(**ADAPTED, also_held=held)), "optimizer step") for held in ("", "ends"))
+    both = 2 * 32000 * 4096
+    for term, each in {"weights": 2, "gradients": 2, "optimizer": 4, "optimizer step": 2}.items():
+        assert ends[term] - plain[term] == pytest.approx(each * both), term
+
+
+def test_notes_say_what_is_held_where_no_column_does():
+    assert training_case(row(**ADAPTED, notes="LoRA (emb)")).job.adapter.trains_ends
+    assert not training_case(row(**ADAPTED, notes="LoRA (emb)", also_held="none")).job.adapter.trains_ends
+    second = {**ADAPTED, "framework": "litgpt", "adapter": "adapter"}
+    assert training_case(row(**second, notes="adapter_v2")).job.adapter.scaled_outputs
+    assert not training_case(row(**second)).job.adapter.scaled_outputs
+
+
+def test_temporaries_of_adapters_stay_in_small_segments():
+    case = training_case(row(**ADAPTED))
+    weights = phase_of(case, "loss")["weights"]  # 4 B per parameter, as the step's list of square roots
+    assert phase_of(case, "loss")["cached by the allocator"] == pytest.approx(weights)
+    assert phase_of(case, "loss")["16-bit copies"] == pytest.approx(weights / 2)
+    assert "cached by the allocator" not in phase_of(case, "optimizer step")
+    allocated = replace(case, job=replace(case.job, reserved=False))
+    assert "cached by the allocator" not in phase_of(allocated, "loss")
+
+
+def test_adam_of_torch_2_0_makes_two_lists():
+    old, new = (training_case(row(**ADAPTED, stack_version=year)).job.profile for year in ("2023", "2024"))
+    assert (old.step_bytes, new.step_bytes) == (8.0, 4.0)
+
+
+def test_a_shifted_copy_of_narrow_logits_is_reserved():
+    per_logit = {}
+    for model in ("Qwen-7B", "Llama-2-7B"):
+        for reserved in (True, False):
+            case = training_case(row(**{**ADAPTED, "model": model, "logits_kernel": "full"}))
+            loss = phase_of(replace(case, job=replace(case.job, reserved=reserved)), "loss")
+            per_logit[model, reserved] = loss["logits and loss"] / (2048 * case.job.architecture.vocab_size)
+    assert list(per_logit.values()) == [16, 14, 14, 14]
+
+
+def test_a_step_in_the_backward_pass_has_one_gradient():
+    cells = {
+        "framework": "torchtune", "kind": "sft", "adapter": "full", "shard": "none", "seq": 2048, "mbs": 1,
+        "recompute": "full", "parameter_dtype": "bf16", "gradient_dtype": "none", "optimizer_dtype": "bf16",
+        "master_dtype": "none",
+    }  # fmt: skip
+    embedding = 2 * 32000 * 4096
+    waiting = {}
+    for tied in (0, 1):
+        case = training_case(row(**cells, tied_embeddings=tied))
+        waiting |= {(tied, at): phase_of(case, at)["unreduced gradients"] for at in ("backward", "end of backward")}
+    assert [value / embedding for value in waiting.values()] == [1, 1, 1, 2]
+    usual = training_case(row(**{**cells, "gradient_dtype": "bf16"}))
+    assert "unreduced gradients" not in phase_of(usual, "backward")
+
+
+def test_a_pipeline_makes_reduction_buffers_alone_too():
+    cells = {**BLOOM, "dtype": "fp16", "shard": "zero1", "pp": 10, "layers": 80, "gbs": 64}
+    buckets = [
+        phase_of(training_case(row(**{**cells, "dp": data, "gpus": 40 * data})), "backward")["communication buckets"]
+        for data in (1, 2)
+    ]
+    assert buckets == [2e9, 4e9]

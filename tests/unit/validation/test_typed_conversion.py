@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from charter.cli.main import app
 from charter.validation.alarms import bundled_measurements
 from charter.validation.rows.measurement import Measurement, Refusal, parse, unknowns
+from charter.validation.rows.metrics import algorithm_of, compares_pairs
 from charter.validation.typed_rows import converted, shared, typed_cells
 
 SPELLINGS = {
@@ -72,6 +73,30 @@ def test_every_shipped_row_converts_and_keeps_its_figure():
     again = parse(converted(rows).rows, "typed.csv")
     assert [(row.id, row.value, row.config_id) for row in again] == [(row.id, row.value, row.config_id) for row in rows]
     assert all(row.stack and row.compute_dtype for row in again)
+
+
+@pytest.mark.parametrize(
+    ("kind", "notes", "printed"),
+    [
+        ("dpo", "", "dpo"),
+        ("sft", "SimPO on pairs", "simpo"),
+        ("lora", "DPO", "lora+dpo"),
+        ("grpo", "", "grpo"),
+        ("ppo", "RLOO", "rloo"),
+        ("ppo", "", "ppo"),
+        ("sft", "", "sft"),
+    ],
+)
+def test_conversion_and_sharing_keep_the_algorithm(kind, notes, printed):
+    row = row_of(kind=kind, notes=notes)
+    first = converted([row])
+    again = parse(first.rows, "typed.csv")
+    handed = parse(shared(again, "ABC").rows, "shared.csv")
+    assert first.rows[0]["kind"] == shared(again, "ABC").rows[0]["kind"] == printed
+    for other in (again[0], handed[0]):
+        assert other.kind == row.kind
+        assert compares_pairs(other) == compares_pairs(row)
+        assert algorithm_of(other).name == algorithm_of(row).name
 
 
 def test_shared_rows_hold_no_name_of_their_owner():

@@ -36,6 +36,7 @@ CELLS = {
     "logits_kernel": "full",
     "shard_kind": "zero3",
     "memory_probe": "reserved",
+    "also_held": "none",
 }
 TEXTS = {
     "id": ("KOR-9", "zzz"),
@@ -101,6 +102,14 @@ def test_a_blank_probe_is_filled_from_the_notes():
     row = row_of(metric="peak_mem_gib", notes="max_memory_allocated", memory_probe="")
     assert row.memory_probe == "allocated"
     assert row_of(metric="peak_mem_gib", memory_probe="").memory_probe == "unknown"
+
+
+def test_what_is_held_beside_adapters_is_filled_from_the_notes():
+    adapted = {"kind": "lora", "adapter": "lora", "metric": "peak_mem_gib"}
+    row = row_of(**adapted, notes="LoRA (emb)", also_held="")
+    assert row.also_held == "ends"
+    assert prediction(row) > prediction(row_of(**adapted, also_held="")) == prediction(row_of(**adapted))
+    assert row_of(metric="step_time_s", notes="LoRA (emb)", also_held="").also_held == ""
 
 
 def test_a_typed_device_replaces_the_catalogs_figures():

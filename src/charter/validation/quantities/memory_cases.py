@@ -49,7 +49,8 @@ from charter.units import GB, GIB, MIB
 from charter.validation.quantities.training_time import COMPILED_PARTIAL, PARTIAL, micro_batch_of_habit
 from charter.validation.rows.accelerator import accelerator_of
 from charter.validation.rows.architecture import architecture_of
-from charter.validation.rows.measurement import BYTES_PER_VALUE, Measurement, Refusal, probe_in
+from charter.validation.rows.measurement import BYTES_PER_VALUE, Measurement, Refusal
+from charter.validation.rows.memory_texts import also_held_in, optimizer_in, probe_in
 from charter.validation.rows.metrics import algorithm_of, compares_pairs, needs_reference
 from charter.validation.stacks import printed_zero
 
@@ -106,6 +107,11 @@ def profile_of(row: Measurement) -> MemoryProfile:
     return FSDP if "fsdp" in shard or (row.gpus or 1) > 8 else HUGGINGFACE
 
 
+def held_of(row: Measurement) -> list[str]:
+    """Held beside what kind and adapter say."""
+    return (row.also_held or also_held_in(row.notes)).split("+")
+
+
 def _has_master(row: Measurement) -> bool:
     """Return True if 16-bit weights, or adapters with 16-bit gradients, have a 32-bit master: DeepSpeed keeps one, the
     Trainer's own optimizer none."""
@@ -121,11 +127,10 @@ def precision_of(row: Measurement, profile: MemoryProfile) -> TrainingPrecision:
     Blank: Megatron keeps fp32 gradients and a master copy, DeepSpeed 16-bit gradients, torchtune, litgpt and Unsloth
     everything in 16 bits, the rest fp32 weights under autocast.
     """
-    dtype, text = row.dtype.lower(), f"{row.notes} {row.framework}".lower()
+    dtype = row.dtype.lower()
     sixteen = (
         profile.name in ("torchtune", "litgpt", "unsloth"),
         re.search(r"bf16-true|16-true|pure", dtype),
-        re.search(r"\(emb\)|modules_to_save", text),
         row.adapter == "qlora" and not row.framework,
     )
     if profile.name in ("megatron", "nanotron"):
@@ -172,18 +177,6 @@ def typed_states(row: Measurement, habit: TrainingPrecision) -> TrainingPrecisio
     )
 
 
-_OPTIMIZER_BY_WORD = (
-    (r"paged(?![-_ ]?(attention|kv|cache|llm))", "paged"),
-    (r"8-?bit[- _]*(adam|optim)|adam\w*[- _]*8-?bit|bnb.?adam|optim\w*[ :=(]*8-?bit", "adam8bit"),
-    (r"adafactor[^;|]{0,20}(momentum|beta1)", "adafactor-momentum"),
-    (r"adafactor|galore|\bapollo|\bbadam|\blomo|optimi[sz]er[- ]in[- ](the[- ])?backward", "adafactor"),
-    (r"\bsgd\b[^;|]{0,20}(?<!no )(?<!without )momentum", "sgd"),
-    (r"\bsgd\b", "sgd-plain"),
-    (r"\blion\b", "lion"),
-    (r"(bf16|16-bit|bfloat16)[- ](adam|moments)|moments in bf16", "adam-bf16"),
-)
-
-
 def optimizer_of(row: Measurement, profile: MemoryProfile) -> str:
     """The optimizer that notes, framework or offload name; else Adam, of 8 bits under Unsloth.
 
@@ -196,7 +189,7 @@ def optimizer_of(row: Measurement, profile: MemoryProfile) -> str:
     'adam8bit'
     """
     text = f"{row.notes} | {row.framework} | {row.offload}".lower()
-    named = next((name for words, name in _OPTIMIZER_BY_WORD if re.search(words, text)), None)
+    named = optimizer_in(text)
     bare = row.adapter in ("", "full") and row.kind not in ("lora", "inference") and re.search(r"\b8-?bit\b", text)
     return named or ("adam8bit" if profile.name == "unsloth" or bare else "adam")
 
@@ -264,6 +257,8 @@ def training_case(row: Measurement) -> MemoryCase:
     """The case of a row. Raises Refusal with the reason."""
     architecture, accelerator = architecture_of(row), device_of(row)
     profile = with_kernels(row, _begun(profile_of(row), architecture, accelerator))
+    if profile is HUGGINGFACE:
+        profile = _of_trainer(row, profile, architecture)
     adapter = adapter_of(row, profile)
     reserved, context = probe_of(row, profile.name)
     size = float(count_parameters(architecture).total)
@@ -371,6 +366,17 @@ KEEP_SIXTEEN = ("opt", "gpt2", "gpt_neox", "bloom", "falcon", "mpt", "qwen")
 2023); those of the Llama family upcast them. Autocast upcasts in any case, DeepSpeed's 16-bit training does not."""
 
 
+def _of_trainer(row: Measurement, profile: MemoryProfile, architecture: Architecture) -> MemoryProfile:
+    """The Trainer's profile under autocast, by the class of the model and the year of torch.
+
+    Classes that do not upcast make a 16-bit copy of the logits, shifted by a position, before the loss casts it. torch
+    2.0's Adam makes a second list of what it divides by (`_multi_tensor_adamw`, `denom`); later releases add in place.
+    """
+    copied = 2.0 * (architecture.model_type in KEEP_SIXTEEN)
+    lists = 2 if re.match(r"20(1\d|2[0-3])", row.stack_version) else 1
+    return replace(profile, freed_logits=copied, step_bytes=lists * profile.step_bytes)
+
+
 def loss_kernel(row: Measurement, profile: MemoryProfile, architecture: Architecture) -> CrossEntropy | None:
     """The loss by `logits_kernel`, in the stack's own form where that is of this kind; None: the stack's habit.
 
@@ -396,7 +402,7 @@ def adapter_of(row: Measurement, profile: MemoryProfile) -> AdapterUse | None:
     if row.adapter in ("", "full") and row.kind != "lora":
         return None
     printed = re.search(r"trainable params:? ([\d,]+)", text)
-    second = re.search(r"adapter_?v2|ia3", text) is not None
+    second = "norms" in held_of(row) or re.search(r"adapter_?v2|ia3", row.adapter) is not None
     first = row.adapter == "adapter" and not second
     lean = profile.name in ("native", "unsloth", "torchtune", "megatron", "torchtitan", "maxtext")
     narrow = profile.name == "litgpt" or re.search(r"q_proj[^a-z]+v_proj|\bq,? ?v\b|attention only", text)
@@ -406,7 +412,7 @@ def adapter_of(row: Measurement, profile: MemoryProfile) -> AdapterUse | None:
         base_bytes=base_bytes(row, profile),
         targets=frozenset() if first else targets,
         dropout=not lean and row.adapter != "adapter",
-        trains_ends=re.search(r"\(emb\)|modules_to_save|embedding.{0,20}train", text) is not None,
+        trains_ends="ends" in held_of(row),
         quantises_head=profile.name == "litgpt",
         trained=float(printed[1].replace(",", "")) if printed else None,
         scaled_outputs=second,
@@ -588,5 +594,5 @@ def _other_roles(row: Measurement, profile: MemoryProfile, size: float) -> float
         bytes_each / split / (data if stage >= once else 1)
         for bytes_each, once in ((2.0, ZeroStage.PARAMETERS), (2.0, ZeroStage.GRADIENTS), (12.0, ZeroStage.OPTIMIZER))
     )
-    average = weights * size if re.search(r"\bEMA\b", row.notes) else 0.0
+    average = weights * size if "average" in held_of(row) else 0.0
     return weights * (size + critic + reward) + (gradients + moments) * critic + average

@@ -14,17 +14,18 @@ from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 from charter.errors import DataError
+from charter.validation.rows.memory_texts import also_held_in, probe_in
 
 _KINDS: tuple[tuple[str, str], ...] = (
     (r"pre-?train\w*|training", "pretrain"),
-    (r"(full[- ])?fine-?tun\w*|full[- ]ft|dpo|orpo|kto|simpo", "sft"),
+    (r"(full[- ])?fine-?tun\w*|full[- ]ft|dpo|orpo|kto|simpo|ipo|cpo", "sft"),
     (r"q?lora|peft|q?dora", "lora"),
     (r"reward([- _]model\w*)?", "rm"),
     (r"grpo|dapo|rlhf|rl|rloo|rlvr|reinforce\S*", "ppo"),
     (r"serving|generation|infer", "inference"),
     (r"run([- ]total)?|total", "run_total"),
 )
-_ALGORITHMS = re.compile(r"dpo|orpo|kto|simpo|grpo|dapo|rloo|reinforce")
+_ALGORITHMS = re.compile(r"dpo|orpo|kto|simpo|ipo|cpo|grpo|dapo|rloo|reinforce")
 _ADAPTERS: tuple[tuple[str, str], ...] = (
     (r"q-?[ld]ora", "qlora"),
     (r"lora|dora|\bpeft\b|ia3|adapter", ""),
@@ -41,12 +42,12 @@ _UNSAID_HOST = re.compile(r"(cpu|host|ram|nvme|disk|yes|true|1|on|all|full|enabl
 
 
 def kind_of(printed: str) -> str:
-    """The kind of a row.
+    """The kind of a row, which an algorithm may follow.
 
-    >>> kind_of("GRPO"), kind_of("full fine-tuning"), kind_of("pretrain")
-    ('ppo', 'sft', 'pretrain')
+    >>> kind_of("GRPO"), kind_of("full fine-tuning"), kind_of("lora+dpo")
+    ('ppo', 'sft', 'lora')
     """
-    plain = printed.casefold().strip()
+    plain = printed.casefold().partition("+")[0].strip()
     return next((kind for words, kind in _KINDS if re.fullmatch(words, plain)), plain or "pretrain")
 
 
@@ -112,14 +113,6 @@ def respelt(cells: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-PROBES = ("active", "allocated", "reserved", "nvidia_smi", "unknown")
-"""Counters of memory, the smallest first; a plan's peak is that of `nvidia_smi`: reserved, with the CUDA context."""
-_PROBE_WORDS = (
-    (r"nvidia-smi|nvml|gpustat", "nvidia_smi"),
-    (r"\breserved|max_memory_reserved|max_reserved", "reserved"),
-    (r"\bactive\b", "active"),
-    (r"allocated|maxmemalloc|max_alloc", "allocated"),
-)
 TOTALS = ("wall_hours", "wall_days", "gpu_hours", "cost_usd")
 TEXTS = {
     "framework": ("stack", "stack_version"),
@@ -179,16 +172,6 @@ def misread(cells: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def probe_in(unit: str, notes: str) -> str:
-    """The counter that a unit or a note names.
-
-    >>> probe_in("GiB max_memory_reserved, worst rank", ""), probe_in("GiB active", ""), probe_in("GB", "bs 2")
-    ('reserved', 'active', 'unknown')
-    """
-    text = f"{unit} {notes}".casefold()
-    return next((probe for words, probe in _PROBE_WORDS if re.search(words, text)), "unknown")
-
-
 def settled(cells: Mapping[str, Any]) -> dict[str, Any]:
     """The cells of a row with free text written from its typed columns, where it has them.
 
@@ -197,9 +180,12 @@ def settled(cells: Mapping[str, Any]) -> dict[str, Any]:
     ('hf trainer', 'zero2')
     """
     values = dict(cells)
-    measures_memory = str(values.get("metric", "")).startswith("peak_mem")
+    metric, notes = str(values.get("metric", "")), values.get("notes", "")
+    measures_memory = metric.startswith("peak_mem")
     if measures_memory and not values.get("memory_probe"):
-        values["memory_probe"] = probe_in(values.get("unit", ""), values.get("notes", ""))
+        values["memory_probe"] = probe_in(values.get("unit", ""), notes)
+    if (measures_memory or metric == "oom") and not values.get("also_held"):
+        values["also_held"] = also_held_in(notes)
     if not values.get("stack"):
         return values
     for name, word in _texts({key: value for key, value in values.items() if value != "unknown"}).items():
@@ -365,6 +351,8 @@ class Measurement:
     response_tokens_cap: float | None = None
     memory_probe: str = ""
     """active, allocated, reserved, nvidia_smi or unknown."""
+    also_held: str = ""
+    """Held beside what kind and adapter say: ends, norms and average, joined by plus signs, or none."""
     problems: tuple[str, ...] = ()
     """Cells that could not be read; a row that has any is refused, with them as the reason."""
 

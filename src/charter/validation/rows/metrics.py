@@ -3,7 +3,7 @@
 import re
 
 from charter.physics.runs import GRPO, PPO, Algorithm, algorithm_named
-from charter.validation.rows.measurement import Measurement
+from charter.validation.rows.measurement import Measurement, kind_of
 
 _PER_SECOND = r"per_(?:s|sec|second)"
 _OF_ONE = r"per_(?:gpu|device|chip|accelerator|card|npu)"
@@ -107,6 +107,9 @@ def role_of_phase(row: Measurement) -> str | None:
     return next((role for words, role in _ROLES if re.search(words, row.metric)), None)
 
 
+_PAIRS = r"\b(dpo|orpo|simpo|ipo|cpo)(?:\b|trainer)"
+
+
 def algorithm_of(row: Measurement) -> Algorithm:
     """The algorithm that a row of reinforcement learning names, else GRPO where it has no critic or groups of answers.
 
@@ -125,7 +128,23 @@ def compares_pairs(row: Measurement) -> bool:
     >>> compares_pairs(Measurement(id="X-1", metric="step_time_s", value=1.0, kind="dpo"))
     True
     """
-    return row.kind in ("sft", "lora") and bool(re.search(r"\b(dpo|orpo|simpo|ipo|cpo)(\b|trainer)", _words(row)))
+    return row.kind in ("sft", "lora") and bool(re.search(_PAIRS, _words(row)))
+
+
+def printed_kind(row: Measurement) -> str:
+    """The kind of a row with the algorithm that its text names, in one word where a table has one for both.
+
+    >>> printed_kind(Measurement(id="X-1", metric="step_time_s", value=1.0, kind="grpo"))
+    'grpo'
+    >>> printed_kind(Measurement(id="X-1", metric="step_time_s", value=1.0, kind="lora", framework="TRL", notes="DPO"))
+    'lora+dpo'
+    """
+    if row.kind == "ppo":
+        word = algorithm_of(row).name.casefold().rstrip("+")
+    else:
+        pairs = re.search(_PAIRS, _words(row)) if row.kind in ("sft", "lora") else None
+        word = pairs[1] if pairs else row.kind
+    return word if kind_of(word) == row.kind else f"{row.kind}+{word}"
 
 
 def needs_reference(row: Measurement) -> bool:
