@@ -34,7 +34,14 @@ class WeightFormat:
 
 
 BF16 = WeightFormat(name="bf16", bytes_per_weight=2.0, compute="bf16")
+SCALES_FIRST = 1.4
+"""Python of a product whose scales are quantised too, over that of one whose scales are not: a kernel of its own and an
+addition make them (bitsandbytes, `gemv_4bit` where the state is nested); judgement with rows of LGT in sight."""
 FORMATS: tuple[tuple[str, WeightFormat], ...] = (
+    (
+        r"nf4[- ]?dq",
+        WeightFormat(name="nf4", bytes_per_weight=0.53, compute="bf16", weight_only=True, python_share=SCALES_FIRST),
+    ),
     (
         r"nf4|bnb.*4|qlora|4[- ]?bit.*(bnb|bitsandbytes)",
         WeightFormat(name="nf4", bytes_per_weight=0.53, compute="bf16", weight_only=True, python_share=1.0),

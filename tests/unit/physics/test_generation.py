@@ -336,6 +336,16 @@ def test_expanding_kernels_keep_ampere_rates_on_hopper():
     assert prefill["A100-80GB", "int4"] == pytest.approx(prefill["A100-80GB", "bf16"], rel=0.05)
 
 
+def test_quantised_scales_take_python_of_their_own():
+    def seconds(printed):
+        return forward_pass_seconds(LLAMA, A100, tokens=1, seq_len=64, dtype=printed, engine=TRANSFORMERS)
+
+    once, twice = (weight_format(printed).python_share for printed in ("bnb.nf4", "bnb.nf4-dq"))
+    linears = 7 * 32 * float(ServingConstants().quantised_linear_seconds) * 1.3  # of the layers, on A100's processors
+    assert twice > once
+    assert seconds("bnb.nf4-dq") - seconds("bnb.nf4") == pytest.approx((twice - once) * linears, rel=0.01)
+
+
 def test_one_token_pads_sixteen_rows_of_a_16_bit_expert():
     h20, mixture = accelerators.get("H20"), models.get("Qwen3-30B-A3B").architecture
     served, rate = ServingModel.of(mixture), float(ServingDevice.of(h20).half_flops) * 0.75

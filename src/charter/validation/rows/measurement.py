@@ -220,19 +220,18 @@ def _texts(cells: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _CACHE = re.compile(r"\b(int8|fp8|8-bit)[ -]*kv\b")
-
-
+_TWICE = re.compile(r"\bdq\b|double[- ]quant", re.IGNORECASE)
 _SERVED = {("16", form): "w8a16 fp8" if "8" in form else f"w4a16 {form}" for form in ("fp8", "mxfp8", "nvfp4", "mxfp4")}
 _SERVED |= {("int8", "int8"): "w8a8 int8"}
 """Types of products and of weights that engines read as neither alone says: weights of few bits that kernels expand."""
 
 
 def _dtype(cells: Mapping[str, Any]) -> str:
-    """The type of the products, or that of quantised weights, which says more; with that of keys and values, which has
-    no typed column.
+    """The type of the products, or that of quantised weights, which says more; with what has no typed column: the type
+    of keys and values, and that scales are quantised as well.
 
-    >>> _dtype({"compute_dtype": "bf16", "parameter_dtype": "nf4"}), _dtype({"compute_dtype": "w4a16"})
-    ('bnb.nf4', 'gptq-int4')
+    >>> _dtype({"kind": "inference", "parameter_dtype": "nf4", "dtype": "nf4-dq"}), _dtype({"compute_dtype": "w4a16"})
+    ('bnb.nf4-dq', 'gptq-int4')
     >>> _dtype({"compute_dtype": "bf16", "parameter_dtype": "bf16", "dtype": "bf16 + INT8 KV"})
     'bf16 + int8 KV'
     >>> _dtype({"kind": "inference", "compute_dtype": "bf16", "parameter_dtype": "fp8"})
@@ -242,6 +241,7 @@ def _dtype(cells: Mapping[str, Any]) -> str:
     name = _STORED.get(stored) or {"w4a16": "gptq-int4", "w8a16": "gptq-int8"}.get(computed, computed)
     if kind_of(str(cells.get("kind", ""))) == "inference":
         name = _SERVED.get(("16" if computed in ("bf16", "fp16") else computed, stored), name)
+        name += "-dq" if stored == "nf4" and _TWICE.search(str(cells.get("dtype"))) else ""
     cache = _CACHE.search(str(cells.get("dtype", "")).casefold())
     return f"{name} + {cache[1]} KV" if cache and name else name
 
