@@ -90,8 +90,8 @@ def test_a_stop_ends_both_nodes_at_the_next_checkpoint(stage, tmp_path, inputs, 
     monkeypatch.setenv("GATE", str(gate))
 
     def should_stop():
-        """Tell the other node too; only then may the engine come to its next checkpoint."""
-        if not lines_of(stage):
+        """Tell the other node too, once it has begun; only then may the engine come to its next checkpoint."""
+        if not lines_of(stage) or not (stage.path / "engine" / "log-1.txt").exists():
             return False
         if not gate.exists():
             other.send_signal(signal.SIGTERM)
