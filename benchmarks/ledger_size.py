@@ -110,16 +110,15 @@ def write_ended(connection: Any, group: Sequence[Any]) -> None:
 def fill(place: Path, run: str, *, shards: int, attempts: int) -> int:
     """Write attempts with their charges and sums, whole shards at a time; returns how many rows there are then."""
     from charter.ledger import Ledger
-    from charter.ledger.database import transaction
 
     with Ledger.open(place) as ledger:
         draw, number = random.Random(7), 0
         for first in range(0, shards, AT_ONCE):
             group = list(drawn(draw, run, range(first, min(shards, first + AT_ONCE)), attempts, number))
             number += len(group)
-            with transaction(ledger._database) as connection:
+            with ledger._database.transaction() as connection:
                 write_ended(connection, group)
-        with transaction(ledger._database, reading=True) as connection:
+        with ledger._database.transaction(reading=True) as connection:
             tables = ("attempts", "charges", "spend_sums")
             return sum(connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar_one() for table in tables)
 

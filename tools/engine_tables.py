@@ -53,7 +53,7 @@ def _support() -> Iterator[str]:
 
 
 def _nodes(engine: TrainingEngine) -> str:
-    if engine.adapter is None or engine.reads == NO_ROWS:
+    if engine.code is None or engine.reads == NO_ROWS:
         return "none: exported"
     several = [kind for kind in engine.kinds if engine.capabilities.runs_on_nodes(kind)]
     if len(several) == len(engine.kinds):

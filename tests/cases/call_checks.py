@@ -3,12 +3,11 @@
 from charter.ledger import charge_rows
 from charter.ledger.call import Call, CallTotals, totals_of_calls
 from charter.ledger.calls import CallStore
-from charter.ledger.database import transaction
 
 
 def rows_of(store: CallStore) -> list[Call]:
     """Every call, each row compared with its check; DataError when one has changed or is lost."""
-    with transaction(store._database, reading=True) as connection:
+    with store._database.transaction(reading=True) as connection:
         charge_rows.refuse_lost_calls(connection, store._database, store._scope)
         return sorted(
             charge_rows.read_calls(connection, store._database, store._scope), key=lambda call: (call.at, call.call_id)

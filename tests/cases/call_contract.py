@@ -185,7 +185,5 @@ def test_changed_money_is_noticed(store, statement):
 
 def change(store, statement):
     """Change the database behind the store's back."""
-    from charter.ledger.database import transaction
-
-    with transaction(store._database) as connection:
+    with store._database.transaction() as connection:
         connection.exec_driver_sql(statement)

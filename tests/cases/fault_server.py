@@ -334,7 +334,7 @@ async def _broken(request: web.Request, fault: str, body: bytes) -> web.StreamRe
     assert line is not None
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
     if fault == "hang":
-        await asyncio.sleep(3600)
+        await asyncio.Event().wait()
     elif fault == "slow-loris":
         line.write(head)
         for place in range(len(body)):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from charter.engines import ENGINES, capabilities
-from charter.engines.common.engine import TrainingEngine
+from charter.engines.common.engine import EngineCode, TrainingEngine
 from charter.engines.common.mapping import FieldMapper, fields_of
 from charter.engines.common.rendered import RenderedRun, Resume
 
@@ -31,17 +31,32 @@ def render_plainly(handover):
     )
 
 
+def no_adapter(job, python):
+    raise AssertionError("nothing runs this engine")
+
+
 PLAIN = TrainingEngine(
     capabilities=replace(capabilities("trl"), kinds=EVERY_KIND),
     title="Plain",
     package="plain",
     version="1.2.3",
     checked_by="nobody",
-    render=render_plainly,
+    code=lambda: EngineCode(render=render_plainly, adapter=no_adapter),
     data_suffix=".rows",
 )
 
 
 def alone(plain):
     """The list of engines with this one in its place, where it is the only one for which a stage can be rendered."""
-    return tuple(plain if engine.name == plain.name else replace(engine, render=None) for engine in ENGINES)
+    return tuple(plain if engine.name == plain.name else replace(engine, code=None) for engine in ENGINES)
+
+
+def other_values(field, value, given):
+    """Values that a field may have instead: those that are `given` by its name, or others of its type."""
+    if field in given:
+        return [item for item in given[field] if item != value]
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, value * 2 + 2]
+    return [0.123 if value is None else value * 0.5 + 0.017]

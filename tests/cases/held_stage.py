@@ -5,10 +5,10 @@ waits: it cannot have ended before, however late the test is.
 """
 
 import os
-import time
 from pathlib import Path
 
 import counting_stage
+from gate import until
 
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.stage_process import stage_main
@@ -26,9 +26,10 @@ def hold(stage: StageDir, step: int) -> None:
         if name != stage.job.stage or int(at) != step:
             continue
         Path(f"{path}.{os.getpid()}").touch()
-        while Path(path).exists() and not stage.should_stop():
-            stage.beat("wait")
-            time.sleep(0.05)
+        until(
+            lambda place=Path(path): not place.exists() or stage.should_stop(),
+            meanwhile=lambda: stage.beat("wait"),
+        )
 
 
 def held_step(stage: StageDir, step: int) -> None:

@@ -215,16 +215,6 @@ def slowed(root: Path, *, stopped_seconds: float = 0.1, running_seconds: float =
         thread.join()
 
 
-def gone_within(root: Path, seconds: float) -> bool:
-    """Whether all processes of engines have ended by then."""
-    deadline = time.monotonic() + seconds
-    while engine_processes(root):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 def descendants(pid: int) -> set[int]:
     below: dict[int, set[int]] = {}
     for name in os.listdir("/proc"):
@@ -272,7 +262,9 @@ def kill(run: Run, how: str) -> None:
             os.kill(pid, signal.SIGKILL)
     elif how == "supervisor":
         run.kill_supervisor()
-        assert gone_within(run.root, HANG_SECONDS), engine_processes(run.root)
+        eventually(
+            lambda: not engine_processes(run.root), lambda: engine_processes(run.root), seconds=HANG_SECONDS, every=0.02
+        )
     else:
         run.kill_all()
 

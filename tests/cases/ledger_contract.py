@@ -28,10 +28,8 @@ def ledger(where):
 
 def charged(ledger, columns):
     """Columns of the charges, in the order of the attempts."""
-    from charter.ledger.database import transaction
-
     names = ", ".join(f'"{name}"' for name in columns)
-    with transaction(ledger._database, reading=True) as connection:
+    with ledger._database.transaction(reading=True) as connection:
         rows = connection.exec_driver_sql(f'SELECT {names} FROM charges ORDER BY "x_AttemptId"')
         return [tuple(row) for row in rows]
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from waiting import eventually
 
 NODES = 3
 """Beside the head, on which nothing runs but what is lost with the cluster anyway."""
@@ -225,15 +226,17 @@ def serve() -> None:
 
 def _see(cluster: Any, *node_ids: str, and_no_other: bool = False) -> None:
     """Wait until the cluster counts these nodes among the living, or takes just them for the living beside the head."""
-    end = time.monotonic() + START_SECONDS
     head = cluster.head_node.node_id
-    while True:
-        living = {node["NodeID"] for node in cluster.global_state.node_table() if node["Alive"]} - {head}
-        if living == set(node_ids) if and_no_other else living >= set(node_ids):
-            return
-        if time.monotonic() > end:
-            raise TimeoutError(f"nodes {sorted(node_ids)} are expected to live, and the cluster sees {sorted(living)}")
-        time.sleep(0.1)
+
+    def living() -> set[str]:
+        return {node["NodeID"] for node in cluster.global_state.node_table() if node["Alive"]} - {head}
+
+    eventually(
+        lambda: living() == set(node_ids) if and_no_other else living() >= set(node_ids),
+        lambda: f"nodes {sorted(node_ids)} are expected to live, and the cluster sees {sorted(living())}",
+        seconds=START_SECONDS,
+        every=0.1,
+    )
 
 
 def _drain(address: str, node_id: str, milliseconds: int) -> dict[str, Any]:

@@ -106,10 +106,8 @@ def test_a_day_whose_money_comes_to_nothing_is_in_no_sum(ledger):
 
 
 def test_a_sample_that_has_changed_is_noticed(ledger):
-    from charter.ledger.database import transaction
-
     ledger.record_stored([sample()])
-    with transaction(ledger._database) as connection:
+    with ledger._database.transaction() as connection:
         connection.exec_driver_sql("UPDATE stored_samples SET bytes = bytes + 1")
     with pytest.raises(DataError, match="does not match its check"):
         ledger.stored()

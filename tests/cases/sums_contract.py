@@ -148,15 +148,13 @@ def test_other_charges_are_part_of_the_sums(ledger):
 
 
 def test_sums_that_have_changed_are_noticed_and_can_be_made_anew(ledger):
-    from charter.ledger.database import transaction
-
     attempt = ledger.begin(**STAGE, at=0.0, price_micro_usd_per_hour=3_600_000)
     ledger.end(attempt, at=10.0, outcome="done", step=1)
-    with transaction(ledger._database) as connection:
+    with ledger._database.transaction() as connection:
         connection.exec_driver_sql("UPDATE spend_sums SET micro_usd = micro_usd + 64")
     with pytest.raises(DataError, match="do not match their check"):
         ledger.sums()
-    with transaction(ledger._database) as connection:
+    with ledger._database.transaction() as connection:
         connection.exec_driver_sql("UPDATE spend_sums SET stage = 'sfu', micro_usd = micro_usd - 64")
     with pytest.raises(DataError, match="not those of its rows"):
         ledger.check_sums()

@@ -14,8 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-
-from charter.artifacts.lease import read_holder
+from processes import stage_pids
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -44,14 +43,6 @@ def undisturbed(tmp_path_factory) -> tuple[dict[str, dict[str, str]], float]:
     done = charter("run", "-C", str(project), "--yes")
     assert done.returncode == 0, done.stdout + done.stderr
     return outputs(project), time.monotonic() - began
-
-
-def stage_pids(project: Path) -> list[int]:
-    found = []
-    for lease in (project / "run" / "stages").glob("*/lease.json"):
-        holder = read_holder(lease)
-        found += [holder.pid] if holder is not None and holder.is_alive else []
-    return found
 
 
 def kill_somebody(project: Path, supervisor: subprocess.Popen, draws: random.Random) -> None:

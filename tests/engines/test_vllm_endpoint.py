@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -252,8 +251,8 @@ def test_a_sigkill_loses_no_answer_of_the_server(address, stage):
     kills, before = 0, 0
     for share in (0.2, 0.6):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while process.poll() is None and answered(killed) < share * 2 * len(pairs()):
-            time.sleep(0.01)
+        enough = share * 2 * len(pairs())
+        eventually(lambda process=process, enough=enough: process.poll() is not None or answered(killed) >= enough)
         process.kill()
         kills += process.wait() == -signal.SIGKILL
         assert before < answered(killed) < 2 * len(pairs())

@@ -3,6 +3,7 @@ import json
 from pathlib import Path
 
 import pytest
+from plan_differences import differences
 
 _SPEC = importlib.util.spec_from_file_location("template_plans", Path(__file__).parent / "template_plans.py")
 assert _SPEC is not None
@@ -10,28 +11,12 @@ assert _SPEC.loader is not None
 template_plans = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(template_plans)
 
-# Last digits of exp and log differ between C libraries.
-TOLERANCE = 1e-6
-
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory):
     return {
         name: template_plans.plan_of(name, tmp_path_factory.mktemp("plans") / name) for name in template_plans.NAMES
     }
-
-
-def differences(found, expected, where=""):
-    """Paths at which two JSON values differ."""
-    if isinstance(expected, dict) and isinstance(found, dict):
-        keys = expected.keys() | found.keys()
-        return [d for key in sorted(keys) for d in differences(found.get(key), expected.get(key), f"{where}.{key}")]
-    if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
-        pairs = enumerate(zip(found, expected, strict=True))
-        return [d for index, (a, b) in pairs for d in differences(a, b, f"{where}[{index}]")]
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (found, expected))
-    same = found == pytest.approx(expected, rel=TOLERANCE, abs=TOLERANCE) if numbers else found == expected
-    return [] if same else [f"{where}: found {found!r}, golden {expected!r}"]
 
 
 @pytest.mark.parametrize("name", template_plans.NAMES)

@@ -11,7 +11,7 @@ import time
 import uuid
 from pathlib import Path
 
-from gate import hold
+from gate import hold, take_time
 
 from charter.artifacts.faults import ATTEMPT
 from charter.artifacts.stage_dir import StageDir
@@ -32,7 +32,7 @@ def run(stage: StageDir) -> None:
             hold(stage, step - 1)
             if stage.should_stop():
                 return
-            time.sleep(float(os.environ.get("COUNTING_SECONDS_PER_STEP", "0")))
+            take_time()
             _ask(store, job.stage, step)
             stage.report(step, STEPS, "steps", {}, {"records": 1})
         answers = store.answers([f"question {step}" for step in range(1, STEPS + 1)])

@@ -4,10 +4,9 @@ import hashlib
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
-from gate import hold
+from gate import hang, hold, take_time
 
 from charter.artifacts.sample_prompts import SAMPLE_PROMPTS, append_sample_begin
 from charter.artifacts.stage_dir import StageDir
@@ -29,7 +28,7 @@ def run(stage: StageDir) -> None:
         value = hashlib.sha256(f"{value}:{step}".encode()).hexdigest()
         step += 1
         _misbehave(stage, step)
-        time.sleep(float(os.environ.get("COUNTING_SECONDS_PER_STEP", "0")))
+        take_time()
         stage.report(step, target, "steps", {"loss": 1 / step}, {"tokens": 10})
         if step % stage.job.spec.checkpoint_every == 0 and step < target:
             _save(stage, step, value)
@@ -77,7 +76,7 @@ def _misbehave(stage: StageDir, step: int) -> None:
         case "exit0":
             sys.exit(0)
         case "hang":
-            time.sleep(3600)
+            hang()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@ A stage that only takes its time has ended when the test comes late; one that is
 """
 
 import os
+import signal
 import time
+from collections.abc import Callable
 
 from charter.artifacts import faults
 from charter.artifacts.stage_dir import StageDir
@@ -21,6 +23,22 @@ def is_held(stage: StageDir, step: int) -> bool:
 
 def hold(stage: StageDir, step: int) -> None:
     """Stay at a step, with signs of life, until the file is there or somebody asks the stage to stop."""
-    while is_held(stage, step) and not stage.should_stop():
-        stage.alive()
-        time.sleep(0.02)
+    until(lambda: not is_held(stage, step) or stage.should_stop(), meanwhile=stage.alive)
+
+
+def until(is_so: Callable[[], object], *, meanwhile: Callable[[], object] = bool) -> None:
+    """Stay until something is so, however long that takes: who waits for the stage gives up before."""
+    while not is_so():
+        meanwhile()
+        time.sleep(0.01)
+
+
+def take_time() -> None:
+    """Take the `COUNTING_SECONDS_PER_STEP` of a step."""
+    time.sleep(float(os.environ.get("COUNTING_SECONDS_PER_STEP", "0")))
+
+
+def hang() -> None:
+    """Do nothing any more, until a signal ends the process."""
+    while True:
+        signal.pause()

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from gate import is_held
+from gate import is_held, take_time, until
 
 from charter.artifacts import faults
 from charter.artifacts.group import failure_name, rank_of_process
@@ -37,7 +37,7 @@ def run(stage: StageDir) -> None:
         if plans[0] == "hold":
             time.sleep(0.05)
             continue
-        time.sleep(float(os.environ.get("COUNTING_SECONDS_PER_STEP", "0")))
+        take_time()
         _misbehave(stage, rank, step + 1)
         faults.boundary(stage.job.stage, "meet", step + 1, "before")
         parts = _meet(stage, f"step-{step}", f"{rank}:{value}", rank, world)
@@ -66,8 +66,7 @@ def _meet(stage: StageDir, name: str, mine: str, rank: int, world: int) -> list[
     own.write_text(mine)
     own.rename(place / f"{name}-{rank}")
     paths = [place / f"{name}-{other}" for other in range(world)]
-    while not all(path.exists() for path in paths):
-        time.sleep(0.005)
+    until(lambda: all(path.exists() for path in paths))
     return [path.read_text() for path in paths]
 
 
@@ -85,8 +84,7 @@ def _misbehave(stage: StageDir, rank: int, step: int) -> None:
     if words[3] == "exit0":
         sys.exit(0)
     others = [other for other in range(int(os.environ["WORLD_SIZE"])) if other != rank]
-    while not all((stage.path / failure_name(other)).exists() for other in others):
-        time.sleep(0.005)
+    until(lambda: all((stage.path / failure_name(other)).exists() for other in others))
     raise StageError("the loss is not a number")
 
 

@@ -1,10 +1,10 @@
 """A stage that makes records without torch: a hash for every prompt, through the machinery of the real ones."""
 
 import hashlib
-import os
-import time
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
+
+from gate import take_time
 
 from charter.artifacts import faults
 from charter.artifacts.group import rank_of_process
@@ -39,7 +39,7 @@ def run(stage: StageDir) -> None:
     batches = in_batches(prompts, stage.job.spec.rollout_batch)  # type: ignore[attr-defined]
 
     def make(items: Sequence[Prompt]) -> Generator[Sequence[Ask], list[Reply], BatchResult]:
-        time.sleep(float(os.environ.get("COUNTING_SECONDS_PER_STEP", "0")))
+        take_time()
         faults.boundary(stage.job.stage, "make", rank_of_process(), "before")
         yield []
         return BatchResult(

@@ -12,7 +12,7 @@ import pytest
 from ledger_contract import STAGE
 
 from charter.ledger import Ledger, database
-from charter.ledger.database import LedgerUnreachableError, repeated, transaction
+from charter.ledger.database import LedgerUnreachableError
 
 LONG = "SELECT pg_sleep(120)"
 """So long that a test without the bound fails, and ends."""
@@ -55,7 +55,7 @@ def frozen(backend: int) -> Iterator[None]:
 def test_a_statement_that_does_not_end_is_ended_by_the_server(where, hurried):
     with Ledger.open(where) as ledger:
         with pytest.raises(LedgerUnreachableError, match="statement timeout"):
-            repeated(ledger._database, lambda it: it.exec_driver_sql(LONG))
+            ledger._database.repeated(lambda it: it.exec_driver_sql(LONG))
         assert ledger.begin(**STAGE, at=1.0) == 1
 
 
@@ -77,14 +77,14 @@ def test_a_server_that_freezes_in_a_transaction_is_given_up(where, hurried):
 
     with Ledger.open(where) as ledger:
         with pytest.raises(LedgerUnreachableError, match="silent for 10 s"):
-            repeated(ledger._database, work)
+            ledger._database.repeated(work)
         assert ledger.begin(**STAGE, at=1.0) == 1
 
 
 def test_books_go_on_beside_a_connection_that_has_frozen(where, hurried):
     with Ledger.open(where) as ledger:
         attempt = ledger.begin(**STAGE, at=1.0)
-        with transaction(ledger._database) as connection:
+        with ledger._database.transaction() as connection:
             backend = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
         with frozen(backend):
             ledger.heartbeat(attempt, at=5.0, step=3)

@@ -9,7 +9,6 @@ from take_back_contract import FOREIGN, SECOND, own_attempt
 from waiting import eventually
 
 from charter.ledger import Ledger
-from charter.ledger.database import transaction
 from charter.ledger.rows import remove_imported
 
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -26,7 +25,7 @@ def test_two_that_take_the_same_import_back_remove_it_once(where):
         ledger.record_imported([FOREIGN, SECOND])
         late = []
         second = threading.Thread(target=lambda: late.append(other.take_back_import("abc", run="demo")))
-        with transaction(ledger._database) as connection:
+        with ledger._database.transaction() as connection:
             assert remove_imported(connection, run="demo", import_id="abc") == 2
             second.start()
             wait_until_one_waits(where)

@@ -5,7 +5,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from charter.cli.common import DirOption, JsonOption, SetOption, check_project, open_project, print_json, project_root
+from charter.cli.common import (
+    DirOption,
+    JsonOption,
+    SetOption,
+    check_project,
+    console,
+    open_project,
+    plain_table,
+    print_json,
+    project_root,
+)
+from charter.errors import UsageError
 from charter.units import format_moment
 
 if TYPE_CHECKING:
@@ -28,7 +39,6 @@ def approve(
     set_: SetOption = None,
 ) -> None:
     """Show samples of what a stage with `needs_approval: true` reads, ask, and let it start."""
-    from charter.errors import UsageError
     from charter.run.graph import build_pipeline
 
     pipeline = build_pipeline(*open_project(directory, set_))
@@ -44,7 +54,6 @@ def _approve(pipeline: "Pipeline", stage: "PlannedStage", *, note: str, count: i
     import sys
     from dataclasses import asdict
 
-    from charter.errors import UsageError
     from charter.run.actions import approve_stage, check_approvable
     from charter.run.approval import read_approval, samples_of
 
@@ -69,7 +78,6 @@ def _approve(pipeline: "Pipeline", stage: "PlannedStage", *, note: str, count: i
 def _show(stage: "PlannedStage", samples: "list[Sampled]") -> None:
     from rich.text import Text
 
-    from charter.cli.common import console, plain_table
     from charter.run.approval import visible
 
     print(f"stage {stage.name} ({stage.spec.kind}), fingerprint {stage.asked_fingerprint[:8]}")
@@ -88,7 +96,6 @@ def _show(stage: "PlannedStage", samples: "list[Sampled]") -> None:
 
 
 def _list(pipeline: "Pipeline", *, as_json: bool) -> None:
-    from charter.cli.common import console, plain_table
     from charter.run.approval import visible
 
     rows = [_state(pipeline, stage) for stage in pipeline.stages.values() if stage.spec.needs_approval]
@@ -137,7 +144,6 @@ def accept(
     import sys
 
     from charter.artifacts.fingerprint import describe
-    from charter.errors import UsageError
     from charter.run.graph import acceptance_of, build_pipeline, record_acceptance
     from charter.run.paths import hold_of, run_dir
     from charter.run.staleness import input_names

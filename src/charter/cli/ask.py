@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from charter.cli.common import JsonOption, SetOption, console, plain_table, print_json
+from charter.cli.common import JsonOption, SetOption, console, open_project, plain_table, print_json, project_of_text
 from charter.cli.inquiry import (
     AnswerTokens,
     Budget,
@@ -29,6 +29,8 @@ from charter.cli.inquiry import (
     said_in,
     said_in_options,
 )
+from charter.errors import InfeasibleError, UsageError
+from charter.units import format_count, format_seconds, format_usd, parse_seconds, short
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,7 +85,6 @@ def ask(
     without hardware all offers of the price book count. With -C the finished sweeps of a project rank more labels, a
     larger judge or another method by expected gain. Exit codes: 0 something fits, 2 invalid, 3 nothing.
     """
-    from charter.errors import InfeasibleError, UsageError
     from charter.plan.ask import AMOUNT, kind_file, kind_of, most_data, rungs, with_amount
 
     if directory is not None:
@@ -130,11 +131,8 @@ def _ask_pilot(context: typer.Context, directory: Path, overrides: list[str], *,
     """Rank what a project's pilot says of the next purchase, within budget and deadline of the command or the file."""
     import os
 
-    from charter.cli.common import open_project
-    from charter.errors import InfeasibleError, UsageError
     from charter.plan.ask import Inquiry
     from charter.report.pilot import PilotQuestion, print_pilot, read_pilot
-    from charter.units import parse_seconds
 
     said = {name: text for name, text in said_in(context).items() if text is not None}
     others = [f"--{name}" for name in ("kind", "model", "hardware") if _is_given(context, name)]
@@ -214,7 +212,6 @@ def planner(*, is_quiet: bool) -> "Iterator[Callable[[Inquiry], Plan]]":
 
 
 def _plan(inquiry: "Inquiry") -> "Plan":
-    from charter.cli.common import project_of_text
     from charter.plan.ask import kind_file
     from charter.plan.project_plan import plan_project
 
@@ -228,7 +225,6 @@ def _plan(inquiry: "Inquiry") -> "Plan":
 def _command(inquiry: "Inquiry") -> str:
     """The command that shows the plan of an inquiry."""
     from charter.plan.ask import OPTION_OF, SPOKEN
-    from charter.units import short
 
     words = ["charter plan", SPOKEN[inquiry.kind], str(inquiry.model)]
     given = {OPTION_OF[name]: short(getattr(inquiry, name)) for name in OPTION_OF if name != "model"}
@@ -267,7 +263,6 @@ def _hardware(plan: "Plan") -> str:
 
 def _show(rows: "list[Rung]", best: "Rung | None", more: "Rung | None") -> None:
     from charter.plan.ask import AMOUNT
-    from charter.units import format_count, format_seconds, format_usd
 
     out = console()
     columns = (("model", "left"), ("method", "left"), ("verdict", "left"), ("hardware", "left"))

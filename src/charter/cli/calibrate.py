@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from charter.cli.common import JsonOption, SetOption, open_project, print_json
+from charter.cli.common import JsonOption, SetOption, console, open_project, plain_table, print_json
+from charter.errors import UsageError
 
 if TYPE_CHECKING:
     from charter.physics.fitted import Bundle
@@ -39,8 +40,6 @@ def calibrate(
     errors shown are those of each source before its own rows were used. `charter plan` reads calibration.json of the
     project, or the file given with --calibration.
     """
-    from charter.errors import UsageError
-
     if (file is None) == (directory is None):
         raise UsageError("give a CSV of measurements, or -C DIR for the steps of a project's run")
     from charter.physics.fitted import load, save
@@ -69,7 +68,6 @@ def _fitted(file: Path, alone: bool) -> "tuple[Bundle, dict[str, tuple[str, ...]
     """The published constants moved to the file's rows, or a fit of the file alone; and what it leaves out, and why."""
     from datetime import date
 
-    from charter.errors import UsageError
     from charter.physics.fitted import bundled
     from charter.validation.alarms import MEASUREMENTS, flagged, taught_measurements
     from charter.validation.intervals import extend, make
@@ -92,7 +90,6 @@ def _fitted(file: Path, alone: bool) -> "tuple[Bundle, dict[str, tuple[str, ...]
 def _paced(project: Any, root: Path) -> "Bundle":
     from datetime import date
 
-    from charter.errors import UsageError
     from charter.physics.fitted import Bundle
     from charter.run.planned import measured_paces
 
@@ -127,8 +124,6 @@ def _report(bundle: "Bundle", output: Path) -> dict[str, object]:
 
 
 def _print(bundle: "Bundle", output: Path) -> None:
-    from charter.cli.common import console, plain_table
-
     out = console()
     if bundle.quantities:
         error = ("median error without its rows", "right")
@@ -180,7 +175,6 @@ def share(
     prefix: Annotated[str, typer.Option("--as", metavar="ABC", help="Three letters that the new ids begin with.")],
 ) -> None:
     """Write anonymous typed rows to hand on: numbered anew, without notes, sources or names of your own models."""
-    from charter.errors import UsageError
     from charter.validation.rows.measurement import Refusal, read_measurements
     from charter.validation.typed_rows import shared
 
@@ -197,7 +191,6 @@ def share(
 
 def _write(table: "TypedTable", file: Path, output: Path) -> None:
     from charter.artifacts.durable import write_file
-    from charter.errors import UsageError
 
     if output.resolve() == file.resolve():
         raise UsageError(f"{output} is the file that is read; give another name")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from charter.cli.common import DirOption, JsonOption, open_project, print_json, project_root
-from charter.errors import ExitCode
+from charter.errors import DataError, ExitCode, SpecError, UsageError
 from charter.spec import PROJECT_FILE
 
 if TYPE_CHECKING:
@@ -61,7 +61,6 @@ def check_command(
 
 def _assumptions(project: "Project", directory: Path) -> list[str]:
     """Return the assumptions of a plan about the models that are there; refuse adapters as large as their model."""
-    from charter.errors import DataError, SpecError, UsageError
     from charter.plan.pipeline_names import Models
     from charter.plan.project_plan import read_model
 
@@ -103,7 +102,6 @@ def doctor(
     directory: DirOption = Path("."), on: OnOption = None, bits: BitsOption = False, json_: JsonOption = False
 ) -> None:
     """Check this machine and, in a project, its launcher, packages, network and credentials; say how to mend faults."""
-    from charter.errors import UsageError
     from charter.run.cluster_checks import LOOKS
     from charter.run.doctor import examine
 

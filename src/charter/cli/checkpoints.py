@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from charter.cli.common import DirOption, JsonOption, ListByDefault, SetOption, open_project, print_json
+from charter.cli.common import (
+    DirOption,
+    JsonOption,
+    ListByDefault,
+    SetOption,
+    command_group,
+    console,
+    open_project,
+    plain_table,
+    print_json,
+)
+from charter.errors import DataError
+from charter.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from charter.artifacts.checkpoints import ListedCheckpoint
@@ -70,7 +82,6 @@ def scrub(
     set_: SetOption = None,
 ) -> None:
     """Read every copy here and in the second place, repair either from the other; exit code 8 where both are bad."""
-    from charter.errors import DataError
     from charter.run.copies import scrub as scrub_all
 
     tell = partial(typer.echo, err=True)
@@ -141,9 +152,6 @@ def gc(
 
 
 def _show_removable(items: "Sequence[Removable]", *, removed: bool, as_json: bool) -> None:
-    from charter.cli.common import console, plain_table
-    from charter.units import format_bytes
-
     if as_json:
         rows = [
             {"name": item.name, "why": item.why, "bytes": item.bytes, "removed": removed and item.remove is not None}
@@ -163,13 +171,7 @@ def _show_removable(items: "Sequence[Removable]", *, removed: bool, as_json: boo
     typer.echo(f"removed {size}" if removed else f"{size} could be removed; --yes does it")
 
 
-checkpoints_app = typer.Typer(
-    cls=ListByDefault,
-    help="List, verify, pin, copy and bring back checkpoints and results.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+checkpoints_app = command_group("List, verify, pin, copy and bring back checkpoints and results.", cls=ListByDefault)
 OneStage = Annotated[str | None, typer.Argument(help="One stage; all if left out.", show_default=False)]
 Stage = Annotated[str, typer.Argument(help="Name of the stage.", show_default=False)]
 At = Annotated[str, typer.Argument(help="Finished steps, as 12; or steps and parts, as 12-2.", show_default=False)]
@@ -193,7 +195,6 @@ def verify_checkpoints(
     Exit code 8 where something is damaged.
     """
     from charter.artifacts.checkpoints import names_of_damaged
-    from charter.errors import DataError
     from charter.run.copies import damaged_results
 
     by_stage = _found(directory, stage, set_, verify=True)
@@ -276,9 +277,6 @@ def _json(item: "ListedCheckpoint") -> dict[str, Any]:
 
 
 def _print(by_stage: "Mapping[str, Sequence[ListedCheckpoint]]") -> None:
-    from charter.cli.common import console, plain_table
-    from charter.units import format_bytes, format_seconds
-
     table = plain_table(
         ("Stage", "left"), ("Step", "right"), ("Part", "right"), ("Size", "right"), ("Metric", "right"),
         ("Processes", "right"), ("Age", "right"), ("Pinned", "left"), ("Verified", "wrap"),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from charter.errors import SpecError, UsageError
 from charter.spec import PROJECT_FILE
 
 if TYPE_CHECKING:
@@ -59,8 +60,6 @@ def open_project(directory: Path, overrides: list[str] | None = None) -> "tuple[
 
 def check_project(directory: Path) -> None:
     """Raise a `UsageError` that names what is near where a path is neither a project nor its file."""
-    from charter.errors import UsageError
-
     if not directory.exists():
         above = directory.parent
         if directory.suffix in (".yml", ".yaml") and (above / PROJECT_FILE).is_file():
@@ -137,8 +136,6 @@ def keep_chosen_engines(project: "Project", root: Path) -> None:
 
 def loadable_project(root: Path) -> "Project | None":
     """The project of a directory; None where there is no charter.yaml, or it no longer loads: a run may outlive it."""
-    from charter.errors import SpecError, UsageError
-
     try:
         return open_project(root)[0]
     except (SpecError, UsageError):
@@ -147,8 +144,6 @@ def loadable_project(root: Path) -> "Project | None":
 
 def check_writable(option: str, path: Path, *, make_directory: bool = False) -> None:
     """Raise a `UsageError` where an option names no file that could be written."""
-    from charter.errors import UsageError
-
     wrong = "is a directory" if path.is_dir() else "" if make_directory or path.parent.is_dir() else "has no directory"
     if wrong:
         raise UsageError(f"{option} {path}: {wrong}; give a file in a directory that exists")
@@ -157,7 +152,6 @@ def check_writable(option: str, path: Path, *, make_directory: bool = False) -> 
 def write_asked(option: str, path: Path, text: str | bytes, *, make_directory: bool = False) -> None:
     """Write a file that an option named, whole or not at all; what is in the way is told as a `UsageError`."""
     from charter.artifacts.durable import write_file
-    from charter.errors import UsageError
 
     check_writable(option, path, make_directory=make_directory)
     try:
@@ -239,7 +233,18 @@ def words_of(context: typer.Context, names: Container[str]) -> list[str]:
     return [shlex.quote(word) for word in words]
 
 
-HELP = ("--help", "-h")
+HELP = ("-h", "--help")
+
+
+def command_group(help_text: str, cls: type[TyperGroup] | None = None) -> typer.Typer:
+    """A group of commands, whose help is shown where none of them is asked for."""
+    return typer.Typer(
+        cls=cls,
+        help=help_text,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": list(HELP)},
+    )
 
 
 class ListByDefault(TyperGroup):

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from charter.cli.common import JsonOption, SetOption, plan_console, print_json, write_asked
-from charter.errors import loads_json
+from charter.cli.common import JsonOption, SetOption, plan_console, planned_project, print_json, write_asked
+from charter.errors import UsageError, loads_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,8 +42,6 @@ def compare(
     figures of the evaluation with whether they differ beyond noise, time, cost and waste. `--set` applies to the plans
     of projects and templates. Exit codes: as `charter plan`.
     """
-    from charter.errors import UsageError
-
     if len(things) < 2:
         raise UsageError(
             "compare needs two plans or more, or two runs: charter plan compare A B; give a project, a saved plan or a "
@@ -65,7 +63,6 @@ def compare(
 
 def _wants_runs(things: list[str], *, plans: bool, runs: bool, overrides: list[str] | None) -> bool:
     """Return True if runs are compared: asked for, or all are projects that have run and nothing asks for plans."""
-    from charter.errors import UsageError
     from charter.report.run_compare.comparison import has_run
 
     if runs and (plans or overrides):
@@ -111,7 +108,6 @@ def _plan(text: str, overrides: list[str] | None) -> "Mapping[str, Any]":
     path = Path(text)
     if path.is_file() and path.suffix == ".json":
         return _saved(path)
-    from charter.errors import UsageError
     from charter.templates.shipped import TEMPLATES
 
     template = None if path.exists() else text
@@ -120,7 +116,6 @@ def _plan(text: str, overrides: list[str] | None) -> "Mapping[str, Any]":
         raise UsageError(f"{text}: no such project, saved plan or template; the templates are {', '.join(names)}")
     from datetime import UTC, datetime
 
-    from charter.cli.common import planned_project
     from charter.plan.project_plan import plan_project
 
     project, root = planned_project(path, template, overrides)
@@ -129,7 +124,6 @@ def _plan(text: str, overrides: list[str] | None) -> "Mapping[str, Any]":
 
 def _saved(path: Path) -> "Mapping[str, Any]":
 
-    from charter.errors import UsageError
     from charter.plan.plan import SCHEMA
 
     try:

@@ -5,17 +5,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from charter.cli.common import DirOption, JsonOption, print_json
+from charter.cli.common import (
+    DirOption,
+    JsonOption,
+    command_group,
+    console,
+    open_project,
+    plain_table,
+    print_json,
+    write_asked,
+)
+from charter.errors import DataError, SpecError, UsageError
 
 if TYPE_CHECKING:
     from charter.feedback.constitution import Constitution
 
-constitution_app = typer.Typer(
-    help="List, check and import the principles of a constitution.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+constitution_app = command_group("List, check and import the principles of a constitution.")
 FileArgument = Annotated[
     Path | None, typer.Argument(help="A constitution; the project's unless given.", show_default=False)
 ]
@@ -31,7 +36,6 @@ def list_principles(
     json_: JsonOption = False,
 ) -> None:
     """The principles, with how often each is drawn."""
-    from charter.errors import UsageError
     from charter.feedback.constitution import load_constitution
 
     path = _path(file, directory)
@@ -74,7 +78,6 @@ def lint_constitution(
     json_: JsonOption = False,
 ) -> None:
     """List faults and doubts: repeated and nearly equal principles, weights, tags, placeholders; exit code 2."""
-    from charter.errors import DataError, SpecError
     from charter.feedback.constitution import lint, read_constitution_file
 
     path = _path(file, directory)
@@ -107,8 +110,6 @@ def import_principles(
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
 ) -> None:
     """Write published principles as a constitution of this project; what a layout lacks is derived, and marked."""
-    from charter.cli.common import write_asked
-    from charter.errors import UsageError
     from charter.feedback.constitution import constitution_text, import_constitution, load_constitution
 
     if out.exists() and not force:
@@ -126,9 +127,6 @@ def import_principles(
 
 def _path(file: Path | None, directory: Path) -> Path:
     """The file that was given, or the one that the project names."""
-    from charter.cli.common import open_project
-    from charter.errors import UsageError
-
     if file is not None:
         return file
     project, root = open_project(directory)
@@ -138,8 +136,6 @@ def _path(file: Path | None, directory: Path) -> Path:
 
 
 def _print(constitution: "Constitution", rows: list[dict[str, Any]]) -> None:
-    from charter.cli.common import console, plain_table
-
     table = plain_table(("Id", "left"), ("Drawn", "right"), ("Tags", "wrap"), ("Which answer is better", "wrap"))
     for row in rows:
         table.add_row(row["id"], f"{row['drawn_share']:.1%}", ", ".join(row["tags"]) or "-", row["compare"])

@@ -10,12 +10,16 @@ import typer
 from charter.cli.common import (
     DirOption,
     JsonOption,
+    console,
     loadable_project,
     open_project,
+    plain_table,
     print_json,
     project_root,
     write_asked,
 )
+from charter.errors import DataError, UsageError
+from charter.units import format_usd
 
 if TYPE_CHECKING:
     from charter.cost.own_hardware import OwnedServer, OwnOrRent
@@ -42,7 +46,6 @@ def add_fee(
     It counts in budgets, groups, showback and FOCUS rows; what attempts cost stays as it is.
     """
     from charter.run.actions import add_charge
-    from charter.units import format_usd
 
     project, root = open_project(directory)
     charge = add_charge(project, root, what=what, usd=usd, since=since, until=until, provider=provider, stage=stage)
@@ -58,7 +61,6 @@ def raise_limit(
 ) -> None:
     """Raise a limit for this run; charter.yaml stays as it is, and a new limit there has the last word."""
     from charter.run.actions import raise_budget
-    from charter.units import format_usd
 
     before, now = raise_budget(project_root(directory), limit, of=of)
     which = "Budget" if of == "budget.limit" else of
@@ -147,7 +149,6 @@ FocusVersionOption = Annotated[
 
 
 def _focus_version(value: str | None) -> "Version | None":
-    from charter.errors import UsageError
     from charter.ledger.focus_columns import VERSIONS
 
     if value is not None and value not in VERSIONS:
@@ -165,7 +166,6 @@ def export(
 
     Idle and lost money stands in columns of its own (x_IdleCost, x_LostCost): it is part of the cost, not beside it.
     """
-    from charter.errors import UsageError
     from charter.ledger.focus_check import to_csv, to_parquet
     from charter.ledger.focus_columns import DEFAULT_VERSION
     from charter.report.cost import focus_dataset
@@ -193,7 +193,6 @@ def check(
     import csv
     import io
 
-    from charter.errors import DataError, UsageError
     from charter.ledger.focus_check import check_focus
     from charter.ledger.focus_columns import version_of
 
@@ -251,7 +250,6 @@ def buy_or_rent(
 def _offered(accelerator: str) -> list[tuple[str, float]]:
     """The cheapest bundled on-demand price of every cloud, dearest first."""
     from charter.catalog.price_book import Market, offers
-    from charter.errors import UsageError
 
     cheapest: dict[str, tuple[float, str]] = {}
     for offer in offers(accelerator, market=Market.ON_DEMAND):
@@ -286,7 +284,6 @@ def _own_as_json(
 def _own_print(
     name: str, scenario: str, server: "OwnedServer", comparisons: "list[tuple[str, OwnOrRent]]", utilisation: float
 ) -> None:
-    from charter.cli.common import console, plain_table
     from charter.cost.own_hardware import owned_usd_per_accelerator_hour, owned_usd_per_year
 
     out = console()
@@ -392,7 +389,6 @@ def _bill(sums: "CallSums") -> dict[str, int | float]:
 
 def _reconcile_print(done: "BillReconciled", *, dry_run: bool) -> None:
     from charter.ledger.reconcile import MEANINGS
-    from charter.units import format_usd
 
     for item in done.found.differences:
         was = f"{format_usd(item.settled_before_micro_usd / 1e6)} here"
@@ -405,8 +401,6 @@ def _reconcile_print(done: "BillReconciled", *, dry_run: bool) -> None:
 
 
 def _interval(sums: "CallSums") -> str:
-    from charter.units import format_usd
-
     low, high = format_usd(sums.settled_micro_usd / 1e6), format_usd(sums.most_micro_usd / 1e6)
     unknown = f"{sums.unknown} call{'' if sums.unknown == 1 else 's'} unknown"
     return f"{low} to {high}, {unknown}" if sums.unknown else low
@@ -449,7 +443,6 @@ def cost_showback(
     json_: JsonOption = False,
 ) -> None:
     """Show what every owner, team or run has cost by month: all projects that share the ledger."""
-    from charter.cli.common import console
     from charter.ledger import Ledger
     from charter.ledger.store import ledger_place
     from charter.ledger.sums import total_of
@@ -490,8 +483,6 @@ def cost_report(context: typer.Context, directory: DirOption = Path("."), json_:
 @cost_app.command("budget")
 def cost_budget(context: typer.Context, directory: DirOption = Path("."), json_: JsonOption = False) -> None:
     """Every limit of the budget: spent, forecast, per hour, state. Exit code 4 when one is reached."""
-    from charter.cli.common import console
-    from charter.errors import UsageError
     from charter.report.cost import read_costs
     from charter.report.cost_text import limits_table
 
@@ -513,7 +504,6 @@ def cost_advise(context: typer.Context, directory: DirOption = Path("."), json_:
     """Show what would make the run cheaper, and by how much: fewer or smaller accelerators, spot, idle ones freed."""
     from dataclasses import asdict
 
-    from charter.cli.common import console
     from charter.report.cost import read_advice, read_costs
     from charter.report.cost_text import advice_table
 
@@ -534,7 +524,6 @@ def _chosen(context: typer.Context, directory: Path) -> Path:
 
 
 def _report(directory: Path, *, as_json: bool) -> None:
-    from charter.cli.common import console
     from charter.report.cost import cost_json
     from charter.report.cost_text import groups_json, limits_table, print_cost, print_groups, print_imported
     from charter.report.overview import overview

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from charter.cli.common import DirOption, JsonOption, SetOption, open_project, print_json
+from charter.cli.common import DirOption, JsonOption, SetOption, command_group, open_project, print_json
+from charter.errors import DataError, MissingExtraError, UsageError, how_to_install, loads_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +21,6 @@ def data_version(
 ) -> None:
     """Hash a file or a directory; for a pointer, say whether what it names is beside it (exit code 8 if not)."""
     from charter.artifacts.data_versions import POINTER, pointer_damage, version_of, write_pointer
-    from charter.errors import DataError
 
     if path.suffix == POINTER and path.is_file():
         if (wrong := pointer_damage(path)) is not None:
@@ -53,12 +53,7 @@ def data_dvc(directory: DirOption = Path("."), json_: JsonOption = False, set_: 
 
 
 DataFormat = Literal["auto", "jsonl", "parquet", "hf", "webdataset"]
-data_app = typer.Typer(
-    help="Check, measure and convert data sets.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+data_app = command_group("Check, measure and convert data sets.")
 PathArgument = Annotated[Path, typer.Argument(help="A data set: a file, a directory or a pattern.", show_default=False)]
 FormatOption = Annotated[DataFormat, typer.Option("--format", help="How to read it, as `format` in charter.yaml.")]
 
@@ -78,7 +73,6 @@ def check(
     json_: JsonOption = False,
 ) -> None:
     """Read every row as a stage would: bad rows with their lines, blank texts, duplicates; exit code 8 for bad ones."""
-    from charter.errors import DataError
     from charter.report.data_stats import check_data, check_lines
 
     chosen = _data_of(directory) if path is None else [(path, _spec(path, format))]
@@ -95,7 +89,6 @@ def check(
 def _data_of(directory: Path) -> "list[tuple[Path, DataSpec]]":
     """The data sets of a project that are there, each as its stages read it; a UsageError names those that are not."""
     from charter.data.formats import is_there
-    from charter.errors import UsageError
 
     project, root = open_project(directory)
     absent = [spec.path for spec in project.data.values() if not is_there(root / spec.path)]
@@ -126,7 +119,6 @@ def convert(
 ) -> None:
     """Write a data set in TRL's formats: from HH-RLHF's text, NeMo-Aligner's JSONL, tar shards, Parquet or Arrow."""
     from charter.data.convert import Conversion
-    from charter.errors import UsageError
 
     if out.exists() and (not force or out.is_dir() or out.samefile(path)):
         hint = "give another name" if out.is_dir() or out.samefile(path) else "give another name, or --force"
@@ -155,7 +147,6 @@ def tasks(
     """Write prompts for the tasks of a taskset of verifiers, whose code runs here, with your rights and network."""
     from importlib.util import find_spec
 
-    from charter.errors import MissingExtraError, UsageError, how_to_install, loads_json
     from charter.inference.verifiers import rows_of
 
     if find_spec("verifiers") is None:
@@ -174,7 +165,6 @@ def _write(rows: "Callable[[], Iterable[Mapping[str, Any]]]", out: Path) -> None
     """Write to a temporary file beside the target, which appears whole or not at all."""
     from charter.artifacts import durable
     from charter.data.convert import write_rows
-    from charter.errors import UsageError
 
     temporary = durable.temporary_beside(out)
     try:
@@ -189,7 +179,6 @@ def _write(rows: "Callable[[], Iterable[Mapping[str, Any]]]", out: Path) -> None
 def _spec(path: Path, format: DataFormat, *, on_bad_row: Literal["fail", "skip"] = "fail") -> "DataSpec":
     """Return the specification of a data set that no charter.yaml describes."""
     from charter.data.formats import is_there
-    from charter.errors import UsageError
     from charter.spec.project import DataSpec
 
     if not is_there(path):

@@ -7,6 +7,7 @@ import typer
 
 from charter.cli.common import DirOption, JsonOption, SetOption, open_project, print_json
 from charter.engines import handover_engines
+from charter.errors import UsageError
 
 if TYPE_CHECKING:
     from charter.report.handover import HandoverExport
@@ -58,7 +59,6 @@ def export(
     set_: SetOption = None,
 ) -> None:
     """Write a finished stage's model or records for others, or a stage as another engine's configuration."""
-    from charter.errors import UsageError
     from charter.spec.suggest import did_you_mean
 
     project, root = open_project(directory, set_)
@@ -158,7 +158,6 @@ def fetch(
     import os
 
     from charter.artifacts.hub import Hub
-    from charter.errors import UsageError
     from charter.units import format_bytes
 
     repository, _, written = name.partition("@")

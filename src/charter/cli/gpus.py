@@ -9,20 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from charter.catalog.accelerators import DTYPES, Accelerator
+from charter.catalog.accelerators import DTYPES, Accelerator, closest
 from charter.catalog.offer import Market, Offer
-from charter.catalog.price_book import PriceBook, Value, values
+from charter.catalog.price_book import PriceBook, Value, read_price_book, values
 from charter.cli.common import (
     DirOption,
     JsonOption,
     ShowOrListByDefault,
+    command_group,
     console,
     plain_table,
     print_json,
     project_root,
     short_confidence,
 )
-from charter.units import format_bytes
+from charter.errors import UsageError
+from charter.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from charter.catalog.models import CatalogModel
@@ -271,11 +273,9 @@ _LINES: dict[str, Callable[[AcceleratorView], str]] = {
 }
 
 
-gpus_app = typer.Typer(
+gpus_app = command_group(
+    "Accelerators: memory, rates, links, prices per unit of compute, and where each figure comes from.",
     cls=ShowOrListByDefault,
-    help="Accelerators: memory, rates, links, prices per unit of compute, and where each figure comes from.",
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 SORT_KEYS = (
     "name",
@@ -350,15 +350,10 @@ def gpus_compare(
 
 
 def _book(directory: Path) -> "PriceBook":
-    from charter.catalog.price_book import read_price_book
-
     return read_price_book(project_root(directory) / "prices.csv", today=date.today())
 
 
 def _sort_key(sort: str | None) -> str | None:
-    from charter.catalog.accelerators import closest
-    from charter.errors import UsageError
-
     if sort is not None and sort not in SORT_KEYS:
         raise UsageError(f"--sort {sort} is unknown{closest(sort, SORT_KEYS)}; it is one of {', '.join(SORT_KEYS)}")
     return sort
@@ -372,8 +367,6 @@ def models(
 ) -> None:
     """List models: parameters, layers, context, other names, and where each architecture was read."""
     from charter.catalog.models import catalog
-    from charter.errors import UsageError
-    from charter.units import format_count
 
     needle = search.casefold()
     matches = [model for model in catalog() if any(needle in name.casefold() for name in (model.name, *model.aliases))]

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from charter.cli.common import DirOption, JsonOption, SetOption, open_project, print_json
+from charter.cli.common import DirOption, JsonOption, SetOption, console, open_project, plain_table, print_json
+from charter.errors import UsageError
 from charter.run.imports.logs import formats
+from charter.units import format_count, format_moment, format_seconds, format_usd
 
 if TYPE_CHECKING:
     from charter.run.imports.charges import Machines
@@ -72,8 +74,6 @@ def print_import(
 
 
 def _print_attempts(done: "Imported", *, stage: str | None, dry_run: bool) -> None:
-    from charter.units import format_seconds, format_usd
-
     for number, item in enumerate(done.attempts):
         change = done.changes[number] if done.changes else "would be added"
         seconds = item.duration_milliseconds / 1000
@@ -151,8 +151,6 @@ def moment_of(text: str | None) -> float | None:
     """Unix seconds of a time in ISO form; UTC where it names no zone."""
     from datetime import UTC, datetime
 
-    from charter.errors import UsageError
-
     if text is None:
         return None
     try:
@@ -164,8 +162,6 @@ def moment_of(text: str | None) -> float | None:
 
 def facts_of(options: list[str] | None) -> dict[str, str]:
     """Cells of a row by their columns."""
-    from charter.errors import UsageError
-
     wrong = [text for text in options or () if "=" not in text]
     if wrong:
         raise UsageError(f"--fact {', '.join(wrong)}: write COLUMN=VALUE, such as --fact seq=4096")
@@ -229,8 +225,6 @@ def import_run(
 
 def _refuse_mixed(run: str | None, *, list_: bool, take_back: str | None) -> None:
     """One thing at a time."""
-    from charter.errors import UsageError
-
     choices = {"RUN": run is not None, "--list": list_, "--take-back": take_back is not None}
     names = [name for name, given in choices.items() if given]
     if len(names) != 1:
@@ -332,8 +326,6 @@ def _take_back(
 
 
 def _ask(*, yes: bool, as_json: bool) -> None:
-    from charter.errors import UsageError
-
     if yes:
         return
     if as_json or not _is_terminal():
@@ -348,9 +340,6 @@ def _is_terminal() -> bool:
 
 
 def _print_table(imports: "Sequence[PastImport]") -> None:
-    from charter.cli.common import console, plain_table
-    from charter.units import format_count, format_seconds, format_usd
-
     table = plain_table(
         ("Import", "left"), ("Stage", "left"), ("Source", "wrap"), ("Imported", "left"), ("Attempts", "right"),
         ("Steps", "right"), ("Time", "right"), ("Tokens", "right"), ("Cost", "right"),
@@ -376,8 +365,6 @@ def _print_table(imports: "Sequence[PastImport]") -> None:
 
 
 def _print_going(going: "TakenBack") -> None:
-    from charter.units import format_seconds, format_usd
-
     past, stored = going.past, going.past.stored
     typer.echo(f"import {past.import_id} of stage {past.stage}")
     if stored is not None:
@@ -396,8 +383,6 @@ def _print_going(going: "TakenBack") -> None:
 
 
 def _time(at: float | None) -> str:
-    from charter.units import format_moment
-
     return "not told" if at is None else format_moment(at)
 
 

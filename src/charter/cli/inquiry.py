@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from charter.errors import BudgetError, InfeasibleError, Problem, SpecError, UsageError
 from charter.spec import PROJECT_FILE
+from charter.units import parse_count, parse_seconds, parse_usd, parse_usd_per_hour, short
 
 if TYPE_CHECKING:
     from charter.errors import Problem
@@ -73,8 +75,6 @@ OPTIONS = (*WORK[1:], "nodes", "price", "market", "budget", "deadline")
 
 def check_limits_asked(fail_over_budget: bool, allow_over_budget: bool) -> None:
     """Raise a `UsageError` for two options that contradict each other."""
-    from charter.errors import UsageError
-
     if fail_over_budget and allow_over_budget:
         raise UsageError("--fail-over-budget and --allow-over-budget ask for opposites; give one of them")
 
@@ -87,7 +87,6 @@ def said_in(context: typer.Context) -> dict[str, str | None]:
 def question_file(context: typer.Context, changes: Sequence[str]) -> "KindFile | None":
     """The charter.yaml that a question stands for; None where a project is named, since paths win over kinds."""
     from charter.cli.common import WORDS, words_of
-    from charter.errors import UsageError
     from charter.plan.ask import kind_file, kind_of, unknown_word
 
     word, model, save, force = (context.params[name] for name in ("config", "model", "save", "force"))
@@ -126,7 +125,6 @@ def _is_no_path(word: Path) -> bool:
 def _refuse_of_projects(context: typer.Context, kind: str) -> None:
     """Raise a `UsageError` for options that only a project can be asked with."""
     from charter.cli.common import words_of
-    from charter.errors import UsageError
 
     given = words_of(context, ("template", "directory", "sweep"))
     if given:
@@ -141,7 +139,6 @@ def _refuse_of_projects(context: typer.Context, kind: str) -> None:
 def _check_target(save: Path, *, force: bool) -> None:
     """Raise a `UsageError` for a file that cannot be written or that somebody may want to keep."""
     from charter.cli.common import check_writable
-    from charter.errors import UsageError
 
     check_writable("--save", save)
     if save.exists() and not force:
@@ -187,7 +184,6 @@ def project_reader(context: typer.Context, file: "KindFile | None", path: Path, 
 def _refuse_no_project() -> None:
     """Raise a `UsageError` that also names the way without a file."""
     from charter.cli.common import open_project
-    from charter.errors import UsageError
 
     try:
         open_project(Path("."))
@@ -198,8 +194,6 @@ def _refuse_no_project() -> None:
 @contextmanager
 def said_in_options(file: "KindFile | None") -> Iterator[None]:
     """Say in options what an error says of keys and lines of a file that nobody has."""
-    from charter.errors import BudgetError, InfeasibleError, SpecError
-
     try:
         yield
     except SpecError as error:
@@ -226,10 +220,8 @@ def advised_in_options(plan: "Plan", file: "KindFile | None") -> "Plan":
 def inquiry_of(kind: str, model: str | None, said: Mapping[str, str | None]) -> "Inquiry":
     """Return the inquiry about a kind of stage, its numbers parsed."""
     from charter.catalog.accelerators import usual_request
-    from charter.errors import UsageError
     from charter.plan.ask import Inquiry
     from charter.plan.what_if import MARKETS
-    from charter.units import parse_count, parse_seconds, parse_usd, parse_usd_per_hour
 
     def read(name: str, reader: Callable[[object], Number]) -> "Number | None":
         text = said[name]
@@ -459,8 +451,6 @@ def _share(number: int, share: float) -> str:
     >>> _share(100_000_000, 0.0438), _share(20_000, 0.291)
     ('4.3M', '5.8k')
     """
-    from charter.units import short
-
     left = number * share * (1 + 1e-9)
     unit = 10 ** max(0, math.floor(math.log10(max(1.0, left))) - 1)
     return str(short(max(1, math.floor(left / unit) * unit)))
@@ -478,8 +468,6 @@ def _at_least(money: str) -> str:
 
 def problem_of_question(problem: "Problem") -> "Problem":
     """Return a problem of the question's own file as one of the option behind it; nobody has seen a line of it."""
-    from charter.errors import Problem
-
     if problem.line is None:
         return problem
     option = FIELDS.get(problem.path.rpartition(".")[2], problem.path)

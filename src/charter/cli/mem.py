@@ -1,12 +1,12 @@
 """`charter plan mem`: every term of a model's memory on an accelerator, and what would make it fit."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from charter.cli.common import JsonOption, print_json
-from charter.errors import ExitCode
+from charter.cli.common import JsonOption, console, plain_table, print_json
+from charter.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +93,6 @@ def print_memory(
     model: "CatalogModel", device: "Accelerator", report: dict[str, Any], memory: "MemoryBreakdown"
 ) -> None:
     """The same for people, as a table."""
-    from charter.cli.common import console, plain_table
     from charter.units import format_bytes, format_count
 
     out = console()
@@ -135,8 +134,6 @@ def print_memory(
 
 def print_printed(rows: list[dict[str, Any]]) -> None:
     """Print formulas as their sources print them, beside ours; GB, as they print it."""
-    from charter.cli.common import console, plain_table
-
     table = plain_table(("as printed", "left"), ("GB", "right"), ("ours", "right"), ("formula", "wrap"))
     for row in rows:
         text = f"{row['formula']}: {row['note']} ({row['source']})"
@@ -265,8 +262,6 @@ def mem(
 
 
 def _check_mode(mode: Mode, rank: int | None, *, explain: bool, offloaded: str) -> None:
-    from charter.errors import UsageError
-
     if rank is not None and mode not in ("lora", "qlora"):
         raise UsageError(f"--rank {rank}: is of adapters, with --mode lora or qlora; found --mode {mode}")
     if explain and mode != "train":
@@ -301,8 +296,6 @@ def _device(text: str) -> "tuple[Accelerator, int]":
 
 
 def _check_degrees(model: "CatalogModel", count: int, *, tensor: int, pipeline: int, context: int, expert: int) -> None:
-    from charter.errors import UsageError
-
     shape = model.architecture
     degrees = tensor * pipeline * context
     if count % degrees:
@@ -346,9 +339,6 @@ def _training(
     rank: int,
 ) -> "Callable[[Layout], MemoryBreakdown]":
     """Memory of a training layout with everything but the layout fixed; constants and interval as calibrated."""
-    from dataclasses import replace
-
-    from charter.errors import UsageError
     from charter.physics.memory import training_memory
     from charter.physics.memory_profiles import PROFILES
     from charter.plan.knowledge import memory_of_stack
@@ -409,7 +399,6 @@ def _inference(
     weights: str,
     prefill_tokens: int | None,
 ) -> "MemoryBreakdown":
-    from dataclasses import replace
 
     from charter.physics.inference_memory import PASS_TOKENS, inference_memory
     from charter.plan.knowledge import INFERENCE_MEMORY, NATIVE_STACKS, memory_of_stack

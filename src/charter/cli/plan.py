@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -15,6 +15,8 @@ from charter.cli.common import (
     SetOption,
     SweepOption,
     check_writable,
+    console,
+    plain_table,
     plan_console,
     print_json,
     with_chosen_engines,
@@ -46,6 +48,8 @@ from charter.cli.inquiry import (
     said_in_options,
     show_assumed,
 )
+from charter.errors import BudgetError, InfeasibleError, UsageError
+from charter.units import format_seconds, format_usd
 
 if TYPE_CHECKING:
     from charter.cli.inquiry import Reader
@@ -61,8 +65,6 @@ def start_of(text: str | None) -> datetime | None:
     >>> start_of("2026-12-01T09:30+02:00").isoformat()
     '2026-12-01T07:30:00+00:00'
     """
-    from charter.errors import UsageError
-
     if text is None:
         return None
     try:
@@ -74,9 +76,6 @@ def start_of(text: str | None) -> datetime | None:
 
 def objective_of(text: str) -> str:
     """The objective that `--objective` names, or a `UsageError` with those that there are."""
-    from typing import get_args
-
-    from charter.errors import UsageError
     from charter.plan.decision import Objective
 
     objectives = get_args(Objective)
@@ -87,7 +86,6 @@ def objective_of(text: str) -> str:
 
 def print_expanded(project: "Project", deviations: Sequence[str], *, as_json: bool) -> None:
     """The project with its presets written out, as YAML; where the preset differs from its paper, as comments."""
-    from charter.errors import UsageError
     from charter.spec.bind import project_yaml
 
     if as_json:
@@ -99,7 +97,6 @@ def check_asked(
     project: "Project", read: "Reader", *, explain: str | None, what_if: Sequence[str] | None, as_json: bool
 ) -> None:
     """Raise an error for a stage or a change that there is not, and for two ways to print at once."""
-    from charter.errors import UsageError
     from charter.plan.what_if import overrides_of
 
     if explain is not None and explain not in project.pipeline:
@@ -116,8 +113,6 @@ def probe_first(
     project: "Project", root: Path, layouts: int | None, *, calibration: Path | None, as_json: bool
 ) -> dict[str, object]:
     """Probe where it is asked for, before the plan is made; what the plan's JSON gains by it."""
-    from charter.errors import UsageError
-
     if layouts is None:
         return {}
     if calibration is not None:
@@ -135,7 +130,6 @@ def run_probe(project: "Project", root: Path, layouts: int) -> "ProbeReport":
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from charter.errors import UsageError
     from charter.run.probe import Progress as Step
     from charter.run.probe import probe_project
 
@@ -182,8 +176,6 @@ def probe_json(report: "ProbeReport") -> dict[str, Any]:
 
 def print_probe(report: "ProbeReport") -> None:
     """Planned beside measured for every layout, fastest first; then what was not measured, and why."""
-    from charter.cli.common import console, plain_table
-
     out = console()
     seconds = ("planned s/step", "right"), ("measured s/step", "right"), ("measured / planned", "right")
     table = plain_table(("stage", "left"), ("layout", "left"), *seconds, ("", "left"))
@@ -500,9 +492,6 @@ def _write_page(result: "Plan", path: Path, start: datetime | None) -> None:
 
 def _check_budget(result: "Plan", *, at_p90: bool) -> None:
     """Raise a `BudgetError` where the budget is exceeded at p50 or cannot be checked; `at_p90`: there too."""
-    from charter.errors import BudgetError
-    from charter.units import format_usd
-
     verdict = result.budget_verdict
     if result.budget_usd is None or verdict in ("ok", None) or (verdict != "over" and not at_p90):
         return
@@ -518,9 +507,6 @@ def _check_budget(result: "Plan", *, at_p90: bool) -> None:
 
 
 def _check_deadline(result: "Plan") -> None:
-    from charter.errors import InfeasibleError
-    from charter.units import format_seconds
-
     if result.deadline_verdict in ("ok", None):
         return
     middle, high = format_seconds(result.seconds.p50), format_seconds(result.seconds.p90)
@@ -545,7 +531,6 @@ def what_if_answers(
     questions: list[str], project: "Project", read: "Reader", planned: "Callable[[Project], Plan]"
 ) -> list[PlanAnswer]:
     """The plans of all questions; one that fits nowhere is an answer too."""
-    from charter.errors import BudgetError, InfeasibleError
     from charter.plan.what_if import overrides_of
 
     answers = []

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from charter.catalog.offer import Market, Offer, age_days, as_of_key
-from charter.catalog.price_book import HOW_TO_REFRESH, STALE_DAYS, PriceBook
-from charter.catalog.price_row import PriceFinding
-from charter.catalog.rows import StoragePrice
+from charter.catalog.offer import Market, Offer, age_days, as_of_key, read_offers
+from charter.catalog.price_book import HOW_TO_REFRESH, STALE_DAYS, PriceBook, read_price_book
+from charter.catalog.price_row import PriceFinding, lines_of
+from charter.catalog.rows import DATA, StoragePrice
 from charter.cli.common import (
     DirOption,
     JsonOption,
     ListByDefault,
+    command_group,
     console,
     plain_table,
     print_json,
@@ -22,6 +23,7 @@ from charter.cli.common import (
     short_confidence,
     write_asked,
 )
+from charter.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from charter.catalog.price_book import PriceBook
@@ -217,10 +219,7 @@ def prices_diff(
 
 
 def _book(text: str) -> "PriceBook":
-    from charter.catalog.offer import read_offers
-    from charter.catalog.price_book import PriceBook
     from charter.catalog.price_lists import list_in
-    from charter.errors import UsageError
 
     if text == BUNDLED:
         return PriceBook.bundled()
@@ -253,8 +252,6 @@ def _change_json(change: "Change") -> dict[str, Any]:
 
 
 def _print(changes: "PriceBookDifference", old: str, new: str) -> None:
-    from charter.cli.common import console, plain_table
-
     texts = ("cloud", "instance", "region", "market")
     table = plain_table(
         *((name, "left") for name in texts),
@@ -323,9 +320,6 @@ def prices_import(
 
 
 def _refuse_bad(checked: "Checked", file: Path, *, skip_bad: bool) -> None:
-    from charter.catalog.price_row import lines_of
-    from charter.errors import UsageError
-
     bad = len(lines_of(checked.findings))
     if bad and not skip_bad:
         raise UsageError(
@@ -342,8 +336,6 @@ def _refuse_bad(checked: "Checked", file: Path, *, skip_bad: bool) -> None:
 
 
 def _tell(checked: "Checked", target: Path, *, written: int, total: int, as_json: bool) -> None:
-    from charter.catalog.price_row import lines_of
-
     skipped = sorted(lines_of(checked.findings))
     if as_json:
         print_json(
@@ -377,8 +369,6 @@ def prices_check(
 ) -> None:
     """Check a price list by every rule; exit code 8 when rows must not be used."""
     from charter.catalog.price_lists import list_in
-    from charter.catalog.rows import DATA
-    from charter.errors import DataError
 
     path = file or DATA / "prices.csv"
     checked = list_in(path, cloud=cloud).checked(layout=layout, today=date.today())
@@ -428,8 +418,6 @@ def prices_refresh(
 ) -> None:
     """Bring the project's prices.csv up to date from lists that you name; rows that fail a check are left out."""
     from charter.catalog.price_lists import by_region, list_in, lists_at, merged, only, prices_csv
-    from charter.catalog.price_row import lines_of
-    from charter.errors import UsageError
 
     if not sources:
         raise UsageError(SOURCES)
@@ -456,11 +444,9 @@ def prices_refresh(
     typer.echo(f"Wrote {target}: it now holds {len(rows):,} offers, those above as of {as_of or today.isoformat()}")
 
 
-prices_app = typer.Typer(
+prices_app = command_group(
+    "Prices with date and source: the bundled snapshot, your own lists and contracts, and checks of both.",
     cls=ListByDefault,
-    help="Prices with date and source: the bundled snapshot, your own lists and contracts, and checks of both.",
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 prices_app.command("import")(prices_import)
 prices_app.command("refresh")(prices_refresh)
@@ -479,8 +465,6 @@ def prices_list(
     json_: JsonOption = False,
 ) -> None:
     """List prices per accelerator-hour; every row is a dated snapshot or a contract, not a live price."""
-    from charter.catalog.price_book import read_price_book
-
     today = date.today()
     book = read_price_book(project_root(directory) / "prices.csv", today=today)
     if storage:
@@ -500,7 +484,6 @@ def _list_offers(
     as_json: bool,
 ) -> None:
     from charter.catalog.accelerators import closest
-    from charter.errors import UsageError
 
     offers = book.offers(accelerator, cloud=cloud, region=region, latest=latest)
     if not offers:
@@ -524,7 +507,6 @@ def _list_offers(
 def _list_storage(
     book: "PriceBook", accelerator: str | None, cloud: str | None, region: str | None, *, as_json: bool
 ) -> None:
-    from charter.errors import UsageError
 
     if accelerator is not None:
         raise UsageError(f"--storage lists storage; {accelerator} is an accelerator: leave one of the two out")

@@ -119,7 +119,6 @@ def samples(
     as_json: JsonOption = False,
 ) -> None:
     """Show answers, critiques with revisions, and comparisons with their verdicts."""
-    from charter.errors import UsageError
     from charter.report.samples import ORDERS, Order, SampleFilter, find_samples
     from charter.report.samples import side_by_side as in_one
 

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,7 +28,7 @@ from charter.cli.common import (
     wants_live_display,
     with_chosen_engines,
 )
-from charter.errors import ExitCode
+from charter.errors import CharterError, ExitCode
 from charter.units import format_seconds, format_usd
 
 if TYPE_CHECKING:
@@ -43,18 +44,9 @@ PLAIN_EVERY_SECONDS = 10.0
 _METRICS = ("loss", "accuracy", "reward_mean", "kl")
 
 
-class JsonView:
-    """Every event as one JSON line on stdout."""
-
-    def __call__(self, event: Event) -> None:
-        """Print one event."""
-        print(json.dumps(event), flush=True)
-
-    def __enter__(self) -> "JsonView":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
-        return None
+def print_json_line(event: Event) -> None:
+    """Print an event as one JSON line."""
+    print(json.dumps(event), flush=True)
 
 
 class PlainView:
@@ -63,12 +55,6 @@ class PlainView:
     def __init__(self, write: Callable[[str], None] | None = None) -> None:
         self._write = write or (lambda line: print(line, flush=True))
         self._last: dict[str, float] = {}
-
-    def __enter__(self) -> "PlainView":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
-        return None
 
     def __call__(self, event: Event) -> None:
         """Print what an event says, if it is time to."""
@@ -191,11 +177,11 @@ def event_line(event: Event) -> str | None:
     return None
 
 
-def view(*, as_json: bool, live: bool) -> "JsonView | PlainView | LiveView":
-    """The view for this output."""
+def view(*, as_json: bool, live: bool) -> AbstractContextManager[Callable[[Event], None]]:
+    """Return what shows every event on this output."""
     if as_json:
-        return JsonView()
-    return LiveView() if live else PlainView()
+        return nullcontext(print_json_line)
+    return LiveView() if live else nullcontext(PlainView())
 
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before spending.")]
@@ -345,7 +331,6 @@ def _summary(work: "Work", root: Path) -> str:
 
 def _print_outcome(root: Path) -> None:
     """Print what the run says: is the policy better, what did it cost, what to read next."""
-    from charter.errors import CharterError
     from charter.report.cost_text import cost_words
     from charter.report.overview import overview
     from charter.report.read import read_run

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from charter.cli.common import JsonOption, console, plain_table, print_json, write_asked
+from charter.cli.common import JsonOption, command_group, console, plain_table, print_json, write_asked
+from charter.errors import UsageError
+from charter.units import format_count, format_usd, parse_count, parse_usd_per_hour
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -133,8 +135,6 @@ def _line(loss: "Interval", run: float | None, least: float, most: float) -> str
 
 def print_plan(scaled: "ScalePlan", question: "ScaleQuestion", price_source: str) -> None:
     """Size, loss, a schedule per number of accelerators, settings."""
-    from charter.units import format_count
-
     out = console()
     prediction = scaled.prediction
     out.print(
@@ -161,16 +161,12 @@ def print_plan(scaled: "ScalePlan", question: "ScaleQuestion", price_source: str
 
 
 def _band(interval: "Interval") -> str:
-    from charter.units import format_count
-
     if interval.p10 == interval.p90:
         return ""
     return f" ({format_count(interval.p10)} - {format_count(interval.p90)})"
 
 
 def _schedules(out: "Console", scaled: "ScalePlan", question: "ScaleQuestion", price_source: str) -> None:
-    from charter.units import format_count
-
     device = question.clusters[0].accelerator.name
     when = ("GPUs", "MFU", "days at work", "days p50", "p10 - p90", "failures", "useful", "GPU-hours")
     table = plain_table(*((name, "right") for name in (*when, "cost p50", "p90")))
@@ -201,14 +197,10 @@ def _schedules(out: "Console", scaled: "ScalePlan", question: "ScaleQuestion", p
 
 
 def _millions(usd: float) -> str:
-    from charter.units import format_usd
-
     return f"${usd / 1e6:,.2f} M" if usd >= 1e6 else format_usd(usd)
 
 
 def _settings(out: "Console", scaled: "ScalePlan") -> None:
-    from charter.units import format_count
-
     table = plain_table(("learning rate and batch", "left"), ("learning rate", "right"), ("tokens a step", "right"))
     for rule in scaled.rules:
         rate, batch = rule.learning_rate, rule.batch_tokens
@@ -229,8 +221,6 @@ def _settings(out: "Console", scaled: "ScalePlan") -> None:
 
 
 def _serving(out: "Console", scaled: "ScalePlan") -> None:
-    from charter.units import format_count
-
     if scaled.serving is None:
         return
     out.print(
@@ -268,9 +258,6 @@ def count_of(text: str, option: str) -> float:
     >>> count_of("8e9", "-N"), count_of("1.5T", "-D")
     (8000000000.0, 1500000000000.0)
     """
-    from charter.errors import UsageError
-    from charter.units import parse_count
-
     try:
         value = float(text.replace("_", ""))
     except ValueError:
@@ -393,8 +380,6 @@ def _question(
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    from charter.errors import UsageError
-
     try:
         counts = tuple(int(part.replace("_", "")) for part in text.split(","))
     except ValueError:
@@ -405,9 +390,6 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def _usd(text: str, option: str) -> float:
-    from charter.errors import UsageError
-    from charter.units import parse_usd_per_hour
-
     try:
         value = parse_usd_per_hour(text)
     except ValueError as error:
@@ -475,12 +457,7 @@ def _schedule(item: "Schedule") -> dict[str, object]:
     }
 
 
-scale_app = typer.Typer(
-    help="Fit a scaling law to runs; predict loss; plan size, tokens, days and money of a large run.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+scale_app = command_group("Fit a scaling law to runs; predict loss; plan size, tokens, days and money of a large run.")
 scale_app.command("plan")(scale_plan_command)
 
 
@@ -569,8 +546,6 @@ def prediction_json(prediction: "Prediction") -> dict[str, object]:
 
 
 def _text(file: Path) -> str:
-    from charter.errors import UsageError
-
     try:
         return file.read_text(encoding="utf-8")
     except OSError as error:

@@ -31,8 +31,9 @@ from charter.resilience.failures import (
     notice_success,
 )
 from charter.resilience.failures import detection as delay
-from charter.resilience.scenario import Scenario, SpotPool
+from charter.resilience.scenario import Scenario, SpotPool, sweep
 from charter.resilience.simulate import BUCKETS, SimulationOutcome
+from charter.resilience.simulate import simulate as run_simulation
 from charter.resilience.spot import SPOT_SOURCE, find_trace, first_wait_seconds, heavy_tailed_market, trace_statistics
 from charter.units import SECONDS_PER_HOUR, format_pace, format_seconds, format_usd, parse_seconds
 
@@ -407,8 +408,6 @@ def simulate(
 
     Either a stage of the project in DIR, with what its plan says; or --work and --gpus with the other options.
     """
-    from charter.errors import UsageError
-
     if (stage is None) == (work is None):
         raise UsageError(
             "simulate what? a stage: `charter plan simulate -C DIR ppo`\n"
@@ -447,9 +446,6 @@ def simulate(
 
 
 def _show(question: "SimulatedScenario", *, runs: int, seed: int, as_json: bool, html: Path | None) -> None:
-    from charter.resilience.scenario import sweep
-    from charter.resilience.simulate import simulate as run_simulation
-
     simulated = run_simulation(question.scenario.job(question.interval_seconds), runs=runs, seed=seed)
     points = sweep(question.scenario, question.interval_seconds, runs=max(2, min(runs, 200)), seed=seed)
     if html is not None:

@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from charter.cli.common import DirOption, JsonOption, SetOption, VerifyOption, open_project, print_json, project_root
-from charter.errors import ExitCode
+from charter.cli.common import (
+    DirOption,
+    JsonOption,
+    SetOption,
+    VerifyOption,
+    command_group,
+    open_project,
+    print_json,
+    project_root,
+)
+from charter.errors import ExitCode, InterruptedRunError, UsageError
 from charter.units import format_moment
 
 if TYPE_CHECKING:
@@ -144,7 +153,6 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Last lines to print; 0 for all.")] = 100,
 ) -> None:
     """Print the log of a stage."""
-    from charter.errors import UsageError
     from charter.run.graph import build_pipeline
 
     project, root = open_project(directory)
@@ -195,17 +203,14 @@ def _follow(path: Path) -> None:
             raise typer.Exit(ExitCode.CTRL_C) from None
 
 
-track_app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Show what trackers (MLflow, W&B, TensorBoard) have received of a run, and send them the rest.",
+track_app = command_group(
+    "Show what trackers (MLflow, W&B, TensorBoard) have received of a run, and send them the rest."
 )
 
 
 @track_app.command("status")
 def track_status(directory: DirOption = Path("."), as_json: JsonOption = False) -> None:
     """Show how much each tracker has received, and what went wrong last."""
-    from charter.cli.common import open_project, print_json
     from charter.run.paths import run_dir
     from charter.tracking.delivery import status_of_trackers
 
@@ -233,8 +238,6 @@ def track_sync(
     That includes what ran before `tracking` named them. Exit code 6 when a tracker does not answer; nothing is lost
     then.
     """
-    from charter.cli.common import open_project, print_json
-    from charter.errors import InterruptedRunError
     from charter.run.followers import sync_trackers
 
     project, root = open_project(directory)

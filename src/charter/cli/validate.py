@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from charter.cli.common import JsonOption, print_json
+from charter.cli.common import JsonOption, console, plain_table, print_json
 from charter.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -115,7 +115,6 @@ def _score(total: "Score") -> dict[str, Any]:
 
 
 def _print(file: Path, verdicts: "Sequence[RowVerdict]", groups: "Mapping[str, Score]", by: str) -> None:
-    from charter.cli.common import console, plain_table
     from charter.validation.validate import score
 
     out = console()
@@ -179,8 +178,6 @@ def _cells(total: "Score") -> list[str]:
 
 
 def _print_worst(verdicts: "Sequence[RowVerdict]", count: int) -> None:
-    from charter.cli.common import console, plain_table
-
     table = plain_table(
         ("row", "left"), ("error", "right"), ("measured", "right"), ("predicted", "right"), ("what", "wrap")
     )

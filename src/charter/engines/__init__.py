@@ -68,12 +68,13 @@ def rl_engines() -> dict[str, RlEngine]:
 
 def handover_engines() -> tuple[TrainingEngine, ...]:
     """Return the engines for which a stage can be rendered."""
-    return tuple(engine for engine in ENGINES if engine.render is not None)
+    return tuple(engine for engine in ENGINES if engine.code is not None)
 
 
 def log_readers() -> "dict[str, LogReader]":
     """Return the readers of the logs of engines, by name."""
-    return {engine.name: engine.log() for engine in ENGINES if engine.log is not None}
+    codes = {engine.name: engine.code() for engine in ENGINES if engine.code is not None}
+    return {name: code.log for name, code in codes.items() if code.log is not None}
 
 
 def handover_engine(name: str) -> TrainingEngine:
@@ -106,8 +107,8 @@ def render(handover: "Handover") -> "RenderedRun":
     """Return a stage as its engine's configuration; a `SpecError` holds every field that the engine cannot express."""
     check_kind(handover.name, handover.engine, handover.stage.kind)
     engine = handover_engine(handover.engine)
-    assert engine.render is not None
-    return engine.render(handover)
+    assert engine.code is not None
+    return engine.code().render(handover)
 
 
 def fp8_instead() -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from charter.artifacts.job import Job
 from charter.engines import handover_engine
 from charter.engines.common.adapter import EngineAdapter
-from charter.errors import MissingExtraError, UsageError
+from charter.errors import MissingExtraError
 from charter.spec.project import Project
 from charter.spec.sections import EngineEnvironment
 from charter.spec.stage_base import Engine, Stage
@@ -57,11 +57,8 @@ def interpreter_of(engines: Mapping[Any, EngineEnvironment], name: Engine) -> st
 def adapter_of(job: Job) -> EngineAdapter:
     """Return the adapter of the engine that computes a job; only that engine's is imported."""
     engine = handover_engine(job.spec.engine)
-    if engine.adapter is None:
-        raise UsageError(
-            f"no adapter knows how the engine {engine.name!r} is followed; `charter artifacts export` renders its files"
-        )
-    return engine.adapter(job, interpreter_of(job.engines, engine.name))
+    assert engine.code is not None
+    return engine.code().adapter(job, interpreter_of(job.engines, engine.name))
 
 
 def stage_versions(engines: Mapping[Engine, EngineEnvironment], stage: Stage) -> Mapping[str, str]:

@@ -52,10 +52,9 @@ class CallStore:
         """
         database = open_database(where, mountinfo=mountinfo)
         from charter.ledger import charge_rows
-        from charter.ledger.database import transaction
 
         try:
-            with transaction(database) as connection:
+            with database.transaction() as connection:
                 scope = charge_rows.scope_of(connection, database, run=run, stage=stage, fingerprint=fingerprint)
         except BaseException:
             database.engine.dispose()
@@ -137,13 +136,11 @@ class CallStore:
 
     def _do(self, work: "Callable[[Connection], Result]", *, reading: bool = False) -> Result:
         """One transaction; tried again while a server is away, which is safe because rows are only added once."""
-        from charter.ledger.database import repeated
-
         with self._lock:
             if reading:
-                return repeated(self._database, work, reading=True)
+                return self._database.repeated(work, reading=True)
             with durable_action("commit of calls"):
-                return repeated(self._database, work)
+                return self._database.repeated(work)
 
 
 class CallBooks:
@@ -177,10 +174,9 @@ class CallBooks:
         `checked` reads every row and compares it with its check: DataError when one has changed.
         """
         from charter.ledger import charge_rows
-        from charter.ledger.database import transaction
 
         usages = []
-        with transaction(self._database, reading=True) as connection:
+        with self._database.transaction(reading=True) as connection:
             for scope in charge_rows.scopes(connection, run=run, stage=stage):
                 totals = self._totals(connection, scope.number, checked=checked)
                 usages += [
@@ -206,9 +202,8 @@ class CallBooks:
     def calls(self, *, run: str | None = None) -> Iterator[tuple[int, Call]]:
         """Every call by stage and id, each row checked, with the number that its stage has here."""
         from charter.ledger import charge_rows
-        from charter.ledger.database import transaction
 
-        with transaction(self._database, reading=True) as connection:
+        with self._database.transaction(reading=True) as connection:
             for scope in charge_rows.scopes(connection, run=run):
                 for call in charge_rows.read_calls(connection, self._database, scope.number):
                     yield scope.number, call
@@ -216,9 +211,8 @@ class CallBooks:
     def correct(self, corrections: Sequence[tuple[int, Call, Settlement]]) -> None:
         """Add settlements that count from now on, all in one transaction; those before stay in the books."""
         from charter.ledger import charge_rows
-        from charter.ledger.database import transaction
 
-        with transaction(self._database) as connection:
+        with self._database.transaction() as connection:
             for scope in sorted({number for number, _, _ in corrections}):
                 of_scope = [(call, settlement) for number, call, settlement in corrections if number == scope]
                 charge_rows.add_settlements(

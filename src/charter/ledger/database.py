@@ -58,6 +58,44 @@ class Database:
         """Return the mark of a value's place in a statement."""
         return "?" if self.is_file else "%s"
 
+    @contextmanager
+    def transaction(self, *, reading: bool = False, patient: bool = True) -> Iterator[Connection]:
+        """One transaction; a lock held by others for too long, or a damaged file, becomes a DataError.
+
+        `patient` waits for a server that is away before the transaction begins.
+        """
+        try:
+            with self._connection(patient=patient) as connection:
+                connection = connection.execution_options(charter_reading=reading)
+                with connection.begin():
+                    yield connection
+        except (DatabaseError, sqlite3.DatabaseError) as error:
+            raise _explained(self, error) from error
+        except UnicodeDecodeError as error:
+            # The driver reads the text of table definitions on its own.
+            raise damaged(self.name, str(error)) from error
+
+    def repeated(self, work: Callable[[Connection], Result], *, reading: bool = False) -> Result:
+        """Work in one transaction, tried again when the server hangs up in it: for work that may be done twice."""
+        for tries_left in reversed(range(TRIES)):
+            try:
+                with self.transaction(reading=reading) as connection:
+                    return work(connection)
+            except LedgerUnreachableError:
+                if not tries_left:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    def _connection(self, *, patient: bool) -> Connection:
+        for seconds in SECONDS_BETWEEN_TRIES if patient and not self.is_file else ():
+            try:
+                return self.engine.connect()
+            except DatabaseError as error:
+                if not isinstance(_explained(self, error), LedgerUnreachableError):
+                    raise
+                time.sleep(seconds)
+        return self.engine.connect()
+
 
 def connect(where: str | Path, *, mountinfo: Path = MOUNTINFO) -> Database:
     """The database at a path or a `postgresql://` address; the file is made when there is none."""
@@ -173,47 +211,6 @@ def server_url(address: str) -> URL:
 
 def _not_a_server(reason: str) -> str:
     return f"a ledger on a server is postgresql://HOST/DATABASE; {reason}. Leave storage.ledger out for a SQLite file"
-
-
-@contextmanager
-def transaction(database: Database, *, reading: bool = False, patient: bool = True) -> Iterator[Connection]:
-    """One transaction; a lock held by others for too long, or a damaged file, becomes a DataError.
-
-    `patient` waits for a server that is away before the transaction begins.
-    """
-    try:
-        with _connection(database, patient=patient) as connection:
-            connection = connection.execution_options(charter_reading=reading)
-            with connection.begin():
-                yield connection
-    except (DatabaseError, sqlite3.DatabaseError) as error:
-        raise _explained(database, error) from error
-    except UnicodeDecodeError as error:
-        # The driver reads the text of table definitions on its own.
-        raise damaged(database.name, str(error)) from error
-
-
-def repeated(database: Database, work: Callable[[Connection], Result], *, reading: bool = False) -> Result:
-    """Work in one transaction, tried again when the server hangs up in the middle: for work that may be done twice."""
-    for tries_left in reversed(range(TRIES)):
-        try:
-            with transaction(database, reading=reading) as connection:
-                return work(connection)
-        except LedgerUnreachableError:
-            if not tries_left:
-                raise
-    raise AssertionError("the last try returns or raises")
-
-
-def _connection(database: Database, *, patient: bool) -> Connection:
-    for seconds in SECONDS_BETWEEN_TRIES if patient and not database.is_file else ():
-        try:
-            return database.engine.connect()
-        except DatabaseError as error:
-            if not isinstance(_explained(database, error), LedgerUnreachableError):
-                raise
-            time.sleep(seconds)
-    return database.engine.connect()
 
 
 def damaged(name: str, why: str) -> DataError:

@@ -28,7 +28,7 @@ def open_database(
         ) from error
     opened = database.connect(where, mountinfo=mountinfo)
     try:
-        with database.transaction(opened, reading=not create, patient=False) as connection:
+        with opened.transaction(reading=not create, patient=False) as connection:
             schema.prepare(connection, opened, check_whole=check_whole, create=create)
     except BaseException:
         opened.engine.dispose()

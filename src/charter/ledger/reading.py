@@ -28,9 +28,7 @@ class LedgerReading:
         self._database = database
 
     def _read(self, work: "Callable[[Connection], Result]") -> Result:
-        from charter.ledger.database import repeated
-
-        return repeated(self._database, work, reading=True)
+        return self._database.repeated(work, reading=True)
 
     def sums(
         self,
@@ -131,7 +129,6 @@ class LedgerReading:
     def check_sums(self) -> None:
         """DataError when the kept sums are not those of the rows that they follow from, all of which are read."""
         from charter.ledger import rebuilding
-        from charter.ledger.database import transaction
 
-        with transaction(self._database, reading=True) as connection:
+        with self._database.transaction(reading=True) as connection:
             rebuilding.refuse_wrong_sums(connection)

@@ -95,7 +95,6 @@ class Ledger(LedgerReading):
         said them already; `settle` may add them.
         """
         from charter.ledger import rows
-        from charter.ledger.database import transaction
 
         values = {
             "run": run,
@@ -123,7 +122,7 @@ class Ledger(LedgerReading):
             "tags": tags_text(tags),
             "shard": shard,
         }
-        with transaction(self._database) as connection:
+        with self._database.transaction() as connection:
             return rows.insert_attempt(connection, values)
 
     def heartbeat(
@@ -135,10 +134,9 @@ class Ledger(LedgerReading):
         `kept_step` is the step of its last durable checkpoint.
         """
         from charter.ledger import rows, sum_rows
-        from charter.ledger.database import repeated
 
         progress = rows.AttemptProgress(at=at, monotonic=monotonic, told=reached)
-        repeated(self._database, lambda it: rows.write_progress(it, sum_rows.running_row(it, attempt_id), progress))
+        self._database.repeated(lambda it: rows.write_progress(it, sum_rows.running_row(it, attempt_id), progress))
 
     def end(
         self,
@@ -152,12 +150,11 @@ class Ledger(LedgerReading):
     ) -> None:
         """Record how an attempt ended: done, failed, interrupted (stopped at a checkpoint) or killed."""
         from charter.ledger import rows, sum_rows
-        from charter.ledger.database import transaction
 
         if outcome == "running":
             raise UsageError("an attempt cannot end as running; give done, failed, interrupted or killed")
         progress = rows.AttemptProgress(at=at, monotonic=monotonic, told=reached)
-        with transaction(self._database) as connection:
+        with self._database.transaction() as connection:
             row = sum_rows.running_row(connection, attempt_id)
             milliseconds = rows.write_progress(connection, row, progress)
             rows.write_end(connection, row, milliseconds=milliseconds, outcome=outcome, note=note)
@@ -171,10 +168,9 @@ class Ledger(LedgerReading):
         supervisor: those of `keep_jobs` run on.
         """
         from charter.ledger import rows, sum_rows
-        from charter.ledger.database import transaction
 
         note = f"found running and closed at {now:.3f}"
-        with transaction(self._database) as connection:
+        with self._database.transaction() as connection:
             running = sum_rows.running_rows(connection, run=run)
             abandoned = [row for row in running if row["job_id"] not in keep_jobs]
             for row in abandoned:
@@ -198,7 +194,6 @@ class Ledger(LedgerReading):
         out stays as it was. Doing it twice changes nothing.
         """
         from charter.ledger import rows, sum_rows
-        from charter.ledger.database import repeated
 
         reported = {"job_id": job_id, "nodes": nodes}
         values = {
@@ -216,7 +211,7 @@ class Ledger(LedgerReading):
                 raise UsageError(f"attempt {attempt_id} of stage {row['stage']} still runs; end it, then settle it")
             rows.write_settled(connection, row, values)
 
-        repeated(self._database, write)
+        self._database.repeated(write)
 
     def record_imported(self, imported: Sequence[ImportedAttempt]) -> tuple[Change, ...]:
         """Write the attempts of a run that somebody else started, all or none; what became of each.
@@ -224,17 +219,15 @@ class Ledger(LedgerReading):
         An attempt that is there under its key is brought up to date, so that importing again counts nothing twice.
         """
         from charter.ledger import rows
-        from charter.ledger.database import transaction
 
-        with transaction(self._database) as connection:
+        with self._database.transaction() as connection:
             return rows.write_imported(connection, imported)
 
     def take_back_import(self, import_id: str, *, run: str) -> int:
         """Remove what an import added, with its charges and sums; how many attempts that were."""
         from charter.ledger import rows
-        from charter.ledger.database import transaction
 
-        with transaction(self._database) as connection:
+        with self._database.transaction() as connection:
             return rows.remove_imported(connection, run=run, import_id=import_id)
 
     @contextmanager
@@ -247,46 +240,40 @@ class Ledger(LedgerReading):
             yield SpendingClaims(())
             return
         from charter.ledger import sum_rows
-        from charter.ledger.database import transaction
 
-        with transaction(self._database) as connection:
+        with self._database.transaction() as connection:
             others = sum_rows.claims_of_others(connection, run=run, now=now)
             yield SpendingClaims(others, partial(sum_rows.put_claim, connection, now=now))
 
     def record_other(self, charges: Sequence[OtherCharge]) -> None:
         """Add charges that are neither attempts nor calls: storage, transfer, fees."""
         from charter.ledger import charge_rows
-        from charter.ledger.database import transaction
 
-        with transaction(self._database) as connection:
+        with self._database.transaction() as connection:
             charge_rows.write_other(connection, charges)
 
     def record_stored(self, samples: Sequence[StoredSample]) -> None:
         """Add samples of what places hold. Doing it twice changes nothing, and the order does not matter."""
         from charter.ledger import charge_rows
-        from charter.ledger.database import repeated
 
-        repeated(self._database, lambda it: charge_rows.write_stored(it, samples))
+        self._database.repeated(lambda it: charge_rows.write_stored(it, samples))
 
     def record_bill(self, bill: "Bill", findings: "Sequence[BillFinding]", *, run: str, at: float) -> bool:
         """Keep a provider's bill and how it stood against the ledger; False when the same file is there already."""
         from charter.ledger import charge_rows
-        from charter.ledger.database import transaction
 
-        with transaction(self._database) as connection:
+        with self._database.transaction() as connection:
             return charge_rows.add_bill(connection, bill, findings, run=run, at=at)
 
     def rebuild_sums(self) -> None:
         """Make the kept sums anew from the rows that they follow from."""
         from charter.ledger import rebuilding
-        from charter.ledger.database import repeated
 
-        repeated(self._database, rebuilding.rebuild_sums)
+        self._database.repeated(rebuilding.rebuild_sums)
 
     def record_usage(self, usage: Sequence[ApiUsage]) -> None:
         """Put what calls have cost so far in the place of what was recorded of them before."""
         from charter.ledger import charge_rows
-        from charter.ledger.database import repeated
 
         if usage:
-            repeated(self._database, lambda it: charge_rows.write_usage(it, usage))
+            self._database.repeated(lambda it: charge_rows.write_usage(it, usage))

@@ -8,6 +8,7 @@ import pytest
 from openrlhf_case import ACCEPTED
 
 from charter.engines.openrlhf import OPENRLHF
+from charter.engines.openrlhf.mapping import render_openrlhf
 
 ROOT = Path(__file__).resolve().parents[3]
 PYTHON = ROOT / ".engines/openrlhf/bin/python"
@@ -36,7 +37,7 @@ def read(asked):
 
 @pytest.fixture(scope="module")
 def found():
-    asked = [words_of(OPENRLHF.render(item)) for item in ACCEPTED.values()]
+    asked = [words_of(render_openrlhf(item)) for item in ACCEPTED.values()]
     return dict(zip(ACCEPTED, read(asked), strict=True))
 
 
@@ -62,7 +63,7 @@ def test_it_warns_of_nothing_that_it_changes(found, name):
 
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_every_option_reaches_its_place_with_its_value(found, name):
-    shown = json.loads(OPENRLHF.render(ACCEPTED[name]).files["openrlhf.json"])
+    shown = json.loads(render_openrlhf(ACCEPTED[name]).files["openrlhf.json"])
     for option, values in shown["options"].items():
         place = found[name]["options"]
         for part in option.removeprefix("--").split("."):
@@ -92,6 +93,6 @@ def test_every_option_reaches_its_place_with_its_value(found, name):
     ],
 )
 def test_what_it_does_not_know_is_an_error(name, added, said):
-    asked = words_of(OPENRLHF.render(ACCEPTED[name]))
+    asked = words_of(render_openrlhf(ACCEPTED[name]))
     (found,) = read([asked | {"words": [*asked["words"], *added]}])
     assert said in found.get("error", "")

@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from waiting import eventually
+
 from charter.artifacts.job import Job, JobInput, write_job
 from charter.launch.job import STAGE_MODULES, preloaded_modules
 from charter.launch.launcher import StageStart
@@ -248,13 +250,12 @@ class Bench:
 
 
 def wait(handle, *, seconds: float = 300.0) -> int:
-    deadline = time.monotonic() + seconds
-    while (code := handle.poll()) is None:
-        if time.monotonic() > deadline:
-            handle.kill()
-            raise AssertionError("the stage did not end in time")
-        time.sleep(0.002)
-    return code
+    def too_late() -> str:
+        handle.kill()
+        return "the stage did not end in time"
+
+    eventually(lambda: handle.poll() is not None, too_late, seconds=seconds, every=0.002)
+    return handle.poll()
 
 
 def wait_then_kill(handle, after_seconds: float, draws: random.Random) -> bool:

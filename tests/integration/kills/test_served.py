@@ -20,9 +20,8 @@ import forks
 import pytest
 from bench import PRINCIPLES, TOPICS, rows
 from layouts import THOROUGH
+from processes import stage_pids
 from results import Case, record
-
-from charter.artifacts.lease import read_holder
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 KILLS = max(20, int(os.environ.get("CHARTER_CHAOS_KILLS", "0")) // 3) if THOROUGH else 3
@@ -98,14 +97,6 @@ def undisturbed(tmp_path_factory):
         assert run.communicate()[1] is not None
         assert run.returncode == 0
     return outputs(project), time.monotonic() - began, project
-
-
-def stage_pids(project: Path) -> list[int]:
-    found = []
-    for lease in (project / "run" / "stages").glob("*/lease.json"):
-        holder = read_holder(lease)
-        found += [holder.pid] if holder is not None and holder.is_alive else []
-    return found
 
 
 def kill_somebody(project: Path, run: subprocess.Popen, draws: random.Random) -> bool:

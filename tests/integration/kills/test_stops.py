@@ -1,15 +1,14 @@
 """SIGTERM at random moments: the stage saves at the next part of a step, says where, and goes on to the same bits."""
 
-import contextlib
 import os
 import random
 import signal
 import time
-from pathlib import Path
 
 import pytest
 from bench import defects_in, result_of, wait
 from layouts import LAYOUTS, THOROUGH, in_turn
+from processes import state_of
 from waiting import eventually
 
 from charter.artifacts.stage_process import INTERRUPTED_EXIT
@@ -52,13 +51,6 @@ def stop_at_a_boundary(bench, directory, kind) -> int:
     handle.stop()
     os.kill(handle.pid, signal.SIGCONT)
     return wait(handle)
-
-
-def state_of(pid: int) -> str:
-    """As the kernel calls it: T for a process that is frozen."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return ""
 
 
 def checkpoints(directory) -> int:

@@ -12,7 +12,6 @@ import os
 import signal
 import struct
 import sys
-import time
 
 from charter.inference import vllm_worker
 
@@ -66,7 +65,7 @@ class FakeEngine:
             print("CUDA error: the fake GPU fell off the bus", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         if self.fault == f"hangs in {operation}":
-            time.sleep(600)
+            signal.pause()
         if self.fault == f"refuses {operation}":
             raise RuntimeError("no such thing as a free lunch")
         if self.fault == f"garbage in {operation}":

@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tiny
+from still_clock import Clock
 from torch.utils.flop_counter import FlopCounterMode
 
 from charter.artifacts.job import PlannedStep, write_planned_step
@@ -24,15 +25,6 @@ from charter.train.meter import (
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
 READER = Reader(architecture=tiny.ARCHITECTURE)
-
-
-class Clock:
-    """Says what it is told."""
-
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 def meter(path, **changes):

@@ -6,10 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from filelock import FileLock, Timeout
+from processes import state_of
 
 from charter.artifacts import durable, fence
 from charter.artifacts.fence import NO_TERM, TERM, LeaseTerm, read_term
@@ -53,10 +53,6 @@ def earlier(tmp_path):
     process.kill()
     process.wait()
     process.stdout.close()
-
-
-def state_of(pid):
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def freeze_between_writes(process, directory):

@@ -17,26 +17,16 @@ from charter.run.imports.logs import formats, read_engine_log
 
 FOLDER = {
     "__init__.py": """
-from charter.engines.common.engine import TrainingEngine
+from charter.engines.common.engine import EngineCode, TrainingEngine
 from charter.engines.loom.capabilities import CAPABILITIES
 
 
-def _render(handover):
+def _code():
+    from charter.engines.loom.adapter import LoomAdapter
+    from charter.engines.loom.log import LOG
     from charter.engines.loom.mapping import render
 
-    return render(handover)
-
-
-def _adapter(job, python):
-    from charter.engines.loom.adapter import LoomAdapter
-
-    return LoomAdapter()
-
-
-def _log():
-    from charter.engines.loom.log import LOG
-
-    return LOG
+    return EngineCode(render=render, adapter=lambda job, python: LoomAdapter(), log=LOG)
 
 
 LOOM = TrainingEngine(
@@ -45,9 +35,7 @@ LOOM = TrainingEngine(
     package="loom",
     version="3.1",
     checked_by="nobody",
-    render=_render,
-    adapter=_adapter,
-    log=_log,
+    code=_code,
 )
 """,
     "capabilities.py": """
@@ -86,10 +74,10 @@ def render(handover):
     )
 """,
     "adapter.py": """
-from charter.engines.common.adapter import Adapter
+from charter.engines.common.adapter import EngineAdapter
 
 
-class LoomAdapter(Adapter):
+class LoomAdapter(EngineAdapter):
     saves_on_sigterm = True
     adapter_output = None
 """,

@@ -4,10 +4,10 @@ import json
 import subprocess
 import sys
 import threading
-import time
-from pathlib import Path
 
 import pytest
+from processes import state_of
+from waiting import eventually
 
 import stutter
 import suites
@@ -89,21 +89,13 @@ def test_every_folder_of_tests_belongs_to_a_suite():
     assert lost == []
 
 
-def state_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
 def test_a_frozen_process_stands_still_and_goes_on():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         thread = threading.Thread(target=stutter.freeze, args=(process.pid, 0.5))
         thread.start()
-        states = set()
-        while thread.is_alive():
-            states.add(state_of(process.pid))
-            time.sleep(0.01)
+        eventually(lambda: state_of(process.pid) == "T")
         thread.join()
         process.communicate(b"\n", timeout=120)
-    assert "T" in states
     assert process.returncode == 0
 
 

@@ -2,6 +2,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from still_clock import Clock
 
 from charter.artifacts.stage_process import PEER_EXIT
 from charter.launch.children import CAUSE_SECONDS, GRACE_SECONDS, GroupHandle, rank_environments
@@ -17,13 +18,6 @@ class Member:
 
     def send(self, number):
         self.sent.append(number)
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture

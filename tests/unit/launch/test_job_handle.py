@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from still_clock import Clock
 
 from charter.artifacts.job_files import Failure, JobFiles, NodeRecord, Submission
 from charter.artifacts.stage_process import PEER_EXIT
@@ -24,13 +25,6 @@ from charter.launch.node_checks import FORGET_SILENCE_SECONDS
 from charter.launch.scheduler import JobState
 
 RUNNING = JobState(phase="running", nodes=("n1",))
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 class Scheduler:

@@ -2,12 +2,14 @@
 
 import json
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("sqlalchemy")
+
+from still_clock import Clock
 
 from charter.errors import BudgetError
 from charter.ledger import ApiUsage, Ledger, Outcome
@@ -325,16 +327,6 @@ def test_what_was_lost_does_not_slow_the_pace(ledger):
     assert (found.kept_seconds, found.kept_usd) == (3 * 3600.0, 3.0)
 
 
-@dataclass
-class Clock:
-    """Monotonic and wall clock, as one number."""
-
-    now: float = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
 class Alone:
     """An attempt as the ledger's writers see it: no job, no progress, no calls."""
 
@@ -349,7 +341,7 @@ class Alone:
 
 
 def test_two_slots_of_a_machine_cost_its_wall_clock(ledger, tmp_path, monkeypatch):
-    clock, shares, made = Clock(), MachineShares(), project(price=36.0, max_parallel_stages=2)
+    clock, shares, made = Clock(1000.0), MachineShares(), project(price=36.0, max_parallel_stages=2)
     monkeypatch.setattr("charter.run.attempt.time", SimpleNamespace(time=clock, monotonic=clock))
     first = Alone(ledger, tmp_path, "a", shares, made).attempt
     clock.now += 20.5
@@ -368,7 +360,7 @@ def test_two_slots_of_a_machine_cost_its_wall_clock(ledger, tmp_path, monkeypatc
 
 
 def test_stages_on_accelerators_of_their_own_share_no_price(ledger, tmp_path, monkeypatch):
-    clock, shares, made = Clock(), MachineShares(), project(price=36.0, max_parallel_stages=2)
+    clock, shares, made = Clock(1000.0), MachineShares(), project(price=36.0, max_parallel_stages=2)
     monkeypatch.setattr("charter.run.attempt.time", SimpleNamespace(time=clock, monotonic=clock))
     attempts = [Alone(ledger, tmp_path, name, shares, made, device="cuda").attempt for name in "ab"]
     clock.now += 10.0

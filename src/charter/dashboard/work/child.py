@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from charter.errors import CharterError
+from charter.errors import CharterError, UsageError
 from charter.spec.project import DataSpec, Project
 
 # -------- Jobs of a child process, by name: plain JSON in, plain JSON out.
@@ -83,7 +83,6 @@ def compare(asked: Json, tell: Tell) -> Json:
 
 def accuracy(asked: Json, tell: Tell) -> Json:
     """Estimate against actual, and the paces that plans use and that this run shows."""
-    from charter.errors import UsageError
     from charter.report.estimate_actual import accuracy_chart, accuracy_rows, read_accuracy
 
     try:
@@ -96,7 +95,6 @@ def accuracy(asked: Json, tell: Tell) -> Json:
 def sweeps(asked: Json, tell: Tell) -> Json:
     """Tables of a project's sweeps, as `charter report --sweep` prints them, or why there is none."""
     from charter.engines.project import load_project
-    from charter.errors import CharterError
     from charter.report.sweep import read_sweep, sweep_table
 
     root = Path(asked["root"])

@@ -18,6 +18,18 @@ TOKENS, MESSAGES, NOTHING = get_args(Reads)
 
 
 @dataclass(frozen=True, kw_only=True)
+class EngineCode:
+    """Code of an engine's folder that works on stages."""
+
+    render: "Callable[[Handover], RenderedRun]"
+    """Raises `SpecError` with everything that the engine cannot express."""
+    adapter: "Callable[[Job, str], EngineAdapter]"
+    """Adapter for a job, with the interpreter that has the engine."""
+    log: "LogReader | None" = None
+    """Reader of what it prints, for runs that somebody else started."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingEngine:
     """One engine at one version: what others read of it, and how a stage becomes its configuration."""
 
@@ -44,12 +56,8 @@ class TrainingEngine:
     """Its adapters are peft's, so Charter can merge them."""
     has_processors: bool = False
     """It computes without an accelerator too."""
-    render: "Callable[[Handover], RenderedRun] | None" = None
-    """Raises `SpecError` with everything that the engine cannot express. None: the engine is planned for, or native."""
-    adapter: "Callable[[Job, str], EngineAdapter] | None" = None
-    """Adapter for a job, with the interpreter that has the engine."""
-    log: "Callable[[], LogReader] | None" = None
-    """Reader of what it prints, for runs that somebody else started."""
+    code: Callable[[], EngineCode] | None = None
+    """Imports what works on stages. None: the engine is planned for, or native."""
 
     @property
     def name(self) -> str:

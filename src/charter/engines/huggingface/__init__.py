@@ -1,27 +1,14 @@
 """TRL, Accelerate and DeepSpeed: three ways to run TRL's scripts, each at a pinned version."""
 
-from typing import TYPE_CHECKING
-
-from charter.engines.common.engine import TrainingEngine
+from charter.engines.common.engine import EngineCode, TrainingEngine
 from charter.engines.huggingface import capabilities
 
-if TYPE_CHECKING:
-    from charter.artifacts.job import Job
-    from charter.engines.common.adapter import EngineAdapter
-    from charter.engines.common.rendered import RenderedRun
-    from charter.engines.common.request import Handover
 
-
-def _render(handover: "Handover") -> "RenderedRun":
+def _code() -> EngineCode:
+    from charter.engines.huggingface.adapter import adapter_of
     from charter.engines.huggingface.mapping import render_trl
 
-    return render_trl(handover)
-
-
-def _adapter(job: "Job", python: str) -> "EngineAdapter":
-    from charter.engines.huggingface.adapter import adapter_of
-
-    return adapter_of(job)
+    return EngineCode(render=render_trl, adapter=lambda job, python: adapter_of(job))
 
 
 _CHECKED = "TrlParser with the classes of its scripts"
@@ -35,8 +22,7 @@ TRL = TrainingEngine(
     reads="tokens",
     has_peft=True,
     has_processors=True,
-    render=_render,
-    adapter=_adapter,
+    code=_code,
 )
 ACCELERATE = TrainingEngine(
     capabilities=capabilities.ACCELERATE,
@@ -48,8 +34,7 @@ ACCELERATE = TrainingEngine(
     reads="tokens",
     has_peft=True,
     has_processors=True,
-    render=_render,
-    adapter=_adapter,
+    code=_code,
 )
 DEEPSPEED = TrainingEngine(
     capabilities=capabilities.DEEPSPEED,
@@ -61,6 +46,5 @@ DEEPSPEED = TrainingEngine(
     reads="tokens",
     has_peft=True,
     has_processors=True,
-    render=_render,
-    adapter=_adapter,
+    code=_code,
 )

@@ -1,33 +1,14 @@
 """OpenRLHF: command lines of its programs; it reads no configuration file."""
 
-from typing import TYPE_CHECKING
-
-from charter.engines.common.engine import TrainingEngine
+from charter.engines.common.engine import EngineCode, TrainingEngine
 from charter.engines.openrlhf.capabilities import CAPABILITIES, PLACEMENTS, VERSION
 
-if TYPE_CHECKING:
-    from charter.artifacts.job import Job
-    from charter.engines.common.adapter import EngineAdapter, LogReader
-    from charter.engines.common.rendered import RenderedRun
-    from charter.engines.common.request import Handover
 
-
-def _render(handover: "Handover") -> "RenderedRun":
+def _code() -> EngineCode:
+    from charter.engines.openrlhf.adapter import LOG, OpenRlhfAdapter
     from charter.engines.openrlhf.mapping import render_openrlhf
 
-    return render_openrlhf(handover)
-
-
-def _adapter(job: "Job", python: str) -> "EngineAdapter":
-    from charter.engines.openrlhf.adapter import OpenRlhfAdapter
-
-    return OpenRlhfAdapter(python=python)
-
-
-def _log() -> "LogReader":
-    from charter.engines.openrlhf.adapter import LOG
-
-    return LOG
+    return EngineCode(render=render_openrlhf, adapter=lambda job, python: OpenRlhfAdapter(python=python), log=LOG)
 
 
 OPENRLHF = TrainingEngine(
@@ -38,7 +19,5 @@ OPENRLHF = TrainingEngine(
     version=VERSION,
     beside=("deepspeed", "transformers", "torch"),
     checked_by="its own argument parsers and the checks after them, taken from the installed package",
-    render=_render,
-    adapter=_adapter,
-    log=_log,
+    code=_code,
 )

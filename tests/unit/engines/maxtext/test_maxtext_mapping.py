@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 
 import pytest
 import yaml
+from handover_case import other_values
 from maxtext_case import ACCEPTED, LAYOUT, LLAMA, MIXTRAL, PRETRAIN, SFT, handover, refusals
 
 from charter.catalog import models
@@ -87,16 +88,6 @@ OTHER = {
 }
 
 
-def others(field, value):
-    if field in OTHER:
-        return [item for item in OTHER[field] if item != value]
-    if isinstance(value, bool):
-        return [not value]
-    if isinstance(value, int):
-        return [value + 1, value * 2 + 2]
-    return [0.123 if value is None else value * 0.5 + 0.017]
-
-
 @pytest.mark.parametrize("stage", [PRETRAIN, SFT], ids=lambda item: item.kind)
 def test_no_field_of_the_file_is_dropped(stage):
     before = render_maxtext(handover(stage))
@@ -104,7 +95,7 @@ def test_no_field_of_the_file_is_dropped(stage):
         row = next(row for row in before.mapping if row.field == f"stage.{item.name}")
         if row.how == "charter":
             continue
-        for value in others(item.name, getattr(stage, item.name)):
+        for value in other_values(item.name, getattr(stage, item.name), OTHER):
             target = 1001 if item.name in ("steps", "epochs") else 1000
             try:
                 after = render_maxtext(handover(replace(stage, **{item.name: value}), target_steps=target))

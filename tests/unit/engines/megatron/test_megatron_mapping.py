@@ -4,6 +4,7 @@ import ast
 from dataclasses import fields, replace
 
 import pytest
+from handover_case import other_values
 from megatron_case import (
     ACCEPTED,
     LAYOUT,
@@ -94,16 +95,6 @@ OTHER = {
 LENGTHS = ("steps", "epochs")
 
 
-def others(field, value):
-    if field in OTHER:
-        return [item for item in OTHER[field] if item != value]
-    if isinstance(value, bool):
-        return [not value]
-    if isinstance(value, int):
-        return [value + 1, value * 2 + 2]
-    return [0.123 if value is None else value * 0.5 + 0.017]
-
-
 @pytest.mark.parametrize("stage", [PRETRAIN, SFT], ids=lambda item: item.kind)
 def test_no_field_of_the_file_is_dropped(stage):
     before = render_megatron(handover(stage))
@@ -111,7 +102,7 @@ def test_no_field_of_the_file_is_dropped(stage):
         row = next(row for row in before.mapping if row.field == f"stage.{item.name}")
         if row.how == "charter":
             continue
-        for value in others(item.name, getattr(stage, item.name)):
+        for value in other_values(item.name, getattr(stage, item.name), OTHER):
             target = 1001 if item.name in LENGTHS else 1000
             try:
                 after = render_megatron(handover(replace(stage, **{item.name: value}), target_steps=target))

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 from openrlhf_case import DPO, GRPO, PPO, SFT, handover
 
-from charter.engines.openrlhf import OPENRLHF
 from charter.engines.openrlhf.adapter import OpenRlhfAdapter, merge_command
-from charter.engines.openrlhf.mapping import ARGUMENTS_FILE
+from charter.engines.openrlhf.mapping import ARGUMENTS_FILE, render_openrlhf
 from charter.errors import StageError
 
 STEP_FILES = (
@@ -23,7 +22,7 @@ METRIC = '{"metric_key": null, "metric_value": null}'
 def work_of(tmp_path, stage):
     work = tmp_path / "work"
     work.mkdir()
-    for name, text in OPENRLHF.render(handover(stage)).files.items():
+    for name, text in render_openrlhf(handover(stage)).files.items():
         (work / name).write_text(text)
     return work
 

@@ -5,6 +5,7 @@ import math
 from dataclasses import fields, replace
 
 import pytest
+from handover_case import other_values
 from openrlhf_case import (
     ACCEPTED,
     ASYNC,
@@ -78,16 +79,6 @@ PLACES = ("init", "policy", "reward", "data", "prompts")
 """Roles whose names in the file are replaced by paths before an engine sees them."""
 
 
-def others(field, value):
-    if field in OTHER:
-        return [item for item in OTHER[field] if item != value]
-    if isinstance(value, bool):
-        return [not value]
-    if isinstance(value, int):
-        return [value + 1, value * 2 + 2]
-    return [0.123 if value is None else value * 0.5 + 0.017]
-
-
 @pytest.mark.parametrize("stage", [SFT, PREFERENCE_MODEL, DPO, PPO, RLOO, GRPO], ids=lambda item: item.kind)
 def test_no_field_of_the_file_is_dropped(stage):
     before = render_openrlhf(handover(stage))
@@ -96,7 +87,7 @@ def test_no_field_of_the_file_is_dropped(stage):
         row = next(row for row in before.mapping if row.field == field)
         if row.how == "charter" or item.name in PLACES:
             continue
-        for value in others(item.name, getattr(stage, item.name)):
+        for value in other_values(item.name, getattr(stage, item.name), OTHER):
             target = 101 if item.name in LENGTHS else 100
             try:
                 after = render_openrlhf(handover(replace(stage, **{item.name: value}), target_steps=target))

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 
 import pytest
+from still_clock import Clock
 
 from charter.errors import InfeasibleError, MissingExtraError, UsageError
 from charter.launch.job import StageJob
@@ -45,13 +46,6 @@ class Script:
         if isinstance(answer, Exception):
             raise answer
         return answer
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 def job(tmp_path, **values):
