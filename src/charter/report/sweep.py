@@ -288,7 +288,7 @@ class SweepTable:
     headings: tuple[str, ...]
 
 
-HEADINGS = ("Setting", "Seeds", "Mean", "95 % interval", "Minus the first", "joint interval", "p (Holm)")
+HEADINGS = ("Setting", "Seeds", "Mean", "95 % interval", "Minus the first", "Joint interval", "p (Holm)")
 
 
 def sweep_table(result: SweepResult) -> SweepTable:
@@ -360,4 +360,4 @@ def words_of(result: SweepResult) -> str:
         f"Better than {first!r}: {', '.join(better)}" if better else f"No setting is shown to be better than {first!r}"
     )
     many = "comparison" if result.comparisons == 1 else "comparisons"
-    return f"{said}, over {result.comparisons} {many} paired by seed, whose intervals hold together with 95 %."
+    return f"{said}. {result.comparisons} {many}, paired by seed; at a level of 95 %, all joint intervals hold at once."

@@ -79,7 +79,7 @@ def test_more_settings_widen_the_intervals_of_all():
 def test_better_follows_the_goal(goal, better):
     metric = SweepMetric(stage="eval", figure="loss", goal=goal)
     made = result({1: [1.0, 2.0, 3.0], 2: [2.0, 3.0, 4.01], 3: [0.0, 1.0, 2.01]}, metric)
-    assert words_of(made).startswith(f"Better than 'x 1': {better}, over 2 comparisons")
+    assert words_of(made).startswith(f"Better than 'x 1': {better}. 2 comparisons")
 
 
 @pytest.mark.parametrize("number", [2, 3, 5, 10])
