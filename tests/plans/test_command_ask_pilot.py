@@ -163,7 +163,7 @@ def test_a_budget_buys_what_it_can_pay(pilot, free):
     text = " ".join(screen.file.getvalue().split())
     assert "Expected gain in win_rate.policy of eval, to maximise" in text
     assert "First: pipeline.label.pairs=6400, +" in text
-    assert "hold together with 95 %" in text
+    assert "all intervals hold at once" in text
 
 
 def test_a_project_without_a_sweep_is_told_how_to_make_one(tmp_path):

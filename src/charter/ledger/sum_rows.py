@@ -86,19 +86,33 @@ def read_running(connection: Connection, *, run: str | None) -> tuple[Attempt, .
 
 
 def read_recent(connection: Connection, *, run: str | None, stage: str | None, limit: int) -> tuple[Accounted, ...]:
-    """The newest attempts, oldest first; others at the same shards are read too, for what each has lost."""
-    newest = read_attempts(connection, run=run, stage=stage, newest=limit)
-    shards = dict.fromkeys((attempt.run, attempt.stage, attempt.shard) for attempt in newest)
+    """The newest attempts, oldest first; later ones at the same shards are read too, for what each has lost."""
+    # Only the attempts at a stage of one run have an index that the newest are read from.
+    runs = (run,) if run is not None or stage is None else _runs(connection)
+    of_runs = [item for each in runs for item in read_attempts(connection, run=each, stage=stage, newest=limit)]
+    newest = sorted(of_runs, key=lambda attempt: attempt.attempt_id)[-limit:]
+    first_ids: dict[tuple[str, str, int | None], int] = {}
+    for attempt in newest:
+        first_ids.setdefault((attempt.run, attempt.stage, attempt.shard), attempt.attempt_id)
     by_id: dict[int, Accounted] = {}
-    for name, of_stage, shard in shards:
-        same = account(read_shard(connection, run=name, stage=of_stage, shard=shard))
+    for (name, of_stage, shard), first_id in first_ids.items():
+        same = account(read_shard(connection, run=name, stage=of_stage, shard=shard, first_id=first_id))
         by_id.update((item.attempt.attempt_id, item) for item in same)
     return tuple(by_id[attempt.attempt_id] for attempt in newest)
 
 
-def read_shard(connection: Connection, *, run: str, stage: str, shard: int | None) -> tuple[Attempt, ...]:
-    """The attempts at one shard of a stage, or at the stage as a whole."""
+def _runs(connection: Connection) -> tuple[str, ...]:
+    """The runs of a ledger, from its sums and what runs: attempts may be a million."""
+    ended = connection.execute(select(spend_sums.c.run).distinct()).scalars()
+    return tuple(dict.fromkeys([*ended, *(row["run"] for row in running_rows(connection, run=None))]))
+
+
+def read_shard(
+    connection: Connection, *, run: str, stage: str, shard: int | None, first_id: int = 0
+) -> tuple[Attempt, ...]:
+    """The attempts at one shard of a stage, or at the stage as a whole, from one on."""
     wanted = select(attempts).where(attempts.c.run == run, attempts.c.stage == stage, attempts.c.shard == shard)
+    wanted = wanted.where(attempts.c.attempt_id >= first_id)
     rows = connection.execute(wanted.order_by(attempts.c.attempt_id)).mappings()
     return tuple(_attempt(connection, row) for row in rows)
 

@@ -195,8 +195,12 @@ class MeterSummary:
 
     @property
     def cpu_share(self) -> float | None:
-        """Share of the node's processors that the job used; None where no time is covered."""
-        return self.cpu_seconds / (self.seconds * self.node_cpus) if self.seconds > 0 and self.node_cpus else None
+        """Share of the node's processors that the job used while a sample saw its processes; None where none did.
+
+        What a process used between the last sample that saw it and its end is in none.
+        """
+        seconds = self.seconds - self.no_process_seconds
+        return self.cpu_seconds / (seconds * self.node_cpus) if seconds > 0 and self.node_cpus else None
 
 
 def summarise(rows: Iterable[MeterRow], *, idle_below: float = IDLE_BELOW) -> MeterSummary:

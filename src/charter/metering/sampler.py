@@ -535,7 +535,9 @@ class LocalMeters:
         now = time.monotonic()
         stages = set(running)
         for directory in stages - self._meters.keys():
-            self._meters[directory] = NodeMeter(node=this_node(), gpus=open_gpu_meter(_visible(directory)))
+            meter = self._meters[directory] = NodeMeter(node=this_node(), gpus=open_gpu_meter(_visible(directory)))
+            # The next sample counts from here: what a process has used by then is not known later.
+            meter.look(with_descendants(stage_pids(directory, self._run_dir)))
         due = now >= self._due
         for directory, meter in list(self._meters.items()):
             ended = directory not in stages

@@ -535,7 +535,7 @@ def _words(ranking: Ranking) -> str:
         words += "; not shown, its interval holds no change"
     elif len(fitting) > 1 and _overlap(best, fitting[1]):
         words += "; its lead over the second is not shown, their intervals overlap"
-    return f"{words}. The intervals hold together with 95 %."
+    return f"{words}. At a level of 95 %, all intervals hold at once."
 
 
 def _overlap(one: PilotChoice, other: PilotChoice) -> bool:

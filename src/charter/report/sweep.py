@@ -1,7 +1,7 @@
 """A sweep's results: settings side by side, paired over seeds, with intervals that know how many were compared."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,7 +123,9 @@ def _measured(point: Point, directory: Path, metric: SweepMetric) -> PointFigure
     value = figure.get("value")
     if not isinstance(value, int | float):
         return PointFigure(
-            point=point, value=None, why=f"{metric.stage} has no figure {metric.figure}: {', '.join(figures)}"
+            point=point,
+            value=None,
+            why=f"{metric.stage} has no figure {metric.figure}; it has {', '.join(_alike(metric.figure, figures))}",
         )
     low, high = figure.get("low"), figure.get("high")
     return PointFigure(
@@ -132,6 +134,20 @@ def _measured(point: Point, directory: Path, metric: SweepMetric) -> PointFigure
         unit=str(figure.get("unit") or ""),
         is_difference=unit_of(figure) == POINTS,
         half_width=(high - low) / 2 if isinstance(low, int | float) and isinstance(high, int | float) else None,
+    )
+
+
+def _alike(key: str, keys: Iterable[str]) -> list[str]:
+    """Return the keys of the same suite; where there is none, the suites.
+
+    >>> _alike("win_rate", ["loss.policy", "win_rate.policy", "win_rate.control"])
+    ['win_rate.policy', 'win_rate.control']
+    >>> _alike("accuracy", ["loss.policy", "win_rate.policy", "win_rate.control"])
+    ['loss.*', 'win_rate.*']
+    """
+    suite = key.partition(".")[0]
+    return [item for item in keys if item.partition(".")[0] == suite] or list(
+        dict.fromkeys(f"{item.partition('.')[0]}.*" for item in keys)
     )
 
 
@@ -269,7 +285,7 @@ class SweepTable:
     headings: tuple[str, ...]
 
 
-HEADINGS = ("Setting", "Seeds", "Mean", "95 % interval", "Less the first", "interval of all", "p (Holm)")
+HEADINGS = ("Setting", "Seeds", "Mean", "95 % interval", "Minus the first", "Joint interval", "p (Holm)")
 
 
 def sweep_table(result: SweepResult) -> SweepTable:
@@ -293,12 +309,19 @@ def sweep_table(result: SweepResult) -> SweepTable:
             for setting in result.settings
         ),
         seeds=tuple(", ".join(map(text, setting.values)) for setting in result.settings),
-        missing=tuple(
-            f"{setting.name}: a point has no value: {why}" for setting in result.settings for why in setting.missing
-        ),
+        missing=_missing(result.settings),
         words=words_of(result),
         headings=HEADINGS,
     )  # fmt: skip
+
+
+def _missing(settings: Sequence[SettingSummary]) -> tuple[str, ...]:
+    """Say why points have no value, each reason once."""
+    by_why: dict[str, list[str]] = {}
+    for setting in settings:
+        for why in setting.missing:
+            by_why.setdefault(why, []).append(setting.name)
+    return tuple(f"No value at a point of {' and of '.join(names)}: {why}." for why, names in by_why.items())
 
 
 def print_sweep(result: SweepResult, console: "Console") -> None:
@@ -328,4 +351,4 @@ def words_of(result: SweepResult) -> str:
         f"Better than {first!r}: {', '.join(better)}" if better else f"No setting is shown to be better than {first!r}"
     )
     many = "comparison" if result.comparisons == 1 else "comparisons"
-    return f"{said}, over {result.comparisons} {many} paired by seed, whose intervals hold together with 95 %."
+    return f"{said}. {result.comparisons} {many}, paired by seed; at a level of 95 %, all joint intervals hold at once."

@@ -342,6 +342,7 @@ def test_a_file_is_followed_to_where_it_began(client, case, at):
     page = client.get(at("files")).text
     assert weights["sha256"][:16] in page
     assert re.search(r"Began with</dt><dd>.*?pairs.*?texts.*?, through sft", page, re.DOTALL)
+    assert re.search(r"init:</span> <a [^>]*>sft</a>", page), "in which role it is read"
     assert "earlier one" not in page
     assert ("<details><summary>1 file<" in page, "<details open>" in page) == (True, False)
     found = client.get(at("files"), params={"q": weights["sha256"][:10]}).text

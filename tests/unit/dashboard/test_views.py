@@ -378,6 +378,11 @@ def test_samples_after_the_processes_ended_say_nothing():
     ended = [replace(row, processes=0, cpu_seconds=0.0, resident_bytes=0) for row in sampled(3)]
     assert meter_view(ended) is None
     assert meter_view([*sampled(1), *ended[1:]]) is None
+    over = replace(ended[2], time=30.0)
+    view = meter_view([*sampled(3), over])
+    assert view.summary.cpu_share == pytest.approx(15 / (20 * 2))
+    points = {chart["title"]: chart["lines"][0]["points"] for chart in view.charts}
+    assert points["Memory of its processes"] == [[0.0, 2**30], [10.0, 2**30], [20.0, 2**30]]
 
 
 def test_what_reads_a_failed_stage_has_no_end(case):

@@ -59,6 +59,22 @@ def test_the_newest_attempts_are_read_without_sorting_all(where, stage):
     assert "USING INDEX" in plan
 
 
+def test_the_newest_of_a_stage_are_read_from_an_index(where):
+    """A file is asked for all its runs, of which a renamed project has two."""
+    with Ledger.open(where) as ledger:
+        for number in range(40):
+            run = "demo" if number < 38 else "renamed"
+            attempt = ledger.begin(**STAGE | {"run": run}, at=float(number))
+            ledger.end(attempt, at=number + 1.0, outcome="killed", step=1)
+        newest = ledger.recent(stage="sft", limit=3)
+        assert [item.attempt.attempt_id for item in newest] == [38, 39, 40]
+        assert newest == ledger.accounted()[-3:]
+        plan = plan_of(ledger, lambda: ledger.recent(stage="sft", limit=3), "DESC")
+        shard = plan_of(ledger, lambda: ledger.recent(stage="sft", limit=3), "attempts.attempt_id >= ")
+    assert ("SCAN" in plan, "USING INDEX" in plan) == (False, True)
+    assert "rowid>?" in shard
+
+
 def test_running_attempts_are_found_by_an_index_of_their_own(where):
     with Ledger.open(where) as ledger:
         plan = plan_of(ledger, lambda: ledger.running(run="demo"), "outcome = 'running'")

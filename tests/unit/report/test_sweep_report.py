@@ -1,10 +1,12 @@
 """A sweep's table: pairs, missing points, corrections, and intervals that cover what they say."""
 
+import json
 import random
+from types import SimpleNamespace
 
 import pytest
 
-from charter.report.sweep import PointFigure, interval, sweep_result, t_within, words_of
+from charter.report.sweep import PointFigure, interval, measured_points, sweep_result, sweep_table, t_within, words_of
 from charter.spec.sweep import Point, SweepMetric
 
 METRIC = SweepMetric(stage="eval", figure="exact_match.policy")
@@ -40,6 +42,24 @@ def test_a_point_that_failed_is_no_zero_and_breaks_its_pair_only():
     assert first.missing == ()
 
 
+def test_a_reason_is_told_once_for_all_its_points():
+    table = sweep_table(result({1: [None, 0.5], 2: [None, None]}))
+    assert table.missing == ("No value at a point of x 1 and of x 2: eval is not finished.",)
+    assert sweep_table(result({1: [0.1, 0.5], 2: [0.2, None]})).missing == (
+        "No value at a point of x 2: eval is not finished.",
+    )
+
+
+def test_a_wrong_figure_is_answered_with_those_of_its_suite(tmp_path):
+    (tmp_path / "outputs").mkdir()
+    keys = ("loss.policy", "exact_match.gain")
+    results = {"figures": [{"key": key, "value": 0.5} for key in keys]}
+    (tmp_path / "outputs" / "results.json").write_text(json.dumps(results))
+    pipeline = SimpleNamespace(stages={"eval": SimpleNamespace(directory=tmp_path)})
+    (measured,) = measured_points([(point(1, 0), pipeline)], METRIC)
+    assert measured.why == "eval has no figure exact_match.policy; it has exact_match.gain"
+
+
 def test_one_seed_has_no_interval_and_nothing_is_claimed():
     made = result({1: [0.1], 2: [0.9]})
     assert made.comparisons == 0
@@ -59,7 +79,7 @@ def test_more_settings_widen_the_intervals_of_all():
 def test_better_follows_the_goal(goal, better):
     metric = SweepMetric(stage="eval", figure="loss", goal=goal)
     made = result({1: [1.0, 2.0, 3.0], 2: [2.0, 3.0, 4.01], 3: [0.0, 1.0, 2.01]}, metric)
-    assert words_of(made).startswith(f"Better than 'x 1': {better}, over 2 comparisons")
+    assert words_of(made).startswith(f"Better than 'x 1': {better}. 2 comparisons")
 
 
 @pytest.mark.parametrize("number", [2, 3, 5, 10])

@@ -1,6 +1,8 @@
 """Samples: what is unknown stays unknown, sums weigh by time, lines that a kill tore are left out."""
 
 import json
+import os
+import time
 from dataclasses import replace
 
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from meter_samples import GPU, ROW, with_gpus
 
 from charter.metering.row import append_row, meter_path, row_of
+from charter.metering.sampler import LocalMeters
 from charter.tracking import meter_rows, summarise
 from charter.tracking.journal import machine_values
 
@@ -105,3 +108,20 @@ def test_names_of_values_say_node_and_unit():
     assert values["system/n1/job_cpu_cores"] == 1.5
     assert values["system/n1/node_sent_bytes_per_second"] == 0.4
     assert "system/n1/gpu_0_temperature_celsius" not in values
+
+
+def test_a_stage_between_two_samples_is_metered_from_its_start(tmp_path, monkeypatch):
+    """Samples come by the clock of the run: of a stage that starts between two, the first covers what came since."""
+    monkeypatch.setattr("charter.metering.sampler.stage_pids", lambda *_: (os.getpid(),))
+    (tmp_path / "job.json").write_text('{"frozen": {"device": "cpu"}}')
+    meters = LocalMeters(tmp_path, every_seconds=1000.0)
+    meters.look([])
+    meters.look([tmp_path])
+    assert meter_rows(tmp_path) == ()
+    until = time.process_time() + 0.1
+    while time.process_time() < until:
+        pass
+    meters.look([])
+    (row,) = meter_rows(tmp_path)
+    assert row.processes >= 1
+    assert row.cpu_seconds >= 0.08

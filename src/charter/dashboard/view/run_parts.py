@@ -232,18 +232,18 @@ def meter_view(rows: Sequence[MeterRow]) -> MeterView | None:
     """Figures and curves of the samples; None where no node has two with a process of the job.
 
     The first sample of a node covers no time: shares of it would be 0 % of nothing, and a curve of it a point. One that
-    came when the processes had ended saw nothing of what they used.
+    came when the processes had ended saw nothing of what they used, and is no point of their curves.
     """
     if max(Counter(row.node for row in rows if row.processes).values(), default=0) < 2:
         return None
-    start = rows[0].time
+    start, seen = rows[0].time, [row for row in rows if row.processes]
     charts = [
         _chart("Accelerators: share at work", "share", rows, start, _activity),
         _chart("Accelerator memory in use", "bytes", rows, start, _memory),
         _chart("Accelerator power", "W", rows, start, _power),
-        _chart("Processors: share that the job used", "share", rows, start, _cpu),
-        _chart("Memory of its processes", "bytes", rows, start, lambda row: float(row.resident_bytes)),
-        _chart("Read and written per second", "bytes", rows, start, _disk),
+        _chart("Processors: share that the job used", "share", seen, start, _cpu),
+        _chart("Memory of its processes", "bytes", seen, start, lambda row: float(row.resident_bytes)),
+        _chart("Read and written per second", "bytes", seen, start, _disk),
     ]
     return MeterView(summary=summarise(rows), charts=tuple(chart for chart in charts if chart is not None))
 
