@@ -137,6 +137,11 @@ def steps_done(root: Path) -> int:
     return max((int(line.get("step", 0)) for line in logged), default=0)
 
 
+def is_saving(root: Path) -> bool:
+    """Return True if a checkpoint is being written: its directory has no name of its own yet."""
+    return any((root / "run" / "stages").glob(f"{STAGE}-*/state/.*step-*"))
+
+
 def one_run(
     place: OnSlurm | OnRay, root: Path, arguments: argparse.Namespace, draws: random.Random, way: str
 ) -> dict[str, Any]:
@@ -151,7 +156,7 @@ def one_run(
             time.sleep(0.05)
         (first,) = (event for event in lines_of(root / "events.txt") if event["event"] == "stage_started")
         lost = draws.choice(first["nodes"])
-        step, lost_at = steps_done(root), time.time()
+        step, saving, lost_at = steps_done(root), is_saving(root), time.time()
         place.lose(lost, way)
         code = run.wait()
     place.mend(lost, way)
@@ -169,6 +174,7 @@ def one_run(
         "noticed_seconds": round(restart["time"] - lost_at, 1),
         "started_again_seconds": round(again["time"] - lost_at, 1),
         "steps_lost": max(0, step - int(again["first_step"])),
+        "saving": saving,
         "lost_node_used_again": lost in again["nodes"],
         "usd_lost": round((again["time"] - lost_at) / 3600 * 2 * arguments.price, 4),
         "lost": lost,
@@ -204,12 +210,14 @@ def main() -> None:
 def summary(runs: list[dict[str, Any]], arguments: argparse.Namespace) -> dict[str, Any]:
     """The figures of all runs."""
     noticed = [run["noticed_seconds"] for run in runs]
+    beyond = [run for run in runs if run["steps_lost"] > arguments.checkpoint_every]
     return {
         "runs": len(runs),
         "same_bits": sum(run["same_bits"] for run in runs),
         "noticed_seconds": {"median": statistics.median(noticed), "max": max(noticed)},
         "started_again_seconds": {"median": statistics.median([run["started_again_seconds"] for run in runs])},
         "steps_lost": {"max": max(run["steps_lost"] for run in runs), "checkpoint_every": arguments.checkpoint_every},
+        "beyond_an_interval": {"runs": len(beyond), "while_saving": sum(run["saving"] for run in beyond)},
         "usd_lost": {"median": statistics.median([run["usd_lost"] for run in runs])},
         "lost_node_used_again": sum(run["lost_node_used_again"] for run in runs),
         "command": "python benchmarks/node_loss.py "

@@ -9,6 +9,10 @@ import forks
 import pytest
 import yaml
 
+pytest.importorskip("torch")
+
+import pooled
+
 from charter.templates.shipped import find_template, write_template
 
 KEPT = ("pretrain", "pm", "ppo")
@@ -86,3 +90,14 @@ def test_what_fails_is_told_and_the_rest_is_measured(project):
     assert stages["pretrain"]["layouts"][0]["measured_seconds_per_step"] > 0
     assert "nowhere.jsonl" in stages["pm"]["why"]
     assert stages["ppo"]["why"].startswith("needs pm")
+
+
+@pytest.mark.torch
+def test_a_probe_starts_the_servers_of_a_pool(tmp_path):
+    root = pooled.project_at(tmp_path / "project", pooled.save_judge(tmp_path / "judge"), pooled.POOL)
+    done = charter("plan", "-C", str(root), "--probe", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    (stage,) = json.loads(done.stdout)["probe"]["stages"]
+    (layout,) = stage["layouts"]
+    assert layout["measured_seconds_per_step"] > 0
+    assert layout["steps"] == 8, "each of 12 batches beside the fourth before it, as four are asked at once"

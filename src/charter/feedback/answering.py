@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from math import ceil
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from charter.feedback.asking import Ask, Reply
 from charter.feedback.records import Answerer
 from charter.feedback.served_models import ServedModel
 from charter.inference.endpoint.call import CallReply, CallRequest
-from charter.spec.project import MOST_BATCHED, Serving
+from charter.spec.project import MOST_BATCHED, Serving, batches_under_way
 from charter.spec.stage_base import Sampling
 
 if TYPE_CHECKING:
@@ -30,9 +29,6 @@ CALLS_FILE, API_BATCHES = "calls.sqlite", "api_batches"
 MODELS_DIR = "models"
 JUDGE_ROLES = ("judge", "also_judges", "reward")
 """Asked questions that are shortened to fit, so that the stage's lengths of prompts do not concern them."""
-BATCHES_PER_FILL = 2
-"""Times that the requests of all batches under way fill the endpoint: while one waits for its last answer, the others
-keep it busy."""
 
 
 @contextmanager
@@ -63,22 +59,6 @@ def _suspects_set_aside(stage: StageDir) -> Iterator[None]:
         if error.since:
             stage.set_aside_since(error.since)
         raise
-
-
-def batches_under_way(serving: Sequence[Serving], batch: int) -> int:
-    """Return the number of batches that are asked at once: one where everything is computed here.
-
-    >>> batches_under_way([], 64), batches_under_way([Serving(concurrency=256)], 64)
-    (1, 8)
-    """
-    places = max((item.concurrency * _servers(item) for item in serving), default=0)
-    if any(item.batch for item in serving):
-        places = MOST_BATCHED  # of one file: what is asked later waits for another
-    return max(1, BATCHES_PER_FILL * ceil(places / batch))
-
-
-def _servers(serving: Serving) -> int:
-    return serving.pool.replicas if serving.pool is not None else 1 + len(serving.also_endpoints)
 
 
 def _named_inputs(stage: StageDir, roles: Sequence[str]) -> dict[str, JobInput]:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from itertools import pairwise
 from math import exp, log
 from pathlib import Path
 from statistics import median
@@ -94,15 +93,18 @@ class Pace:
         return asdict(self)
 
 
-def seconds_per_step(points: Sequence[tuple[int, float]]) -> tuple[float, int] | None:
+def seconds_per_step(points: Sequence[tuple[int, float]], *, at_once: int = 1) -> tuple[float, int] | None:
     """Median seconds of a step from (step, clock) pairs, and how many intervals it rests on; None below two.
 
-    A median passes over restarts and the first, slow step.
+    A median passes over restarts and the first, slow step. Of `at_once` steps that are under way together several end
+    together, and then none for a while: each is compared with the one that ended so many before.
 
     >>> seconds_per_step([(0, 0.0), (1, 9.0), (2, 10.0), (3, 11.0), (5, 13.0)])
     (1.0, 4)
+    >>> seconds_per_step([(1, 0.0), (2, 0.5), (3, 12.0), (4, 12.5), (5, 24.0), (6, 24.5)], at_once=2)
+    (6.0, 4)
     """
-    pairs = pairwise(points)
+    pairs = zip(points, points[at_once:], strict=False)
     gaps = [(late - early) / (after - before) for (before, early), (after, late) in pairs if after > before]
     return (median(gaps), len(gaps)) if len(gaps) >= FEWEST_INTERVALS else None
 

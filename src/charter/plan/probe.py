@@ -28,6 +28,8 @@ from charter.spec.stage_base import Stage, StageResources
 FEWEST_STEPS, MOST_STEPS, WORTH_SECONDS = 6, 24, 3.0
 """Steps of a probed stage: as many as three planned seconds hold, within these bounds. The first warms up, the median
 of the other intervals counts. Judgement."""
+FEWEST_ROUNDS = 4
+"""Rounds of the steps that are under way together: the first ends with the first of them, half a round is uneven."""
 FASTER = 0.9
 """Medians of a few steps differ by up to a tenth on a machine that does other things too; judgement."""
 SUPERVISED = (PretrainStage, SftStage, JudgeStage, PreferenceModelStage, DpoStage)

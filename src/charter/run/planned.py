@@ -28,6 +28,7 @@ from charter.plan.project_plan import plan_project
 from charter.plan.stage_plan import StagePlan
 from charter.run.graph import Pipeline, PlannedStage, build_pipeline
 from charter.run.paths import run_dir
+from charter.run.served import steps_at_once
 from charter.run.staleness import assess
 from charter.spec.execution import Execution, execution_from_json, resolved
 from charter.spec.project import Project
@@ -217,7 +218,9 @@ def measured_paces(project: Project, root: Path) -> tuple[Pace, ...]:
     paces = []
     for name, stage in pipeline.stages.items():
         points = [(point.step, point.time) for point in read_metrics(stage.directory / METRICS)]
-        measured = seconds_per_step([(step, clock) for step, clock in points if clock is not None])
+        measured = seconds_per_step(
+            [(step, clock) for step, clock in points if clock is not None], at_once=steps_at_once(project, stage)
+        )
         estimate = planned.stage(name)
         steps = assess(stage, pipeline.root).target_step
         if measured is None or estimate is None or not steps or not estimate.option.overhead.useful_seconds:

@@ -29,6 +29,7 @@ from charter.plan.knowledge import shipped
 from charter.plan.machine import Machine, probe_machine
 from charter.plan.plan import Plan
 from charter.plan.probe import (
+    FEWEST_ROUNDS,
     LayoutProbe,
     StageProbe,
     full_steps,
@@ -44,6 +45,7 @@ from charter.plan.project_plan import CALIBRATION_FILE, plan_project
 from charter.plan.stage_plan import StagePlan
 from charter.run.graph import Pipeline, PlannedStage, build_pipeline, job_of
 from charter.run.preflight import check_packages
+from charter.run.served import accelerators_of_node, stage_pools, steps_at_once
 from charter.spec.project import Project
 from charter.tracking.base import read_metrics
 
@@ -121,6 +123,8 @@ class _Bench:
     tried: Mapping[str, tuple[int, ...]]
     """Micro-batches of every stage, the planned one first."""
     planned: Mapping[tuple[str, int], float]
+    at_once: Mapping[str, int]
+    """Steps of every stage that are under way together."""
     reasons: Mapping[str, str]
     """Why a stage is not measured; empty where it is."""
 
@@ -143,7 +147,9 @@ class _Bench:
 
 def _bench(project: Project, root: Path, place: Path, plan: Plan, machine: Machine, layouts: int) -> _Bench:
     seconds = {name: planned_step_seconds(stage, plan, name) for name, stage in project.pipeline.items()}
-    steps = {name: probe_steps(planned) for name, planned in seconds.items()}
+    uncut = build_pipeline(short_project(project, root, steps={}), place)
+    at_once = {name: steps_at_once(project, stage) for name, stage in uncut.stages.items()}
+    steps = {name: max(probe_steps(planned), FEWEST_ROUNDS * at_once[name]) for name, planned in seconds.items()}
     pipeline = build_pipeline(short_project(project, root, steps=steps), place)
     tried = {name: micro_batches(project.pipeline[name], _stage(plan, name), layouts) for name in pipeline.stages}
     return _Bench(
@@ -153,6 +159,7 @@ def _bench(project: Project, root: Path, place: Path, plan: Plan, machine: Machi
         place=place,
         tried=tried,
         planned=_planned(project, root, plan, machine, tried),
+        at_once=at_once,
         reasons={name: _reason(project, plan, pipeline, stage) for name, stage in pipeline.stages.items()},
     )
 
@@ -177,7 +184,7 @@ def _run(bench: _Bench, tell: Callable[[Progress], None]) -> tuple[StageProbe, .
                 directory = stage.directory if not measured else bench.place / "layouts" / f"{name}-{micro}"
                 why = _attempt(launcher, bench.pipeline, stage, directory, micro)
                 done += 1
-                measured.append(_measured(directory, label, micro, bench.planned[name, micro], why))
+                measured.append(_measured(directory, label, bench, name, micro, why))
                 if len(measured) == 1 and why:
                     failed[name] = why
             probes.append(bench.probe(name, measured, bench.reasons[name]))
@@ -246,8 +253,17 @@ def _attempt(launcher: Launcher, pipeline: Pipeline, stage: PlannedStage, direct
     write_job(directory, job_of(stage, pipeline.project, frozen))
     module = module_of(stage.spec)
     processes = processes_of(frozen)
+    pools = stage_pools(pipeline.project, stage)
     handle = launcher.start(
-        StageStart(stage=stage.name, module=module, stage_dir=directory, attempt=1, processes=processes)
+        StageStart(
+            stage=stage.name,
+            module=module,
+            stage_dir=directory,
+            attempt=1,
+            processes=processes,
+            pools=pools,
+            accelerators=accelerators_of_node(pipeline.project, stage) if pools else 0,
+        )
     )
     while (code := handle.poll()) is None:
         time.sleep(POLL_SECONDS)
@@ -265,9 +281,10 @@ def _message(failure: str) -> str:
         return ""
 
 
-def _measured(directory: Path, label: str, micro: int, planned: float, why: str) -> LayoutProbe:
+def _measured(directory: Path, label: str, bench: _Bench, name: str, micro: int, why: str) -> LayoutProbe:
     points = [(point.step, point.time) for point in read_metrics(directory / METRICS)]
-    pace = seconds_per_step([(step, clock) for step, clock in points if clock is not None])
+    timed = [(step, clock) for step, clock in points if clock is not None]
+    pace, planned = seconds_per_step(timed, at_once=bench.at_once[name]), bench.planned[name, micro]
     if pace is None:
         reached = read_progress(directory).get("step") or len(points)
         why = why or f"{reached} steps are too few to measure"

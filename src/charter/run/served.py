@@ -13,9 +13,9 @@ from charter.launch.servers import PoolSpec
 from charter.run.graph import PlannedStage, serving_of
 from charter.spec.execution import shares_accelerators
 from charter.spec.ppo_stage import PpoStage
-from charter.spec.project import Project
+from charter.spec.project import Project, batches_under_way
 from charter.spec.stage import STAGE_KINDS
-from charter.spec.stage_base import MODEL
+from charter.spec.stage_base import MODEL, Sampling
 
 
 def stage_pools(project: Project, stage: PlannedStage) -> tuple[PoolSpec, ...]:
@@ -64,6 +64,14 @@ ASKED = {
     "eval": frozenset({"judge", "also_judges"}),
 }
 """Roles of which a stage wants answers alone; every other one needs weights."""
+
+
+def steps_at_once(project: Project, stage: PlannedStage) -> int:
+    """Return the number of steps of a stage that are under way together: batches whose questions servers answer."""
+    spec = stage.spec
+    if not isinstance(spec, Sampling) or spec.MAKES == MODEL:
+        return 1
+    return batches_under_way(tuple(serving_of(stage, project).values()), spec.rollout_batch)
 
 
 def asks_for_money(project: Project, stage: PlannedStage) -> bool:

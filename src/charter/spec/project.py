@@ -1,7 +1,8 @@
 """One project: what `charter.yaml` says, as frozen values."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from typing import ClassVar, Literal
 
 from charter.spec.architecture import Architecture
@@ -249,6 +250,27 @@ class Serving:
         if self.usd_per_million_input_tokens is None or self.usd_per_million_output_tokens is None:
             return None
         return self.usd_per_million_input_tokens, self.usd_per_million_output_tokens
+
+
+BATCHES_PER_FILL = 2
+"""Times that the requests of all batches under way fill the endpoint: while one waits for its last answer, the others
+keep it busy."""
+
+
+def batches_under_way(serving: Sequence[Serving], batch: int) -> int:
+    """Return the number of batches that are asked at once: one where everything is computed here.
+
+    >>> batches_under_way([], 64), batches_under_way([Serving(concurrency=256)], 64)
+    (1, 8)
+    """
+    places = max((item.concurrency * _servers(item) for item in serving), default=0)
+    if any(item.batch for item in serving):
+        places = MOST_BATCHED  # of one file: what is asked later waits for another
+    return max(1, BATCHES_PER_FILL * ceil(places / batch))
+
+
+def _servers(serving: Serving) -> int:
+    return serving.pool.replicas if serving.pool is not None else 1 + len(serving.also_endpoints)
 
 
 EXACT, BITS = "exact", "bits"

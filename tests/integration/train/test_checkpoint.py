@@ -1,11 +1,13 @@
 """Saving and loading a training state in one process."""
 
 import json
+import multiprocessing
 import os
 import subprocess
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -23,6 +25,7 @@ from charter.errors import DataError, StageError
 from charter.models.ranks import Ranks
 from charter.spec.stage import SftStage
 from charter.train.checkpoint import (
+    Background,
     Checkpointer,
     HostBuffers,
     SaveMode,
@@ -489,3 +492,43 @@ def test_a_file_system_that_is_full_leaves_what_was_there_and_the_stage_goes_on_
                 durable.discard_dir(path)
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+def train_while_a_save_stands_still(path: Path, told) -> None:
+    """Train with a checkpoint every 5 steps, of which the second is never done; tell every step, and every wait."""
+    publish, wait = Checkpointer._publish, Background.wait
+
+    def stand_still(self, position, content):
+        if position > Position(5):
+            Event().wait()
+        publish(self, position, content)
+
+    def wait_aloud(self):
+        told.send("waits")
+        return wait(self)
+
+    Checkpointer._publish, Background.wait = stand_still, wait_aloud
+    state = make_state(1)
+    saver = checkpointer(path, state, "async")
+    for step in range(1, 40):
+        work(state, step - 1)
+        told.send(step)
+        if step % 5 == 0:
+            saver.save(Position(step))
+
+
+def test_a_kill_in_a_slow_save_costs_two_intervals_at_most(tmp_path):
+    stage_at(tmp_path)
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(
+        target=train_while_a_save_stands_still, args=(tmp_path, theirs), daemon=True
+    )
+    process.start()
+    theirs.close()
+    heard = []
+    while heard.count("waits") < 2:
+        heard.append(ours.recv())
+    assert heard == [*range(1, 11), "waits", *range(11, 16), "waits"], "no step beside two saves"
+    process.kill()
+    process.join()
+    assert checkpointer(tmp_path, make_state(2)).load_latest() == Position(5)

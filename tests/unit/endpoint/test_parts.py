@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from charter.data.dataset import Turn
 from charter.errors import DataError, UsageError
+from charter.inference.endpoint import wanted
 from charter.inference.endpoint.call import CallRequest, Prices, most_prompt_tokens
 from charter.inference.endpoint.desk import AlphabetSweep
 from charter.inference.endpoint.gate import Allowance, AtOnce
@@ -29,6 +30,7 @@ from charter.inference.endpoint.rules import (
 )
 from charter.inference.endpoint.settling import from_stored
 from charter.inference.endpoint.transport import Received, TransportFailure, body_of, path_of, read_key
+from charter.inference.endpoint.wanted import Counts
 
 REQUEST = CallRequest(declared="m", model="m", prompt="hello", max_new_tokens=10)
 ASKED = RequestTarget(name="judge", endpoint="http://judge/v1", key_reference="env:JUDGE_KEY")
@@ -453,3 +455,14 @@ def test_a_message_has_its_instructions_apart_and_no_defaults():
 def test_a_damaged_stored_answer_is_an_error(text):
     with pytest.raises(DataError, match="stored answer"):
         from_stored(text)
+
+
+@given(st.lists(st.sampled_from([0.5, 1.0, 1.5, 2.0, 7.0]), min_size=1, max_size=30), st.sampled_from([0.0, 0.5, 0.95]))
+def test_a_latency_is_a_quantile_of_the_last_ones(latencies, share):
+    counts = Counts()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wanted, "REMEMBERED_LATENCIES", 8)
+        for seconds in latencies:
+            counts.answered(seconds)
+    ordered = sorted(latencies[-8:])
+    assert counts.latency(share) == ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -7,12 +7,12 @@ from scripted_answers import ScriptedPool
 
 from charter.data.dataset import Turn
 from charter.errors import DataError, StageError
-from charter.feedback.answering import Answering, batches_under_way
+from charter.feedback.answering import Answering
 from charter.feedback.asking import Choose, Sample
 from charter.feedback.served_models import NONE_GIVEN, ServedModel, well_formed
 from charter.feedback.wording import Part, Question, yes_no_mean_text
 from charter.inference.endpoint.call import CallReply, TokenAlternatives
-from charter.spec.project import Serving
+from charter.spec.project import Serving, batches_under_way
 
 QUESTION = Question(Part("Which?\n(A) x\n(B) y"), Part("\nThe better answer is ("))
 CHAT, LED_IN = Serving(endpoint="http://x/v1"), Serving(endpoint="http://x/v1", prefill=True)

@@ -32,15 +32,16 @@ from charter.spec.project import MOST_BATCHED, Serving
 SHARE = 0.95
 FIRST_AFTER = 20
 """Answers before there is a 95th percentile to speak of: one in twenty lies beyond it."""
-LOOK_SECONDS = 0.05
-"""A straggler takes seconds; being late by this much does not matter."""
+LOOK_SECONDS, LOOK_SHARE = 0.05, 0.25
+"""A straggler takes many times as long as others; being late by this share of their time does not matter."""
 
 
 async def hedge(desk: Desk) -> None:
     """Look for stragglers until cancelled."""
     loop = asyncio.get_running_loop()
+    usual: float | None = None
     while True:
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(max(LOOK_SECONDS, LOOK_SHARE * (usual or 0.0)))
         usual = desk.counts.latency(SHARE) if len(desk.counts.latencies) >= FIRST_AFTER else None
         if usual is None:
             continue
