@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from charter.spec.rewards import SAPO_TEMPERATURES
 from charter.train.losses import Summed, bradley_terry
 from charter.train.ppo_math import (
     clipped_policy_loss,
@@ -70,6 +71,7 @@ def plain(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         "clip": CLIP,
         "clip_high": CLIP_HIGH,
         "dual": DUAL,
+        "sapo": SAPO_TEMPERATURES,
         "value_clip": VALUE_CLIP,
         "discount": DISCOUNT,
         "lambda": LAMBDA,
@@ -118,6 +120,7 @@ def ours(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         "gspo": policy(level="sequence", aggregation="sequence", **high),
         "gspo.token": policy(level="sequence", **high),
         "cispo": policy(surrogate="cispo", clip_ratio=1.0, **high),
+        "sapo": policy(surrogate="sapo", aggregation="sequence"),
         "value": with_gradient(
             lambda at: _mean(clipped_value_loss(at, old_value, target, mask, value_clip=VALUE_CLIP)), value
         ),

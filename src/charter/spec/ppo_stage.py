@@ -132,7 +132,8 @@ class PpoStage(Sampling, Stage):
     2025) or their product."""
     surrogate: Surrogate = added("clip")
     """`clip`: PPO's; `cispo`: the bounded ratio is a weight without gradient (arXiv:2506.13585), so that no token loses
-    its own; a clip_ratio of 1 leaves out the lower bound."""
+    its own; a clip_ratio of 1 leaves out the lower bound; `sapo`: a smooth gate of the ratio instead of bounds
+    (arXiv:2511.20347), so that clip_ratio decides nothing."""
     dual_clip: float | None = None
     """Bound of the loss of a negative advantage, in advantages (Ye et al. 2020); none unless given."""
     scale_advantages: AdvantageScale = added("group")

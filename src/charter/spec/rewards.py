@@ -23,7 +23,9 @@ LossAggregation = Literal["token", "sequence", "constant", "prompt"]
 KlEstimator = Literal["k1", "k2", "k3"]
 AdvantageScale = Literal["group", "batch", "mean", "none"]
 RatioLevel = Literal["token", "sequence", "product"]
-Surrogate = Literal["clip", "cispo"]
+Surrogate = Literal["clip", "cispo", "sapo"]
+SAPO_TEMPERATURES = (1.0, 1.05)
+"""Steepness of the gate of `sapo` for advantages above 0, and for the others, as TRL, verl and SkyRL have it."""
 MismatchMethod = Literal["tis", "icepop", "sequence_mask"]
 Estimator = Literal[
     "gae", "rloo", "grpo", "reinforce", "reinforce_pp", "reinforce_pp_baseline", "online_dpo", "distill"

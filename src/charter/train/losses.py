@@ -77,6 +77,28 @@ def aggregate(
     assert_never(aggregation)
 
 
+def reinforce_loss(
+    log_probability_BR: Tensor,
+    advantage_BR: Tensor,
+    mask_BR: Tensor,
+    *,
+    aggregation: LossAggregation = "token",
+    divisor_B: Tensor | None = None,
+    weight_BR: Tensor | None = None,
+) -> Summed:
+    """The policy gradient itself: -w A log p, for one step from the policy that sampled; w is 1 unless given.
+
+    Source: Williams 1992; Lee et al. 2023 (arXiv:2309.00267), appendix on REINFORCE for language models.
+
+    >>> one = torch.ones(1, 1)
+    >>> reinforce_loss(-2 * one, 3 * one, one.bool()).mean.item()
+    6.0
+    """
+    loss_BR = -advantage_BR * log_probability_BR
+    loss_BR = loss_BR if weight_BR is None else weight_BR * loss_BR
+    return aggregate(loss_BR, mask_BR, aggregation, divisor_B=divisor_B)
+
+
 def bradley_terry(margin_B: Tensor, probability_B: Tensor) -> Tensor:
     """-(p log s(d) + (1 - p) log s(-d)) for score difference d and soft label p, one per pair.
 

@@ -8,7 +8,15 @@ from typing import Any, ClassVar, assert_never
 import torch
 from torch import Tensor
 
-from charter.spec.rewards import AdvantageScale, KlEstimator, LossAggregation, MismatchMethod, RatioLevel, Surrogate
+from charter.spec.rewards import (
+    SAPO_TEMPERATURES,
+    AdvantageScale,
+    KlEstimator,
+    LossAggregation,
+    MismatchMethod,
+    RatioLevel,
+    Surrogate,
+)
 from charter.train.losses import Summed, aggregate
 
 DEVIATION_FLOOR = 1e-6
@@ -374,9 +382,11 @@ def clipped_policy_loss(
     -w min(r A, clip(r, 1 - e, 1 + e_high) A) with r from `importance_ratios`; w is 1 unless given (`mismatch_weights`),
     e_high is e unless given (clip-higher). `dual_clip` bounds the loss of A < 0 to -c A. The surrogate `cispo` is
     -w sg(clip(r, 1 - e, 1 + e_high)) A log p, where sg stops the gradient: every token keeps one, and with e of 1 or
-    more there is no lower bound.
+    more there is no lower bound. The surrogate `sapo` is -w A (4 / t) s(t (r - 1)), whose slope at r = 1 is PPO's, with
+    t from `SAPO_TEMPERATURES`; nothing is clipped.
     Sources: Schulman et al. 2017 (arXiv:1707.06347), eq. 7; clip-higher: Yu et al. 2025 (DAPO, arXiv:2503.14476),
-    section 3.1; dual clip: Ye et al. 2020 (arXiv:1912.09729); CISPO: arXiv:2506.13585, eq. 4 and 5.
+    section 3.1; dual clip: Ye et al. 2020 (arXiv:1912.09729); CISPO: arXiv:2506.13585, eq. 4 and 5; SAPO:
+    arXiv:2511.20347.
 
     >>> one = torch.ones(1, 1)
     >>> loss, clipped = clipped_policy_loss(torch.log(2 * one), 0 * one, one, one.bool(), clip_ratio=0.25)
@@ -394,6 +404,10 @@ def clipped_policy_loss(
                 loss_BR = torch.where(advantage_BR < 0, bounded_BR, loss_BR)
         case "cispo":
             loss_BR = -held_BR.detach() * advantage_BR * log_probability_BR
+        case "sapo":
+            temperature_BR = torch.where(advantage_BR > 0, *SAPO_TEMPERATURES)
+            loss_BR = -advantage_BR * torch.sigmoid(temperature_BR * (ratio_BR - 1)) * 4 / temperature_BR
+            held_BR = ratio_BR
         case _:
             assert_never(surrogate)
     if weight_BR is not None:
@@ -401,28 +415,6 @@ def clipped_policy_loss(
     outside_BR = (ratio_BR != held_BR).float()
     clipped = aggregate(outside_BR, mask_BR, "token").detach()
     return aggregate(loss_BR, mask_BR, aggregation, divisor_B=divisor_B), clipped
-
-
-def reinforce_loss(
-    log_probability_BR: Tensor,
-    advantage_BR: Tensor,
-    mask_BR: Tensor,
-    *,
-    aggregation: LossAggregation = "token",
-    divisor_B: Tensor | None = None,
-    weight_BR: Tensor | None = None,
-) -> Summed:
-    """The policy gradient itself: -w A log p, for one step from the policy that sampled; w is 1 unless given.
-
-    Source: Williams 1992; Lee et al. 2023 (arXiv:2309.00267), appendix on REINFORCE for language models.
-
-    >>> one = torch.ones(1, 1)
-    >>> reinforce_loss(-2 * one, 3 * one, one.bool()).mean.item()
-    6.0
-    """
-    loss_BR = -advantage_BR * log_probability_BR
-    loss_BR = loss_BR if weight_BR is None else weight_BR * loss_BR
-    return aggregate(loss_BR, mask_BR, aggregation, divisor_B=divisor_B)
 
 
 def clipped_value_loss(

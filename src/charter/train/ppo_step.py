@@ -13,7 +13,7 @@ from charter.models.parallel import Parallel
 from charter.models.runtime import on_device
 from charter.spec.ppo_stage import PpoStage
 from charter.train.loop import DivergenceGuard
-from charter.train.losses import Summed, ranked_dpo_loss
+from charter.train.losses import Summed, ranked_dpo_loss, reinforce_loss
 from charter.train.optimizers import GradientScaler
 from charter.train.ppo_math import (
     clipped_policy_loss,
@@ -22,7 +22,6 @@ from charter.train.ppo_math import (
     entropy_bonus,
     kl_loss,
     ratio_moments,
-    reinforce_loss,
     update_kl,
 )
 from charter.train.ppo_rollout import Rollout

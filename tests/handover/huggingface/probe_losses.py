@@ -20,7 +20,13 @@ def trainer(at, given, *, loss_type, level, beta, delta, weights):
         _metrics=defaultdict(lambda: defaultdict(list)),
         _entropy_bonus_enabled=False,
         accelerator=SimpleNamespace(num_processes=1, reduce=lambda value, **_: value, gather=lambda value: value),
-        args=SimpleNamespace(use_bias_correction_kl=False, delta=delta, steps_per_generation=1),
+        args=SimpleNamespace(
+            use_bias_correction_kl=False,
+            delta=delta,
+            steps_per_generation=1,
+            sapo_temperature_pos=given["sapo"][0],
+            sapo_temperature_neg=given["sapo"][1],
+        ),
         aux_loss_enabled=False,
         beta=beta,
         current_gradient_accumulation_steps=1,
@@ -69,6 +75,7 @@ def main(path: Path) -> None:
         "ppo.tis": policy("dapo", weights=tensors["tis"]),
         "gspo": policy("grpo", level="sequence"),
         "cispo": policy("cispo"),
+        "sapo": policy("sapo"),
         "kl.loss": policy("dapo", beta=1.0, advantage=0.0),
     }
     print(json.dumps(answers))

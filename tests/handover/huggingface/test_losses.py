@@ -23,7 +23,7 @@ def theirs(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "formula", ["ppo.token", "ppo.sequence", "ppo.constant", "ppo.tis", "gspo", "cispo", "kl.loss"]
+    "formula", ["ppo.token", "ppo.sequence", "ppo.constant", "ppo.tis", "gspo", "cispo", "sapo", "kl.loss"]
 )
 def test_a_formula_is_the_same(theirs, formula):
     assert_equal(OURS[formula], theirs[formula])

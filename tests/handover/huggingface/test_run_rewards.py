@@ -27,6 +27,9 @@ pipeline:
     rewards:
       - {{name: right, kind: function, call: "charter:exact"}}
       - {{name: said, kind: function, call: "own.py:length", weight: 0.25}}
+      - {{name: near, kind: function, call: "charter:exact", weight: 0}}
+    gold: near
+    on_overoptimisation: stop
     estimator: grpo
     samples_per_prompt: 4
     kl_coefficient: 0
@@ -67,6 +70,8 @@ def test_a_list_of_rewards_runs_in_trl_under_charter(tmp_path):
     directory = case.stage_dir(root, "rl")
     points = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert [point["step"] for point in points] == [1, 2, 3]
+    assert [(point["reward_said_mean"], point["overoptimised"]) for point in points] == [(1.0, 0.0)] * 3
+    assert all(point["reward_near_mean"] == point["reward_right_mean"] for point in points)
     log = (directory / "log.txt").read_text()
     assert "'rewards/said/mean': '1'" in log or "'rewards/said/mean': 1.0" in log
 
@@ -96,8 +101,11 @@ def test_a_served_judge_rates_what_trl_samples(tmp_path):
         assert ended.returncode == 0, ended.stdout + ended.stderr
         questions = [line["question"] for line in server.requests]
     assert len(questions) == len(set(questions)) > 3
-    log = (case.stage_dir(root, "rl") / "log.txt").read_text()
-    assert "rewards/good/mean" in log
+    directory = case.stage_dir(root, "rl")
+    assert "rewards/good/mean" in (directory / "log.txt").read_text()
     calls = case.answered(root, "cost", "report")["actual"]["calls"]
     assert (calls["answered"], calls["unknown"]) == (len(questions), 0)
     assert calls["settled_micro_usd"] > 0
+    points = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert round(sum(point["reward_good_usd"] for point in points) * 1e6) == calls["settled_micro_usd"]
+    assert sum(point["reward_good_seconds"] for point in points) > 0

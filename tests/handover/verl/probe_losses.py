@@ -40,6 +40,8 @@ def main(path: Path) -> None:
             clip_ratio_low=low,
             clip_ratio_high=given["clip_high"],
             clip_ratio_c=dual,
+            tau_pos=given["sapo"][0],
+            tau_neg=given["sapo"][1],
         )
         function = core_algos.get_policy_loss_fn(name)
         rest = {"loss_agg_mode": mode, "config": actor, "rollout_is_weights": weights}
@@ -65,6 +67,7 @@ def main(path: Path) -> None:
         "gspo": policy("gspo", "seq-mean-token-mean"),
         "gspo.token": policy("gspo", "token-mean"),
         "cispo": policy("cispo", "token-mean", low=1.0),
+        "sapo": policy("sapo", "seq-mean-token-mean"),
         "value": with_gradient(value_loss, tensors["value"]),
         **{
             f"kl.{name}": (core_algos.kl_penalty(new, tensors["reference"], name) * mask).tolist()

@@ -26,8 +26,8 @@ def theirs(tmp_path_factory):
 @pytest.mark.parametrize(
     "formula",
     [
-        *("ppo.token", "ppo.sequence", "ppo.constant", "ppo.dual", "ppo.tis", "gspo", "gspo.token", "cispo", "value"),
-        *("kl.k1", "kl.k2", "kl.k3", "grpo", "grpo.none", "rloo", "gae.returns"),
+        *("ppo.token", "ppo.sequence", "ppo.constant", "ppo.dual", "ppo.tis", "gspo", "gspo.token", "cispo", "sapo"),
+        *("value", "kl.k1", "kl.k2", "kl.k3", "grpo", "grpo.none", "rloo", "gae.returns"),
     ],
 )
 def test_a_formula_is_the_same(theirs, formula):

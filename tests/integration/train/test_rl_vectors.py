@@ -11,7 +11,15 @@ import pytest
 import torch
 
 from charter.data.reward_functions import overlong
-from charter.train.losses import aggregate, bradley_terry, distillation_advantages, dpo_loss, ipo_loss, kto_loss
+from charter.train.losses import (
+    aggregate,
+    bradley_terry,
+    distillation_advantages,
+    dpo_loss,
+    ipo_loss,
+    kto_loss,
+    reinforce_loss,
+)
 from charter.train.ppo_math import (
     clipped_policy_loss,
     clipped_value_loss,
@@ -25,7 +33,6 @@ from charter.train.ppo_math import (
     mismatch_weights,
     normalised_advantages,
     reinforce_advantages,
-    reinforce_loss,
     rloo_advantages,
     shaped_rewards,
     whiten,
@@ -42,7 +49,6 @@ NOT_OFFERED = {
     "advantage.reinforce_pp_baseline.bessel": "batches are whitened with N",
     "loss.ppo.clip_fraction": "clip_fraction counts tokens outside the bounds, whatever the sign of A",
     "reward.dapo.overlong.unbounded": "the paper's penalty is held at -1",
-    "loss.sapo": "no surrogate sapo",
     "loss.dppo": "no surrogate dppo",
     "loss.opsm": "no mask of answers by their age",
     "loss.simpo": "dpo has the losses dpo, ipo and kto alone",
@@ -231,6 +237,7 @@ COMPUTED = {
     "ratio.gspo": lambda: of_answers(importance_ratios(POLICY, OLD, MASK, level="sequence")),
     "loss.gspo": lambda: gspo(3e-4, 4e-4),
     "loss.gspo.wide": lambda: gspo(0.2, 0.2),
+    "loss.sapo": lambda: ppo(GRPO, surrogate="sapo", aggregation="sequence").mean,
     "loss.cispo.paper": lambda: cispo(0.0, 1.2),
     "loss.cispo.both_sides": lambda: cispo(0.8, 1.2),
     "loss.cispo.absolute_cap_5": lambda: cispo(0.0, 5.0),

@@ -19,6 +19,7 @@ ENGINES = ("trl", "verl", "openrlhf", "nemo_rl", "skyrl")
 GROUP = {"estimator": "grpo", "samples_per_prompt": 4, "kl_coefficient": 0.0}
 GSPO = {"ratio": "sequence", "loss_aggregation": "sequence", "clip_ratio": 3e-4, "clip_ratio_high": 4e-4}
 CISPO = {"surrogate": "cispo", "clip_ratio": 1.0, "clip_ratio_high": 0.2}
+SAPO = {"surrogate": "sapo", "loss_aggregation": "sequence"}
 DR_GRPO = {"scale_advantages": "none", "loss_aggregation": "constant"}
 REFUSED = None
 ACTOR, CORRECTION = "actor_rollout_ref.actor", "--algo.advantage.is_correction"
@@ -44,6 +45,15 @@ CASES = [
         "openrlhf": REFUSED,
         "nemo_rl": {"loss_fn.use_cispo": True},
         "skyrl": {f"{OURS}.cispo.cispo_eps_clip_low": 0.2, f"{OURS}.cispo.cispo_eps_clip_high": 0.2},
+    }),
+    (SAPO, ("advantage.grpo", "loss.sapo"), {
+        "trl": {"loss_type": "sapo", "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05},
+        "verl": {f"{ACTOR}.policy_loss.loss_mode": "sapo", f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean",
+                 f"{ACTOR}.tau_pos": 1.0, f"{ACTOR}.tau_neg": 1.05},
+        "openrlhf": REFUSED,
+        "nemo_rl": REFUSED,
+        "skyrl": {f"{OURS}.policy_loss_type": "sapo", f"{OURS}.loss_reduction": "sequence_mean",
+                  f"{OURS}.sapo.tau_pos": 1.0, f"{OURS}.sapo.tau_neg": 1.05},
     }),
     (DR_GRPO, ("advantage.dr_grpo", "loss.dr_grpo"), {
         "trl": {"loss_type": "dr_grpo", "scale_rewards": "none"},
@@ -142,6 +152,8 @@ def test_options_mean_a_formula_or_are_refused(options, names, by_engine, engine
         {"ratio": "sequence", "loss_aggregation": "token"},
         {"surrogate": "cispo", "clip_ratio": 1.0, "loss_aggregation": "sequence"},
         {**CISPO, "dual_clip": 3.0},
+        {**SAPO, "loss_aggregation": "token"},
+        {**SAPO, "ratio": "sequence"},
         {"mismatch": Mismatch(high=2.0, level="product")},
         {"ratio": "product"},
     ],

@@ -64,6 +64,8 @@ def _advantage(stage: PpoStage) -> str:
 def _loss(stage: PpoStage) -> str:
     if stage.surrogate == "cispo":
         return "loss.cispo.paper" if stage.clip_ratio >= NO_LOWER else "loss.cispo.both_sides"
+    if stage.surrogate == "sapo":
+        return "loss.sapo"
     if stage.ratio == "sequence":
         return "loss.gspo"
     if stage.ratio == "product":
@@ -91,6 +93,9 @@ def name_formulas(mapper: FieldMapper, stage: PpoStage) -> None:
         mapper.refuse(f"{STAGE}.ratio", reason, hint)
     if stage.surrogate == "cispo" and (stage.ratio != "token" or stage.loss_aggregation != "token"):
         reason = "it goes with ratio: token and loss_aggregation: token"
+        mapper.refuse(f"{STAGE}.surrogate", reason, hint)
+    if stage.surrogate == "sapo" and (stage.ratio != "token" or stage.loss_aggregation != "sequence"):
+        reason = "it goes with ratio: token and loss_aggregation: sequence"
         mapper.refuse(f"{STAGE}.surrogate", reason, hint)
     if stage.dual_clip is not None and (stage.surrogate != "clip" or stage.ratio != "token"):
         mapper.refuse(f"{STAGE}.dual_clip", "it bounds PPO's clip of token ratios", hint)

@@ -29,6 +29,7 @@ from charter.engines.huggingface.settings import (
 )
 from charter.errors import SpecError
 from charter.spec.ppo_stage import PpoStage
+from charter.spec.rewards import SAPO_TEMPERATURES
 from charter.spec.stage import DpoStage, PreferenceModelStage, PretrainStage, SftStage
 from charter.spec.stage_base import Optimization, Stage
 
@@ -66,7 +67,7 @@ ASKED_AHEAD = f"""        if name in JUDGES:
 {ASKED_ONE_BY_ONE}"""
 FURTHER: Mapping[str, tuple[object, ...]] = {
     "ratio": ("sequence",),
-    "surrogate": ("cispo",),
+    "surrogate": ("cispo", "sapo"),
     "loss_aggregation": ("constant",),
     "loss_horizon": (),
     "mismatch": (),
@@ -213,10 +214,13 @@ def _map_estimator(configuration: Configuration, stage: PpoStage) -> None:
     configuration.put({"router_aux_loss_coef": 0.0})
     if stage.estimator == "grpo":
         is_cispo = stage.surrogate == "cispo"
-        loss = "cispo" if is_cispo else LOSS_TYPES[stage.loss_aggregation]
+        loss = LOSS_TYPES[stage.loss_aggregation] if stage.surrogate == "clip" else stage.surrogate
         note = "dapo: over the tokens of a rollout, here of a minibatch; grpo: mean of each answer's mean; dr_grpo"
         write("stage.loss_aggregation", {"loss_type": loss}, how="computed", note=note)
         write("stage.surrogate", {"loss_type": loss}, how="computed", note="cispo: its bound is the ratio itself")
+        if stage.surrogate == "sapo":
+            above, others = SAPO_TEMPERATURES
+            configuration.put({"sapo_temperature_pos": above, "sapo_temperature_neg": others})
         if is_cispo and stage.clip_ratio < NO_LOWER:
             mapper.refuse("stage.clip_ratio", "its cispo has no lower bound", "clip_ratio: 1, which is none here too")
         horizon = stage.loss_horizon or stage.max_new_tokens

@@ -22,6 +22,7 @@ from charter.engines.skyrl.capabilities import CAPABILITIES, VERSION
 from charter.errors import Problem
 from charter.spec.layout import WHOLE_BITS, Recompute, ZeroStage
 from charter.spec.ppo_stage import PpoStage
+from charter.spec.rewards import SAPO_TEMPERATURES
 from charter.spec.stage_base import FP8
 
 FILE, ENTRY_FILE = "skyrl.yaml", "run_skyrl.py"
@@ -35,7 +36,7 @@ LEAST_KEPT = 2
 """Checkpoints: whoever takes over the newest one has it whole while a next one is written."""
 FURTHER: Mapping[str, tuple[object, ...]] = {
     "ratio": ("sequence",),
-    "surrogate": ("cispo",),
+    "surrogate": ("cispo", "sapo"),
     "loss_aggregation": ("constant", "prompt"),
     "loss_horizon": (),
     "mismatch": (),
@@ -355,10 +356,13 @@ def _loss(sheet: Sheet, stage: PpoStage) -> None:
     sheet.computed("stage.clip_ratio", lower, "of cispo under a name of its own")
     upper: dict[str, object] = {f"{ALGORITHM}.eps_clip_high": high, f"{cispo}_high": high}
     sheet.computed("stage.clip_ratio_high", upper, "clip_ratio where none is given")
-    name = "cispo" if stage.surrogate == "cispo" else "gspo" if stage.ratio == "sequence" else "regular"
+    name = {"clip": "gspo" if stage.ratio == "sequence" else "regular"}.get(stage.surrogate, stage.surrogate)
     kind: dict[str, object] = {f"{ALGORITHM}.policy_loss_type": name if stage.dual_clip is None else "dual_clip"}
     sheet.computed("stage.ratio", kind, "gspo: ratios of whole answers")
     sheet.computed("stage.surrogate", kind, "cispo: the ratio held on both sides, without gradient")
+    if stage.surrogate == "sapo":
+        sheet.put(f"{ALGORITHM}.sapo.tau_pos", SAPO_TEMPERATURES[0])
+        sheet.put(f"{ALGORITHM}.sapo.tau_neg", SAPO_TEMPERATURES[1])
     if stage.dual_clip is None:
         sheet.mapper.same("stage.dual_clip", None, "regular has no such bound")
     else:

@@ -26,6 +26,7 @@ from charter.engines.verl.settings import (
 )
 from charter.errors import Problem
 from charter.spec.ppo_stage import PpoStage
+from charter.spec.rewards import SAPO_TEMPERATURES
 from charter.spec.stage import SftStage
 
 ALGORITHM, ACTOR, CRITIC = "algorithm", "actor_rollout_ref.actor", "critic"
@@ -39,7 +40,7 @@ AGGREGATIONS = {
 }
 FURTHER: Mapping[str, tuple[object, ...]] = {
     "ratio": ("sequence",),
-    "surrogate": ("cispo",),
+    "surrogate": ("cispo", "sapo"),
     "loss_aggregation": ("constant",),
     "loss_horizon": (),
     "mismatch": (),
@@ -124,10 +125,13 @@ def _policy(sheet: Sheet, stage: PpoStage) -> None:
         sheet.computed("stage.loss_horizon", horizon, "max_new_tokens where none is given")
     else:
         sheet.idle("stage.loss_horizon", "it belongs to loss_aggregation: constant")
-    loss = "gspo" if stage.ratio == "sequence" else "cispo" if stage.surrogate == "cispo" else "vanilla"
+    loss = {"clip": "gspo" if stage.ratio == "sequence" else "vanilla"}.get(stage.surrogate, stage.surrogate)
     mode: dict[str, object] = {f"{ACTOR}.policy_loss.loss_mode": loss}
     sheet.computed("stage.ratio", mode, "gspo: ratios of whole answers")
     sheet.computed("stage.surrogate", mode, "cispo: the ratio held on both sides, without gradient")
+    if stage.surrogate == "sapo":
+        sheet.put(f"{ACTOR}.tau_pos", SAPO_TEMPERATURES[0])
+        sheet.put(f"{ACTOR}.tau_neg", SAPO_TEMPERATURES[1])
     _correction(sheet, stage)
 
 
