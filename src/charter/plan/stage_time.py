@@ -179,6 +179,7 @@ def _gather(role: Role, layout: Layout, accelerator: Accelerator, knowledge: Kno
         array(layout.tensor),
         scaleup_share=constants.scaleup_share,
         scaleout_share=constants.scaleout_share,
+        congestion=constants.congestion,
         latency=constants.latency_seconds,
     )
     return Term(
