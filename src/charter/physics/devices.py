@@ -309,6 +309,11 @@ OUTSIDE_LATENCY = 1.5
 """Of a hop through the network against one collective inside a node; judgement."""
 
 
+SWITCH_MACHINES = 16
+"""Machines whose flows meet on one switch that gives every port its full rate: half the ports of a switch of 32 (fat
+tree, Leiserson 1985), of which the other half lead to further switches."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Group:
     """The links of groups of ranks; rates are bytes per second of one accelerator and direction."""
@@ -367,13 +372,20 @@ class Group:
 
 
 def group(
-    device: DeviceColumns, size: Array, stride: Array, *, scaleup_share: Array, scaleout_share: Array, latency: Array
+    device: DeviceColumns,
+    size: Array,
+    stride: Array,
+    *,
+    scaleup_share: Array,
+    scaleout_share: Array,
+    congestion: Array,
+    latency: Array,
 ) -> Group:
     """The links of a group of `size` ranks, one every `stride`.
 
     >>> from charter.catalog.accelerators import get
     >>> h100, one, sizes, strides = DeviceColumns.of(get("H100")), array(1), array([8, 64, 8]), array([1, 1, 8])
-    >>> made = group(h100, sizes, strides, scaleup_share=one, scaleout_share=one, latency=one)
+    >>> made = group(h100, sizes, strides, scaleup_share=one, scaleout_share=one, congestion=array(0), latency=one)
     >>> (made.ring / 1e9).tolist()
     [450.0, 400.0, 50.0]
     """
@@ -381,12 +393,13 @@ def group(
     near = np.clip(np.floor(np.maximum(device.domain, device.node) / stride), 1.0, size)
     hops = np.log2(np.maximum(size, 1.0))
     outside = np.log2(np.maximum(size / near, 1.0))
+    crowding = 1 + congestion * np.log2(np.maximum(size / near / SWITCH_MACHINES, 1.0))
     return Group(
         size=array(size),
         inside=array(inside),
         near=array(near),
         scaleup=array(device.scaleup * scaleup_share),
         bridge=array(np.minimum(device.scaleup, device.host_link) * scaleup_share),
-        scaleout=array(device.scaleout * scaleout_share),
+        scaleout=array(device.scaleout * scaleout_share / crowding),
         latency=array(latency * (0.7 + 0.1 * hops + OUTSIDE_LATENCY * outside)),
     )

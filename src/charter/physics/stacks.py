@@ -183,7 +183,7 @@ PROFILES = {
             logit_bytes=34.0,
             step_multiple=3.0,
             attention="flash2",
-            data_hidden=0.7,
+            data_hidden=0.55,
         ),
         StackProfile(
             name="huggingface",
@@ -197,7 +197,7 @@ PROFILES = {
             update_bytes=50.0,
             step_multiple=3.0,
             attention="flash2",
-            data_hidden=0.7,
+            data_hidden=0.55,
         ),
         StackProfile(
             name="native",

@@ -66,7 +66,9 @@ def bubble_seconds(stages: Array, chunks: Array, stage: Array) -> Array:
 # -------- Seconds that a training step waits for other ranks: in the layers, between stages, and once per step.
 
 HIDDEN_COST = 0.12
-"""Of hidden traffic that still delays (it takes multiprocessors and memory bandwidth); judgement."""
+"""Of traffic at the rate of the link inside a node that delays although it is hidden, since it takes multiprocessors
+and memory bandwidth; judgement: NCCL has 16 channels there, each a block of 132 multiprocessors, and one or two for a
+network card."""
 SEQUENCE_PARALLEL_TRAFFIC = 1.25
 """Against all-reduces: one more all-gather of each input in the backward pass (Korthikanti et al. 2022, 4.2.2)."""
 RING_EXPOSED = 0.15
@@ -85,6 +87,7 @@ def _group(
         stride,
         scaleup_share=c.scaleup_share,
         scaleout_share=c.scaleout_share,
+        congestion=c.congestion,
         latency=array(c.latency_seconds * np.where(given.device.compiled > 0, COMPILED_LATENCY, 1.0)),
     )
 
@@ -158,15 +161,15 @@ def sharded_weights(given: StepInputs, busy: Array) -> Array:
     total = total + np.where(at.offload_parameters > 0, fetched, 0.0)
     total = np.where(at.pipeline > 1, total / at.accumulation, total)
     needed = (at.zero >= 3) & ((links.size > 1) | (at.offload_parameters > 0))
-    return array(np.where(needed, _left(given, total, busy), 0.0))
+    return array(np.where(needed, _left(given, total, busy, links), 0.0))
 
 
 def gradient_reduction(given: StepInputs, busy: Array) -> Array:
     """Per step without ZeRO-3: gradients reduced, with ZeRO-1 and 2 weights gathered, less what hides.
 
-    ZeRO-2 reduces after every micro-batch. `busy` seconds of one micro-batch hide it; with an interleaved pipeline
-    each chunk is done at another time of the last p micro-batches (Narayanan et al. 2021, figure 4). With ZeRO-3 only
-    what hybrid copies exchange.
+    ZeRO-2 reduces after every micro-batch. `busy` seconds of the backward pass of one micro-batch hide it, since no
+    gradient exists before; with an interleaved pipeline each chunk is done at another time of the last p micro-batches
+    (Narayanan et al. 2021, figure 4). With ZeRO-3 only what hybrid copies exchange.
     """
     at, job, work = given.job.layouts, given.job, given.work
     ranks = at.data * at.context
@@ -180,22 +183,28 @@ def gradient_reduction(given: StepInputs, busy: Array) -> Array:
     moved = bytes_out + bytes_back
     total = links.gather_seconds(moved * (work.trained - experts)) + spread.gather_seconds(moved * experts)
     total = total + (times - 1) * links.latency
-    total = np.where(at.zero < 3, total, _between_copies(given))
-    reduces = np.where(at.zero < 3, ranks > 1, at.replicas > 1)
-    return array(np.where(reduces, _left(given, total, busy * window), 0.0))
+    left = np.where(at.zero < 3, _left(given, total, busy * window, links), _between_copies(given, busy))
+    return array(np.where(np.where(at.zero < 3, ranks > 1, at.replicas > 1), left, 0.0))
 
 
-def _between_copies(given: StepInputs) -> Array:
+def _between_copies(given: StepInputs, busy: Array) -> Array:
     """Hybrid sharding: every rank reduces the gradients it owns with the ranks that own the same in other copies."""
     at, job, work = given.job.layouts, given.job, given.work
     links = _group(given, at.replicas, at.tensor * at.shards)
-    return links.reduce_seconds(given.stack.gradient_bytes * job.compression * work.trained / at.shards)
+    total = links.reduce_seconds(given.stack.gradient_bytes * job.compression * work.trained / at.shards)
+    return _left(given, total, busy, links)
 
 
-def _left(given: StepInputs, total: Array, busy: Array) -> Array:
-    """Return the data-parallel traffic that computation beside it does not hide."""
-    hidden = np.minimum(total, given.constants.data_hidden * given.stack.data_hidden * busy)
-    return array(total - hidden * (1 - HIDDEN_COST))
+def _left(given: StepInputs, total: Array, busy: Array, links: Group) -> Array:
+    """Return the data-parallel traffic that computation beside it does not hide.
+
+    What is hidden slows the computation by the multiprocessors that move it, fewer for a slower wire. Where the wire
+    takes longer than both, that costs nothing.
+    """
+    c = given.constants
+    window = c.data_hidden * given.stack.data_hidden * c.unmodelled * busy
+    cost = HIDDEN_COST * links.ring / np.maximum(links.local, links.ring)
+    return array(np.maximum(total - window, cost * np.minimum(total, window)))
 
 
 # -------- Seconds of an optimizer step as named terms, for many layouts at once.
@@ -231,7 +240,7 @@ _FORMULAS = {
                          "recomputation) all-to-alls of queries, keys, values per layer, as many of attention's output",
                          "Ring Attention, arXiv:2310.01889; DeepSpeed-Ulysses, arXiv:2309.14509"),
     "pipeline sends": ("communication", "m 2 v (alpha + 2 n h / (TP W)), exposed share", "Narayanan et al. 2021, 2.2"),
-    "sharded weights": ("communication", "m (2 gathers + 1 reduction of psi, less what hides)",
+    "sharded weights": ("communication", "m (2 gathers + 1 reduction of psi, less the layers' time)",
                         "Rajbhandari et al. 2020, section 7"),
     "gradient accumulation": ("update", "m psi bytes / B", "32-bit buffer read and written"),
     "pipeline bubble": ("bubble", "(p - 1) / v passes of a mean stage", "Narayanan et al. 2021, section 2.2"),
@@ -243,8 +252,8 @@ _FORMULAS = {
     "layer inputs": ("communication", "m L' 2 x 2 n h bytes (4 n h under autocast) / host link, where they wait on the "
                      "host; nothing hides it: a bound", "counted bytes"),
     "per step": ("update", "seconds per step", "data, clipping, logging (physics/constants.py)"),
-    "stragglers and the unmodelled": ("overhead", "total x (u (1 + c log2(N / 8)) - 1)", 
-                                      "fitted (physics/constants.py)"),
+    "stragglers and the unmodelled": ("overhead", "u - 1 of all but sharded weights and gradient reduction, then "
+                                      "c log2(N / 8) of everything", "fitted (physics/constants.py)"),
 }  # fmt: skip
 """Part, formula and source of every term. m micro-batches, L' layers of the fullest stage, n tokens, h hidden, V
 vocabulary, k experts per token, psi parameters of a rank, R product rate, B memory bandwidth, W link rate, N
@@ -307,6 +316,9 @@ def layer_seconds(given: StepInputs) -> LayerSeconds:
 def step_values(given: StepInputs, per_micro_batch: LayerSeconds | None = None) -> dict[str, Array]:
     """Seconds of one optimizer step by cause; they sum to the step.
 
+    What no term stands for makes the devices' time longer, and hides as much more traffic of weights and gradients;
+    what the wire loses is in its share.
+
     `m` micro-batches through the fullest of `p` stages, the bubble, and what happens once per step. `per_micro_batch`
     are the seconds of a micro-batch where they are known already (`physics/step_time.py`).
     """
@@ -315,6 +327,8 @@ def step_values(given: StepInputs, per_micro_batch: LayerSeconds | None = None) 
     layers, sends = one.device + one.issued, pipeline_send(given)
     fullest, slowest = _fullest_stage(given, layers / m.layers, one.head)
     share, mean_stage = fullest / m.layers, (layers + one.head) / at.pipeline
+    # A forward pass is one of three, and one of two over a frozen base; recomputation is in the backward pass.
+    backward = mean_stage - (mean_stage - one.recompute / at.pipeline) / (3 - given.job.frozen)
     in_layers = {
         **_computed(one),
         "operation launch": one.issued,
@@ -329,14 +343,15 @@ def step_values(given: StepInputs, per_micro_batch: LayerSeconds | None = None) 
         "sharded weights": at.accumulation * sharded_weights(given, layers * share),
         "gradient accumulation": at.accumulation * given.stack.accumulate_bytes * work.trained / given.device.bandwidth,
         "pipeline bubble": bubble_seconds(at.pipeline, np.maximum(at.interleave, 1.0), mean_stage + sends),
-        "gradient reduction": gradient_reduction(given, mean_stage),
+        "gradient reduction": gradient_reduction(given, backward),
         "optimizer": _optimizer(given),
         "layer inputs": at.accumulation * _inputs_to_host(given),
         "per step": c.step_seconds * given.stack.step_multiple,
     }
-    total = sum(terms.values(), start=array(0.0))
+    total, wires = sum(terms.values(), start=array(0.0)), terms["sharded weights"] + terms["gradient reduction"]
     spread = c.straggler * np.log2(np.maximum(at.num_accelerators / 8, 1.0))
-    terms["stragglers and the unmodelled"] = total * (c.unmodelled * (1 + spread) - 1)
+    longer = (total - wires) * (c.unmodelled - 1)
+    terms["stragglers and the unmodelled"] = longer + (total + longer) * spread
     return {name: array(value) for name, value in terms.items()}
 
 

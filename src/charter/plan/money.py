@@ -27,7 +27,7 @@ from charter.cost.monte_carlo import (
 )
 from charter.cost.storage import EGRESS_SOURCES, internet_egress, transfer_usd
 from charter.physics.terms import Z90, Interval
-from charter.plan.offers import LOCAL, ON_PREM
+from charter.plan.offers import NOT_RENTED
 from charter.plan.option import SETTLED_MARKETS
 from charter.plan.risk import PRICE_SIGMA
 from charter.plan.stage_plan import QUANTILES, MicroUsd, StagePlan, money
@@ -247,7 +247,7 @@ def _premium(stage: StagePlan, compute: list[CostLine], costs: Costs) -> tuple[C
 def _around(stage: StagePlan, project: Project, book: PriceBook) -> list[CostLine]:
     """Disks, object storage and transfer."""
     costs = project.costs
-    rented = stage.option.place.infra not in (LOCAL, ON_PREM)
+    rented = stage.option.place.infra not in NOT_RENTED
     lines = [_disk(stage, costs, book)] if costs.disk_gb_per_node and rented else []
     if stage.storage_usd is not None:
         days = costs.retention.days
@@ -510,7 +510,7 @@ def _downloads(stages: Sequence[StagePlan]) -> list[CostLine]:
     clouds = dict.fromkeys(stage.option.place.infra for stage in stages)
     lines = []
     for cloud in clouds:
-        if cloud in (LOCAL, ON_PREM):
+        if cloud in NOT_RENTED:
             continue
         of = [stage for stage in stages if stage.option.place.infra == cloud]
         num_bytes = sum(stage.node.storage.total - stage.node.storage.part("checkpoints") for stage in of)

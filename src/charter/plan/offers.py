@@ -18,6 +18,10 @@ from charter.units import format_machines
 # -------- Place that a stage could run at: accelerator, number per node, nodes, and the price of an hour there.
 
 LOCAL, ON_PREM = "local", "on_prem"
+OWN_MACHINES = frozenset({ON_PREM, "slurm"})
+"""A cluster under Slurm is planned as one's own, whoever owns it: its machines are fixed in number, cost while they
+wait, and one that fails is back after its repair; a cloud gives another."""
+NOT_RENTED = OWN_MACHINES | {LOCAL}
 ANY = "any"
 CAPACITY_BLOCK = "capacity_block"
 NODES_OF_A_REPLICA = 4
@@ -189,7 +193,7 @@ def sites(resources: Resources, book: PriceBook) -> Iterable[Site]:
                 infra=infra,
                 names=resources.accelerators,
                 price=_own_price(resources.price, "contract", "resources.price in charter.yaml"),
-                lead_seconds=0.0 if infra in (LOCAL, ON_PREM) else resources.lead_time or 0.0,
+                lead_seconds=0.0 if infra in NOT_RENTED else resources.lead_time or 0.0,
                 queue_seconds=0.0 if infra == LOCAL else resources.queue_wait or 0.0,
             )
 
@@ -200,7 +204,7 @@ def _allowed(infra: str, resources: Resources) -> bool:
 
 def _entry_site(index: int, entry: AllowedPlace, resources: Resources) -> Site:
     where = f"resources.any_of[{index}]"
-    rented = entry.infra not in (LOCAL, ON_PREM)
+    rented = entry.infra not in NOT_RENTED
     lead = entry.lead_time if entry.lead_time is not None else resources.lead_time if rented else None
     queue = entry.queue_wait if entry.queue_wait is not None else resources.queue_wait
     own = _own_price(entry.price, entry.market or "contract", f"{where}.price in charter.yaml")
@@ -318,7 +322,7 @@ def _place(
     if name == CPU:
         return RefusedPlace(option=f"cpu on {site.infra}", reason="training on rented processors is not planned yet")
     accelerator = accelerators.get(name)
-    if site.infra == ON_PREM:
+    if site.infra in OWN_MACHINES:
         place: NodeOffer | RefusedPlace = NodeOffer(
             infra=site.infra,
             region=site.region,

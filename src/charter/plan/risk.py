@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from charter.plan.knowledge import LOCAL_SIGMA, LOCAL_SIGMA_SOURCE, TRAINING, Knowledge
-from charter.plan.offers import LOCAL, ON_PREM, NodeOffer
+from charter.plan.offers import LOCAL, OWN_MACHINES, NodeOffer
 from charter.resilience.expected_time import ExpectedTime, Interruptions, best_interval_seconds, expected_time
 from charter.resilience.failures import (
     AGENTS,
@@ -126,7 +126,7 @@ def detection_delay(place: NodeOffer, settings: RiskSettings = PUBLISHED, *, age
     """
     if settings.detection is not None:
         return detection(settings.detection)
-    scheduler = SLURM if place.infra == ON_PREM else BY_SCHEDULER.get(place.infra)
+    scheduler = SLURM if place.infra in OWN_MACHINES else BY_SCHEDULER.get(place.infra)
     if scheduler is None:
         return NCCL
     return AGENTS if agents else scheduler
@@ -175,7 +175,7 @@ def overhead(
     return Overhead(
         useful_seconds=useful_seconds,
         wall_seconds=wall,
-        billed_seconds=wall if place.infra == ON_PREM else spent.billed_seconds + START_SECONDS,
+        billed_seconds=wall if place.infra in OWN_MACHINES else spent.billed_seconds + START_SECONDS,
         interval_seconds=interval,
         interval_units=interval_units,
         save_seconds=save,
@@ -269,7 +269,7 @@ def interruptions(
 
 def _repair_wait_seconds(place: NodeOffer, num_nodes: int, rate: float, settings: RiskSettings) -> float:
     """Mean wait for a repair per failure with a given number of own spares: `M B / (1 - B)`, B the share waited."""
-    if place.infra != ON_PREM or settings.spares == "auto" or rate == 0:
+    if place.infra not in OWN_MACHINES or settings.spares == "auto" or rate == 0:
         return 0.0
     waited = waiting_share(
         num_nodes=num_nodes,
@@ -350,7 +350,7 @@ def _failure_assumptions(place: NodeOffer, unseen: Detection, settings: RiskSett
             source=OWN if own else CHECKPOINT_SOURCE,
         ),
     ]
-    if place.infra == ON_PREM and settings.spares == "auto":
+    if place.infra in OWN_MACHINES and settings.spares == "auto":
         assumptions.append(Assumption(name="wait for the repair of an own node, seconds", value=0, source=NO_WAIT))
     if settings.async_saves:
         assumptions.append(

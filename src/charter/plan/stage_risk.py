@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from charter.plan.offers import LOCAL, ON_PREM
+from charter.plan.offers import LOCAL, OWN_MACHINES
 from charter.plan.option import Option
 from charter.plan.risk import RESTART_SECONDS, START_SECONDS, failure_rate, software_rate, spot_pool
 from charter.resilience.expected_time import ExpectedTime
@@ -156,7 +156,7 @@ def _software_share(mean_between_failures_seconds: float, settings: RiskSettings
 
 def _spares(option: Option, settings: RiskSettings) -> SpareAdvice:
     """A cloud replaces a node within the time of a start, so that spares hardly ever pay there."""
-    days = settings.repair_days if option.place.infra == ON_PREM else START_SECONDS / 86400
+    days = settings.repair_days if option.place.infra in OWN_MACHINES else START_SECONDS / 86400
     nodes = option.num_nodes + sum(group.num_nodes for group in option.beside)
     rate = failure_rate(option.place, settings).per_node_day
     best = best_spares(num_nodes=nodes, failures_per_node_day=rate, repair_days=days) if rate else 0
@@ -188,7 +188,7 @@ def stage_scenario(option: Option, settings: RiskSettings) -> "tuple[Scenario, t
         )
         return never, (UNDISTURBED.source,)
     rate, unseen = failure_rate(place, settings), around.detection
-    spares = settings.spares if isinstance(settings.spares, int) and place.infra == ON_PREM else None
+    spares = settings.spares if isinstance(settings.spares, int) and place.infra in OWN_MACHINES else None
     # A crash of software takes no node out, so that with a pool of spares machines alone are simulated.
     software = software_rate(settings)
     crashes = software.per_day if spares is None else 0.0

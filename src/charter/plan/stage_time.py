@@ -144,9 +144,15 @@ def _served_rollouts(
     accelerator: Accelerator,
     knowledge: Knowledge,
 ) -> list[Term]:
-    """The batch is split over the servers, which take the policy's weights before every rollout."""
+    """The batch is split over the servers, which take the policy's weights before every rollout.
+
+    An answer that ends makes room for the next at once: a place writes answers of mean length, at last the longest.
+    """
     replicas = server.replicas(layout.data)
     engine = serving_devices.SERVER
+    turns = max(1.0, ceil(phase.batch / replicas) / together)
+    mean = phase.mean_new_tokens or phase.new_tokens
+    phase = replace(phase, new_tokens=mean + (phase.new_tokens - mean) / turns)
     terms = _decoding(
         role, phase, phase.steps, phase.batch, together, 1, replicas, accelerator, knowledge, engine=engine
     )
@@ -179,6 +185,7 @@ def _gather(role: Role, layout: Layout, accelerator: Accelerator, knowledge: Kno
         array(layout.tensor),
         scaleup_share=constants.scaleup_share,
         scaleout_share=constants.scaleout_share,
+        congestion=constants.congestion,
         latency=constants.latency_seconds,
     )
     return Term(

@@ -17,7 +17,7 @@ from charter.cost.storage import (
 from charter.physics.node import weights_bytes
 from charter.physics.terms import Breakdown, Interval, Term
 from charter.plan.node_needs import storage_terms
-from charter.plan.offers import LOCAL, ON_PREM
+from charter.plan.offers import NOT_RENTED
 from charter.plan.option import Option
 from charter.plan.phase import Workload
 from charter.plan.risk import Assumption
@@ -81,7 +81,7 @@ def move_usd(
     >>> move_usd(100e9, Location(infra="lambda"), Location(infra="gcp"))
     0.0
     """
-    if source.same(target) or source.infra in (LOCAL, ON_PREM):
+    if source.same(target) or source.infra in NOT_RENTED:
         return 0.0
     if source.infra == target.infra:
         between = _regional(source.infra, book or PriceBook.bundled())
@@ -228,7 +228,7 @@ def stage_storage(work: Workload, option: Option, project: Project, book: PriceB
 
 def storage_tier(project: Project, option: Option, book: PriceBook, kind: str = STANDARD) -> StorageTier:
     """Return where a stage's artifacts live: the provider's storage of that class, else S3's; own disks are free."""
-    if option.place.infra in (LOCAL, ON_PREM) and project.storage.artifacts is None:
+    if option.place.infra in NOT_RENTED and project.storage.artifacts is None:
         return OWN_DISK
     provider = "gcp" if (project.storage.artifacts or "").startswith("gs://") or option.place.infra == "gcp" else "aws"
     return tier_of(provider, book, kind)
@@ -292,7 +292,7 @@ def place_price(bucket: str | None, *, infra: str | None, own_endpoint: str | No
     (StoredPrice(provider='own disk', micro_usd_per_gb_month=0, source='own disk', as_of=''), None)
     """
     if bucket is None:
-        if infra in (None, LOCAL, ON_PREM):
+        if infra is None or infra in NOT_RENTED:
             return StoredPrice(provider=OWN_DISK.name, micro_usd_per_gb_month=0, source=OWN_DISK.name)
         return StoredPrice(provider=str(infra), micro_usd_per_gb_month=None)
     provider = BUCKETS.get(bucket.partition("://")[0], "")

@@ -560,7 +560,7 @@ def ppo(stage: PpoStage, models: Models, library: Library) -> Workload:
 
 def _scoring(stage: PpoStage, roles: Iterable[str], rollouts: int, read: float) -> Iterator[RolePhase]:
     """Yield each role's pass over all rollouts, less what the update computes; logits are made of answers alone."""
-    computed = stage.minibatch if stage.old_from_update and capabilities(stage.engine).old_from_update else 0
+    computed = capabilities(stage.engine).read_by_update(stage)
     for role in roles:
         share, rows = stage.max_new_tokens / read, stage.rollout_batch - (computed if role == "policy" else 0)
         if rows > 0:

@@ -35,6 +35,24 @@ def placement_lines(plan: Plan) -> Iterator[str]:
         yield f"Servers of {shared.line}."
 
 
+def generator_lines(plan: Plan) -> Iterator[str]:
+    """A line for each stage of which most accelerators wait while one server answers the rollout."""
+    for stage in plan.stages:
+        option = stage.option
+        question = None if stage.searched is None else stage.searched.question
+        asks = question is not None and getattr(question.stage, "generator", "") == "vllm"
+        does = capabilities(option.engine)
+        if asks and does.vllm_share and not does.vllm_everywhere and option.layout.data > 1 and not option.groups:
+            share = sum(term.value for term in option.time_terms if term.part == "generate") / sum(
+                term.value for term in option.time_terms
+            )
+            yield (
+                f"vLLM of {stage.name}: the {does.name} engine starts one, on the first of {option.num_accelerators} "
+                f"accelerators, and the others wait while it answers, {share:.0%} of the work; without "
+                f"`generator: vllm` each answers a part."
+            )
+
+
 def memory_lines(plan: Plan) -> Iterator[str]:
     """A line for each stage whose nodes have less system memory than it is planned to need, or may have."""
     for stage in plan.stages:
@@ -110,7 +128,7 @@ def notes(plan: Plan, *, command: str, then: str) -> Iterator[Text]:
     yield from _alternatives(plan)
     yield from _market_and_risk(plan)
     yield from _ties(plan)
-    yield from (Text(line) for line in placement_lines(plan))
+    yield from (Text(line) for line in (*placement_lines(plan), *generator_lines(plan)))
     for item in plan.assumptions:
         if item.name == AGE_OF_TOKENS:
             yield Text(f"Updates behind what PPO learns from, by token: {item.value}.")

@@ -81,7 +81,7 @@ class Place:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     infra: str
-    """aws, gcp, azure, lambda, nebius, verda, crusoe, hyperstack, runpod, on_prem or local."""
+    """aws, gcp, azure, lambda, nebius, verda, crusoe, hyperstack, runpod, on_prem, slurm or local."""
     region: str | None = None
     accelerators: Names = ()
     nodes: int | None = None

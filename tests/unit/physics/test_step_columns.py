@@ -56,6 +56,7 @@ def test_positions_are_exchanged_for_heads_and_back():
             one,
             scaleup_share=c.scaleup_share,
             scaleout_share=c.scaleout_share,
+            congestion=c.congestion,
             latency=array(c.latency_seconds),
         )
         both = [links.exchange_seconds(array(width * positions * size), one) for size in (heads + keys, heads)]

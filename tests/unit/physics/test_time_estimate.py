@@ -6,9 +6,11 @@ from hypothesis import strategies as st
 
 from charter.catalog import accelerators, models
 from charter.physics.columns import array
+from charter.physics.constants import TrainingConstants
 from charter.physics.devices import DeviceColumns, group
 from charter.physics.generation import forward_pass_seconds
 from charter.physics.shapes import count_parameters
+from charter.physics.step_seconds import HIDDEN_COST
 from charter.physics.step_time import training_step
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
@@ -115,7 +117,8 @@ def test_a_processor_is_planned_from_its_measured_rate():
 
 def links(accelerator, size, stride=1):
     device, one = DeviceColumns.of(accelerator), array(1)
-    return group(device, array(size), array(stride), scaleup_share=one, scaleout_share=one, latency=array(0))
+    shares = {"scaleup_share": one, "scaleout_share": one, "congestion": array(0.1)}
+    return group(device, array(size), array(stride), **shares, latency=array(0))
 
 
 def test_all_reduce_is_a_reduce_scatter_and_a_gather():
@@ -131,6 +134,12 @@ def test_a_group_with_one_rank_per_node_has_only_its_share_of_the_network():
     assert apart == share
 
 
+def test_a_wire_is_crowded_beyond_the_machines_of_a_switch():
+    pair, switch, more = (float(links(H100, 8 * machines).scaleout) for machines in (2, 16, 64))
+    assert pair == switch == H100.scaleout_bytes_per_second_per_node / 8
+    assert more == pytest.approx(pair / 1.2)
+
+
 def test_groups_cross_the_slowest_link_they_span():
     inside, across = links(H100, 8), links(H100, 9)
     assert float(inside.ring) == H100.scaleup_bytes_per_second
@@ -139,6 +148,31 @@ def test_groups_cross_the_slowest_link_they_span():
     assert float(links(wide, 72).ring) == wide.scaleup_bytes_per_second
     bridged = links(accelerators.get("A100-PCIe-80GB"), 8)
     assert float(bridged.ring) == float(bridged.bridge)
+
+
+def seconds(step, name):
+    return sum(term.value for term in step.terms if term.name == name)
+
+
+def test_a_step_takes_its_computation_or_its_wire():
+    """Weights twice in 16 bits, gradients in 32: beside the layers, as long as either of them takes."""
+    constants = TrainingConstants()
+    slow = replace(H100, devices_per_node=1, scaleup_domain=1, scaleout_bytes_per_second_per_node=1e9)
+    layout = replace(FSDP8, recompute=Recompute.FULL, micro_batch=8)
+    ours, alone = (training_step(LLAMA, layout, device, seq_len=2048) for device in (slow, H100))
+    wire = 7 / 8 * 8 * count_parameters(LLAMA).total / 1e9 / float(constants.scaleout_share)
+    assert wire < ours.total < wire + 0.2 * alone.total
+    fast = training_step(LLAMA, layout, replace(slow, scaleout_bytes_per_second_per_node=50e9), seq_len=2048)
+    slower = 50e9 * float(constants.scaleout_share) / (H100.scaleup_bytes_per_second * float(constants.scaleup_share))
+    assert seconds(fast, "sharded weights") == pytest.approx(HIDDEN_COST * wire / 50 * slower, rel=0.05)
+
+
+def test_gradients_of_copies_travel_beside_the_backward_pass():
+    pair = replace(H100, scaleout_bytes_per_second_per_node=40e9)
+    layout = Layout(data=16, replicas=2, zero=ZeroStage.PARAMETERS, micro_batch=8)
+    step = training_step(LLAMA, layout, pair, seq_len=2048)
+    wire = 8 * 2 * 0.5 * 4 * count_parameters(LLAMA).total / 8 / 40e9 / float(TrainingConstants().scaleout_share)
+    assert seconds(step, "gradient reduction") > wire - 0.67 * 1.05 * step.part("compute")
 
 
 def test_scoring_costs_a_third_of_training():

@@ -15,6 +15,7 @@ from charter.plan.knowledge import engine_knowledge, shipped
 from charter.plan.plan import InfeasiblePlanError
 from charter.plan.stage_memory import decoded_together, fit_of, one_device, training_peak
 from charter.plan.stage_time import TimedStage, other_seconds
+from charter.report.plan_notes import generator_lines
 from charter.spec.layout import Layout, Recompute, ZeroStage
 from charter.spec.stage_base import StageResources
 from charter.units import GIB
@@ -108,6 +109,34 @@ def test_the_plan_of_a_stage_differs_where_vllm_generates(engine):
     names = {term.name for term in beside.option.time_terms}
     assert ("generate: weights to vLLM" in names) == (engine == "native")
     assert any(term.part == "kv_cache" for _, term in beside.option.peak.parts)
+
+
+def test_a_server_takes_the_next_answer_when_one_ends():
+    """Two turns of 64 places: answers of mean length, then until the longest ends; one turn ends with the longest."""
+
+    def decode_steps(mean, together):
+        work = served("Llama-3.2-1B")
+        phases = tuple(replace(one, batch=128, mean_new_tokens=mean, new_tokens=1000.0) for one in work.phases[:1])
+        task = TimedStage(
+            work=replace(work, phases=phases), dtype="bf16", known=engine_knowledge("native", KNOWN), knowledge=KNOWN
+        )
+        (terms,) = stage_time.training_terms(
+            task, [Layout(data=8)], one_device(H100, 1, 1e12), {"generate": [together]}
+        )
+        return next(term.formula for term in terms if term.name == "generate: decode, issue").split("waves x ")[1]
+
+    assert decode_steps(300.0, 64).startswith("650 steps")
+    assert decode_steps(0.0, 64).startswith("1,000 steps")
+    assert decode_steps(300.0, 128).startswith("1,000 steps")
+
+
+@pytest.mark.parametrize(("engine", "says"), [("native", True), ("trl", False)])
+def test_a_plan_says_that_accelerators_wait_for_one_server(engine, says):
+    for generator in ("vllm", "native"):
+        stage = replace(STAGE, generator=generator, engine=engine)
+        lines = list(generator_lines(planner_case.one(stage, architecture=planner_case.LLAMA_8B)))
+        assert len(lines) == (says and generator == "vllm")
+        assert all("on the first of 8 accelerators" in line for line in lines)
 
 
 def test_engines_that_always_use_vllm_plan_the_same():

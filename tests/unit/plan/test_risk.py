@@ -187,6 +187,24 @@ def test_agents_notice_where_each_node_has_one(infra, engine, noticed):
     assert detection_delay(own, agents=question.has_agents(infra)) == noticed
 
 
+@pytest.mark.parametrize("spares", ["auto", 0])
+def test_a_cluster_under_slurm_is_planned_as_ones_own(lab, spares):
+    """Nobody replaces its machines within minutes: they are repaired, and cost while they wait."""
+    ours, under_slurm = (
+        lab.one(
+            SFT,
+            Resources(infra=infra, accelerators=("H100:8",), num_nodes=4, price=2.0),
+            risk=RiskSettings(spares=spares, repair_days=30.0),
+        )
+        for infra in ("on_prem", "slurm")
+    )
+    (mine,), (theirs,) = ours.stages, under_slurm.stages
+    assert theirs.option.overhead == mine.option.overhead
+    assert theirs.risk.spares == mine.risk.spares
+    assert theirs.storage_usd == mine.storage_usd
+    assert under_slurm.usd == ours.usd
+
+
 def test_spares_of_a_large_cluster_pay_and_of_a_cloud_do_not(lab, aws, own):
     stage = lab.one(SFT, Resources(infra="on_prem", accelerators=("H100:8",), num_nodes=4)).stages[0]
     for place, nodes, pays in ((own, 1024, True), (aws, 128, False)):

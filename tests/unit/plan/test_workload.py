@@ -377,11 +377,15 @@ def test_online_dpo_updates_on_pairs_without_a_value_model(work):
         ({"mismatch_clip": 2.0}, 256),
         ({"kl_in": "reward"}, 256),
         ({"engine": "verl"}, 256),
+        ({"engine": "trl"}, 0),
+        ({"engine": "trl", "minibatch": 64}, 256),
+        ({"engine": "trl", "mismatch_clip": 2.0, "generator": "vllm"}, 256),
+        ({"engine": "trl", "estimator": "rloo", "kl_coefficient": 0.0}, 256),
     ],
 )
 def test_what_an_update_computes_is_not_scored_before(work, changes, rows):
     """The first minibatch of each rollout, where nothing reads its log-probabilities before and each answer is learnt
-    from once."""
+    from once; in TRL a rollout that GRPO updates from once."""
     scores = [phase for phase in grouped(work, **changes).phases if phase.work == "score"]
     assert sum(phase.batch for phase in scores if phase.role == "policy") == rows
     assert {phase.batch for phase in scores if phase.role != "policy"} == {256}

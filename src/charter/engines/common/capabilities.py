@@ -170,9 +170,10 @@ class Capabilities:
     """Sequences of different length share a row, so nothing is padded."""
     logits_of_answers: bool = False
     """A loss over answers (DPO) makes no logits of their prompts."""
-    old_from_update: bool = False
-    """The pass of a rollout's first minibatch says the log-probabilities that its ratios are taken to, where nothing
-    reads them before; other engines are planned with a pass of their own over the rollout."""
+    old_from_update: Literal["", "first minibatch", "one update of grpo"] = ""
+    """The pass of the update that says the log-probabilities to which its ratios are taken, where nothing reads them
+    before: of a rollout's first minibatch, or of a rollout that GRPO updates from once. Other engines are planned with
+    a pass of their own over the rollout."""
     fills_rows: bool = False
     """Every row is filled up to the stage's `seq_len`, however long the others of its micro-batch are."""
     kinds: tuple[str, ...] = EVERY_KIND
@@ -207,6 +208,12 @@ class Capabilities:
     def runs_on_nodes(self, kind: str) -> bool:
         """Return True if `charter run` starts a kind of stage on several nodes."""
         return self.several_nodes or kind in self.ray_kinds
+
+    def read_by_update(self, stage: PpoStage) -> int:
+        """Return the answers of a rollout whose log-probabilities the update's own pass says."""
+        is_one_update = stage.estimator == "grpo" and stage.minibatch >= stage.rollout_batch
+        says = {"": False, "first minibatch": True, "one update of grpo": is_one_update}
+        return stage.minibatch if stage.old_from_update and says[self.old_from_update] else 0
 
     def has_one_driver(self, kind: str, launcher: str) -> bool:
         """Return True if one process drives it on several nodes of a launcher; else each has a process of Charter's."""

@@ -74,6 +74,7 @@ TRL = Capabilities(
     packs=True,
     compares_batches=False,
     kinds=("sft", "preference_model", "dpo", "ppo"),
+    old_from_update="one update of grpo",  # grpo_trainer.py, `generate_every`; RLOOTrainer always reads the rollout
     vllm_share=0.3,  # the default of GRPOConfig and RLOOConfig
     vllm_everywhere=True,
     makers=(NVIDIA, AMD),
