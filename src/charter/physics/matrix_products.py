@@ -48,6 +48,7 @@ writes), by embedding and last norm, and by permuting one copy of a token to its
 not measured."""
 LONG = 1e9
 """Positions that no sequence has: a window or chunk that never cuts."""
+DENSE_DOWN = 6
 EXPERT_PRODUCTS = (11, 12)
 HEAD_PRODUCT = 13
 

@@ -10,7 +10,14 @@ import numpy as np
 from charter.physics.columns import Array, array
 from charter.physics.constants import TrainingConstants
 from charter.physics.devices import DeviceColumns
-from charter.physics.matrix_products import DENSE_KINDS, EXPERT_KINDS, HEAD_KINDS, ProductColumns, product_work
+from charter.physics.matrix_products import (
+    DENSE_DOWN,
+    DENSE_KINDS,
+    EXPERT_KINDS,
+    HEAD_KINDS,
+    ProductColumns,
+    product_work,
+)
 from charter.physics.stacks import RECOMPUTE_FULL, RECOMPUTE_SELECTIVE, StackColumns, StepJob
 
 # -------- The work of one micro-batch on one rank, before any fitted constant: product time at the ceiling, bytes,
@@ -261,7 +268,7 @@ def micro_batch(given: StepInputs) -> MicroBatch:
         casts=array(3.0 * casts + 2.0 * unpack),
         attention=array(attention + backward_attention),
         traffic=array(3.0 * traffic),
-        recompute=_recomputed(given, forward, attention, traffic),
+        recompute=_recomputed(given, forward, attention, traffic, _last_product(given, dense)),
         head=_head(given),
         host=_host(given),
         forward_attention=array(attention),
@@ -298,12 +305,22 @@ def _attention_rate(given: StepInputs) -> Array:
     return array(np.where(kernel > 0, fused * c.attention_share, unfused))
 
 
-def _recomputed(given: StepInputs, forward: Array, attention: Array, traffic: Array) -> Array:
-    """Full: the forward pass of the layers again; selective: unfused attention and what else the policy names."""
+def _last_product(given: StepInputs, dense: Array) -> Array:
+    """Forward seconds of the last product of dense layers; an adapter beside it reads the layer to the end."""
+    count = given.model.count
+    before = sum(bool(np.any(count[kind])) for kind in DENSE_KINDS if kind < DENSE_DOWN)
+    return array((1.0 - given.job.frozen) * dense[3 * before] if np.any(count[DENSE_DOWN]) else 0.0)
+
+
+def _recomputed(given: StepInputs, forward: Array, attention: Array, traffic: Array, last: Array) -> Array:
+    """Full: the forward pass of the layers again, some to the `last` product; selective: unfused attention and what
+    else the policy names.
+    """
     at, job = given.job.layouts, given.job
     core = np.where(given.stack.attention > 0, 0.0, attention)
     selected = core + job.module_recompute * forward + given.stack.selective_traffic * traffic
-    full = np.where(at.recompute == RECOMPUTE_FULL, forward * job.recompute_share, 0.0)
+    again = (forward - given.stack.stops_early * last) * job.recompute_share
+    full = np.where(at.recompute == RECOMPUTE_FULL, again, 0.0)
     return array(full + np.where(at.recompute == RECOMPUTE_SELECTIVE, selected, 0.0))
 
 

@@ -72,6 +72,12 @@ class StackProfile:
     """Multiple of the constant; 0 where nothing of the data-parallel traffic hides."""
     selective_traffic: float = 0.0
     """1 where selective recomputation repeats what lies between products (`MemoryProfile.keeps_products`)."""
+    stops_early: float = 0.0
+    """1 where full recomputation ends before the last product of a layer, whose result the backward pass does not read
+    (`torch.utils.checkpoint` with `use_reentrant=False`, since torch 2.1; counted in a pass of this engine). It is what
+    transformers does by default since 2026, and what scripts of FSDP and DeepSpeed set. Composer's tables were made
+    with torch 1.13.
+    """
     moments_visit: float = 0.0
     """1 where moments in host memory come to the device for their step (`MemoryProfile.moments_visit`)."""
     exchanges_heads: float = 0.0
@@ -117,6 +123,7 @@ _TORCHTITAN = StackProfile(
     update_bytes=36.0,
     gradient_bytes=4.0,
     attention="flash2",
+    stops_early=1.0,
 )
 """Compiled layers; experts run as grouped products (from memory), so nearly nothing is issued per expert."""
 _MEGATRON_CORE = replace(_MEGATRON_NEW, name="megatron-core", tensor_exposed=0.6)
@@ -156,6 +163,7 @@ PROFILES = {
             logit_bytes=28.0,
             update_bytes=44.0,
             attention="flash2",
+            stops_early=1.0,
         ),
         _TORCHTITAN,
         StackProfile(
@@ -184,6 +192,7 @@ PROFILES = {
             step_multiple=3.0,
             attention="flash2",
             data_hidden=0.55,
+            stops_early=1.0,
         ),
         StackProfile(
             name="huggingface",
@@ -198,6 +207,7 @@ PROFILES = {
             step_multiple=3.0,
             attention="flash2",
             data_hidden=0.55,
+            stops_early=1.0,
         ),
         StackProfile(
             name="native",
@@ -211,6 +221,7 @@ PROFILES = {
             update_bytes=44.0,
             attention="flash2",
             selective_traffic=1.0,
+            stops_early=1.0,
             moments_visit=1.0,
             exchanges_heads=1.0,
         ),
@@ -234,6 +245,7 @@ PROFILES = {
             logit_bytes=32.0,
             update_bytes=44.0,
             attention="flash2",
+            stops_early=1.0,
         ),
         StackProfile(
             name="maxtext",
@@ -333,6 +345,7 @@ class StackColumns:
     send_exposed: Array
     data_hidden: Array
     selective_traffic: Array
+    stops_early: Array
     moments_visit: Array
     exchanges_heads: Array
     stages_by_cost: Array

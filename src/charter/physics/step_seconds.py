@@ -97,6 +97,15 @@ def _repeated(given: StepInputs) -> Array:
     return array(np.where(given.job.layouts.recompute == RECOMPUTE_FULL, 1.5, 1.0))
 
 
+def _repeated_reductions(given: StepInputs) -> Array:
+    """As `_repeated`, but five for four where full recomputation ends before the last product and its reduction.
+
+    The selective policies of these stacks keep products, not what is gathered for them: five as well.
+    """
+    early = (given.stack.stops_early > 0) & (given.job.layouts.recompute > 0)
+    return array(np.where(early, 1.25, _repeated(given)))
+
+
 def tensor_parallel(given: StepInputs) -> Array:
     """Per micro-batch: two all-reduces per block pair forward, two backward (Shoeybi et al. 2019, section 3)."""
     at = given.job.layouts
@@ -105,7 +114,7 @@ def tensor_parallel(given: StepInputs) -> Array:
     again = (at.sequence_parallel > 0) & (given.stack.moments_visit == 0)
     more = np.where(again, SEQUENCE_PARALLEL_TRAFFIC, 1.0)
     exposed = given.constants.tensor_exposed * given.stack.tensor_exposed
-    return array(2 * given.model.reduced_blocks * _repeated(given) * more * one * exposed)
+    return array(2 * given.model.reduced_blocks * _repeated_reductions(given) * more * one * exposed)
 
 
 def expert_parallel(given: StepInputs) -> Array:
@@ -232,7 +241,7 @@ _FORMULAS = {
     "output projection": ("compute", "m (slowest stage - m' layers), 3 x 2 n h V / R + logits / B", "roofline"),
     "operation launch": ("launch", "m L' ((device^4 + host^4)^(1/4) - device), host = operations x seconds each",
                          "operations estimated per stack (physics/stacks.py)"),
-    "tensor parallel": ("communication", "m L' 4 (6 with full recomputation) reductions of 2 n h bytes, exposed share",
+    "tensor parallel": ("communication", "m L' 4 (5 or 6 with recomputation) reductions of 2 n h bytes, exposed share",
                         "Shoeybi et al. 2019, section 3"),
     "expert parallel": ("communication", "m 4 all-to-alls of 2 n k h bytes per routed layer, exposed share",
                         "GShard, arXiv:2006.16668"),

@@ -12,7 +12,7 @@ from charter.physics.columns import Layouts, array
 from charter.physics.constants import TrainingConstants, describe, moved
 from charter.physics.devices import DeviceColumns, fused_attention_rate, generation_of, group, multiprocessors
 from charter.physics.matrix_products import EXPERT_PRODUCTS, PRODUCTS, ProductColumns
-from charter.physics.micro_batch import StepInputs, step_work
+from charter.physics.micro_batch import StepInputs, product_rate, step_work
 from charter.physics.shapes import count_parameters
 from charter.physics.stacks import PROFILES, StackColumns, StepJob
 from charter.physics.step_seconds import layer_seconds, step_seconds, step_table
@@ -42,6 +42,27 @@ LAYOUTS = [
     Layout(data=4, tensor=2, context=2, zero=ZeroStage.OPTIMIZER, recompute=Recompute.FULL, micro_batch=4),
     Layout(data=8, expert=8, zero=ZeroStage.GRADIENTS, accumulation=2, offload_optimizer=True),
 ]
+
+
+def repeated(given, stops_early):
+    """Seconds that recomputation takes, and tensor-parallel traffic."""
+    one = layer_seconds(replace(given, stack=replace(given.stack, stops_early=array(stops_early))))
+    return one.recompute, one.tensor
+
+
+def test_recomputation_may_end_before_the_last_product():
+    """Of a layer's products the one behind the MLP's activation is left out, and its reduction."""
+    again = inputs([Layout(tensor=2, recompute=Recompute.FULL, micro_batch=4)], stack="torchtitan")
+    (whole, six), (early, five) = (repeated(again, stops) for stops in (0.0, 1.0))
+    down = again.work.dense_flops[3 * 3] / product_rate(again)  # fourth of four products, its first pass of three
+    assert whole - early == pytest.approx(down)
+    assert six / five == pytest.approx(6 / 5)
+
+
+@pytest.mark.parametrize("job", [{"frozen": 1.0, "adapter_rank": 8.0}, {"architecture": MIXTRAL}], ids=["lora", "moe"])
+def test_adapters_and_experts_are_recomputed_to_the_end(job):
+    again = inputs([Layout(recompute=Recompute.FULL)], stack="torchtitan", **job)
+    assert repeated(again, 1.0)[0] == pytest.approx(repeated(again, 0.0)[0])
 
 
 def test_positions_are_exchanged_for_heads_and_back():

@@ -114,6 +114,17 @@ def test_a_blank_policy_recomputes_where_nothing_else_fits():
     assert large.layout.recompute is Recompute.FULL
 
 
+@pytest.mark.parametrize(
+    ("framework", "version", "early"),
+    [
+        ("hf trainer", "2023", 0.0), ("hf trainer", "2026", 1.0), ("hf trainer", "", 1.0), ("torchtitan", "", 1.0),
+        ("torchtitan", "20.23", 1.0), ("Megatron-Core", "", 0.0), ("Composer/PyTorch FSDP", "", 0.0),
+    ],
+)  # fmt: skip
+def test_recomputation_ends_early_since_torch_2_1(framework, version, early):
+    assert training_case(row(framework=framework, stack_version=version)).profile.stops_early == early
+
+
 def test_formats_and_adapters_are_read_from_their_spellings():
     assert training_case(row(dtype="MXFP8")).block_scaled
     assert training_case(row(dtype="float8")).bits == 8

@@ -297,8 +297,7 @@ USUAL_SEQUENCE = {"pretrain": 4096.0, "tuning": 2048.0}
 to it, so that such a row is a rough guess."""
 _PACKED = re.compile(r"(?<!no )(?<!without )(?<!un)(?<!non-)pack(ed|ing)?\b")
 _COMPRESSED = re.compile(r"zero ?\+\+|\bq[wg]z\b", re.IGNORECASE)
-"""ZeRO++ (arXiv:2306.10209): weights gathered in 8 bits, gradients reduced in 4; its copies inside a node (hpZ) are not
-modelled."""
+"""ZeRO++ (arXiv:2306.10209): weights gathered in 8 bits, gradients reduced in 4; without its copies inside a node."""
 REFERENCE = 1.3
 """Time of a step that also scores its pairs with a frozen reference (DPO), over one that does not: one forward pass
 more beside three or four; judgement."""
@@ -311,6 +310,8 @@ so that there the stack's habit stays."""
 USUAL_SAMPLE = 512.0
 """Tokens of a sample of tuning data that is packed and does not say: instructions and short answers have 200 to 1,000;
 judgement. Attention is then a small part of the step, so the figure matters little."""
+_BEFORE_EARLY_STOP = re.compile(r"20(1\d|2[0-3])\b")
+"""Versions by year: torch 2.1, whose checkpoints stop early (`StackProfile.stops_early`), came in October 2023."""
 SPREAD = 0.6
 """Of the longest of b sequences over their mean, per unit of ln b: an exponential tail would give 1; judgement."""
 
@@ -456,6 +457,8 @@ def _profile(job: MeasuredJob, layout: Layout) -> StackProfile:
         profile = replace(profile, gradient_bytes=BYTES_PER_VALUE[job.row.gradient_dtype])
     if profile.name == "nanotron" and layout.zero == ZeroStage.OPTIMIZER:
         profile = replace(profile, data_hidden=0.0)
+    if _BEFORE_EARLY_STOP.match(job.row.stack_version):
+        profile = replace(profile, stops_early=0.0)
     if kernel := KERNELS.get(job.row.attention_kernel):
         profile = replace(profile, attention=kernel)
     elif job.row.flash == 0:
