@@ -332,6 +332,9 @@ def test_a_shifted_copy_of_narrow_logits_is_reserved():
             loss = phase_of(replace(case, job=replace(case.job, reserved=reserved)), "loss")
             per_logit[model, reserved] = loss["logits and loss"] / (2048 * case.job.architecture.vocab_size)
     assert list(per_logit.values()) == [16, 14, 14, 14]
+    under_zero = {**ADAPTED, "model": "Qwen-7B", "logits_kernel": "full", "shard": "zero2", "gpus": 4}
+    profile = training_case(row(**under_zero)).job.profile
+    assert (profile.name, profile.freed_logits) == ("deepspeed", 2)
 
 
 def test_a_step_in_the_backward_pass_has_one_gradient():

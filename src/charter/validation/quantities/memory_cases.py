@@ -257,7 +257,7 @@ def training_case(row: Measurement) -> MemoryCase:
     """The case of a row. Raises Refusal with the reason."""
     architecture, accelerator = architecture_of(row), device_of(row)
     profile = with_kernels(row, _begun(profile_of(row), architecture, accelerator))
-    if profile is HUGGINGFACE:
+    if profile.name in ("huggingface", "deepspeed"):
         profile = _of_trainer(row, profile, architecture)
     adapter = adapter_of(row, profile)
     reserved, context = probe_of(row, profile.name)
@@ -367,13 +367,15 @@ KEEP_SIXTEEN = ("opt", "gpt2", "gpt_neox", "bloom", "falcon", "mpt", "qwen")
 
 
 def _of_trainer(row: Measurement, profile: MemoryProfile, architecture: Architecture) -> MemoryProfile:
-    """The Trainer's profile under autocast, by the class of the model and the year of torch.
+    """The Trainer's profile by the class of the model and the year of torch.
 
-    Classes that do not upcast make a 16-bit copy of the logits, shifted by a position, before the loss casts it. torch
-    2.0's Adam makes a second list of what it divides by (`_multi_tensor_adamw`, `denom`); later releases add in place.
+    Classes that do not upcast make a 16-bit copy of the logits, shifted by a position, before a loss in 32 bits casts
+    it. Adam of torch 2.0 makes a second list of what it divides by (`_multi_tensor_adamw`, `denom`); later releases add
+    in place.
     """
     copied = 2.0 * (architecture.model_type in KEEP_SIXTEEN)
-    lists = 2 if re.match(r"20(1\d|2[0-3])", row.stack_version) else 1
+    old = profile.name == "huggingface" and re.match(r"20(1\d|2[0-3])", row.stack_version)
+    lists = 2 if old else 1
     return replace(profile, freed_logits=copied, step_bytes=lists * profile.step_bytes)
 
 
