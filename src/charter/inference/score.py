@@ -19,10 +19,10 @@ from charter.inference.generate import pad_left
 from charter.models.chat import encode_answer, encode_prompt
 from charter.models.context_split import PARTS, RowParts
 from charter.models.language_model import LanguageModel
+from charter.models.layer_passes import PLAIN_HEADS, asked_hidden
 from charter.models.length_groups import CPU_PASS_TOKENS, CUDA_PASS_TOKENS, equal_groups, length_groups, token_batches
 from charter.models.preference import PreferenceModel, pool, pooled_positions
 from charter.models.runtime import on_device, precision
-from charter.models.token_forward import PLAIN_HEADS, asked_positions
 from charter.physics.inference_memory import SCORING_ROWS, SCORING_TOKENS
 
 Ids = Sequence[int] | npt.NDArray[np.int32]
@@ -277,11 +277,9 @@ def _read(
     mask = None if all(len(item.rows) == 1 for item in families) else _mask(ending_FT).to(device)
     at_N = at_N.to(device)
     body = language_model.model.get_decoder()
-    with precision(dtype, device), asked_positions(body, at_N):
-        hidden_FTH = body(
-            input_ids=ids_FT.to(device), attention_mask=mask, position_ids=position_FT.to(device), use_cache=False
-        ).last_hidden_state
-        logits_NV = language_model.model.get_output_embeddings()(hidden_FTH.flatten(0, 1).index_select(0, at_N))
+    inputs = {"input_ids": ids_FT.to(device), "attention_mask": mask, "position_ids": position_FT.to(device)}
+    with precision(dtype, device):
+        logits_NV = language_model.model.get_output_embeddings()(asked_hidden(body, at_N, inputs))
     return torch.log_softmax(logits_NV.float(), -1)
 
 

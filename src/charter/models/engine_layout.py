@@ -11,7 +11,10 @@ stage that was started before there was a choice has none, and goes on as it beg
 CPU_PROMPTS = "cpu_prompts"
 """Likewise, of reading prompts on processors: `once` for all answers to each. Products of fewer rows may have other
 bits."""
-CPU_VALUES = MappingProxyType({CPU_ATTENTION: "fp32", CPU_PROMPTS: "once"})
+CPU_LAYERS = "cpu_layers"
+"""Likewise, of a model's layers on processors: `joint` where norms, rotations and gates are functions of their own
+(`models/layer_passes.py`), whose sums have other bits than those of transformers."""
+CPU_VALUES = MappingProxyType({CPU_ATTENTION: "fp32", CPU_PROMPTS: "once", CPU_LAYERS: "joint"})
 """Frozen values of a stage that starts on processors now."""
 
 

@@ -3,7 +3,6 @@
 Legend: B sequences, T tokens, N positions that are asked for, H hidden size.
 """
 
-import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,8 +15,8 @@ from charter.errors import DataError
 from charter.models.context_split import RowParts
 from charter.models.engine_layout import DEFAULT_ATTENTION
 from charter.models.language_model import LanguageModel, check_model_directory, open_language_model
+from charter.models.layer_passes import asked_hidden, without_look
 from charter.models.sharded_load import read_weights
-from charter.models.token_forward import asked_positions, without_look
 
 HEAD_FILE, HEAD_WEIGHTS = "charter_head.json", "charter_head.safetensors"
 
@@ -47,14 +46,13 @@ class ScalarModel(nn.Module):
         With `at_N`, the values at these positions alone, counted through all of B x T, each named once. With
         `row_parts` all of these are a process's own positions of rows that it shares with others.
         """
-        positions = contextlib.nullcontext() if at_N is None else asked_positions(self.body, at_N)
         inputs = {"input_ids": ids_BT, "attention_mask": mask_BT, "position_ids": position_ids_BT}
         if row_parts is not None:
             inputs = row_parts.inputs({}, ids_BT)
-        with positions:
+        if at_N is None:
             hidden: Tensor = self.body(use_cache=False, **without_look(self.body, inputs), **inputs).last_hidden_state
-        if at_N is not None:
-            hidden = hidden.flatten(0, 1).index_select(0, at_N)
+        else:
+            hidden = asked_hidden(self.body, at_N, inputs)
         values: Tensor = self.head(self.dropout(hidden)).squeeze(-1).float()
         return values
 

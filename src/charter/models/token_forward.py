@@ -6,7 +6,6 @@ as any other.
 Legend: B sequences, T tokens, N positions that are asked for, H hidden size, V vocabulary.
 """
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,19 +14,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
-from transformers.cache_utils import Cache
 
 from charter.models.context_split import RowParts
-from charter.models.runtime import is_queued, on_device
-from charter.models.sequence_split import is_split
-from charter.models.sharded_load import decoder_layers, hugging_face_models
+from charter.models.layer_passes import PLAIN_HEADS, asked_hidden, give_asked_positions, give_processor_layers
+from charter.models.runtime import on_device
+from charter.models.sharded_load import hugging_face_models
 from charter.physics.memory_profiles import (
     CPU_KEPT_LOGITS,
     CPU_LOSS_TILE,
     KEPT_LOGITS,
     LEAST_TILE_ROWS,
     LOSS_TILE,
-    MOST_ASKED,
 )
 
 CPU_CHUNK, CUDA_CHUNK, LEAST_ROWS = int(CPU_LOSS_TILE), int(LOSS_TILE), int(LEAST_TILE_ROWS)
@@ -349,63 +346,6 @@ def _add_gradients(
         gradient_VH.add_(torch.mm(by_logits_CV.t(), hidden_CH))
 
 
-DENSE = frozenset(
-    {"llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "phi3", "olmo", "olmo2", "olmo3", "smollm3"}
-    | {"starcoder2", "stablelm", "glm", "glm4"}
-)
-"""Model types whose layers end with `mlp`, which treats every position alone, and which keep nothing else of it."""
-
-
-def give_asked_positions(model: Any) -> None:
-    """Let the last layer of a causal model leave out positions (`asked_positions`); its names and weights stay."""
-    if model.config.model_type not in DENSE:
-        return
-    mlp: nn.Module = decoder_layers(model)[-1].get_submodule("mlp")
-    kind = type(mlp)
-    if not issubclass(kind, AskedPositions):
-        mlp.__class__ = type(kind.__name__, (AskedPositions, kind), {"__module__": kind.__module__})
-
-
-@contextlib.contextmanager
-def asked_positions(body: nn.Module, at_N: Tensor) -> Iterator[None]:
-    """While open, the last layer of `body` computes the positions `at_N` of all B x T, each named once, whole.
-
-    Layers that are computed again in the backward pass, compiled, or split over positions are left as they are.
-    """
-    layer = decoder_layers(body)[-1]
-    mlp = getattr(layer, "mlp", None)
-    is_changed = "forward" in vars(layer) or layer._compiled_call_impl is not None
-    if not isinstance(mlp, AskedPositions) or is_split(layer) or is_changed or torch.compiler.is_compiling():
-        yield
-        return
-    mlp.asked_N = at_N
-    try:
-        yield
-    finally:
-        mlp.asked_N = None
-
-
-class AskedPositions:
-    """Mixed into the class of a layer's feed-forward part, before it."""
-
-    asked_N: Tensor | None = None
-
-    def forward(self, hidden_BTH: Tensor) -> Tensor:
-        """The part's own output; where only some positions are asked for, 0 at the others."""
-        at_N, hidden_MH = self.asked_N, hidden_BTH.flatten(0, -2)
-        if at_N is None or len(at_N) > MOST_ASKED * len(hidden_MH):
-            return super().forward(hidden_BTH)  # type: ignore[misc,no-any-return]
-        found_NH: Tensor = super().forward(hidden_MH.index_select(0, at_N)[None])[0]  # type: ignore[misc]
-        return found_NH.new_zeros(hidden_MH.shape).index_copy(0, at_N, found_NH).view_as(hidden_BTH)
-
-
-PLAIN_HEADS = frozenset(
-    {"llama", "mistral", "mixtral", "ministral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "phi", "phi3"}
-    | {"olmo", "olmo2", "olmo3", "olmoe", "smollm3", "starcoder2", "stablelm", "gpt_neox", "glm", "glm4", "gpt_oss"}
-)
-"""Model types whose logits are the output embeddings' product with the last hidden states, and nothing after it."""
-
-
 def give_token_forward(module: nn.Module) -> None:
     """Let the causal models in `module` answer `forward(..., at_N=, target_N=)`; their names and weights stay."""
     for model in hugging_face_models(module).values():
@@ -413,6 +353,7 @@ def give_token_forward(module: nn.Module) -> None:
         if model.get_output_embeddings() is not None and not issubclass(kind, TokenForward):
             model.__class__ = type(kind.__name__, (TokenForward, kind), {"__module__": kind.__module__})
             give_asked_positions(model)
+            give_processor_layers(model)
 
 
 class TokenForward:
@@ -439,10 +380,7 @@ class TokenForward:
         if model.config.model_type not in PLAIN_HEADS:
             logits_BTV = super().forward(use_cache=False, **inputs).logits  # type: ignore[misc]
             return _of_logits(logits_BTV.flatten(0, 1).index_select(0, at_N), target_N, summed, temperature)
-        body = model.get_decoder()
-        with asked_positions(body, at_N):
-            hidden_BTH = body(use_cache=False, **without_look(body, inputs), **inputs).last_hidden_state
-        hidden_NH = hidden_BTH.flatten(0, 1).index_select(0, at_N)
+        hidden_NH = asked_hidden(model.get_decoder(), at_N, inputs)
         if isinstance(head, AskedHead):
             return head(hidden_NH, target_N=target_N, summed=summed, temperature=temperature)  # type: ignore[no-any-return]
         if (own := _vocabulary_part(head)) is not None:
@@ -465,37 +403,6 @@ class AskedHead(nn.Linear):
         if target_N is None:
             return super().forward(hidden)
         return _of_hidden(hidden, self.weight, target_N, summed, temperature)
-
-
-class _NothingCached(Cache):  # type: ignore[misc]
-    """Stands for keys and values of earlier tokens, of which there are none."""
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-
-    def get_seq_length(self, *_: Any) -> int:
-        """Return the number of earlier tokens."""
-        return 0
-
-    get_query_offset = get_seq_length
-
-    def get_mask_sizes(self, query_length: int, *_: Any) -> tuple[int, int]:
-        """Return how many keys a mask covers, and from which on."""
-        return query_length, 0
-
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Return what a layer attends to: its own keys and values."""
-        return key_states, value_states
-
-
-def without_look(body: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return inputs with which transformers does not look into positions for conversations that share a row.
-
-    It does so where no cache is given, and the host waits for the device; rows that are shared have their own mask or
-    bounds here (`train/packing.py`). Bodies of other models than `PLAIN_HEADS` may ask more of a cache: they look.
-    """
-    may_skip = is_queued(inputs["input_ids"].device) and body.config.model_type in PLAIN_HEADS
-    return {"past_key_values": _NothingCached()} if may_skip and not torch.compiler.is_compiling() else {}
 
 
 def _is_plain(head: nn.Module) -> bool:

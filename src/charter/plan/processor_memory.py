@@ -246,7 +246,7 @@ def _cast_head(sizes: _Sizes) -> tuple[Term, ...]:
 def left_out_share(role: Role, phase: RolePhase) -> float:
     """Share of the positions at which the last layer's feed-forward part is left out, since nobody asks for them.
 
-    Source: `models/token_forward.py`; above 3/4 asked, and with experts, all are computed.
+    Source: `models/layer_passes.py`; above 3/4 asked, and with experts, all are computed.
     """
     is_all = phase.logit_share > MOST_ASKED or role.architecture.mixture is not None
     return 0.0 if is_all else 1.0 - phase.logit_share

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from charter.inference import generate as sampling
 from charter.inference.generate import LOOK_TOKENS, SamplingSettings, generate
 from charter.inference.score import score_rows
-from charter.models import context_split, token_forward
+from charter.models import context_split, layer_passes
 from charter.models.chat import Encoded
 from charter.models.language_model import LanguageModel
 from charter.models.parallel import Parallel
@@ -234,7 +234,7 @@ def test_a_score_without_a_look_has_the_same_bits(monkeypatch):
     model, (pair,) = preference_model(), pairs_of(1)
     torch.nn.init.normal_(model.scalar.head.weight, generator=torch.Generator().manual_seed(0))
     plain = score_rows(model, pair.ids, pair.answer_tokens)
-    monkeypatch.setattr(token_forward, "is_queued", lambda device: True)
+    monkeypatch.setattr(layer_passes, "is_queued", lambda device: True)
     assert torch.equal(plain, score_rows(model, pair.ids, pair.answer_tokens))
 
 
@@ -251,7 +251,7 @@ def test_bodies_that_ask_more_of_a_cache_are_given_none(monkeypatch):
     torch.nn.init.normal_(scalar.head.weight)
     ids_BT = torch.arange(5, 29).view(2, 12)
     plain = scalar(ids_BT)
-    monkeypatch.setattr(token_forward, "is_queued", lambda device: True)
+    monkeypatch.setattr(layer_passes, "is_queued", lambda device: True)
     assert torch.equal(plain, scalar(ids_BT))
 
 
@@ -308,5 +308,5 @@ def test_a_loss_without_a_look_has_the_same_bits(monkeypatch):
         return language_loss(model.model, ids_BT, counted_BT, dtype="fp32", device=torch.device("cpu")).loss_sum
 
     plain = loss()
-    monkeypatch.setattr(token_forward, "is_queued", lambda device: True)
+    monkeypatch.setattr(layer_passes, "is_queued", lambda device: True)
     assert torch.equal(plain, loss())

@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from charter.errors import StageError
 from charter.inference.score import score_rows
-from charter.models import token_forward
-from charter.models.engine_layout import StageLayout
+from charter.models import runtime, token_forward
+from charter.models.engine_layout import CPU_VALUES, StageLayout
 from charter.models.parallel import (
     check_offload,
     own_part,
@@ -88,7 +88,9 @@ def alone():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["ddp", "fsdp", "tensor", "sequence", "sequence, again"])
-def test_token_losses_and_values_are_those_of_one_process(layout, alone):
+@pytest.mark.parametrize("values", [{}, CPU_VALUES], ids=["begun before", "begun now"])
+def test_token_losses_and_values_are_those_of_one_process(layout, alone, values, monkeypatch):
+    monkeypatch.setattr(runtime, "_CONFIGURED", dict(values))
     for found in in_group(gradients, 2, layout, tensor=layout.tensor):
         for kind, (expected, total) in alone.items():
             assert found[kind][1] == pytest.approx(total, rel=1e-5)
