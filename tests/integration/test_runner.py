@@ -14,6 +14,7 @@ from charter.artifacts import faults
 from charter.artifacts.sample_prompts import SAMPLE_PROMPTS
 from charter.artifacts.stage_process import run_stage
 from charter.artifacts.whole_dir import read_sealed, write_sealed
+from charter.ledger import Ledger
 
 
 def test_a_second_run_does_nothing_and_says_so(work, undisturbed):
@@ -60,6 +61,18 @@ def test_a_changed_price_resource_or_name_reruns_nothing(finished):
     finished.edit("data: other,", "data: renamed,")
     again = finished.run()
     assert (again.code, again.names("stage_started"), again.err) == (0, [], "")
+
+
+def test_a_renamed_project_goes_on_with_its_ledger(work):
+    """Killed with everything, renamed, run again: what ran is ended, and nothing is counted twice."""
+    assert work.run(CHARTER_KILL="b:checkpoint:2:before:all").code == -signal.SIGKILL
+    work.edit("name: count", "name: renamed")
+    again = work.run()
+    assert (again.code, again.names("attempt_abandoned"), again.names("ledger_rebuilt")) == (0, ["b"], [])
+    assert {name: stage["attempts"] for name, stage in work.status().items()} == {"a": 1, "b": 2, "c": 1}
+    with Ledger.open(work.root / "run" / "ledger.sqlite", create=False) as ledger:
+        assert ledger.running() == ()
+        assert {attempt.run for attempt in ledger.attempts()} == {"count", "renamed"}
 
 
 def test_changed_data_reruns_what_reads_it(finished):

@@ -308,7 +308,7 @@ class SchedulerRecords:
             )
 
     def _rows(self, stage: PlannedStage, job_id: str) -> Iterator[Attempt]:
-        for row in self._ledger.attempts(run=self._project.name, stage=stage.name):
+        for row in self._ledger.attempts(run=self._project.run_in_ledger, stage=stage.name):
             if row.job_id is not None and (row.job_id == job_id or row.job_id.startswith((f"{job_id}_", f"{job_id}+"))):
                 yield row
 
@@ -472,7 +472,9 @@ def _write_anew(ledger: Ledger, attempt: Attempt) -> None:
     ledger.end(number, at=ended_at, outcome=Outcome(attempt.outcome), note=attempt.note)
 
 
-def end_finished(ledger: Ledger, stages: Iterable[PlannedStage], *, run: str, keep_jobs: Collection[str]) -> None:
+def end_finished(
+    ledger: Ledger, stages: Iterable[PlannedStage], *, run: str | None, keep_jobs: Collection[str]
+) -> None:
     """End, as done, the attempts that have finished their stages; not those of `keep_jobs`, which are gone on with."""
     running = [row for row in ledger.running(run=run) if row.job_id is not None and row.job_id not in keep_jobs]
     by_stage = {stage.name: stage for stage in stages} if running else {}
@@ -484,7 +486,7 @@ def end_finished(ledger: Ledger, stages: Iterable[PlannedStage], *, run: str, ke
             ledger.end(row.attempt_id, at=good_end[1], outcome=Outcome.DONE, kept_step=step)
 
 
-def end_dropped(ledger: Ledger, stage: PlannedStage, *, run: str) -> None:
+def end_dropped(ledger: Ledger, stage: PlannedStage, *, run: str | None) -> None:
     """End what the ledger has as running of a stage that no job works on any more."""
     end_finished(ledger, [stage], run=run, keep_jobs=())
     for row in ledger.running(run=run):

@@ -351,8 +351,8 @@ def _run(
     ):
         left = LeftJobs(project, ledger, events, jobs)
         job_keys = left.recover(work.todo)
-        end_finished(ledger, every, run=project.name, keep_jobs=job_keys)
-        for attempt in ledger.close_abandoned(now=time.time(), run=project.name, keep_jobs=job_keys):
+        end_finished(ledger, every, run=project.run_in_ledger, keep_jobs=job_keys)
+        for attempt in ledger.close_abandoned(now=time.time(), run=project.run_in_ledger, keep_jobs=job_keys):
             events.emit("attempt_abandoned", stage=attempt.stage, number=attempt.number, step=attempt.last_step)
         left.end_others(every)
         record_calls(ledger, project, work.pipeline.stages.values())

@@ -144,7 +144,7 @@ def start_attempt(
     if prepared is None or not launcher.under_way(request(prepared)):
         launcher.end_left(stage.directory)
         if launcher.elsewhere:
-            end_dropped(ledger, stage, run=project.name)
+            end_dropped(ledger, stage, run=project.run_in_ledger)
         if is_finished(stage):
             return None
         prepared = prepare(stage, project, here, reshard=reshard, elsewhere=launcher.elsewhere)
@@ -181,7 +181,7 @@ def begin_job(attempt: RunningAttempt, ledger: Ledger, project: Project) -> bool
     attempt.started, attempt.started_at = time.monotonic(), time.time()
     attempt.idle.started_at = attempt.started_at
     key = start_key(job.job_id, restart=job.restart)
-    rows = [row for row in ledger.running(run=project.name) if row.stage == stage.name and row.job_id == key]
+    rows = [row for row in ledger.running(run=project.run_in_ledger) if row.stage == stage.name and row.job_id == key]
     if rows:
         attempt.ledger_id, attempt.is_own_clock = rows[0].attempt_id, False
         return True
