@@ -139,6 +139,26 @@ def test_a_watch_that_sees_nothing_ends_the_stage(tmp_path):
     scores_of(tmp_path, first_step=2).check(6)
 
 
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_a_model_that_the_engine_asks_leaves_nothing_to_watch(tmp_path, weight):
+    """Its score is in no file: it may be the gold itself, or what is learnt from beside the functions."""
+    name = "gold" if not weight else "score"
+    model = Reward(name=name, kind="preference_model", model="pm", weight=weight)
+    rewards = (PROXY, model) if not weight else (PROXY, GOLD, model)
+    spec = spec_of(*rewards, gold="gold")
+    (tmp_path / "scores").mkdir()
+    names = ("proxy",) if not weight else ("proxy", "gold")
+    scores = RolloutScores(spec, tmp_path, ScoreFiles(tmp_path / "scores", 2), names, 0, dict)
+    each = {"proxy": 1.0} if not weight else {"proxy": 1.0, "gold": 0.5}
+    rows = [json.dumps({"row": f"{group}", "rewards": each, "seconds": {}}) + "\n" for group in range(4)] * 2
+    append(tmp_path, "a", rows)
+    scores.read()
+    figures = scores.metrics(range(1, 2))
+    assert figures["reward_proxy_mean"] == 1.0
+    assert "overoptimised" not in figures
+    assert not (tmp_path / WATCHED).exists()
+
+
 def watched(path, inputs, on):
     """The stage of `test_judges`, without its judge."""
     stage = stage_of(path, inputs, "", rewards=(PROXY, GOLD), gold="gold", on_overoptimisation=on)
