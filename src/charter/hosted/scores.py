@@ -38,13 +38,13 @@ class ScoreFiles:
     _open: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
 
     def groups(self) -> Iterator[list[Mapping[str, Any]]]:
-        """Yield the groups that are complete since the last call, as lines of the files."""
-        for path in sorted(self.directory.glob("*.jsonl")):
-            for line in self._new_lines(path):
-                group = self._open.setdefault(line["row"], [])
-                group.append(line)
-                if len(group) == self.samples:
-                    yield self._open.pop(line["row"])
+        """Yield the groups that are complete since the last call, as lines of the files, by when they were scored."""
+        lines = [line for path in sorted(self.directory.glob("*.jsonl")) for line in self._new_lines(path)]
+        for line in sorted(lines, key=lambda line: line["at"]):
+            group = self._open.setdefault(line["row"], [])
+            group.append(line)
+            if len(group) == self.samples:
+                yield self._open.pop(line["row"])
 
     def _new_lines(self, path: Path) -> list[Mapping[str, Any]]:
         """Return the whole lines that were appended; the rest of one that is being written comes with the next call."""
