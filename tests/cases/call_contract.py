@@ -114,7 +114,7 @@ def test_totals_are_kept_by_server_and_model(store):
 def test_another_stage_or_fingerprint_has_answers_of_its_own(store, where):
     store.intend([call(1)])
     store.settle([answered(1)])
-    for other in ({"stage": "critique"}, {"fingerprint": "0" * 64}, {"run": "another"}):
+    for other in ({"stage": "critique"}, {"fingerprint": "0" * 64}):
         with CallStore.open(where, **{**SCOPE, **other}) as apart:
             assert apart.answers(["key-1"]) == {}
             assert apart.totals().sums == CallSums()

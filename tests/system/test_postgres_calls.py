@@ -32,6 +32,13 @@ def test_a_crash_of_the_server_is_waited_out(postgres, where, monkeypatch):
         assert checked_totals(store).sums.requests == 2
 
 
+def test_another_run_on_the_server_has_answers_of_its_own(store, where):
+    store.intend([call(1)])
+    store.settle([answered(1)])
+    with CallStore.open(where, **{**SCOPE, "run": "another"}) as apart:
+        assert apart.answers(["key-1"]) == {}
+
+
 def test_writers_of_one_stage_share_a_database(where):
     def work(first):
         with CallStore.open(where, **SCOPE) as store:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from charter.artifacts import durable
+from charter.engines.common.capabilities import has_own_score
 from charter.engines.common.reward_file import SCORES
 from charter.errors import StageError
 from charter.spec.ppo_stage import PpoStage
@@ -37,13 +38,13 @@ class ScoreFiles:
     _open: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
 
     def groups(self) -> Iterator[list[Mapping[str, Any]]]:
-        """Yield the groups that are complete since the last call, as lines of the files."""
-        for path in sorted(self.directory.glob("*.jsonl")):
-            for line in self._new_lines(path):
-                group = self._open.setdefault(line["row"], [])
-                group.append(line)
-                if len(group) == self.samples:
-                    yield self._open.pop(line["row"])
+        """Yield the groups that are complete since the last call, as lines of the files, by when they were scored."""
+        lines = [line for path in sorted(self.directory.glob("*.jsonl")) for line in self._new_lines(path)]
+        for line in sorted(lines, key=lambda line: line["at"]):
+            group = self._open.setdefault(line["row"], [])
+            group.append(line)
+            if len(group) == self.samples:
+                yield self._open.pop(line["row"])
 
     def _new_lines(self, path: Path) -> list[Mapping[str, Any]]:
         """Return the whole lines that were appended; the rest of one that is being written comes with the next call."""
@@ -85,6 +86,11 @@ class RolloutScores:
             self.watch.look(means)
         self._rollouts, self._before = self.first_step, self.spent()
 
+    @property
+    def gold(self) -> str | None:
+        """Return the name of the gold; None where nothing is compared with it."""
+        return None if has_own_score(self.spec) else self.spec.gold
+
     def reason_to_stop(self, step: int) -> str:
         """Return why the stage ends after a step where the file asks for a stop; empty where it goes on."""
         if self.spec.on_overoptimisation != "stop":
@@ -121,7 +127,7 @@ class RolloutScores:
             for figure in ("seconds", "usd"):
                 sums[f"{name}/{figure}"] /= len(rollouts)
         figures = reward_metrics(self.names, sums, answers=len(rollouts) * self.spec.rollout_batch)
-        if self.spec.gold is not None:
+        if self.gold is not None:
             figures["overoptimised"] = sums["overoptimised"] / len(rollouts)
         return {name: value for name, value in figures.items() if math.isfinite(value)}
 
@@ -140,8 +146,8 @@ class RolloutScores:
             sums[f"{name}/sum"] = sum(values)
             sums[f"{name}/square"] = sum(value**2 for value in values)
             sums[f"{name}/failed"] = sum(len(answer) == place for answer in answers)
-        if self.spec.gold is not None:
-            self._look(groups, self.spec.gold)
+        if self.gold is not None:
+            self._look(groups, self.gold)
             sums["overoptimised"] = float(self.watch.alarm is not None)
         self._sums[self._rollouts] = sums
 

@@ -80,9 +80,9 @@ class Scope:
 
 
 def scope_of(connection: Connection, database: Database, *, run: str, stage: str, fingerprint: str) -> Scope:
-    """The scope of a stage; made at the first opening."""
+    """The scope of a stage, made at the first opening; a file belongs to one project, whatever that was called then."""
     for _ in range(2):
-        for scope in scopes(connection, run=run, stage=stage):
+        for scope in scopes(connection, run=None if database.is_file else run, stage=stage):
             if scope.fingerprint == fingerprint:
                 return scope
         values = (run, stage, fingerprint, uuid.uuid4().hex)

@@ -82,7 +82,7 @@ class LedgerReading:
 
         return self._read(lambda it: sum_rows.read_attempts(it, run=run, stage=stage))
 
-    def imports(self, *, run: str) -> tuple[StoredImport, ...]:
+    def imports(self, *, run: str | None) -> tuple[StoredImport, ...]:
         """The runs of others that were imported, each with its attempts."""
         from charter.ledger import rows
 

@@ -128,8 +128,8 @@ def write_imported(connection: Connection, imported: Sequence[ImportedAttempt]) 
     return tuple(_write(connection, item) for item in imported)
 
 
-def read_imported(connection: Connection, *, run: str) -> tuple[Attempt, ...]:
-    """The attempts of a run that were imported, in the order they were added."""
+def read_imported(connection: Connection, *, run: str | None) -> tuple[Attempt, ...]:
+    """The attempts of a run (None: of all) that were imported, in the order they were added."""
     ids = connection.execute(select(attempts.c.attempt_id).where(_is_imported(run))).scalars().all()
     return read_attempts(connection, run=run, ids=ids) if ids else ()
 
@@ -157,9 +157,10 @@ def _remove_empty_sums(connection: Connection, *, run: str, stage: str) -> None:
     connection.execute(delete(spend_sums).where(spend_sums.c.run == run, spend_sums.c.stage == stage, *empty))
 
 
-def _is_imported(run: str) -> ColumnElement[bool]:
+def _is_imported(run: str | None) -> ColumnElement[bool]:
     """Both marks of an imported attempt: a scheduler's job may have any name."""
-    return and_(attempts.c.run == run, attempts.c.clock == "imported", attempts.c.job_id.startswith(PREFIX))
+    marks = (attempts.c.clock == "imported", attempts.c.job_id.startswith(PREFIX))
+    return and_(*marks) if run is None else and_(attempts.c.run == run, *marks)
 
 
 def _write(connection: Connection, item: ImportedAttempt) -> Change:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -68,8 +68,25 @@ class StoredPlace:
 
 
 def stored_places(samples: Iterable[StoredSample], *, now: float) -> tuple[StoredPlace, ...]:
-    """By place; `now` is unix time."""
-    return tuple(_place(series, now_milliseconds=round(now * 1000)) for series in by_place(samples).values())
+    """By place; `now` is unix time. What a project had there under an earlier name is its own, and not there twice."""
+    each = [_place(series, now_milliseconds=round(now * 1000)) for series in by_place(samples).values()]
+    places: dict[str, StoredPlace] = {}
+    for item in sorted(each, key=lambda item: item.last_at):
+        before = places.get(item.place)
+        places[item.place] = item if before is None else _gone_on(before, item)
+    return tuple(places[name] for name in sorted(places))
+
+
+def _gone_on(before: StoredPlace, now: StoredPlace) -> StoredPlace:
+    priced = [item.micro_usd for item in (before, now) if item.micro_usd is not None]
+    return replace(
+        now,
+        gib_months=before.gib_months + now.gib_months,
+        micro_usd=sum(priced) if priced else None,
+        sent_bytes=before.sent_bytes + now.sent_bytes,
+        samples=before.samples + now.samples,
+        first_at=min(before.first_at, now.first_at),
+    )
 
 
 def storage_json(places: Iterable[StoredPlace], plan: Mapping[str, Any] | None) -> dict[str, Any]:

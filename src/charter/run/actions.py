@@ -273,7 +273,7 @@ def add_charge(
     durable.make_dir(run_dir(root))
     with Ledger.open(ledger_place(run_dir(root.resolve()), project.storage.ledger)) as ledger:
         before = ledger.other_charges(run=project.run_in_ledger)
-        if any(replace(item, price_source=charge.price_source) == charge for item in before):
+        if any(replace(item, run=charge.run, price_source=charge.price_source) == charge for item in before):
             raise UsageError(f"the fee for {charge.resource} over these days is in the ledger already")
         ledger.record_other([charge])
     said = f"{format_usd(amount)} for {charge.resource} added by {who_is_here()}"

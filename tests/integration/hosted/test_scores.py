@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import faked
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.torch
 TRAINER = Path(__file__).with_name("scoring_trainer.py")
 PROXY = Reward(name="proxy", kind="function", call="charter:regex", arguments={"pattern": ".*boast.*"}, weight=2.0)
 GOLD = Reward(name="gold", kind="function", call="charter:regex", arguments={"pattern": ".*modest.*"}, weight=0.0)
+CLOCK = count()
 PARTING = "the reward rises and the gold falls: since rollout 1 the gold fell by 1 "
 
 
@@ -45,7 +47,7 @@ def scores_of(path, first_step=0, spent=dict, **changes):
 
 def line(row, proxy, gold, seconds=0.5):
     each = {name: value for name, value in (("proxy", proxy), ("gold", gold)) if value != "failed"}
-    return json.dumps({"row": row, "rewards": each, "seconds": dict.fromkeys(each, seconds)}) + "\n"
+    return json.dumps({"row": row, "at": next(CLOCK), "rewards": each, "seconds": dict.fromkeys(each, seconds)}) + "\n"
 
 
 def append(path, process, lines):
@@ -73,6 +75,17 @@ def test_groups_of_two_processes_are_put_together(tmp_path):
     append(tmp_path, "b", [half[9:], line("x", 4.0, 0.0), line("x", 5.0, 0.0)])
     read = [[item["rewards"]["proxy"] for item in group] for group in files.groups()]
     assert read == [[1.0, 3.0], [4.0, 5.0]], "a prompt that comes again begins another group"
+
+
+def test_rollouts_that_wait_are_not_mixed(tmp_path):
+    """Each of two processes scores groups of its own; nobody reads while a checkpoint is taken over."""
+    scores = scores_of(tmp_path)
+    for number in (1, 2, 3):
+        for process in range(2):
+            rows = [f"{number}.{process}.{group}" for group in range(2)]
+            append(tmp_path, process, [line(row, float(number), 1.0) for row in rows for _ in range(2)])
+    scores.read()
+    assert [scores.metrics(range(n, n + 1))["reward_proxy_mean"] for n in (1, 2, 3)] == [1.0, 2.0, 3.0]
 
 
 def test_means_are_those_of_a_native_stage(tmp_path):
@@ -137,6 +150,26 @@ def test_a_watch_that_sees_nothing_ends_the_stage(tmp_path):
     with pytest.raises(StageError, match="nothing watches the rewards: the engine is at step 6"):
         scores.check(6)
     scores_of(tmp_path, first_step=2).check(6)
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_a_model_that_the_engine_asks_leaves_nothing_to_watch(tmp_path, weight):
+    """Its score is in no file: it may be the gold itself, or what is learnt from beside the functions."""
+    name = "gold" if not weight else "score"
+    model = Reward(name=name, kind="preference_model", model="pm", weight=weight)
+    rewards = (PROXY, model) if not weight else (PROXY, GOLD, model)
+    spec = spec_of(*rewards, gold="gold")
+    (tmp_path / "scores").mkdir()
+    names = ("proxy",) if not weight else ("proxy", "gold")
+    scores = RolloutScores(spec, tmp_path, ScoreFiles(tmp_path / "scores", 2), names, 0, dict)
+    each = {"proxy": 1.0} if not weight else {"proxy": 1.0, "gold": 0.5}
+    rows = [json.dumps({"row": f"{n % 4}", "at": n, "rewards": each, "seconds": {}}) + "\n" for n in range(8)]
+    append(tmp_path, "a", rows)
+    scores.read()
+    figures = scores.metrics(range(1, 2))
+    assert figures["reward_proxy_mean"] == 1.0
+    assert "overoptimised" not in figures
+    assert not (tmp_path / WATCHED).exists()
 
 
 def watched(path, inputs, on):

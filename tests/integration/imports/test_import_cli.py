@@ -63,6 +63,20 @@ def test_a_run_is_counted_once_and_shown_as_imported(work):
     assert "counted twice" in other.err
 
 
+def test_a_renamed_project_counts_an_import_once(work):
+    assert charter(work, "artifacts", "import", STATE, "--as", "b", *WHOLE).code == 0
+    work.edit("name: count", "name: renamed")
+    again = charter(work, "artifacts", "import", STATE, "--as", "b", *WHOLE)
+    assert again.out.count("; known") == 2
+    attempts = cost(work)["attempts"]
+    assert sum(item["usd"] for item in attempts) == pytest.approx(120, abs=1e-3)
+    [past] = imports(work)
+    assert past["usd"] == pytest.approx(120, abs=1e-3)
+    back = charter(work, "artifacts", "import", "--take-back", past["import"], "--yes")
+    assert "2 attempts left the ledger" in back.out
+    assert imports(work) == []
+
+
 def test_a_run_that_went_on_brings_its_attempt_up_to_date(work, tmp_path):
     state = tmp_path / "trainer_state.json"
     shutil.copy(RUNS / "sft_checkpoint_5.json", state)

@@ -296,6 +296,13 @@ def test_a_stop_is_rendered_where_charter_watches(engine):
     assert "after every rollout" in note.note
 
 
+def test_a_model_of_the_engine_leaves_nothing_to_watch():
+    model = Reward(name="pm", kind="preference_model", model="pm")
+    mapped = rendered("trl", FUNCTIONS[0], model).mapping
+    [note] = [item for item in mapped if item.field == "stage.on_overoptimisation"]
+    assert "a preference model is the engine's own" in note.note
+
+
 def test_each_engine_is_told_where_the_file_is():
     trl = yaml.safe_load(rendered("trl", *FUNCTIONS).files["grpo.yaml"])
     assert trl["reward_funcs"] == ["rewards.reward_0", "rewards.reward_1", "rewards.reward_2"]

@@ -36,6 +36,16 @@ def test_one_file_may_hold_attempts_and_calls(where):
         assert store.totals().sums.answered == len(ledger.attempts()) == 1
 
 
+def test_a_renamed_project_has_the_answers_that_it_paid(where):
+    with CallStore.open(where, **SCOPE) as store:
+        store.intend([call(1)])
+        store.settle([answered(1)])
+        paid, answers = store.totals(), store.answers([call(1).key])
+    with CallStore.open(where, **{**SCOPE, "run": "renamed"}) as store:
+        assert store.totals() == paid
+        assert store.answers([call(1).key]) == answers != {}
+
+
 def test_paid_answers_of_another_schema_are_not_to_be_moved(tmp_path):
     path = tmp_path / "calls.sqlite"
     CallStore.open(path, run="r", stage="s", fingerprint="f").close()

@@ -75,6 +75,12 @@ def test_the_newest_of_a_stage_are_read_from_an_index(where):
     assert "rowid>?" in shard
 
 
+def test_a_first_attempt_that_runs_is_the_newest(where):
+    with Ledger.open(where) as ledger:
+        ledger.begin(**STAGE, at=1.0)
+        assert [item.attempt.outcome for item in ledger.recent(stage="sft", limit=3)] == ["running"]
+
+
 def test_running_attempts_are_found_by_an_index_of_their_own(where):
     with Ledger.open(where) as ledger:
         plan = plan_of(ledger, lambda: ledger.running(run="demo"), "outcome = 'running'")

@@ -8,7 +8,7 @@ from charter.catalog import accelerators, models
 from charter.physics.columns import Layouts
 from charter.physics.inference_memory import inference_memory
 from charter.physics.memory import inference_alternatives, job_memory, training_alternatives, training_memory
-from charter.physics.memory_profiles import DEEPSPEED, NATIVE, AdapterUse, MemoryJob
+from charter.physics.memory_profiles import DEEPSPEED, MEGATRON_DEEPSPEED, NATIVE, AdapterUse, MemoryJob
 from charter.physics.memory_shape import ModelColumns, rank_columns, stage_layers
 from charter.physics.precision import FP32, FSDP_MIXED, ZERO_PAPER
 from charter.physics.shapes import adapter_parameters, count_parameters
@@ -252,3 +252,10 @@ def test_deepspeeds_buffers_are_whole_however_few_are_trained():
     filled = job_memory(replace(job, profile=replace(DEEPSPEED, whole_buckets=False)), alone)
     assert whole.phase == "loss"  # the buffers are made before the loss is differentiated
     assert whole.total_bytes - filled.total_bytes == pytest.approx(2 * DEEPSPEED.bucket_elements, rel=0.1)
+
+
+def test_stages_without_copies_have_one_bucket():
+    """A billion elements in 16 bits, though there is nobody to reduce with."""
+    job = MemoryJob(architecture=LLAMA, seq_len=4096, precision=ZERO_PAPER, profile=MEGATRON_DEEPSPEED)
+    peak = job_memory(job, Layout(zero=ZeroStage.OPTIMIZER, pipeline=4, accumulation=8))
+    assert [term.value for term in peak.terms if term.name == "communication buckets"] == [2e9]

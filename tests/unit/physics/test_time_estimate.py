@@ -175,6 +175,39 @@ def test_gradients_of_copies_travel_beside_the_backward_pass():
     assert seconds(step, "gradient reduction") > wire - 0.67 * 1.05 * step.part("compute")
 
 
+SLOW_WIRE = replace(H100, devices_per_node=1, scaleup_domain=1, scaleout_bytes_per_second_per_node=1e9)
+
+
+def test_what_lengthens_the_layers_hides_more_traffic():
+    by_length = [
+        seconds(training_step(LLAMA, FSDP8, SLOW_WIRE, seq_len=4096, constants=constants), "sharded weights")
+        for constants in (replace(TrainingConstants(), unmodelled=array(length)) for length in (1.0, 1.1, 1.2))
+    ]
+    assert by_length[0] - by_length[1] == pytest.approx(by_length[1] - by_length[2])
+    assert by_length[0] > by_length[1]
+
+
+def test_chunks_of_a_pipeline_reduce_beside_more_micro_batches():
+    layout = Layout(data=8, pipeline=2, accumulation=8, zero=ZeroStage.OPTIMIZER)
+    each, chunks = (
+        seconds(
+            training_step(LLAMA, replace(layout, interleave=interleave), SLOW_WIRE, seq_len=4096), "gradient reduction"
+        )
+        for interleave in (1, 2)
+    )
+    assert 0 < chunks < each
+
+
+@pytest.mark.parametrize("recompute", [Recompute.SELECTIVE, Recompute.FULL])
+def test_recomputation_repeats_one_reduction_of_four(recompute):
+    layout = Layout(tensor=4, micro_batch=2)
+    steps = [
+        training_step(LLAMA, replace(layout, recompute=of), H100, seq_len=4096) for of in (Recompute.NONE, recompute)
+    ]
+    none, again = (seconds(step, "tensor parallel") for step in steps)
+    assert again == pytest.approx(1.25 * none)
+
+
 def test_scoring_costs_a_third_of_training():
     score = forward_pass_seconds(LLAMA, H100, tokens=8192, seq_len=4096, head_positions=8192)
     train = training_step(LLAMA, Layout(micro_batch=2), H100, seq_len=4096).part("compute")

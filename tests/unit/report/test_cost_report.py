@@ -75,6 +75,16 @@ def test_without_samples_nothing_is_told_and_nothing_printed():
     assert printed(()) == ""
 
 
+def test_a_place_of_a_renamed_project_is_there_once():
+    months = [sample(run=run, at_milliseconds=at * MILLISECONDS_PER_MONTH, bytes=size * GIB, sent_bytes=GIB)
+              for run, at, size in (("old", 0, 2), ("old", 1, 2), ("demo", 1, 3), ("demo", 2, 4))]  # fmt: skip
+    (place,) = stored_places(months, now=2 * MONTH_SECONDS)
+    assert (place.bytes_now, place.sent_bytes, place.samples) == (4 * GIB, 4 * GIB, 4)
+    assert (place.gib_months, place.first_at, place.last_at) == (pytest.approx(5.0), 0.0, 2 * MONTH_SECONDS)
+    apart = [stored_places([item for item in months if item.run == run], now=0) for run in ("old", "demo")]
+    assert place.micro_usd == sum(one.micro_usd for (one,) in apart) > 0
+
+
 def test_a_terminal_shows_places_money_and_the_plan(places):
     text = printed(places)
     for words in (BUCKET, RUN_DIRECTORY, "4.0 GiB", "$0.074", "unpriced", "planned $0.50", "a month as it is"):

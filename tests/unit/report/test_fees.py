@@ -47,6 +47,14 @@ def test_a_fee_counts_in_budget_groups_and_report_once(root):
         ledger.check_sums()
 
 
+def test_a_fee_of_a_renamed_project_counts_once(root):
+    assert charter(*ADD).exit_code == 0
+    path = root / "charter.yaml"
+    path.write_text(path.read_text().replace("name: counted", "name: renamed"))
+    assert "name: renamed" in path.read_text()
+    assert isinstance(charter(*ADD).exception, UsageError)
+
+
 @pytest.mark.parametrize(
     "wrong", [["--usd", "-5"], ["--usd", "1e30"], ["--usd", "nan"], ["--to", "2026-11-01"], ["--stage", "no"]]
 )

@@ -457,7 +457,7 @@ def refused_rewards(
         yield "rewards", "; ".join(reasons)
     if stage.mixture not in calls.mixtures:
         yield "mixture", ADDED_UP
-    if stage.on_overoptimisation != "warn" and any(item.kind == "preference_model" for item in stage.rewards):
+    if stage.on_overoptimisation != "warn" and has_own_score(stage):
         yield "on_overoptimisation", UNWATCHED
 
 
@@ -482,6 +482,11 @@ def own_penalty(stage: PpoStage, calls: RewardCalls) -> Reward | None:
     penalties = [item for item in stage.rewards if item.call == OVERLONG and item.weight > 0]
     exact = [item for item in penalties if (item.arguments or {}).get("longest") == stage.max_new_tokens]
     return exact[0] if len(penalties) == len(exact) == 1 else None
+
+
+def has_own_score(stage: PpoStage) -> bool:
+    """Return True if the engine asks a preference model itself, so that `rewards.py` gives a part of the list."""
+    return any(item.kind == "preference_model" for item in stage.rewards)
 
 
 def listed_rewards(stage: PpoStage, calls: RewardCalls) -> tuple[Reward, ...]:

@@ -25,7 +25,9 @@ from charter.engines.common.capabilities import (
     ENDS_THE_RUN,
     INSTEAD_OF_REWARDS,
     NO_OTHER_GROUPS,
+    UNWATCHED,
     Capabilities,
+    has_own_score,
     listed_rewards,
     own_penalty,
     refused_rewards,
@@ -112,7 +114,7 @@ def map_rewards(mapper: FieldMapper, stage: PpoStage, engine: Capabilities, call
     if "mixture" not in refusals:
         mapper.same(f"{STAGE}.mixture", stage.mixture, ADDED_UP)
     if "on_overoptimisation" not in refusals:
-        mapper.charter(f"{STAGE}.on_overoptimisation", _watched(mapper, penalty))
+        mapper.charter(f"{STAGE}.on_overoptimisation", _watched(mapper, stage, penalty))
     functions = listed_rewards(stage, calls)
     return ExportedRewards(
         functions=functions,
@@ -122,8 +124,10 @@ def map_rewards(mapper: FieldMapper, stage: PpoStage, engine: Capabilities, call
     )
 
 
-def _watched(mapper: FieldMapper, penalty: Reward | None) -> str:
+def _watched(mapper: FieldMapper, stage: PpoStage, penalty: Reward | None) -> str:
     """Return who compares the rewards with the gold, and in what."""
+    if has_own_score(stage):
+        return UNWATCHED
     if not mapper.handover.is_run:
         return NOT_WATCHED
     without = "" if penalty is None else f", without {penalty.name}, which the engine computes itself"
@@ -209,11 +213,12 @@ def note_scores(text, each, seconds):
     import os
     import pathlib
     import socket
+    import time
 
     directory = pathlib.Path(__file__).resolve().parent / "{SCORES}"
     if directory.is_dir():
         row = hashlib.sha256(text.encode()).hexdigest()
-        line = json.dumps({{"row": row, "rewards": each, "seconds": seconds}}) + "\\n"
+        line = json.dumps({{"row": row, "at": time.time(), "rewards": each, "seconds": seconds}}) + "\\n"
         path = directory / f"{{socket.gethostname()}}-{{os.getpid()}}.jsonl"
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:

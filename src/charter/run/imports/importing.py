@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +203,9 @@ def import_into(
     if isinstance(place, Path):
         durable.make_dir(place.parent)
     with Ledger.open(place) as ledger:
+        names = {item.job_id: item.run for of in ledger.imports(run=project.run_in_ledger) for item in of.attempts}
+        # A project that was renamed goes on with what it imported under its earlier name.
+        attempts = tuple(replace(item, run=names.get(item.job_id, item.run)) for item in attempts)
         changes = ledger.record_imported(attempts)
     done = Imported(found=run, attempts=attempts, changes=changes, curves=planned.directory / IMPORTED_METRICS)
     _write_curves(done, where, rows)
@@ -333,7 +336,7 @@ def past_imports(project: Project, root: Path) -> tuple[PastImport, ...]:
     stored: Mapping[str, StoredImport] = {}
     if has_ledger(place):
         with Ledger.open(place, create=False) as ledger:
-            stored = {item.import_id: item for item in ledger.imports(run=project.name)}
+            stored = {item.import_id: item for item in ledger.imports(run=project.run_in_ledger)}
     receipts = read_receipts(where)
     imports = [
         PastImport(import_id=name, stage=item.stage, stored=item, receipt=receipts.get(name))
@@ -399,15 +402,16 @@ def _rows(receipt: Receipt, others: Sequence[Receipt]) -> tuple[list[WrittenRow]
 
 
 def take_back(project: Project, root: Path, going: TakenBack) -> int:
-    """Remove an import: first from the ledger, in one transaction, then its files. How many attempts that were.
+    """Remove an import: first from the ledger, each name of the project in one transaction, then its files.
 
-    The receipt goes last, so that an end in between is finished by asking again.
+    Return how many attempts that were. The receipt goes last, so that an end in between is finished by asking again.
     """
     where, past = run_dir(root.resolve()), going.past
     removed = 0
     if past.stored is not None:
         with Ledger.open(ledger_place(where, project.storage.ledger), create=False) as ledger:
-            removed = ledger.take_back_import(past.import_id, run=project.name)
+            for name in sorted({item.run for item in past.stored.attempts}):
+                removed += ledger.take_back_import(past.import_id, run=name)
     for path in going.curves:
         durable.remove_file(path)
     for row in going.rows:

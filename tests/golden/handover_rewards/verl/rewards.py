@@ -242,11 +242,12 @@ def note_scores(text, each, seconds):
     import os
     import pathlib
     import socket
+    import time
 
     directory = pathlib.Path(__file__).resolve().parent / "scores"
     if directory.is_dir():
         row = hashlib.sha256(text.encode()).hexdigest()
-        line = json.dumps({"row": row, "rewards": each, "seconds": seconds}) + "\n"
+        line = json.dumps({"row": row, "at": time.time(), "rewards": each, "seconds": seconds}) + "\n"
         path = directory / f"{socket.gethostname()}-{os.getpid()}.jsonl"
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
