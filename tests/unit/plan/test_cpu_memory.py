@@ -67,7 +67,7 @@ SPREAD = [
         {"zero": 3, "recompute": "full"},
         83_830_796,
     ),
-    (SftStage(data=("chat",), global_batch=4, seq_len=128, **FULL), VOCABULARY, 2, {"zero": 3}, 205_139_880),
+    (SftStage(data=("chat",), global_batch=4, seq_len=128, **FULL), VOCABULARY, 2, {"zero": 3}, 204_169_124),
     (SftStage(data=("chat",), global_batch=4, seq_len=256, **FULL), DEEP, 2, {"zero": 3, "context": 2}, 168_318_988),
     (SftStage(data=("chat",), global_batch=4, seq_len=256, **FULL), WIDE, 4, {"zero": 3, "context": 2}, 47_746_092),
     (SftStage(data=("chat",), global_batch=4, seq_len=256, **FULL), WIDE, 2, {"context": 2}, 127_591_708),
