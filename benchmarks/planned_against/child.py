@@ -18,7 +18,7 @@ from typing import Any
 from charter.artifacts.job import Job, JobInput, write_job
 from charter.artifacts.stage_dir import StageDir
 from charter.models.chat import train_tokenizer
-from charter.models.engine_layout import CPU_ATTENTION
+from charter.models.engine_layout import CPU_VALUES
 from charter.models.language_model import LanguageModel, new_language_model
 from charter.models.preference import PreferenceModel, ScalarModel
 from charter.spec.project import DataSpec
@@ -49,7 +49,7 @@ def stage(case: Case, place: Path, steps: int) -> StageDir:
         run="planned-against", stage="measured", kind=case.kind, fingerprint="0" * 64, seed=1, spec=spec,
         inputs=inputs, constitution=None, keep_last=1,
         frozen={"threads": 1, "device": "cpu", "micro_batch": case.micro, "recompute": case.recompute,
-                CPU_ATTENTION: "fp32", "world_size": case.processes, **case.degrees},
+                **CPU_VALUES, "world_size": case.processes, **case.degrees},
     )  # fmt: skip
     directory = place / "stage"
     directory.mkdir()

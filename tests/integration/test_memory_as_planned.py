@@ -18,9 +18,11 @@ pytestmark = pytest.mark.torch
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 ALONE = {"kind": "sft", "shape": "1M", "batch": 8, "seq": 64}
 SHARED = {"kind": "sft", "shape": "1M", "batch": 8, "seq": 64, "processes": 2, "zero": 3}
+ASKED = {"kind": "preference_model", "shape": "1M", "batch": 8, "seq": 128}
+"""The last layer leaves out all positions but the last of each row."""
 
 
-@pytest.mark.parametrize("case", [ALONE, SHARED], ids=["alone", "in parts"])
+@pytest.mark.parametrize("case", [ALONE, SHARED, ASKED], ids=["alone", "in parts", "asked"])
 def test_a_stage_that_runs_takes_the_memory_that_is_planned(case, monkeypatch):
     """In a process of its own: what another test's stage has left in this one is not allocated again, nor counted."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))

@@ -235,18 +235,20 @@ class Gated(torch.autograd.Function):
     """silu(gate) x up (Shazeer 2020, arXiv:2002.05202)."""
 
     @staticmethod
-    def forward(ctx: Any, gate_MI: Tensor, up_MI: Tensor) -> Tensor:
-        """Return the product."""
-        active_MI, product_MI = torch.empty_like(gate_MI), torch.empty_like(gate_MI)
+    def forward(ctx: Any, gate_MI: Tensor, up_MI: Tensor, keeps: bool) -> Tensor:
+        """Return the product; unless a backward pass keeps the activated gate, it is written over that."""
+        active_MI = torch.empty_like(gate_MI)
+        product_MI = torch.empty_like(gate_MI) if keeps else active_MI
         for part in _parts(*gate_MI.shape):
             torch.ops.aten.silu.out(gate_MI[part], out=active_MI[part])
             torch.mul(active_MI[part], up_MI[part], out=product_MI[part])
-        ctx.save_for_backward(gate_MI, up_MI, active_MI)
+        if keeps:
+            ctx.save_for_backward(gate_MI, up_MI, active_MI)
         return product_MI
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, by_MI: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, by_MI: Tensor) -> tuple[Tensor, Tensor, None]:
         """Return the gradients of gate and up."""
         gate_MI, up_MI, active_MI = ctx.saved_tensors
         by_gate_MI, by_up_MI = torch.empty_like(gate_MI), torch.empty_like(up_MI)
@@ -254,7 +256,7 @@ class Gated(torch.autograd.Function):
             torch.mul(by_MI[part], active_MI[part], out=by_up_MI[part])
             by_active_CI = by_MI[part] * up_MI[part]
             torch.ops.aten.silu_backward.grad_input(by_active_CI, gate_MI[part], grad_input=by_gate_MI[part])
-        return by_gate_MI, by_up_MI
+        return by_gate_MI, by_up_MI, None
 
 
 @dataclass(frozen=True)
@@ -325,9 +327,8 @@ class ProcessorLayer:
         if queries is not None:
             stream_MH = stream_MH.index_select(0, queries.at_N)
         stream_MH, normed_MH = AddedNorm.apply(stream_MH, seen, second.weight, second.variance_epsilon)  # type: ignore[no-untyped-call]
-        gate_MI, up_MI = _products(normed_MH, layer.mlp.gate_proj, layer.mlp.up_proj)
-        added_MH: Tensor = layer.mlp.down_proj(Gated.apply(gate_MI, up_MI))  # type: ignore[no-untyped-call]
-        out_MH: Tensor = stream_MH + added_MH
+        del seen  # without gradients nothing else would keep it through what is widest
+        out_MH: Tensor = stream_MH + _fed(layer.mlp, normed_MH)
         return out_MH[None] if queries is not None else out_MH.view(shape)
 
 
@@ -335,6 +336,13 @@ def _products(rows_MH: Tensor, *projections: nn.Linear) -> tuple[Tensor, ...]:
     maps = [item for projection in projections for item in (projection.weight, projection.bias)]
     outputs: tuple[Tensor, ...] = Products.apply(rows_MH, *maps)  # type: ignore[no-untyped-call]
     return outputs
+
+
+def _fed(mlp: Any, normed_MH: Tensor) -> Tensor:
+    """The feed-forward part; no name holds its widest arrays, so that a pass without gradients lets them go."""
+    product_MI = Gated.apply(*_products(normed_MH, mlp.gate_proj, mlp.up_proj), torch.is_grad_enabled())  # type: ignore[no-untyped-call]
+    fed_MH: Tensor = mlp.down_proj(product_MI)
+    return fed_MH
 
 
 def _attention(

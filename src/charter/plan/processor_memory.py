@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from charter.engines.native.capabilities import FUSED_TYPES
 from charter.physics.constants import CPU_PROCESS_BYTES, CPU_PROCESS_FORMULA, CPU_PROCESS_SOURCE
 from charter.physics.flops import kv_cache_bytes
 from charter.physics.inference_memory import ROWS_OF_A_PASS, SCORING_ROWS, SCORING_TOKENS
@@ -216,11 +217,24 @@ def _layer_bytes(role: Role, layout: Layout, *, casts: bool) -> float:
     layer = layer_activations(a, seq_len=1, bytes_per_value=FP32, implementation="huggingface", exchange=shares)
     per_token = layer.bytes_per_token(layout, fused_attention=True)
     per_token += 2 * FP32 * a.head_size * max(layout.context - a.kv_heads, 0)  # a head of keys in each process
+    per_token -= _norm_inputs_gone(role, layout, casts=casts) * FP32 * a.hidden_size
     if not casts or a.mixture is not None or a.latent_attention is not None:
         return per_token
     inputs = (3 + 1 + a.gated_mlp) * CAST - 2 * FP32
     inside = (4 if a.gated_mlp else 2) * (FP32 - CAST) * a.intermediate_size
     return per_token + inputs * a.hidden_size + (CAST * a.num_heads * a.head_size - inside) / layout.tensor
+
+
+def _norm_inputs_gone(role: Role, layout: Layout, *, casts: bool) -> float:
+    """Hidden states that a layer of the engine's own (`models/layer_passes.py`) does not keep: what goes into norms.
+
+    A norm's gradient comes from the normalised states alone. The first's input waits where a layer is computed again.
+    Layers are the engine's own where matrices are plain, in fp32, and rows complete.
+    """
+    is_own = role.architecture.model_type in FUSED_TYPES and role.adapter is None and not casts
+    if not is_own or layout.context > 1 or layout.tensor > 1:
+        return 0.0
+    return {Recompute.NONE: 2.0, Recompute.FULL: 1.0}.get(layout.recompute, 0.0)
 
 
 def _matrices(a: Architecture) -> float:
@@ -244,7 +258,7 @@ def _cast_head(sizes: _Sizes) -> tuple[Term, ...]:
 
 
 def left_out_share(role: Role, phase: RolePhase) -> float:
-    """Share of the positions at which the last layer's feed-forward part is left out, since nobody asks for them.
+    """Share of the positions that the last layer leaves out, since nobody asks for them.
 
     Source: `models/layer_passes.py`; above 3/4 asked, and with experts, all are computed.
     """
@@ -257,11 +271,12 @@ def _layers(role: Role, phase: RolePhase, tokens: float, layout: Layout, *, cast
     per_token = FP32 * role.architecture.hidden_size if again else _layer_bytes(role, layout, casts=casts)
     a, layers = role.architecture, float(role.architecture.num_layers)
     if not again:
-        arrays = 4 if a.gated_mlp else 2
         if role.adapter:
             per_token -= 2 * FROZEN_NORM * FP32 * a.hidden_size
-        width = CAST if casts else FP32
-        layers -= left_out_share(role, phase) * arrays * width * a.intermediate_size / layout.tensor / per_token
+        left_out = (4 if a.gated_mlp else 2) * (CAST if casts else FP32) * a.intermediate_size / layout.tensor
+        if _norm_inputs_gone(role, layout, casts=casts):  # queries, what attention gives, the second norm in and out
+            left_out += 2 * FP32 * (a.num_heads * a.head_size + a.hidden_size)
+        layers -= left_out_share(role, phase) * left_out / per_token
     return bytes_term(
         "layer inputs" if again else KEPT,
         "activations",

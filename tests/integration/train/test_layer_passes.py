@@ -1,5 +1,7 @@
 """Layers on processors: hidden states and gradients of transformers' own classes, by fewer passes over memory."""
 
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -159,3 +161,17 @@ def test_all_else_is_the_classes_own(monkeypatch):
     hidden = model.model(IDS, use_cache=False).last_hidden_state
     assert rows == [42] * 2
     torch.testing.assert_close(hidden, cached.last_hidden_state, rtol=2e-5, atol=2e-5)
+
+
+def test_reading_takes_no_more_memory_than_the_classes_own(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[3] / "benchmarks"))
+    from planned_against.live import TaggedBytes
+
+    def most_bytes(values):
+        runtime._CONFIGURED = values
+        with torch.no_grad(), TaggedBytes(vocabulary=97) as live:
+            model.model(input_ids=IDS, use_cache=False)
+        return live.found()["total"]
+
+    model = model_of("llama")
+    assert most_bytes(dict(CPU_VALUES)) <= most_bytes({})
