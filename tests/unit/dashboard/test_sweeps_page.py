@@ -57,7 +57,7 @@ def test_the_page_has_the_table_of_the_report(client, swept, at):
     own = lines[lines.index("kl_target 6.0") :][:8]
     assert own[4:] == [f"{100 * second['difference']:.1f}", " to ".join(ends), f"{second['p_value']:.3f}", "20.0, 61.0"]
     assert "judged is not finished" in shown
-    assert "over 1 comparison paired by seed" in shown
+    assert "1 comparison, paired by seed" in shown
     assert "sweep 'bare' says no metric" in shown
 
 

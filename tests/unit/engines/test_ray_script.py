@@ -19,7 +19,7 @@ PYTHON = """\
 case "$*" in
   *"ray.scripts.scripts start"*) echo "$$ $*" >> "$SEEN"; exec sleep 600;;
   "-") cat > /dev/null;;
-  *) echo "$* by $RAY_ADDRESS" >> "$SEEN"; exit 3;;
+  *) until [ -s "$SEEN" ]; do sleep 0.05; done; echo "$* by $RAY_ADDRESS" >> "$SEEN"; exit 3;;
 esac
 """
 
