@@ -253,6 +253,24 @@ class Sheet:
         return tuple(f"{self.file}: {key}" for key in keys)
 
 
+ASKED_IN_LIST = "a judge is asked as a reward of a list (`rewards`)"
+
+
+def without_value_model(sheet: Sheet, *, algorithms: str, once: str, losses: str) -> None:
+    """Fields of PPO that engines of group estimators lack: a value model, an early stop, losses of text."""
+    same = sheet.mapper.same
+    same("stage.bootstrap_truncated", False, "there is no value model")
+    same("stage.stop_update_kl", None, once)
+    same("stage.ptx_weight", 0.0, losses)
+    same("stage.ptx_data", ((),), losses)
+    same("stage.reward_from", "preference_model", ASKED_IN_LIST)
+    same("stage.value_warmup_rollouts", 0, "there is no value model to warm up")
+    for name in ("ptx_batch", "seq_len"):
+        sheet.idle(f"stage.{name}", "there is no ptx_data")
+    for name in ("value_learning_rate", "value_clip", "value_loss_weight", "gae_lambda", "discount"):
+        sheet.idle(f"stage.{name}", f"{algorithms} no value model")
+
+
 Value = str | int | float
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from charter.engines.common.formulas import name_formulas
-from charter.engines.common.mapping import NATIVE_ONLY, REASONS_OF_VALUES, FieldMapper, Sheet
+from charter.engines.common.mapping import NATIVE_ONLY, REASONS_OF_VALUES, FieldMapper, Sheet, without_value_model
 from charter.engines.common.rendered import RAY_SCRIPT, RenderedRun, Resume, ray_script
 from charter.engines.common.request import Handover
 from charter.engines.common.reward_file import REWARDS_FILE, UNLIMITED, ExportedRewards, map_rewards
@@ -395,17 +395,9 @@ def _refused(sheet: Sheet) -> None:
     same = sheet.mapper.same
     same("stage.reward_clip", None, "scores are taken as they are")
     same("stage.missing_end_penalty", None, "it does not look whether an answer has ended")
-    same("stage.bootstrap_truncated", False, "there is no value model")
-    same("stage.stop_update_kl", None, "a rollout is gone over once")
-    same("stage.ptx_weight", 0.0, "its loss has no language-modelling term")
-    same("stage.ptx_data", ((),), "its loss has no language-modelling term")
     same("stage.kl_target", None, "its KL coefficient is fixed")
-    same("stage.reward_from", "preference_model", "a judge is asked as a reward of a list (`rewards`)")
-    same("stage.value_warmup_rollouts", 0, "there is no value model to warm up")
-    for name in ("ptx_batch", "seq_len"):
-        sheet.idle(f"stage.{name}", "there is no ptx_data")
-    for name in ("value_learning_rate", "value_clip", "value_loss_weight", "gae_lambda", "discount"):
-        sheet.idle(f"stage.{name}", "grpo and rloo have no value model")
+    losses = "its loss has no language-modelling term"
+    without_value_model(sheet, algorithms="grpo and rloo have", once="a rollout is gone over once", losses=losses)
     sheet.idle("stage.kl_horizon", "it belongs to kl_target")
 
 

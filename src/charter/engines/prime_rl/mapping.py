@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from charter.engines.common.adapter import ROW
 from charter.engines.common.formulas import name_formulas
-from charter.engines.common.mapping import FieldMapper, Sheet
+from charter.engines.common.mapping import FieldMapper, Sheet, without_value_model
 from charter.engines.common.rendered import RenderedRun, Resume
 from charter.engines.common.request import Handover, RolesTogether
 from charter.engines.common.reward_file import map_rewards, unlimited
@@ -376,17 +376,9 @@ def _absent(sheet: Sheet, stage: PpoStage) -> None:
     same = sheet.mapper.same
     same("stage.reward_clip", None, "scores are taken as they are")
     same("stage.missing_end_penalty", None, "it does not look whether an answer has ended")
-    same("stage.bootstrap_truncated", False, "there is no value model")
-    same("stage.stop_update_kl", None, "a batch is gone over once")
-    same("stage.ptx_weight", 0.0, "its algorithms mix in no language modelling of rows of a file")
-    same("stage.ptx_data", ((),), "its algorithms mix in no language modelling of rows of a file")
     same("stage.kl_target", None, "there is no penalty")
-    same("stage.reward_from", "preference_model", "a judge is asked as a reward of a list (`rewards`)")
-    same("stage.value_warmup_rollouts", 0, "there is no value model to warm up")
-    for name in ("ptx_batch", "seq_len"):
-        sheet.idle(f"stage.{name}", "there is no ptx_data")
-    for name in ("value_learning_rate", "value_clip", "value_loss_weight", "gae_lambda", "discount"):
-        sheet.idle(f"stage.{name}", "grpo has no value model")
+    losses = "its algorithms mix in no language modelling of rows of a file"
+    without_value_model(sheet, algorithms="grpo has", once="a batch is gone over once", losses=losses)
     sheet.idle("stage.kl_horizon", "it belongs to kl_target")
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from charter.engines.common.adapter import ROW
 from charter.engines.common.formulas import name_formulas
-from charter.engines.common.mapping import FieldMapper, Sheet
+from charter.engines.common.mapping import FieldMapper, Sheet, without_value_model
 from charter.engines.common.rendered import RAY_SCRIPT, RenderedRun, Resume, ray_script
 from charter.engines.common.request import Handover
 from charter.engines.common.reward_file import UNLIMITED, map_rewards
@@ -437,16 +437,8 @@ def _absent(sheet: Sheet, stage: PpoStage) -> None:
     same = sheet.mapper.same
     same("stage.reward_clip", None, "scores are taken as they are")
     same("stage.missing_end_penalty", None, "an answer without an end can be scored 0 there, not less by so much")
-    same("stage.bootstrap_truncated", False, "there is no value model")
-    same("stage.stop_update_kl", None, "all epochs over a rollout are run")
-    same("stage.ptx_weight", 0.0, "its loss has no language-modelling term")
-    same("stage.ptx_data", ((),), "its loss has no language-modelling term")
-    same("stage.reward_from", "preference_model", "a judge is asked as a reward of a list (`rewards`)")
-    same("stage.value_warmup_rollouts", 0, "there is no value model to warm up")
-    for name in ("ptx_batch", "seq_len"):
-        sheet.idle(f"stage.{name}", "there is no ptx_data")
-    for name in ("value_learning_rate", "value_clip", "value_loss_weight", "gae_lambda", "discount"):
-        sheet.idle(f"stage.{name}", "grpo and rloo have no value model")
+    losses = "its loss has no language-modelling term"
+    without_value_model(sheet, algorithms="grpo and rloo have", once="all epochs over a rollout are run", losses=losses)
 
 
 ITSELF = '"__main__"'

@@ -8,7 +8,7 @@ and verl/workers/utils/losses.py.
 from collections.abc import Mapping
 
 from charter.engines.common.formulas import name_formulas
-from charter.engines.common.mapping import FieldMapper, Sheet
+from charter.engines.common.mapping import ASKED_IN_LIST, FieldMapper, Sheet
 from charter.engines.common.rendered import RAY_SCRIPT, RenderedRun, Resume, ray_script
 from charter.engines.common.request import Handover
 from charter.engines.common.reward_file import REWARDS_FILE, UNLIMITED, ExportedRewards, map_rewards
@@ -179,7 +179,7 @@ def _refused(sheet: Sheet) -> None:
     same("stage.stop_update_kl", None, "all ppo_epochs are run")
     same("stage.ptx_weight", 0.0, "the actor's loss has no language-modelling term")
     same("stage.ptx_data", ((),), "the actor's loss has no language-modelling term")
-    same("stage.reward_from", "preference_model", "a judge is asked as a reward of a list (`rewards`)")
+    same("stage.reward_from", "preference_model", ASKED_IN_LIST)
     sheet.idle("stage.ptx_batch", "there is no ptx_data")
     sheet.idle("stage.seq_len", "there is no ptx_data")
 
