@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,9 +81,7 @@ def paired_bootstrap(differences: Sequence[float], *, seed: int) -> ConfidenceIn
     n = len(differences)
     require_rows(n)
     values = np.asarray(differences, dtype=np.float64)
-    raw = np.random.Philox(key=seed).random_raw(RESAMPLES * n)
-    rows = ((raw >> np.uint64(11)) * _TO_UNIT * n).astype(np.int64).reshape(RESAMPLES, n)
-    means = np.sort(values[rows].mean(1))
+    means = np.sort(np.concatenate([values[rows].mean(1) for rows in _resamples(n, seed)]))
     return ConfidenceInterval(low=float(means[RESAMPLES // 40]), high=float(means[RESAMPLES - 1 - RESAMPLES // 40]))
 
 
@@ -95,17 +93,22 @@ def resampled_means(rows: Floats, *, seed: int) -> Floats:
     """
     n = len(rows)
     require_rows(n)
-    source = np.random.Philox(key=seed)
     blocks: list[Floats] = []
-    done, part = 0, max(1, _AT_ONCE // n)
-    while done < RESAMPLES:
-        count = min(part, RESAMPLES - done)
-        drawn = ((source.random_raw(count * n) >> np.uint64(11)) * _TO_UNIT * n).astype(np.int64).reshape(count, n)
+    for drawn in _resamples(n, seed):
+        count = len(drawn)
         places = (drawn + n * np.arange(count)[:, None]).ravel()
         counts = np.bincount(places, minlength=count * n).reshape(count, n)
         blocks.append(counts @ rows / n)
-        done += count
     return np.concatenate(blocks)
+
+
+def _resamples(n: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    """The rows [resamples, n] that each of the 4,000 resamples takes, in blocks: all need 32 kB a row."""
+    source = np.random.Philox(key=seed)
+    part = max(1, _AT_ONCE // n)
+    for start in range(0, RESAMPLES, part):
+        count = min(part, RESAMPLES - start)
+        yield ((source.random_raw(count * n) >> np.uint64(11)) * _TO_UNIT * n).astype(np.int64).reshape(count, n)
 
 
 def bootstrapped(
@@ -423,7 +426,8 @@ def length_controlled(
     )
 
 
-WORD = re.compile(r"[a-z0-9']+")
+WORD = re.compile(r"(?:[^\W_]|')+")
+"""Letters and digits of any script."""
 MIN_ANSWERS = 2
 """A word must occur in so many answers to be a feature."""
 MAX_WORDS = 5000

@@ -3,7 +3,7 @@ import pytest
 
 from charter.artifacts.draws import draw_seed
 from charter.errors import DataError
-from charter.evaluate.statistics import L2, features, train, vocabulary
+from charter.evaluate.statistics import L2, features, train, vocabulary, words_of
 
 FILLER = ["river", "stone", "lamp", "garden", "window", "paper", "cloud", "bread", "music", "winter"]
 
@@ -33,6 +33,10 @@ def test_learns_a_planted_word():
     assert accuracy(model, planted(100, start=1000)) == 1.0
     weights = dict(zip(model.words, model.weights, strict=True))
     assert weights["please"] > 0 > weights["never"]
+
+
+def test_words_of_any_script_are_words():
+    assert words_of("Größe 2, привет; l'été") == ["größe", "2", "привет", "l'été"]
 
 
 def test_learns_nothing_from_shuffled_labels():

@@ -1,4 +1,5 @@
 import math
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -76,3 +77,12 @@ def test_too_few_rows_are_refused():
         wilson(0, 0)
     with pytest.raises(DataError, match="2 or more rows; there are 1"):
         of_mean([1.0])
+
+
+def test_a_bootstrap_of_many_rows_needs_little_memory():
+    rows = [float(row % 3) for row in range(10_000)]
+    tracemalloc.start()
+    paired_bootstrap(rows, seed=1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 250 * 2**20  # all draws at once: 4,000 x 10,000 x 3 arrays of 8 bytes
