@@ -57,6 +57,11 @@ class Accelerator:
     matmul_ceiling: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Highest measured share of the dense peak in a matrix product, by dtype; empty where nobody measured."""
 
+    @property
+    def has_bf16(self) -> bool:
+        """Return True if it multiplies in bf16; processors without such products compute them in fp32."""
+        return "bf16" in self.dense_flops_per_second or self.kind == CPU
+
     def peak_flops_per_second(self, dtype: str) -> float:
         """Dense peak of a dtype; a dtype the device lacks runs at the next one it has (bf16 on V100 as fp16).
 

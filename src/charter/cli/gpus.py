@@ -138,12 +138,11 @@ def print_list(views: Sequence[AcceleratorView]) -> None:
     table = plain_table(("accelerator", "left"), *right, ("cheapest at", "left"), ("figures", "left"))
     for view in views:
         item, offer = view.item, view.on_demand.offer or view.spot.offer
-        has_bf16 = "bf16" in item.dense_flops_per_second
         table.add_row(
             item.name,
             f"{item.memory_bytes / 2**30:.1f}{' ' if item.memory_is_reported else '*'}",
             f"{item.memory_bytes_per_second / 1e9:,.0f}",
-            f"{_tera(item, 'bf16')} " if has_bf16 else f"{_tera(item, 'fp16')}'",
+            f"{_tera(item, 'bf16')} " if item.has_bf16 else f"{_tera(item, 'fp16')}'",
             _tera(item, "fp8"),
             f"{item.scaleup_bytes_per_second / 1e9:,.0f}",
             _usd(view.on_demand.usd_per_accelerator_hour),

@@ -43,7 +43,11 @@ def server_refusal(accelerator: Accelerator) -> str | None:
     >>> from charter.catalog.accelerators import get
     >>> server_refusal(get("TPU-v5p")) is None, server_refusal(get("Gaudi3"))
     (True, 'vLLM does not run on Gaudi3-128GB (Intel), as Charter starts it')
+    >>> server_refusal(get("T4"))
+    'vLLM is started in bf16, which T4 does not have'
     """
+    if not accelerator.has_bf16:
+        return f"vLLM is started in bf16, which {accelerator.name} does not have"
     if accelerator.vendor in SERVER_MAKERS or accelerator.kind == CPU:
         return None
     return f"vLLM does not run on {accelerator.name} ({accelerator.vendor}), as Charter starts it"

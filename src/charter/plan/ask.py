@@ -314,6 +314,14 @@ def _engine(inquiry: Inquiry, given: _Answers) -> str:
     return f"    engine: {engine}\n"
 
 
+def _dtype(inquiry: Inquiry, given: _Answers) -> str:
+    """Write the number format where the accelerators that are named lack the usual one."""
+    if inquiry.accelerators is None or (name := parse_request(inquiry.accelerators)[0]) == CPU or get(name).has_bf16:
+        return ""
+    given.assumed.append(f"dtype fp16: {get(name).name} has no bf16")
+    return "    dtype: fp16\n"
+
+
 def _adapter(inquiry: Inquiry, model: str, given: _Answers) -> str:
     """Write the adapter of a rank below the model's width, from which on it is no smaller than the weights."""
     rank = inquiry.lora
@@ -349,8 +357,7 @@ def _language(inquiry: Inquiry, given: _Answers) -> str:
         + f"models:\n  base: {{model: {model}, precision: bf16}}\n"
         + f"data:\n  texts: {{path: texts.jsonl, rows: {math.ceil(tokens / mean)}, mean_tokens: {mean}}}\n"
         + f"pipeline:\n  {inquiry.kind}:\n    kind: {inquiry.kind}\n    init: base\n    data: texts\n    epochs: 1\n"
-        + f"    global_batch: {batch}\n    seq_len: {seq_len}\n"
-        + _engine(inquiry, given)
+        + f"    global_batch: {batch}\n    seq_len: {seq_len}\n{_engine(inquiry, given)}{_dtype(inquiry, given)}"
         + ("    packing: true\n" if is_packed else "")
         + adapter
         + _resources(inquiry, given)
@@ -372,6 +379,7 @@ def _pairs(inquiry: Inquiry, given: _Answers) -> str:
         + f"data:\n  pairs: {{path: pairs.jsonl, rows: {pairs}, mean_tokens: {seq_len // 3}}}\n"
         + f"pipeline:\n  {inquiry.kind}:\n    kind: {inquiry.kind}\n    init: base\n    data: pairs\n    epochs: 1\n"
         + f"    global_batch: 128\n    seq_len: {seq_len}\n"
+        + _dtype(inquiry, given)
         + adapter
         + _resources(inquiry, given)
     )
@@ -422,6 +430,7 @@ def _rl(inquiry: Inquiry, given: _Answers) -> str:
         + method
         + f"    episodes: {episodes}\n    rollout_batch: {rollout}\n    minibatch: {minibatch}\n"
         + f"    max_prompt_tokens: 512\n    max_new_tokens: {2 * mean}\n    mean_new_tokens: {mean}\n"
+        + _dtype(inquiry, given)
         + adapter
         + _resources(inquiry, given)
     )

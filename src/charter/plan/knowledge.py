@@ -315,6 +315,8 @@ FP8_COPIES_BYTES = 2.0
 
 def format_refusal(dtype: str, engine: str, kind: str, accelerator: Accelerator) -> str | None:
     """Return why a stage cannot be trained so there, with accelerators on which it can; None where it can."""
+    if dtype == "bf16" and not accelerator.has_bf16:
+        return f"dtype bf16: {accelerator.name} has none; dtype: fp16 runs there, or take one that has"
     if dtype != FP8:
         return None
     reason = fp8_refusal(engine, kind)

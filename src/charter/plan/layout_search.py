@@ -478,11 +478,11 @@ def layout_verdicts(question: StageQuestion | None, option: Option) -> tuple[Rej
 
 def indivisible(space: SpaceRequest) -> Iterator[tuple[str, str]]:
     """Degrees that do not divide the model or the batch."""
-    heads = space.architecture.num_heads
-    degree = 2
+    shape, degree = space.architecture, 2
     while space.engine.tensor and degree <= space.per_node:
-        if heads % degree:
-            yield f"tp{degree}", f"{degree} accelerators do not divide {heads} attention heads"
+        if not shape.divides_heads(degree):
+            heads = f"{shape.num_heads} heads and {shape.kv_heads} key/value heads"
+            yield f"tp{degree}", f"{degree} accelerators do not divide {heads}"
         degree *= 2
     replicas = space.batch // space.unit
     if space.num_accelerators > replicas:

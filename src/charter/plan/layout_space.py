@@ -140,8 +140,8 @@ def space(request: SpaceRequest) -> Space:
 def families(request: SpaceRequest) -> Iterator[Family]:
     """Every split of the accelerators, times what is sharded and what is kept on the host.
 
-    Tensor parallelism stays inside a node and divides the attention heads; pipeline stages are no more than layers;
-    every replica gets at least one sequence (or pair).
+    Tensor parallelism stays inside a node and divides the heads of queries, keys and values, as every engine that has
+    it asks; pipeline stages are no more than layers; every replica gets at least one sequence (or pair).
     """
     for tensor, context in product(_tensor_degrees(request), _context_degrees(request)):
         if tensor > 1 and context > 1 and not request.engine.context_beside_tensor:
@@ -225,8 +225,8 @@ def _powers(most: int) -> tuple[int, ...]:
 
 def _tensor_degrees(request: SpaceRequest) -> tuple[int, ...]:
     most = request.per_node if request.engine.tensor else 1
-    heads = request.architecture.num_heads
-    degrees = tuple(d for d in _powers(most) if request.per_node % d == 0 and heads % d == 0)
+    shape = request.architecture
+    degrees = tuple(d for d in _powers(most) if request.per_node % d == 0 and shape.divides_heads(d))
     return _only(degrees, request.fixes("tensor"))
 
 
@@ -238,7 +238,7 @@ def _context_degrees(request: SpaceRequest) -> tuple[int, ...]:
     most = request.longest // SHORTEST_SHARD if shares else 1
     degrees = _powers(max(1, min(most, request.num_accelerators)))
     if engine.context_divides_heads:
-        degrees = tuple(d for d in degrees if not (shape.num_heads % d or (shape.kv_heads % d and d % shape.kv_heads)))
+        degrees = tuple(d for d in degrees if shape.divides_heads(d, copies=True))
     return _only(degrees, request.fixes("context"))
 
 

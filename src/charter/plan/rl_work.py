@@ -273,11 +273,12 @@ def trainer_layouts(
     """Sharded data parallelism, with tensor parallelism inside a node where the engine has it; simplest first."""
     space = engine.does
     tensors = [degree for degree in TENSORS if degree <= per_node] if space.tensor else [1]
-    heads = [role.architecture.num_heads for role in work.roles]
     modes = (Recompute.NONE, Recompute.FULL)
     for size, tensor, mode, offload in product(sizes, tensors, modes, (False, True)):
         data = size // tensor
-        if size % tensor or data > work.minibatch or any(count % tensor for count in heads):
+        if size % tensor or data > work.minibatch:
+            continue
+        if not all(role.architecture.divides_heads(tensor) for role in work.roles):
             continue
         if space.exact_batch and work.minibatch % data:
             continue
@@ -316,9 +317,8 @@ def _as_asked(layout: Layout, fixed: StageResources) -> bool:
 
 def generator_replicas(work: RlWork, sizes: Sequence[int], widest: int) -> Iterator[tuple[int, int, int]]:
     """Replicas, tensor degree and limit of sequences; limits that a replica cannot fill are left out."""
-    heads = work.policy.architecture.num_heads
     for size, tensor in product(sizes, [degree for degree in TENSORS if degree <= widest]):
-        if size % tensor or heads % tensor:
+        if size % tensor or not work.policy.architecture.divides_heads(tensor, copies=True):
             continue
         share = max(1, ceil(work.samples / (size // tensor)))
         for limit in [*(limit for limit in TOGETHER if limit < share), min(share, TOGETHER[-1])]:

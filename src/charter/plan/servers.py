@@ -125,6 +125,9 @@ def _served(question: StageQuestion, place: NodeOffer, num_nodes: int) -> tuple[
     smallest: tuple[Peak, int] | None = None
     tensor, is_crowded = 1, False
     while tensor <= place.per_node or (best is None and tensor <= _across(question, place, num_nodes)):
+        if not _divides(work, alone, tensor):
+            tensor *= 2
+            continue
         replicas = num_nodes * place.per_node // tensor
         batches = {phase.name: float(phase.batch) for phase in work.phases}
         peak = _peak(question, place, tensor, batches)
@@ -176,12 +179,14 @@ def _across(question: StageQuestion, place: NodeOffer, num_nodes: int) -> int:
     """The widest tensor parallelism of a model that no node can hold."""
     if place.per_node < LEAST_OF_A_WIDE_NODE:
         return 0  # between machines of one or two accelerators every layer would wait for a slow network
-    heads = [role.architecture.num_heads for role in question.work.roles]
-    widths = [nodes for nodes in (2, NODES_OF_A_REPLICA) if num_nodes % nodes == 0]
-    return max(
-        (place.per_node * nodes for nodes in widths if all(count % (place.per_node * nodes) == 0 for count in heads)),
-        default=0,
-    )
+    widths = [place.per_node * nodes for nodes in (2, NODES_OF_A_REPLICA) if num_nodes % nodes == 0]
+    return max((width for width in widths if _divides(question.work, (), width)), default=0)
+
+
+def _divides(work: Workload, alone: tuple[str, ...], tensor: int) -> bool:
+    """Return True if vLLM can spread every model that it serves over so many accelerators: each gets whole heads."""
+    served = [role for role in work.roles if role.name not in (*alone, *work.remote)]
+    return all(role.architecture.divides_heads(tensor, copies=True) for role in served)
 
 
 def _peak(question: StageQuestion, place: NodeOffer, tensor: int, batches: dict[str, float]) -> Peak:

@@ -272,6 +272,17 @@ class Architecture:
         """Key/value heads."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
+    def divides_heads(self, ranks: int, *, copies: bool = False) -> bool:
+        """Return True if so many ranks get whole heads each; with `copies` several may have the same keys and values.
+
+        >>> shape = Architecture(
+        ...     hidden_size=2048, num_layers=36, num_heads=16, num_kv_heads=2, intermediate_size=11008, vocab_size=1)
+        >>> shape.divides_heads(2), shape.divides_heads(8), shape.divides_heads(8, copies=True)
+        (True, False, True)
+        """
+        keys = self.kv_heads % ranks == 0 or (copies and ranks % self.kv_heads == 0)
+        return self.num_heads % ranks == 0 and keys
+
     @property
     def head_size(self) -> int:
         """Width of a head."""

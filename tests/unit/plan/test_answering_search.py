@@ -131,6 +131,20 @@ def answering_question():
     )
 
 
+@pytest.mark.parametrize(("model", "widest"), [("Qwen/Qwen2.5-7B", 4), ("microsoft/phi-4", 2), ("Qwen/Qwen2.5-3B", 8)])
+def test_a_model_is_served_over_as_many_as_divide_its_heads(model, widest):
+    """28 heads over 8, or 10 key/value heads over 4, no server takes; 2 key/value heads have copies on 8."""
+    question = answering_question()
+    role = replace(question.work.roles[0], architecture=models.get(model).architecture)
+    few = replace(question.work.phases[0], steps=1, batch=1)
+    work = replace(question.work, roles=(role,), phases=(few,))
+    place = NodeOffer(
+        infra="any", region=None, accelerator=accelerators.get("H100"), per_node=8, instance="", price=UNPRICED
+    )
+    (chosen,), _ = answering_search.answering_options(replace(question, work=work), place, 1)
+    assert chosen.layout.tensor == widest
+
+
 # ---- the price and the limits of an endpoint -------------------------------------------------------------------------
 
 

@@ -497,3 +497,16 @@ def test_an_explanation_calls_the_compared_model_by_a_noun():
     text = " ".join(run(*asked, "--explain", "eval").output.split())
     assert "answers of the model compared with" in text
     assert "of against" not in text
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo", "ppo"])
+def test_what_has_no_bf16_is_planned_in_fp16(kind, tmp_path):
+    """T4 and V100 have no products in bf16; one that is asked for all the same is refused, servers too."""
+    file = kind_file(Inquiry(kind=kind, model="0.5B", accelerators="V100-32GB:8", lora=16))
+    assert "dtype fp16: V100-SXM2-32GB has no bf16" in file.assumed
+    assert plan_project(project_of(file.text, tmp_path), tmp_path).stages[0].option.dtype == "fp16"
+    with pytest.raises(InfeasibleError, match="dtype bf16: V100-SXM2-32GB has none; dtype: fp16 runs there"):
+        plan_project(project_of(file.text.replace("fp16", "bf16"), tmp_path), tmp_path)
+    served = kind_file(Inquiry(kind="generate", model="0.5B", accelerators="V100-32GB:8"))
+    with pytest.raises(InfeasibleError, match="vLLM is started in bf16"):
+        plan_project(project_of(served.text, tmp_path), tmp_path)

@@ -384,7 +384,18 @@ def test_every_family_that_lost_has_one_reason():
     assert "largest: model:" in overflow
     odd = asking(architecture=replace(LLAMA, num_heads=12, num_kv_heads=4))
     told = [verdict.reason for verdict in layout_verdicts(odd, search(odd, (where.place,)).options[0])]
-    assert "8 accelerators do not divide 12 attention heads" in told
+    assert "8 accelerators do not divide 12 heads and 4 key/value heads" in told
+    shared = asking(architecture=replace(LLAMA, num_kv_heads=4))
+    told = [verdict.reason for verdict in layout_verdicts(shared, search(shared, (where.place,)).options[0])]
+    assert "8 accelerators do not divide 32 heads and 4 key/value heads" in told
+
+
+@pytest.mark.parametrize("engine", ["native", "fsdp", "megatron", "nemo_rl"])
+@pytest.mark.parametrize(("kv_heads", "widest"), [(1, 1), (2, 2), (4, 4), (8, 8)])
+def test_no_rank_trains_part_of_a_key_value_head(engine, kv_heads, widest):
+    """Megatron-Core, NeMo RL's DTensor backend and the native engine each refuse it when they start."""
+    question = asking(engine, architecture=replace(LLAMA, num_kv_heads=kv_heads))
+    assert max(family.tensor for family in space(asked(question, site())).families) == widest
 
 
 def test_other_engines_are_shown_beside_the_chosen_one():

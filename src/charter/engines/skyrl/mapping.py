@@ -230,7 +230,7 @@ def _context(sheet: Sheet, sections: tuple[str, ...]) -> None:
     """Ulysses gives every rank whole heads (distributed/ulysses/monkey_patch.py asserts both divisions)."""
     mapper = sheet.mapper
     context, shape = mapper.handover.layout.context, mapper.handover.architectures.get("policy")
-    if shape is not None and (shape.num_heads % context or (shape.kv_heads % context and context % shape.kv_heads)):
+    if shape is not None and not shape.divides_heads(context, copies=True):
         heads = f"{shape.num_heads} heads and {shape.kv_heads} key/value heads"
         mapper.refuse("layout.context", f"Ulysses divides the heads, and the model has {heads}")
         return

@@ -203,7 +203,7 @@ def _context(sheet: Sheet, engines: tuple[str, ...], role: str) -> None:
     """Ulysses gives every rank whole heads (verl/models/transformers/monkey_patch.py asserts both divisions)."""
     mapper = sheet.mapper
     context, shape = mapper.handover.layout.context, mapper.handover.architectures.get(role)
-    if shape is not None and (shape.num_heads % context or (shape.kv_heads % context and context % shape.kv_heads)):
+    if shape is not None and not shape.divides_heads(context, copies=True):
         heads = f"{shape.num_heads} heads and {shape.kv_heads} key/value heads"
         mapper.refuse("layout.context", f"Ulysses divides the heads, and the model has {heads}")
         return
