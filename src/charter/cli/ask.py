@@ -81,9 +81,9 @@ def ask(
 ) -> None:
     """Show which models and methods fit hardware, budget and deadline: the inverse of charter plan.
 
-    Example: charter plan ask --budget 5k --deadline 3d --hardware H100:8. That is one machine unless --nodes says more;
-    without hardware all offers of the price book count. With -C the finished sweeps of a project rank more labels, a
-    larger judge or another method by expected gain. Exit codes: 0 something fits, 2 invalid, 3 nothing.
+    Example: `charter plan ask --budget 5k --deadline 3d --hardware H100:8`. That is one machine unless --nodes says
+    more; without hardware all offers of the price book count. With -C the finished sweeps of a project rank more
+    labels, a larger judge or another method by expected gain. Exit codes: 0 something fits, 2 invalid, 3 nothing.
     """
     from charter.plan.ask import AMOUNT, kind_file, kind_of, most_data, rungs, with_amount
 

@@ -5,14 +5,15 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from charter.dashboard.reading import ProjectReader, find_projects
 from charter.dashboard.snapshot import Snapshot, Stamp, stamp_of
-from charter.dashboard.view.run_parts import Curve, PhaseShare, Steady, curves_of, phases_of, steady_of
+from charter.dashboard.view.run_parts import TOKENS, Curve, PhaseShare, Steady, curves_of, phases_of, steady_of
 from charter.dashboard.work.pool import Workers
 from charter.errors import MissingExtraError, UsageError, how_to_install
 from charter.inference.serve.protocol import is_loopback
@@ -170,11 +171,61 @@ class LineFile:
         return bool(file.read(len(tail)) == tail)
 
 
+Steps = dict[int, dict[str, float]]
+FIRST_BYTES = 1024 * 1024
+"""Most of a file that a page reads before it is shown; of a longer one it shows a sample, and the rest is read beside
+it."""
+SAMPLED_PIECES = 64
+
+
+def sampled_lines(path: Path) -> Iterator[bytes]:
+    """Complete lines of pieces that lie evenly over a file, from its beginning to its end: `FIRST_BYTES` in all."""
+    piece = FIRST_BYTES // SAMPLED_PIECES
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        last = max(0, file.seek(0, os.SEEK_END) - piece)
+        for number in range(SAMPLED_PIECES):
+            file.seek(last * number // (SAMPLED_PIECES - 1))
+            lines = file.read(piece).split(b"\n")
+            yield from lines[1 if number else 0 : -1]
+
+
+def steps_in(lines: Iterable[bytes]) -> Steps:
+    """Return the finite numbers of every step; of one that is there twice, the later."""
+    points = (point for line in lines if (point := metric_point(line)) is not None)
+    return {point.step: {**point.values, **({} if point.time is None else {TIME: point.time})} for point in points}
+
+
+def ordered(steps: Steps) -> Steps:
+    """Return the steps in their order."""
+    return steps if list(steps) == sorted(steps) else dict(sorted(steps.items()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedSteps:
+    """The metrics of a file by step, in the order of steps."""
+
+    steps: Steps
+    is_sample: bool
+    """Whether these are a sample, while all of them are being read."""
+
+
 @dataclass
 class _Kept:
     file: LineFile
     lock: threading.Lock = field(default_factory=threading.Lock)
-    steps: dict[int, dict[str, float]] = field(default_factory=dict)
+    steps: Steps = field(default_factory=dict)
+    is_read: bool = False
+    is_being_read: bool = False
+
+    def read(self) -> Steps:
+        """Take in what is new."""
+        with self.lock:
+            fresh = steps_in(self.file.new_lines(self.steps.clear))
+            if fresh:
+                self.steps.update(fresh)
+                self.steps = ordered(self.steps)
+            self.is_read = True
+            return dict(self.steps)
 
 
 class MetricFiles:
@@ -184,29 +235,50 @@ class MetricFiles:
         self._most = most
         self._kept: OrderedDict[Path, _Kept] = OrderedDict()
         self._lock = threading.Lock()
+        self.completed = 0
+        """Files that were read to their end beside a page: what it showed of them has changed, though no file has."""
 
-    def steps(self, path: Path) -> dict[int, dict[str, float]]:
-        """The finite numbers of every step, in the order of steps; a step that was done again counts once."""
+    def logged(self, path: Path, *, wait: bool = False) -> LoggedSteps:
+        """The finite numbers of every step; at first a sample of a long file, unless all of it shall be waited for."""
         with self._lock:
             cached = self._kept.pop(path, None) or _Kept(file=LineFile(path))
             self._kept[path] = cached
             while len(self._kept) > self._most:
                 self._kept.popitem(last=False)
-        with cached.lock:
-            fresh = cached.file.new_lines(cached.steps.clear)
-            for line in fresh:
-                if (point := metric_point(line)) is not None:
-                    moment = {} if point.time is None else {TIME: point.time}
-                    cached.steps[point.step] = {**point.values, **moment}
-            if fresh and list(cached.steps) != sorted(cached.steps):
-                cached.steps = dict(sorted(cached.steps.items()))
-            return dict(cached.steps)
+            stamp = stamp_of(path)
+            sampled = not wait and not cached.is_read and stamp is not None and stamp[1] > FIRST_BYTES
+            if sampled and not cached.is_being_read:
+                cached.is_being_read = True
+                threading.Thread(target=self._complete, args=(cached,), daemon=True).start()
+        if not sampled:
+            return LoggedSteps(steps=cached.read(), is_sample=False)
+        steps = ordered(steps_in(sampled_lines(path)))
+        for values in steps.values():
+            values.pop(TOKENS, None)  # counts since the line before, which is not in a sample
+        return LoggedSteps(steps=steps, is_sample=True)
+
+    def _complete(self, cached: _Kept) -> None:
+        try:
+            cached.read()
+        finally:
+            cached.is_being_read = False
+            with self._lock:
+                self.completed += 1
 
 
 # -------- All projects that this dashboard shows.
 
 
-Drawn = tuple[tuple[Curve, ...], Steady, tuple[PhaseShare, ...]]
+@dataclass(frozen=True, kw_only=True)
+class DrawnMetrics:
+    """Metrics of a stage as its page shows them."""
+
+    curves: tuple[Curve, ...]
+    steady: Steady = ()
+    """The metrics that never changed; none of a sample, which does not know."""
+    phases: tuple[PhaseShare, ...] = ()
+    """Of the last lines; none of a sample, which does not have all of them."""
+    is_sample: bool = False
 
 
 class Curves:
@@ -215,19 +287,23 @@ class Curves:
     def __init__(self, metrics: MetricFiles, most: int = 64) -> None:
         self._metrics = metrics
         self._most = most
-        self._kept: OrderedDict[Path, tuple[Stamp | None, Drawn]] = OrderedDict()
+        self._kept: OrderedDict[Path, tuple[Stamp | None, DrawnMetrics]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of(self, path: Path) -> Drawn:
-        """The curves, the metrics that never changed, and the phases of the metrics in a file."""
+    def of(self, path: Path, *, wait: bool = False) -> DrawnMetrics:
+        """The metrics in a file, drawn; at first from a sample of a long one, unless all of it shall be waited for."""
         with self._lock:
             stamp = stamp_of(path)
             cached = self._kept.get(path)
             if cached is not None and cached[0] == stamp:
                 self._kept.move_to_end(path)
                 return cached[1]
-            steps = self._metrics.steps(path)
-            drawn = curves_of(steps), steady_of(steps), phases_of(steps)
+            logged = self._metrics.logged(path, wait=wait)
+            if logged.is_sample:
+                return DrawnMetrics(curves=curves_of(logged.steps), is_sample=True)
+            drawn = DrawnMetrics(
+                curves=curves_of(logged.steps), steady=steady_of(logged.steps), phases=phases_of(logged.steps)
+            )
             self._kept[path] = (stamp, drawn)
             while len(self._kept) > self._most:
                 self._kept.popitem(last=False)
@@ -322,9 +398,9 @@ class ProjectSite:
             self._catching_up.release()
 
     def version(self, reader: ProjectReader | None) -> str:
-        """Return a value that changes whenever a project has changed, or any of them."""
+        """Return a value that changes whenever a project has changed, or any of them, or more of one was read."""
         if reader is not None:
-            return reader.snapshot().version
+            return f"{reader.snapshot().version}.{self.metrics.completed}"
         return "/".join(item.snapshot().version if item.is_read else "unread" for item in self.readers())
 
 

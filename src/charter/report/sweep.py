@@ -75,9 +75,11 @@ class SweepResult:
         Half the width of a single comparison's interval, the mean over settings; None without two seeds.
         """
         widths = [
-            (setting.difference_high - setting.difference_low) / 2
+            max(setting.difference_high - setting.difference, setting.difference - setting.difference_low)
             for setting in self.settings
-            if setting.difference_low is not None and setting.difference_high is not None
+            if setting.difference is not None
+            and setting.difference_low is not None
+            and setting.difference_high is not None
         ]
         return sum(widths) / len(widths) if widths else None
 
@@ -170,13 +172,16 @@ def sweep_result(name: str, metric: SweepMetric, measured: Sequence[PointFigure]
     corrected = holm(
         {setting: _p_value(differences) for setting, differences in paired.items() if len(differences) > 1}
     )
+    read = next((item for item in measured if item.value is not None), None)
+    bounds = (-math.inf, math.inf) if read is None else _bounds(read)
     settings = []
     for setting in names:
         own = tuple(values[setting].values())
-        mean, low, high = interval(own, LEVEL)
+        mean, low, high = _cut(interval(own, LEVEL), *bounds)
         # Bonferroni's level for intervals: together they hold with LEVEL, however many settings the sweep has.
         level = 1 - (1 - LEVEL) / max(1, comparisons)
-        difference = interval(paired.get(setting, ()), level)
+        span = bounds[1] - bounds[0]
+        difference = _cut(interval(paired.get(setting, ()), level), -span, span)
         missing = dict.fromkeys(item.why for item in by_setting[setting].values() if item.value is None)
         settings.append(
             SettingSummary(
@@ -193,11 +198,27 @@ def sweep_result(name: str, metric: SweepMetric, measured: Sequence[PointFigure]
                 p_value=corrected.get(setting),
             )
         )
-    unit = next((item.unit for item in measured if item.value is not None), "")
+    unit = "" if read is None else read.unit
     return SweepResult(name=name, metric=metric, unit=unit, settings=tuple(settings), comparisons=comparisons)
 
 
-def interval(values: Sequence[float], level: float) -> tuple[float | None, float | None, float | None]:
+def _bounds(figure: PointFigure) -> tuple[float, float]:
+    """Return the least and the greatest value that a figure can have."""
+    if figure.unit != "share":
+        return -math.inf, math.inf
+    return (-1.0 if figure.is_difference else 0.0), 1.0
+
+
+Ends = tuple[float | None, float | None, float | None]
+
+
+def _cut(ends: Ends, least: float, greatest: float) -> Ends:
+    """Return mean, low and high without what no value can be: an interval keeps its level when only that is cut off."""
+    mean, low, high = ends
+    return mean, None if low is None else max(low, least), None if high is None else min(high, greatest)
+
+
+def interval(values: Sequence[float], level: float) -> Ends:
     """Return mean, low and high of Student's interval; no ends with fewer than two values.
 
     `mean +- t(level, n - 1) * s / sqrt(n)`, for values that are independent and about normal.

@@ -2,17 +2,19 @@
 
 import json
 import os
+import threading
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import HANGS_AFTER_SECONDS, eventually
 
 from charter.dashboard import snapshot
-from charter.dashboard.site import LineFile, MetricFiles
+from charter.dashboard.site import FIRST_BYTES, Curves, LineFile, MetricFiles
 from charter.dashboard.snapshot import JsonFiles, log_tail, plain
 from charter.run.events import last_events
-from charter.tracking.base import MetricPoint
+from charter.tracking.base import MetricPoint, metric_point
 
 
 def line(step, **values):
@@ -23,7 +25,7 @@ def test_only_what_was_added_is_read(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(1, loss=4.0) + line(2, loss=3.0))
     files = MetricFiles()
-    assert files.steps(path) == {1: {"time": 1.0, "loss": 4.0}, 2: {"time": 1.0, "loss": 3.0}}
+    assert files.logged(path).steps == {1: {"time": 1.0, "loss": 4.0}, 2: {"time": 1.0, "loss": 3.0}}
     with path.open("a") as file:
         file.write(line(3, loss=2.0))
     parsed = []
@@ -31,8 +33,47 @@ def test_only_what_was_added_is_read(tmp_path, monkeypatch):
         "charter.dashboard.site.metric_point",
         lambda text: parsed.append(text) or MetricPoint(step=3, time=None, values={"loss": 2.0}),
     )
-    assert list(files.steps(path)) == [1, 2, 3]
+    assert list(files.logged(path).steps) == [1, 2, 3]
     assert len(parsed) == 1
+
+
+def test_a_long_file_is_first_shown_by_a_sample(tmp_path, monkeypatch):
+    """Imported logs have a line for every step; the page does not wait until they are parsed."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(line(step, loss=step / 2, tokens=10) for step in range(100_000)))
+    parsed, may_go_on, whole = [], threading.Event(), LineFile.new_lines
+
+    def counted(text):
+        parsed.append(len(text) + 1)
+        return metric_point(text)
+
+    def later(self, restart):
+        assert may_go_on.wait(HANGS_AFTER_SECONDS)
+        return whole(self, restart)
+
+    monkeypatch.setattr("charter.dashboard.site.metric_point", counted)
+    monkeypatch.setattr(LineFile, "new_lines", later)
+    files = MetricFiles()
+    curves = Curves(files)
+    drawn = curves.of(path)
+    (loss,) = drawn.curves
+    assert drawn.is_sample
+    assert sum(parsed) <= FIRST_BYTES < path.stat().st_size / 4
+    assert (loss.points[0][0] < 200, loss.points[-1][0], loss.tokens) == (True, 99_999, ())
+    may_go_on.set()
+    eventually(lambda: files.completed)
+    assert len(files.logged(path).steps) == 100_000
+    (loss,) = curves.of(path).curves
+    assert (loss.band[0], loss.tokens[-1]) == ((0.0, 99.5), 1_000_000)
+
+
+def test_pages_follow_when_a_long_file_is_read(client, case, at, monkeypatch):
+    monkeypatch.setattr("charter.dashboard.site.FIRST_BYTES", 64 * 100)
+    note = "A sample of the log's lines"
+    case.metrics("sft", 200)
+    assert note in client.get(at("stage/sft")).text
+    eventually(lambda: note not in client.get(at("stage/sft")).text)
+    assert note not in client.get(at("stage/pm")).text
 
 
 def test_a_torn_line_waits_for_its_end(tmp_path):
@@ -40,24 +81,24 @@ def test_a_torn_line_waits_for_its_end(tmp_path):
     whole = line(1, loss=4.0)
     path.write_text(whole[:9])
     files = MetricFiles()
-    assert files.steps(path) == {}
+    assert files.logged(path).steps == {}
     path.write_text(whole)
-    assert files.steps(path)[1]["loss"] == 4.0
+    assert files.logged(path).steps[1]["loss"] == 4.0
 
 
 def test_a_cut_or_replaced_file_starts_anew(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(line(step, loss=1.0) for step in range(1, 9)))
     files = MetricFiles()
-    assert len(files.steps(path)) == 8
+    assert len(files.logged(path).steps) == 8
     os.truncate(path, len(line(1, loss=1.0)) * 3)
-    assert list(files.steps(path)) == [1, 2, 3]
+    assert list(files.logged(path).steps) == [1, 2, 3]
     other = tmp_path / "other"
     other.write_text("".join(line(step, loss=1.0) for step in range(1, 20)))
     other.replace(path)
-    assert len(files.steps(path)) == 19
+    assert len(files.logged(path).steps) == 19
     path.unlink()
-    assert files.steps(path) == {}
+    assert files.logged(path).steps == {}
 
 
 def test_a_file_that_was_cut_and_has_grown_past_its_old_end_starts_anew(tmp_path):
@@ -65,11 +106,11 @@ def test_a_file_that_was_cut_and_has_grown_past_its_old_end_starts_anew(tmp_path
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(line(step, loss=1.0) for step in range(1, 9)))
     files = MetricFiles()
-    files.steps(path)
+    files.logged(path)
     os.truncate(path, len(line(1, loss=1.0)) * 3)
     with path.open("a") as file:
         file.write("".join(line(step, loss=0.25) for step in range(4, 20)))
-    assert {step: values["loss"] for step, values in files.steps(path).items()} == {
+    assert {step: values["loss"] for step, values in files.logged(path).steps.items()} == {
         step: 1.0 if step <= 3 else 0.25 for step in range(1, 20)
     }
 
@@ -77,7 +118,7 @@ def test_a_file_that_was_cut_and_has_grown_past_its_old_end_starts_anew(tmp_path
 def test_steps_done_again_count_once_in_order(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(1, loss=9.0) + line(2, loss=8.0) + line(3, loss=7.0) + line(2, loss=1.0))
-    found = MetricFiles().steps(path)
+    found = MetricFiles().logged(path).steps
     assert list(found) == [1, 2, 3]
     assert found[2]["loss"] == 1.0
 
@@ -86,7 +127,7 @@ def test_steps_done_again_count_once_in_order(tmp_path):
 def test_strange_lines_are_left_out(tmp_path, bad):
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(1, loss=4.0) + bad + "\n" + line(3, loss=2.0))
-    found = MetricFiles().steps(path)
+    found = MetricFiles().logged(path).steps
     assert found[1]["loss"] == 4.0
     assert found[3]["loss"] == 2.0
     assert "loss" not in found.get(2, {})
@@ -108,7 +149,7 @@ def test_the_least_used_are_forgotten(tmp_path):
     files = MetricFiles(most=2)
     for name in "abc":
         (tmp_path / name).write_text(line(1, loss=1.0))
-        files.steps(tmp_path / name)
+        files.logged(tmp_path / name)
     assert len(files._kept) == 2
 
 

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import cli_reference
 import pytest
 
 from charter.cli.common import ListByDefault
@@ -77,6 +78,14 @@ def test_every_command_of_the_pages_exists():
     named = [(str(page), words) for page in pages for words in commands(page.read_text())]
     assert len(named) > 500
     assert [(page, " ".join(words)) for page, words in named if what_is_wrong(words)] == []
+
+
+def test_every_command_that_a_help_names_exists():
+    helps = [command.help or "" for _, command in cli_reference.commands()]
+    helps += [getattr(item, "help", "") or "" for _, command in cli_reference.commands() for item in command.params]
+    named = [words for text in helps for words in commands(" ".join(text.split()))]
+    assert len(named) > 10
+    assert [" ".join(words) for words in named if what_is_wrong(words)] == []
 
 
 def test_every_link_leads_to_a_file():

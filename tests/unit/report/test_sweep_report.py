@@ -34,6 +34,28 @@ def test_settings_are_compared_seed_by_seed():
     assert (first.difference, first.p_value, first.pairs) == (None, None, 0)
 
 
+@pytest.mark.parametrize(
+    ("unit", "is_difference", "least", "greatest"),
+    [("share", False, 0.0, 1.0), ("share", True, -1.0, 1.0), ("nats", False, float("-inf"), float("inf"))],
+)
+def test_no_interval_holds_what_no_share_can_be(unit, is_difference, least, greatest):
+    """Two seeds have an interval of 12.7 standard errors, which had gone from 72 % to 122 %."""
+    values = {1: [0.95, 0.99], 2: [0.98, 0.03]}
+    measured = [
+        PointFigure(point=point(setting, seed), value=value, unit=unit, is_difference=is_difference)
+        for setting, own in values.items()
+        for seed, value in enumerate(own)
+    ]
+    shown = sweep_result("s", METRIC, measured)
+    first, second = shown.settings
+    assert first.low == pytest.approx(max(least, 0.97 - 12.706 * 0.02), abs=1e-4)
+    assert first.high == pytest.approx(min(greatest, 0.97 + 12.706 * 0.02), abs=1e-4)
+    span = greatest - least
+    assert (second.difference_low >= -span, second.difference_high <= span) == (True, True)
+    assert (second.difference_high < 5) == (unit == "share")
+    assert first.mean == pytest.approx(0.97)
+
+
 def test_a_point_that_failed_is_no_zero_and_breaks_its_pair_only():
     first, second = result({1: [0.1, 0.5, 0.9], 2: [0.2, None, 1.0]}).settings
     assert (second.values, second.pairs) == ((0.2, 1.0), 2)

@@ -7,6 +7,7 @@ from typing import Any
 
 from charter.artifacts.group import LOG
 from charter.dashboard.render import Context, NoSuchPageError, PageValues, Params, WebPage
+from charter.dashboard.site import DrawnMetrics
 from charter.dashboard.snapshot import CostGroup, LogTail, Snapshot, StageNow, log_lines_with, log_tail
 from charter.dashboard.view.run_parts import (
     Curve,
@@ -14,9 +15,7 @@ from charter.dashboard.view.run_parts import (
     EventLine,
     MeterView,
     OutputFile,
-    PhaseShare,
     StageOutputs,
-    Steady,
     eta_of,
     event_lines,
     meter_view,
@@ -182,9 +181,7 @@ class StagePage:
     attempts: tuple[Accounted, ...]
     more_attempts: int
     """Older ones that are not shown."""
-    curves: tuple[Curve, ...]
-    steady: Steady
-    phases: tuple[PhaseShare, ...]
+    drawn: DrawnMetrics
     log: LogTail
     meter: MeterView | None
     """None where nothing was metered."""
@@ -201,16 +198,14 @@ class StagePage:
     @property
     def phase_parts(self) -> tuple[tuple[str, float], ...]:
         """The shares of the phases, with the class of each one's colour."""
-        return tuple((f"t{index}", phase.share) for index, phase in enumerate(self.phases))
+        return tuple((f"t{index}", phase.share) for index, phase in enumerate(self.drawn.phases))
 
 
 def stage_view(
     snapshot: Snapshot,
     name: str,
     *,
-    curves: Sequence[Curve],
-    steady: Steady = (),
-    phases: Sequence[PhaseShare],
+    drawn: DrawnMetrics,
     log: LogTail,
     log_search: str = "",
     attempts: Sequence[Accounted],
@@ -232,9 +227,7 @@ def stage_view(
         readers=tuple(other.name for other in snapshot.stages if name in other.inputs),
         attempts=tuple(reversed(attempts)),
         more_attempts=row.attempts - len(attempts),
-        curves=tuple(curves),
-        steady=steady,
-        phases=tuple(phases),
+        drawn=drawn,
         log=log,
         meter=meter,
         ends_in=eta.ends_in.get(name),
@@ -259,25 +252,23 @@ def build_stage(context: Context) -> PageValues:
     if stage is None:
         names = ", ".join(item.name for item in project.stages) or "none"
         raise NoSuchPageError(f"{project.name} has no stage {name!r}; its stages are {names}")
-    curves: tuple[Curve, ...] = ()
-    steady: Steady = ()
-    phases: tuple[PhaseShare, ...] = ()
+    drawn = DrawnMetrics(curves=())
     log, meter, results = NO_LOG, None, None
     is_read = False
     search = context.asked("log").strip()[:LONGEST_SEARCH]
     if stage.directory is not None:
-        curves, steady, phases = context.site.curves.of(metrics_file(stage.directory))
+        drawn = context.site.curves.of(metrics_file(stage.directory), wait=context.links.static)
         log = log_lines_with(stage.directory / LOG, search) if search else log_tail(stage.directory / LOG)
         meter = meter_view(context.site.meters.rows(stage.directory))
         results = read_results(stage.directory) if stage.kind == "eval" else None
         is_read = has_samples(SampleSource(stage=name, kind=stage.kind, directory=stage.directory))
     attempts = context.reader.attempts(name) if context.reader else ()
     view = stage_view(
-        project, name, curves=curves, steady=steady, phases=phases, log=log, log_search=search, attempts=attempts,
-        meter=meter, results=results, has_samples=is_read, beside=beside_of(context, project, stage),
+        project, name, drawn=drawn, log=log, log_search=search, attempts=attempts, meter=meter,
+        results=results, has_samples=is_read, beside=beside_of(context, project, stage),
     )  # fmt: skip
-    drawn = [curve.to_json(view.beside.of(curve.metric)) for curve in view.curves]
-    charts = {"curves": drawn, "meter": meter.charts if meter else []}
+    curves = [curve.to_json(view.beside.of(curve.metric)) for curve in drawn.curves]
+    charts = {"curves": curves, "meter": meter.charts if meter else []}
     return PageValues(title=f"{name}, {project.name}", model=view, charts=charts)
 
 
@@ -294,7 +285,7 @@ def beside_of(context: Context, project: Snapshot, stage: StageNow) -> CurvesBes
             same.append((other, its.directory))
     drawn = [(other, directory) for other, directory in same if other.key in wanted][:MOST_BESIDE]
     runs = tuple(
-        RunBeside(key=other.key, label=other.label, curves=context.site.curves.of(metrics_file(directory))[0])
+        RunBeside(key=other.key, label=other.label, curves=context.site.curves.of(metrics_file(directory)).curves)
         for other, directory in drawn
     )
     on = {run.key for run in runs}

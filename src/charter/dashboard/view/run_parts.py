@@ -436,9 +436,13 @@ TITLES: Mapping[str, tuple[str, str]] = {
 """Metrics that are drawn, in this order, with their titles and units."""
 
 
+TOKENS = "tokens"
+"""Trained or sampled since the line before."""
+
+
 def curves_of(steps: Mapping[int, Mapping[str, float]]) -> tuple[Curve, ...]:
     """The curves of a stage; a metric that never changes is left out."""
-    logged = {name for values in steps.values() for name in values}
+    logged = _logged(steps)
     numbers = np.fromiter(steps, dtype=np.int64, count=len(steps))
     drawn = []
     seconds, tokens = _elapsed(steps), _counted(steps)
@@ -465,8 +469,18 @@ def steady_of(steps: Mapping[int, Mapping[str, float]]) -> Steady:
     >>> steady_of({1: {"loss": 2.0, "orders_agree": 0.9}, 2: {"loss": 1.5, "orders_agree": 0.9}})
     (('Same choice in both orders', '', 0.9),)
     """
-    values = {name: {line[name] for line in steps.values() if name in line} for name in TITLES}
-    return tuple((*TITLES[name], seen.pop()) for name, seen in values.items() if len(seen) == 1)
+    steady = []
+    logged = _logged(steps)
+    for name in (name for name in TITLES if name in logged):
+        values = (line[name] for line in steps.values() if name in line)
+        first = next(values)
+        if all(value == first for value in values):
+            steady.append((*TITLES[name], first))
+    return tuple(steady)
+
+
+def _logged(steps: Mapping[int, Mapping[str, float]]) -> set[str]:
+    return {name for values in steps.values() for name in values}
 
 
 def _elapsed(steps: Mapping[int, Mapping[str, float]]) -> Numbers | None:
@@ -480,7 +494,7 @@ def _elapsed(steps: Mapping[int, Mapping[str, float]]) -> Numbers | None:
 
 def _counted(steps: Mapping[int, Mapping[str, float]]) -> Numbers | None:
     """Return the tokens up to each step; None where no line counts them. A line has those since the line before it."""
-    tokens = np.fromiter((line.get("tokens", 0.0) for line in steps.values()), dtype=np.float64, count=len(steps))
+    tokens = np.fromiter((line.get(TOKENS, 0.0) for line in steps.values()), dtype=np.float64, count=len(steps))
     return np.cumsum(tokens) if tokens.any() else None
 
 
@@ -520,6 +534,7 @@ class PhaseShare:
 
 
 PHASES = ("generate", "score", "update", "save", "wait", "other")
+_PHASE_COLUMNS = frozenset(f"seconds_{name}" for name in PHASES)
 LAST_LINES = 50
 """Lines of metrics that the time of a step is taken over."""
 
@@ -529,7 +544,7 @@ def phases_of(steps: Mapping[int, Mapping[str, float]]) -> tuple[PhaseShare, ...
 
     A line has the time of all steps since the timed line before it, so that sums are divided by steps, not by lines.
     """
-    timed = [(step, line) for step, line in steps.items() if any(f"seconds_{name}" in line for name in PHASES)]
+    timed = [(step, line) for step, line in steps.items() if not _PHASE_COLUMNS.isdisjoint(line)]
     last = timed[-LAST_LINES:]
     if not last:
         return ()
