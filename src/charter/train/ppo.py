@@ -26,7 +26,7 @@ from charter.models.preference import PreferenceModel, ScalarModel, load_prefere
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import ENVIRONMENT_SOURCES, REWARD_SOURCES, Environment, Reward
 from charter.spec.stage_base import Guard
-from charter.tracking.overoptimisation import OveroptimisationWatch, rollout_means
+from charter.tracking.overoptimisation import OveroptimisationWatch, forget_alarm, rollout_means
 from charter.train.judge_reward import JudgeReward, judge_score
 from charter.train.loop import DivergenceGuard, Loop, StepReport, publish_model
 from charter.train.meter import LOGITS, MINIBATCHES
@@ -151,6 +151,8 @@ class PpoTask:
 
     def run_part(self, at: Position) -> StepReport | None:
         """Sample a rollout, or go once over it; the report after the last epoch."""
+        if self.spec.gold is not None and self.watch.alarm is None and self.setup.ranks.is_first:
+            forget_alarm(self.setup.stage.path)
         if at.part == 0:
             self._sample(at.step)
             return None
@@ -381,17 +383,8 @@ def open_rewards(
         spec.max_failed_share,
         all_have=lambda stored: not setup.ranks.any(not stored),
         group=spec.samples_per_prompt,
-        spent=_spent(setup, judges),
+        spent=lambda: sum(judge.settled_micro_usd() for judge in judges.values()),
     )
-
-
-def _spent(setup: Setup, judges: Mapping[str, JudgeReward]) -> Callable[[], int] | None:
-    """Known cost so far; None where other processes of the stage add to the same bill meanwhile."""
-    if not judges:
-        return lambda: 0
-    if setup.ranks.world_size > 1:
-        return None
-    return lambda: sum(judge.settled_micro_usd() for judge in judges.values())
 
 
 def _turns(

@@ -18,6 +18,8 @@ from pooled import save_judge
 from charter.artifacts.checkpoints import Position
 from charter.artifacts.job import JobInput, read_job, write_job
 from charter.errors import StageError
+from charter.feedback.answering import CALLS_FILE
+from charter.ledger.calls import CallStore
 from charter.spec.project import Serving
 from charter.spec.rewards import REWARD_SOURCES, RUBRICS, Reward, Rubric
 from charter.tracking import overoptimisation
@@ -38,6 +40,7 @@ LISTED = {
     "kl_coefficient": 0.0,
     "dtype": "fp32",
 }
+PRICED = {"usd_per_million_input_tokens": 1.0, "usd_per_million_output_tokens": 2.0}
 CODE = """
 def length(answer): return float(len(answer))
 def same(answer): return 1.0
@@ -323,6 +326,19 @@ def test_alarm_stops_the_stage_and_stops_it_again(listed, monkeypatch):
     assert [row["step"] for row in metrics(found)] == [1, 2]
 
 
+def test_alarm_of_rollouts_drawn_again_is_forgotten(listed, monkeypatch):
+    """The weights, or what is drawn, may be others after the checkpoint."""
+    parting(monkeypatch, at=3)
+    found = listed(**watched("less", on="stop"), checkpoint_every=1)
+    with pytest.raises(StageError, match="the reward rises and the gold falls"):
+        ppo.run(type(found)(found.path))
+    assert (found.path / OVEROPTIMISATION).exists()
+    parting(monkeypatch, at=99)
+    ppo.run(type(found)(found.path))
+    assert [row["overoptimised"] for row in metrics(found)] == [0.0] * 4
+    assert not (found.path / OVEROPTIMISATION).exists()
+
+
 def test_stopped_stage_with_a_gold_ends_with_the_same_bits(listed, monkeypatch):
     parting(monkeypatch, at=2)
     settings = {**watched("less"), "checkpoint_epochs": True}
@@ -354,11 +370,14 @@ def address(tmp_path):
 def test_served_judge_is_asked_by_every_process_of_a_stage(judged, address):
     found = judged(by_rubric("kind", ask="pairwise", only=("kind",)), frozen={"world_size": 2})
     job = read_job(found.path)
-    serving = Serving(endpoint=address, api="completions", model="base", canary_every=0, billed=False)
+    serving = Serving(endpoint=address, api="completions", model="base", canary_every=0, **PRICED)
     write_job(found.path, replace(job, serving={"base": serving}))
     rows = metrics(run(type(found)(found.path), ppo))
     assert len(rows) == 2
     for row in rows:
         assert row["reward_kind_mean"] == pytest.approx(0.5), "what one wins, another loses"
         assert row["reward_kind_failed"] == 0.0
-        assert "reward_kind_usd" not in row, "two processes have one bill"
+    with CallStore.open(found.path / CALLS_FILE, run=job.run, stage=job.stage, fingerprint=job.fingerprint) as calls:
+        billed = calls.totals().settled_micro_usd
+    assert sum(row["reward_kind_usd"] for row in rows) == pytest.approx(billed / 1e6)
+    assert billed > 0
