@@ -127,8 +127,11 @@ def test_means_are_those_of_a_native_stage(tmp_path):
     class Rollout:
         score_B = reward_BK[:, 0] * 2.0
 
+        def sound_B(self, weights, *, samples):
+            return torch.ones(24).bool()
+
     Rollout.reward_BK = reward_BK
-    native = ppo._watched_sums(Rollout, 1, samples=4)
+    native = ppo._watched_sums(Rollout(), (PROXY, GOLD), "gold", 4)
     ours = watched_sums(groups, {"proxy": 2.0, "gold": 0.0}, "gold")
     assert ours == pytest.approx(native, rel=1e-12)
     assert rollout_means(ours).gold_deviation > 0

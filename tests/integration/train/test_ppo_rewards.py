@@ -1,6 +1,7 @@
 """PPO with a list of rewards, with options of the loss, and without a reference, on a very small real model."""
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -154,6 +155,27 @@ def test_group_with_a_failure_is_left_out_and_counted(task):
     assert report.metrics["reward_some_failed"] == rollout.failed_BK.float().mean().item()
 
 
+def test_mean_reward_is_of_answers_whose_score_is_known(task):
+    """What is learnt from is missing of a group; what is only measured takes nothing from a score."""
+    for rewards, is_left_out in (((LENGTH, own("some")), True), ((LENGTH, own("some", weight=0.0)), False)):
+        found = task(rewards=rewards, max_failed_share=1.0)
+        rollout = found.sampler.sample(0, 0, kl_coefficient=0.0)
+        failed = rollout.failed_BK.any(1).view(-1, 4).any(1).repeat_interleave(4)
+        assert failed.any()
+        assert not failed.all()
+        counted = ~failed if is_left_out else torch.ones_like(failed)
+        for part in range(found.parts):
+            report = found.run_part(Position(0, part))
+        assert report.metrics["reward_mean"] == pytest.approx(rollout.score_B[counted].double().mean().item())
+
+
+def test_mean_reward_of_failures_alone_is_none(task):
+    found = task(rewards=(own("raises"),), max_failed_share=1.0)
+    for part in range(found.parts):
+        report = found.run_part(Position(0, part))
+    assert math.isnan(report.metrics["reward_mean"])
+
+
 def test_too_many_failures_stop_the_stage(task):
     with pytest.raises(StageError, match="max_failed_share"):
         task(rewards=(own("raises"),)).sampler.sample(0, 0, kl_coefficient=0.0)
@@ -271,6 +293,30 @@ def test_money_of_a_reward_is_what_its_calls_have_cost(task):
     rollout = replace(found.sampler, rewards=listed).sample(0, 0, kl_coefficient=0.0)
     sums = rollout.reward_sums(["length", "same"])
     assert (sums["length/usd"], sums["same/usd"]) == (0.0, pytest.approx(0.25))
+
+
+def test_what_is_drawn_again_is_paid_and_timed_too(task):
+    paid = iter(range(0, 10**9, 125_000))
+    found = task(rewards=(own("same"),), equal_groups="refill", most_batches=3)
+    listed = replace(found.sampler.rewards, spent=lambda: next(paid))
+    rollout = replace(found.sampler, rewards=listed).sample(0, 0, kl_coefficient=0.0)
+    stored = [json.loads(path.read_text()) for path in (found.setup.stage.path / "rewards").iterdir()]
+    assert len(stored) == 3
+    sums = rollout.reward_sums(["same"])
+    assert sums["same/usd"] == pytest.approx(3 * 0.125)
+    assert sums["same/seconds"] == pytest.approx(sum(item["seconds"][0] for item in stored))
+
+
+def test_watch_leaves_out_groups_whose_scores_are_missing(task):
+    rewards = (LENGTH, own("some"), own("less", weight=0.0))
+    found = task(rewards=rewards, gold="less", max_failed_share=1.0, rollout_batch=32, episodes=32)
+    rollout = found.sampler.sample(0, 0, kl_coefficient=0.0)
+    for part in range(found.parts):
+        found.run_part(Position(0, part))
+    sound = ~rollout.failed_BK.any(1).view(-1, 4).any(1)
+    assert 2 <= sound.sum() < len(sound)
+    (means,) = found.watch.points
+    assert means.reward == pytest.approx(rollout.score_B.double().view(-1, 4).mean(1)[sound].mean().item())
 
 
 def watched(name, *, on="warn"):

@@ -156,6 +156,19 @@ def weighted_sum(reward_BK: Tensor, weight_K: Tensor) -> Tensor:
     return (torch.where(reward_BK.isnan(), 0.0, reward_BK) * weight_K).sum(1)
 
 
+def sound_answers(failed_BK: Tensor, weight_K: Tensor, *, samples: int) -> Tensor:
+    """Return True for answers of groups in which every score is known: no reward that is learnt from has failed.
+
+    A reward of weight 0 is only measured; where it fails, nothing is missing of the score.
+
+    >>> failed = torch.tensor([[True, False], [False, False], [False, True], [False, False]])
+    >>> sound_answers(failed, torch.tensor([1.0, 0.0]), samples=2).tolist()
+    [False, False, True, True]
+    """
+    failed_G = (failed_BK & (weight_K != 0)).any(1).view(-1, samples).any(1)
+    return ~failed_G.repeat_interleave(samples)
+
+
 Score = Callable[[Sequence[Answer]], Sequence[float | Failed | None]]
 """Scores of answers by one reward, in their order."""
 
