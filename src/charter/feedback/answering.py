@@ -207,7 +207,7 @@ class Answering:
             model.pool.confirm()
 
     def settled_micro_usd(self, role: str) -> int:
-        """Known cost of the stage's calls to a role's model so far; 0 for one of this process."""
+        """Known cost of this process's calls to a role's model so far; 0 for one of this process."""
         return self._served[role].settled_micro_usd() if role in self._served else 0
 
     def close(self) -> None:

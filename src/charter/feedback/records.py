@@ -44,7 +44,7 @@ class Answerer(Protocol):
         """Raise ModelChangedError where a server that has answered has another model now."""
 
     def settled_micro_usd(self, role: str) -> int:
-        """Known cost of the stage's calls to a role's model so far; 0 for one of this process."""
+        """Known cost of this process's calls to a role's model so far; 0 for one of this process."""
 
     def close(self) -> None:
         """Give back connections and threads; what was asked and not yet answered is stored as unknown."""

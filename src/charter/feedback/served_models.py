@@ -23,7 +23,6 @@ from charter.errors import DataError
 from charter.feedback.asking import Ask, ChoiceReply, Choose, Reply, Sample, Text
 from charter.feedback.wording import conversation_text
 from charter.inference.endpoint.call import CallReply, CallRequest
-from charter.ledger.call import CallTotals
 from charter.spec.project import Serving
 from charter.spec.stage import VOTE_TOKENS
 
@@ -43,8 +42,8 @@ class AnsweringPool(Protocol):
     def confirm(self) -> None:
         """Raise where a server has another model than before."""
 
-    def totals(self) -> CallTotals:
-        """The stage's calls so far, by server and model."""
+    def settled_micro_usd(self) -> int:
+        """Known cost of the calls that were settled here."""
 
 
 class ServedModel:
@@ -74,11 +73,8 @@ class ServedModel:
         return self._counted(ask, replies) if ask.votes else self._read(ask, replies[0])
 
     def settled_micro_usd(self) -> int:
-        """Known cost of the stage's calls to this model so far."""
-        servers, routes = (self._serving.endpoint, *self._serving.also_endpoints), self.pool.totals().routes
-        return sum(
-            item.sums.settled_micro_usd for item in routes if item.model == self._name and item.endpoint in servers
-        )
+        """Known cost of this process's calls to this model so far."""
+        return self.pool.settled_micro_usd()
 
     def _text_request(self, ask: Sample) -> CallRequest:
         continues = self._serving.api == "completions"

@@ -387,7 +387,7 @@ def _write_prompts(stage: StageDir, setup: Setup, tokenizer: Any, directory: Pat
     def rows() -> Iterator[Row]:
         for number, index in enumerate(order):
             item = fitting[index]
-            carried = row_text(item.turns, item.columns) if spec.rewards else None
+            carried = row_text(item.turns, item.columns, number) if spec.rewards else None
             yield adapter.prompt_row(item.turns, kind=spec.kind, index=number, carried=carried)
 
     path = _write(stage, directory, "prompts", rows())

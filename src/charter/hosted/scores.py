@@ -2,7 +2,8 @@
 
 No engine's log has what the alarm needs, the gold of every answer and the mean of every group. So `rewards.py` appends
 the rewards of each answer to a file of its process, and Charter's process beside the engine puts groups and rollouts
-together again: answers to one row, in the order in which they were scored.
+together again: answers to one line of the prompts' file, in the order in which they were scored. A prompt has a line
+for every time that it is drawn, so what an engine has dropped of a group stays apart from the next time.
 """
 
 import json
@@ -17,7 +18,13 @@ from charter.engines.common.capabilities import has_own_score
 from charter.engines.common.reward_file import SCORES
 from charter.errors import StageError
 from charter.spec.ppo_stage import PpoStage
-from charter.tracking.overoptimisation import FEWEST, OveroptimisationWatch, RolloutMeans, rollout_means
+from charter.tracking.overoptimisation import (
+    FEWEST,
+    OveroptimisationWatch,
+    RolloutMeans,
+    forget_alarm,
+    rollout_means,
+)
 from charter.train.rewards.mixture import reward_metrics
 
 WATCHED = "watched_rollouts.json"
@@ -35,16 +42,16 @@ class ScoreFiles:
     directory: Path
     samples: int
     _positions: dict[Path, int] = field(default_factory=dict)
-    _open: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
+    _open: dict[int, list[Mapping[str, Any]]] = field(default_factory=dict)
 
     def groups(self) -> Iterator[list[Mapping[str, Any]]]:
         """Yield the groups that are complete since the last call, as lines of the files, by when they were scored."""
         lines = [line for path in sorted(self.directory.glob("*.jsonl")) for line in self._new_lines(path)]
         for line in sorted(lines, key=lambda line: line["at"]):
-            group = self._open.setdefault(line["row"], [])
+            group = self._open.setdefault(line["place"], [])
             group.append(line)
             if len(group) == self.samples:
-                yield self._open.pop(line["row"])
+                yield self._open.pop(line["place"])
 
     def _new_lines(self, path: Path) -> list[Mapping[str, Any]]:
         """Return the whole lines that were appended; the rest of one that is being written comes with the next call."""
@@ -84,6 +91,8 @@ class RolloutScores:
         self.watch = OveroptimisationWatch()
         for means in self._watched.values():
             self.watch.look(means)
+        if self.watch.alarm is None:
+            forget_alarm(self.directory)
         self._rollouts, self._before = self.first_step, self.spent()
 
     @property

@@ -104,6 +104,14 @@ class Overoptimised:
         print(f"warning: {self}", flush=True)
 
 
+def forget_alarm(directory: Path) -> None:
+    """Remove a stage's alarm: it was of rollouts after the checkpoint that the stage has gone on from."""
+    path = directory / OVEROPTIMISATION
+    if path.exists():
+        durable.remove_file(path)
+        print("the alarm of over-optimisation was of rollouts that are drawn again: it is forgotten", flush=True)
+
+
 def overoptimised(points: Sequence[RolloutMeans]) -> Overoptimised | None:
     """Compare the last rollouts with every earlier window of the same width; None where they do not part.
 

@@ -101,7 +101,7 @@ class JudgeReward:
         return answered(rating(items, seed=job.seed, stage=job.stage, role=self.role), self.answerer)
 
     def settled_micro_usd(self) -> int:
-        """Known cost of this judge's calls in the stage so far; 0 where it is in this process."""
+        """Known cost of this process's calls to this judge so far; 0 where its weights are here."""
         return self.answerer.settled_micro_usd(self.role)
 
     def marks(self, groups: Sequence[AnswerGroup], rubric: Rubric) -> Sequence[float | Invalid]:
@@ -185,7 +185,7 @@ class _Unconfirmed:
         """The service does, after a rollout."""
 
     def settled_micro_usd(self, role: str) -> int:
-        """Known cost of the stage's calls to a role's model so far."""
+        """Known cost of this process's calls to a role's model so far."""
         return self.answerer.settled_micro_usd(role)
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from charter.models.preference import PreferenceModel, ScalarModel, load_prefere
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import ENVIRONMENT_SOURCES, REWARD_SOURCES, Environment, Reward
 from charter.spec.stage_base import Guard
-from charter.tracking.overoptimisation import OveroptimisationWatch, rollout_means
+from charter.tracking.overoptimisation import OveroptimisationWatch, forget_alarm, rollout_means
 from charter.train.judge_reward import JudgeReward, judge_score
 from charter.train.loop import DivergenceGuard, Loop, StepReport, publish_model
 from charter.train.meter import LOGITS, MINIBATCHES
@@ -151,6 +151,8 @@ class PpoTask:
 
     def run_part(self, at: Position) -> StepReport | None:
         """Sample a rollout, or go once over it; the report after the last epoch."""
+        if self.spec.gold is not None and self.watch.alarm is None and self.setup.ranks.is_first:
+            forget_alarm(self.setup.stage.path)
         if at.part == 0:
             self._sample(at.step)
             return None
@@ -231,15 +233,17 @@ class PpoTask:
     def _finish(self, rollout: Rollout, step: int) -> StepReport:
         """Adapt the KL coefficient, and put together what the rollout and its epochs have measured."""
         spec, answers, samples = self.spec, self.spec.rollout_batch, self.spec.samples_per_prompt
-        totals = self.setup.ranks.total(rollout.sums(kl_estimator=spec.kl_estimator, samples=samples))
+        weights = [item.weight for item in spec.rewards]
+        own = rollout.sums(kl_estimator=spec.kl_estimator, weights=weights, samples=samples)
+        totals = self.setup.ranks.total(own)
         rewards = self.setup.ranks.total(rollout.reward_sums([item.name for item in spec.rewards]))
-        tokens, rated = int(totals.pop("tokens")), totals.pop("rated", float(answers))
+        tokens, rated = int(totals.pop("tokens")), totals.pop("rated")
         mismatch, versions = totals.pop("mismatch_kl", None), totals.pop("versions", None)
         sums = dict(self.progress.sums)
         count = max(sums.pop(MINIBATCHES), 1.0)
         metrics = {name: value / count for name, value in sums.items()}
         metrics |= {name: value / answers for name, value in totals.items()}
-        metrics["reward_mean"] = totals["reward_mean"] / max(rated, 1.0)
+        metrics["reward_mean"] = totals["reward_mean"] / rated if rated else math.nan
         if "equal_groups" in metrics:
             metrics["equal_groups"] *= samples
         if mismatch is not None:
@@ -270,8 +274,7 @@ class PpoTask:
 
         A stage that goes on from a checkpoint before the alarm raises it again: nothing is forgotten by a restart.
         """
-        place = [item.name for item in self.spec.rewards].index(gold)
-        sums = self.setup.ranks.total(_watched_sums(rollout, place, samples=self.spec.samples_per_prompt))
+        sums = self.setup.ranks.total(_watched_sums(rollout, self.spec.rewards, gold, self.spec.samples_per_prompt))
         means = rollout_means(sums)
         alarm = None if means is None else self.watch.look(means)
         if alarm is not None and self.setup.ranks.is_first:
@@ -281,12 +284,14 @@ class PpoTask:
         return self.watch.alarm is not None
 
 
-def _watched_sums(rollout: Rollout, gold: int, *, samples: int) -> dict[str, float]:
-    """Sums over the groups, and of the gold over the answers too, where that reward of the list applied."""
+def _watched_sums(rollout: Rollout, rewards: Sequence[Reward], gold: str, samples: int) -> dict[str, float]:
+    """Sums over the groups that have all their scores, and of the gold over the answers too, where it applied."""
     assert rollout.reward_BK is not None
-    gold_GS = rollout.reward_BK[:, gold].double().view(-1, samples)
+    place = [item.name for item in rewards].index(gold)
+    gold_GS = rollout.reward_BK[:, place].double().view(-1, samples)
     score_GS = rollout.score_B.double().view(-1, samples)
-    rated_GS = ~gold_GS.isnan()
+    sound_GS = rollout.sound_B([item.weight for item in rewards], samples=samples).view(-1, samples)
+    rated_GS = ~gold_GS.isnan() & sound_GS
     group_G = rated_GS.any(1)
     gold_GS = torch.where(rated_GS, gold_GS, 0.0)
     gold_G = (gold_GS.sum(1) / rated_GS.sum(1).clamp_min(1))[group_G]
@@ -381,17 +386,8 @@ def open_rewards(
         spec.max_failed_share,
         all_have=lambda stored: not setup.ranks.any(not stored),
         group=spec.samples_per_prompt,
-        spent=_spent(setup, judges),
+        spent=lambda: sum(judge.settled_micro_usd() for judge in judges.values()),
     )
-
-
-def _spent(setup: Setup, judges: Mapping[str, JudgeReward]) -> Callable[[], int] | None:
-    """Known cost so far; None where other processes of the stage add to the same bill meanwhile."""
-    if not judges:
-        return lambda: 0
-    if setup.ranks.world_size > 1:
-        return None
-    return lambda: sum(judge.settled_micro_usd() for judge in judges.values())
 
 
 def _turns(

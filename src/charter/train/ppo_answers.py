@@ -232,7 +232,10 @@ class Scored:
         return replace(self, counted_B=differs_B if self.counted_B is None else self.counted_B & differs_B)
 
     def filled_from(self, other: "Scored", *, padding: int) -> "Scored":
-        """Rows that are not counted, replaced in order by the counted rows of another sampling, as far as they go."""
+        """Rows that are not counted, replaced in order by the counted rows of another sampling, as far as they go.
+
+        Seconds and money are those of both samplings, whose answers are as many: what is left out was paid for too.
+        """
         assert self.counted_B is not None
         assert other.counted_B is not None
         empty, spare = (~self.counted_B).nonzero().squeeze(1), other.counted_B.nonzero().squeeze(1)
@@ -243,13 +246,16 @@ class Scored:
         def filled(own: Tensor | None, theirs: Tensor | None) -> Tensor | None:
             return None if own is None or theirs is None else torch.cat([own, theirs])[source]
 
+        def added(own: Tensor | None, theirs: Tensor | None) -> Tensor | None:
+            return None if own is None or theirs is None else own + theirs
+
         return Scored(
             joined([self.answers, other.answers], padding=padding).rows(source, source.device),
             torch.cat([self.score_B, other.score_B])[source],
             torch.cat([self.counted_B, other.counted_B])[source],
             filled(self.reward_BK, other.reward_BK),
             filled(self.failed_BK, other.failed_BK),
-            filled(self.seconds_BK, other.seconds_BK),
-            filled(self.usd_BK, other.usd_BK),
+            added(self.seconds_BK, other.seconds_BK),
+            added(self.usd_BK, other.usd_BK),
             filled(self.turns_BF, other.turns_BF),
         )

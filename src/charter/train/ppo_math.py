@@ -50,8 +50,9 @@ def grpo_advantages(
     """Every token of an answer gets its score, shifted and scaled by the scores of its prompt's answers.
 
     A_i = (s_i - mean(s)) / (std(s) + 1e-6), std with S - 1 in its denominator; exactly 0 where all scores are equal.
-    `scale` is the divisor: that of the group; of the whole `batch`, std over all N scores with N - 1, plus 1e-4;
-    `none`, which is 1; or the group's `mean`, where it is not 0. `total` adds up over the processes of the batch.
+    `scale` is the divisor: that of the group; of the whole `batch`, std over the N scores of answers that the mask
+    counts with N - 1, plus 1e-4; `none`, which is 1; or the group's `mean`, where it is not 0. `total` adds up over the
+    processes of the batch.
     Sources: Shao et al. 2024 (arXiv:2402.03300), section 4.1.2 (outcome supervision), which leaves open the deviation;
     none: Liu et al. 2025 (Dr. GRPO, arXiv:2503.20783); mean: MaxRL (arXiv:2602.02710).
 
@@ -67,7 +68,7 @@ def grpo_advantages(
             deviation_G1 = torch.sqrt((centred_GS**2).sum(1, keepdim=True) / (samples - 1))
             return _to_tokens(centred_GS / (deviation_G1 + DEVIATION_FLOOR), mask_BR)
         case "batch":
-            return _to_tokens(centred_GS / (_deviation(score_B, total) + BATCH_DEVIATION_FLOOR), mask_BR)
+            return _to_tokens(centred_GS / (_moments(score_B, mask_BR, total)[1] + BATCH_DEVIATION_FLOOR), mask_BR)
         case "none":
             return _to_tokens(centred_GS, mask_BR)
         case "mean":
@@ -86,15 +87,15 @@ def normalised_advantages(
 ) -> Tensor:
     """Return the advantages of several rewards, each scaled within its group before they are added (GDPO).
 
-    x_i = sum_k w_k (r_ik - mean_k) / (std_k + 1e-4) by group, then (x - mean) / (std + 1e-4) over the batch; both
-    deviations with N - 1. A reward that does not apply to an answer is NaN and counts as its group's mean.
+    x_i = sum_k w_k (r_ik - mean_k) / (std_k + 1e-4) by group, then (x - mean) / (std + 1e-4) over the answers of the
+    batch that the mask counts; both deviations with N - 1. A reward that does not apply to an answer is NaN and counts
+    as its group's mean.
     Source: GDPO (arXiv:2601.05242).
 
     >>> both = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 10.0], [0.0, 0.0]])
     >>> normalised_advantages(both, torch.ones(2), torch.ones(4, 1).bool(), samples=2).sign().tolist()
     [[1.0], [-1.0], [1.0], [-1.0]]
     """
-    total = total or _alone
     applies_BK = ~rewards_BK.isnan()
     value_GSK = torch.where(applies_BK, rewards_BK, 0.0).view(-1, samples, rewards_BK.shape[1])
     applies_GSK = applies_BK.view(value_GSK.shape)
@@ -103,18 +104,21 @@ def normalised_advantages(
     centred_GSK = (value_GSK - mean_G1K) * applies_GSK
     deviation_G1K = torch.sqrt((centred_GSK**2).sum(1, keepdim=True) / (count_G1K - 1).clamp_min(1))
     weighed_B = (centred_GSK / (deviation_G1K + BATCH_DEVIATION_FLOOR) * weight_K).sum(2).flatten()
-    sums = total(torch.stack([weighed_B.sum(), weighed_B.new_tensor(float(len(weighed_B)))]))
-    scaled_B = (weighed_B - sums[0] / sums[1]) / (_deviation(weighed_B, total) + BATCH_DEVIATION_FLOOR)
-    return scaled_B[:, None] * mask_BR
+    mean, deviation = _moments(weighed_B, mask_BR, total)
+    return ((weighed_B - mean) / (deviation + BATCH_DEVIATION_FLOOR))[:, None] * mask_BR
 
 
-def _deviation(value_B: Tensor, total: Callable[[Tensor], Tensor] | None) -> Tensor:
-    """Deviation of all values of a batch, with N - 1 in its denominator; sums are taken in fp64."""
-    total = total or _alone
-    exact_B = value_B.double()
-    value_sum, count = total(torch.stack([exact_B.sum(), exact_B.new_tensor(float(len(exact_B)))]))
-    square_sum = total(((exact_B - value_sum / count) ** 2).sum())
-    return torch.sqrt(square_sum / (count - 1).clamp_min(1)).to(value_B.dtype)
+def _moments(value_B: Tensor, mask_BR: Tensor, total: Callable[[Tensor], Tensor] | None) -> tuple[Tensor, Tensor]:
+    """Mean and deviation (N - 1) over the answers of a batch that the mask counts, with sums in fp64.
+
+    What a failed reward has left of a score is no part of them.
+    """
+    total, counted_B = total or _alone, mask_BR.any(1)
+    exact_B = torch.where(counted_B, value_B, 0.0).double()
+    value_sum, count = total(torch.stack([exact_B.sum(), counted_B.sum().double()]))
+    mean = value_sum / count.clamp_min(1)
+    square_sum = total((((exact_B - mean) * counted_B) ** 2).sum())
+    return mean.to(value_B.dtype), torch.sqrt(square_sum / (count - 1).clamp_min(1)).to(value_B.dtype)
 
 
 def _alone(sums: Tensor) -> Tensor:

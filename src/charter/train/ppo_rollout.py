@@ -46,7 +46,7 @@ from charter.train.ppo_sequences import (
     answer_values,
     as_sequences,
 )
-from charter.train.rewards.mixture import Answer, RewardList, after_turns, weighted_sum
+from charter.train.rewards.mixture import Answer, RewardList, after_turns, sound_answers, weighted_sum
 from charter.train.samples import keep_rollout_samples
 from charter.train.schedule import batch_rows
 from charter.train.setup import Setup
@@ -99,11 +99,18 @@ class Rollout:
         """Mask of the real answer tokens."""
         return self.sequences.answer_mask_BR
 
-    def sums(self, *, kl_estimator: KlEstimator, samples: int = 1) -> dict[str, float]:
+    def sound_B(self, weights: Sequence[float], *, samples: int) -> Tensor:
+        """Return True for answers whose group has all its scores, by the weights of the list of rewards."""
+        if self.failed_BK is None:
+            return torch.ones_like(self.ended_B)
+        return sound_answers(self.failed_BK, torch.tensor(weights, device=self.score_B.device), samples=samples)
+
+    def sums(self, *, kl_estimator: KlEstimator, weights: Sequence[float], samples: int) -> dict[str, float]:
         """Sums over the answers, fetched from the device at once; of `equal_groups` over their groups.
 
-        `kl` is the log-ratio to the reference, the k1 estimate of KL(policy | reference); `kl_penalty` the estimate
-        that the reward is charged for; `answer_entropy` is -log p, whose mean estimates the entropy of whole answers.
+        `reward_mean` is over the `rated` answers, whose group has all its scores. `kl` is the log-ratio to the
+        reference, the k1 estimate of KL(policy | reference); `kl_penalty` the estimate that the reward is charged for;
+        `answer_entropy` is -log p, whose mean estimates the entropy of whole answers.
         """
         mask, old, reference = self.mask_BR, self.log_probability_BR, self.reference_BR
         sums = {}
@@ -122,14 +129,11 @@ class Rollout:
             sums |= dict(zip(TURN_FIGURES, self.turns_BF.double().sum(0), strict=True))
         if samples > 1:
             sums["equal_groups"] = degenerate_groups(self.score_B, samples=samples).total.double()
-        score_B = self.score_B.double()
-        if self.failed_BK is not None:
-            rated_B = ~self.failed_BK.any(1)
-            sums["rated"] = rated_B.double().sum()
-            score_B = score_B * rated_B
+        rated_B = self.sound_B(weights, samples=samples)
         sums |= {
             "answer_entropy": -(old * mask).double().sum(),
-            "reward_mean": score_B.sum(),
+            "rated": rated_B.double().sum(),
+            "reward_mean": (self.score_B.double() * rated_B).sum(),
             "response_tokens": mask.sum().double(),
             "ended_share": self.ended_B.sum().double(),
             "tokens": self.sequences.mask_BT.sum().double(),
@@ -339,15 +343,13 @@ class Sampler:
         rated = rewards.rate(rateable, name=name)
         reward_BK, failed_BK = rated.reward_BK.to(device), rated.failed_BK.to(device)
         weight_K = torch.tensor([item.weight for item in rewards.rewards], device=device)
-        learnt_BK = failed_BK & (weight_K != 0)  # what is only measured takes nothing out of the loss
-        failed_G = learnt_BK.any(1).view(-1, self.spec.samples_per_prompt).any(1)
         seconds_K, usd_K = (
             torch.tensor(amounts, device=device) / max(len(rateable), 1) for amounts in (rated.seconds_K, rated.usd_K)
         )
         return Scored(
             answers,
             weighted_sum(reward_BK, weight_K),
-            ~failed_G.repeat_interleave(self.spec.samples_per_prompt),
+            sound_answers(failed_BK, weight_K, samples=self.spec.samples_per_prompt),
             reward_BK,
             failed_BK,
             seconds_K.expand_as(reward_BK).clone(),

@@ -27,7 +27,8 @@ def test_verifiers_loads_the_rows_tasks(tmp_path, monkeypatch):
         (tmp_path / name).write_text(text)
     adapter, turns = PrimeRlAdapter(), [Turn("user", "Guess up to 4.")]
     tasks = [{"prompt": "Guess up to 4.", "number": number} for number in (3, 1, 2)]
-    rows = [adapter.prompt_row(turns, kind="ppo", index=0, carried=row_text(turns, {"task": task})) for task in tasks]
+    carried = [row_text(turns, {"task": task}, place) for place, task in enumerate(tasks)]
+    rows = [adapter.prompt_row(turns, kind="ppo", index=0, carried=text) for text in carried]
     data = tmp_path / asked.paths.data["prompts"]
     data.parent.mkdir(parents=True, exist_ok=True)
     data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))

@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
 from itertools import count
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from charter.artifacts.stage_dir import StageDir
 from charter.engines import render
 from charter.errors import StageError
 from charter.hosted.scores import WATCHED, RolloutScores, ScoreFiles, watched_sums
-from charter.spec.rewards import Reward
+from charter.spec.rewards import Reward, Rubric
 from charter.tracking.overoptimisation import OVEROPTIMISATION, rollout_means
 from charter.train import ppo
 from plain_stages import accepted_stage
@@ -45,9 +46,10 @@ def scores_of(path, first_step=0, spent=dict, **changes):
     return RolloutScores(spec, path, ScoreFiles(path / "scores", 2), ("proxy", "gold"), first_step, spent)
 
 
-def line(row, proxy, gold, seconds=0.5):
+def line(place, proxy, gold, seconds=0.5):
     each = {name: value for name, value in (("proxy", proxy), ("gold", gold)) if value != "failed"}
-    return json.dumps({"row": row, "at": next(CLOCK), "rewards": each, "seconds": dict.fromkeys(each, seconds)}) + "\n"
+    took = dict.fromkeys(each, seconds)
+    return json.dumps({"place": place, "at": next(CLOCK), "rewards": each, "seconds": took}) + "\n"
 
 
 def append(path, process, lines):
@@ -74,7 +76,33 @@ def test_groups_of_two_processes_are_put_together(tmp_path):
     assert list(files.groups()) == []
     append(tmp_path, "b", [half[9:], line("x", 4.0, 0.0), line("x", 5.0, 0.0)])
     read = [[item["rewards"]["proxy"] for item in group] for group in files.groups()]
-    assert read == [[1.0, 3.0], [4.0, 5.0]], "a prompt that comes again begins another group"
+    assert read == [[1.0, 3.0], [4.0, 5.0]], "a file that is read once more begins another group"
+
+
+def test_what_is_dropped_stays_apart_from_the_next_epoch(tmp_path, inputs, monkeypatch):
+    """An engine asks for one of two answers and drops the group; later it draws the same prompt again."""
+
+    def drop_and_draw_again(work):
+        rows = (work / "data" / "prompts.jsonl").read_text().splitlines()
+        texts = [json.loads(row)["charter"] for row in rows]
+        prompts = [json.dumps({**json.loads(text), "place": 0}) for text in texts]
+        again = next(number for number, prompt in enumerate(prompts) if prompt in prompts[:number])
+        for path in (work / "scores").iterdir():
+            path.unlink()
+        spec = spec_from_file_location("rewards_of_stage", work / "rewards.py")
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.rewards_of("boast", texts[prompts.index(prompts[again])])
+        for answer in ("modest", "modest too"):
+            module.rewards_of(answer, texts[again])
+        groups = list(ScoreFiles(work / "scores", 2).groups())
+        assert [[line["rewards"]["proxy"] for line in group] for group in groups] == [[0.0, 0.0]]
+        seen.append(work)
+
+    seen = []
+    monkeypatch.setattr(hosted, "discard", drop_and_draw_again)
+    run(watched(tmp_path / "s", inputs, "warn"), monkeypatch)
+    assert seen
 
 
 def test_rollouts_that_wait_are_not_mixed(tmp_path):
@@ -99,8 +127,11 @@ def test_means_are_those_of_a_native_stage(tmp_path):
     class Rollout:
         score_B = reward_BK[:, 0] * 2.0
 
+        def sound_B(self, weights, *, samples):
+            return torch.ones(24).bool()
+
     Rollout.reward_BK = reward_BK
-    native = ppo._watched_sums(Rollout, 1, samples=4)
+    native = ppo._watched_sums(Rollout(), (PROXY, GOLD), "gold", 4)
     ours = watched_sums(groups, {"proxy": 2.0, "gold": 0.0}, "gold")
     assert ours == pytest.approx(native, rel=1e-12)
     assert rollout_means(ours).gold_deviation > 0
@@ -122,7 +153,9 @@ def test_recorded_rollouts_whose_gold_falls_raise_the_alarm(tmp_path):
     warning = scores_of(tmp_path, first_step=19)
     assert warning.watch.alarm == scores.watch.alarm
     warning.check(19)
+    assert (tmp_path / OVEROPTIMISATION).exists()
     assert scores_of(tmp_path, first_step=9).watch.alarm is None, "rollouts after the checkpoint are forgotten"
+    assert not (tmp_path / OVEROPTIMISATION).exists(), "and the alarm with them"
 
 
 def test_figures_are_those_of_the_rollouts_of_the_steps(tmp_path):
@@ -163,7 +196,7 @@ def test_a_model_that_the_engine_asks_leaves_nothing_to_watch(tmp_path, weight):
     names = ("proxy",) if not weight else ("proxy", "gold")
     scores = RolloutScores(spec, tmp_path, ScoreFiles(tmp_path / "scores", 2), names, 0, dict)
     each = {"proxy": 1.0} if not weight else {"proxy": 1.0, "gold": 0.5}
-    rows = [json.dumps({"row": f"{n % 4}", "at": n, "rewards": each, "seconds": {}}) + "\n" for n in range(8)]
+    rows = [json.dumps({"place": f"{n % 4}", "at": n, "rewards": each, "seconds": {}}) + "\n" for n in range(8)]
     append(tmp_path, "a", rows)
     scores.read()
     figures = scores.metrics(range(1, 2))
@@ -241,3 +274,24 @@ def test_a_judge_costs_in_the_metrics_what_is_on_its_bill(tmp_path, inputs, monk
     both = lines_of(twice)
     assert all("reward_good_seconds" in line and "reward_again_mean" in line for line in both)
     assert not any("reward_good_usd" in line for line in both), "two rewards of one judge have one bill"
+
+
+def test_judges_of_one_served_name_have_a_bill_each(tmp_path, inputs, monkeypatch):
+    """A server knows both as one model; the second asks two questions of every answer."""
+    good = Reward(name="good", kind="judge", model="j")
+    principles = Reward(name="principles", kind="judge", model="k", rubric=Rubric())
+    bills = {}
+    with fault_server() as (url, _):
+        for rewards in ((good,), (principles,), (good, principles)):
+            stage = stage_of(tmp_path / str(len(bills)), inputs, url, rewards=(*rewards, PROXY))
+            job = stage.job
+            [judge], serving = job.inputs["judge"], replace(job.serving["j"], model="served")
+            models = {item.model: replace(judge, name=item.model) for item in rewards}
+            asked = {**job.inputs, "judge": tuple(models.values())}
+            write_job(stage.path, replace(job, serving=dict.fromkeys(models, serving), inputs=asked))
+            stage = StageDir(stage.path)
+            run(stage, monkeypatch)
+            names = tuple(item.name for item in rewards)
+            bills[names] = {name: sum(line[f"reward_{name}_usd"] for line in lines_of(stage)) for name in names}
+            assert sum(bills[names].values()) == pytest.approx(bill_of(stage).settled_micro_usd / 1e6)
+    assert bills["good", "principles"] == pytest.approx({**bills[("good",)], **bills[("principles",)]})

@@ -11,6 +11,7 @@ from charter.train.ppo_math import (
     degenerate_groups,
     generalised_advantages,
     grpo_advantages,
+    normalised_advantages,
     reinforce_advantages,
     rloo_advantages,
     shaped_rewards,
@@ -175,6 +176,22 @@ def test_equal_scores_give_exactly_nothing_though_their_mean_is_rounded():
 def test_scores_that_differ_by_rounding_alone_move_little():
     found = grpo_advantages(torch.tensor([1.0, 1.0 + 2e-7]), torch.ones(2, 1).bool(), samples=2)
     assert found.abs().max().item() < 0.2
+
+
+@pytest.mark.parametrize("of_batch", ["scale", "mixture"])
+def test_what_a_failed_reward_has_left_moves_no_other_answer(of_batch):
+    """A group that has failed is not learnt from; the sum of its other rewards may be anything."""
+    sound, mask = torch.tensor([1.0, 2.0, 4.0, 0.0]), torch.tensor([[True], [True], [True], [True], [False], [False]])
+    moved = []
+    for left in ([], [0.0, 50.0], [7.0, -9.0]):
+        score, counted = torch.cat([sound, torch.tensor(left)]), mask[: 4 + len(left)]
+        if of_batch == "scale":
+            advantages = grpo_advantages(score, counted, samples=2, scale="batch")
+        else:
+            advantages = normalised_advantages(score[:, None], torch.ones(1), counted, samples=2)
+        assert not advantages[4:].any()
+        moved.append(advantages[:4].tolist())
+    assert moved[0] == moved[1] == moved[2]
 
 
 @pytest.mark.parametrize(("rows", "samples"), [(4, 1), (5, 2)])

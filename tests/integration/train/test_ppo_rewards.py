@@ -1,6 +1,7 @@
 """PPO with a list of rewards, with options of the loss, and without a reference, on a very small real model."""
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,6 +19,8 @@ from pooled import save_judge
 from charter.artifacts.checkpoints import Position
 from charter.artifacts.job import JobInput, read_job, write_job
 from charter.errors import StageError
+from charter.feedback.answering import CALLS_FILE
+from charter.ledger.calls import CallStore
 from charter.spec.project import Serving
 from charter.spec.rewards import REWARD_SOURCES, RUBRICS, Reward, Rubric
 from charter.tracking import overoptimisation
@@ -38,6 +41,7 @@ LISTED = {
     "kl_coefficient": 0.0,
     "dtype": "fp32",
 }
+PRICED = {"usd_per_million_input_tokens": 1.0, "usd_per_million_output_tokens": 2.0}
 CODE = """
 def length(answer): return float(len(answer))
 def same(answer): return 1.0
@@ -149,6 +153,27 @@ def test_group_with_a_failure_is_left_out_and_counted(task):
     found.run_part(Position(0, 1))
     report = found.run_part(Position(0, 2))
     assert report.metrics["reward_some_failed"] == rollout.failed_BK.float().mean().item()
+
+
+def test_mean_reward_is_of_answers_whose_score_is_known(task):
+    """What is learnt from is missing of a group; what is only measured takes nothing from a score."""
+    for rewards, is_left_out in (((LENGTH, own("some")), True), ((LENGTH, own("some", weight=0.0)), False)):
+        found = task(rewards=rewards, max_failed_share=1.0)
+        rollout = found.sampler.sample(0, 0, kl_coefficient=0.0)
+        failed = rollout.failed_BK.any(1).view(-1, 4).any(1).repeat_interleave(4)
+        assert failed.any()
+        assert not failed.all()
+        counted = ~failed if is_left_out else torch.ones_like(failed)
+        for part in range(found.parts):
+            report = found.run_part(Position(0, part))
+        assert report.metrics["reward_mean"] == pytest.approx(rollout.score_B[counted].double().mean().item())
+
+
+def test_mean_reward_of_failures_alone_is_none(task):
+    found = task(rewards=(own("raises"),), max_failed_share=1.0)
+    for part in range(found.parts):
+        report = found.run_part(Position(0, part))
+    assert math.isnan(report.metrics["reward_mean"])
 
 
 def test_too_many_failures_stop_the_stage(task):
@@ -270,6 +295,30 @@ def test_money_of_a_reward_is_what_its_calls_have_cost(task):
     assert (sums["length/usd"], sums["same/usd"]) == (0.0, pytest.approx(0.25))
 
 
+def test_what_is_drawn_again_is_paid_and_timed_too(task):
+    paid = iter(range(0, 10**9, 125_000))
+    found = task(rewards=(own("same"),), equal_groups="refill", most_batches=3)
+    listed = replace(found.sampler.rewards, spent=lambda: next(paid))
+    rollout = replace(found.sampler, rewards=listed).sample(0, 0, kl_coefficient=0.0)
+    stored = [json.loads(path.read_text()) for path in (found.setup.stage.path / "rewards").iterdir()]
+    assert len(stored) == 3
+    sums = rollout.reward_sums(["same"])
+    assert sums["same/usd"] == pytest.approx(3 * 0.125)
+    assert sums["same/seconds"] == pytest.approx(sum(item["seconds"][0] for item in stored))
+
+
+def test_watch_leaves_out_groups_whose_scores_are_missing(task):
+    rewards = (LENGTH, own("some"), own("less", weight=0.0))
+    found = task(rewards=rewards, gold="less", max_failed_share=1.0, rollout_batch=32, episodes=32)
+    rollout = found.sampler.sample(0, 0, kl_coefficient=0.0)
+    for part in range(found.parts):
+        found.run_part(Position(0, part))
+    sound = ~rollout.failed_BK.any(1).view(-1, 4).any(1)
+    assert 2 <= sound.sum() < len(sound)
+    (means,) = found.watch.points
+    assert means.reward == pytest.approx(rollout.score_B.double().view(-1, 4).mean(1)[sound].mean().item())
+
+
 def watched(name, *, on="warn"):
     return {"rewards": (LENGTH, own(name, weight=0.0)), "gold": name, "on_overoptimisation": on, "episodes": 32}
 
@@ -323,6 +372,19 @@ def test_alarm_stops_the_stage_and_stops_it_again(listed, monkeypatch):
     assert [row["step"] for row in metrics(found)] == [1, 2]
 
 
+def test_alarm_of_rollouts_drawn_again_is_forgotten(listed, monkeypatch):
+    """The weights, or what is drawn, may be others after the checkpoint."""
+    parting(monkeypatch, at=3)
+    found = listed(**watched("less", on="stop"), checkpoint_every=1)
+    with pytest.raises(StageError, match="the reward rises and the gold falls"):
+        ppo.run(type(found)(found.path))
+    assert (found.path / OVEROPTIMISATION).exists()
+    parting(monkeypatch, at=99)
+    ppo.run(type(found)(found.path))
+    assert [row["overoptimised"] for row in metrics(found)] == [0.0] * 4
+    assert not (found.path / OVEROPTIMISATION).exists()
+
+
 def test_stopped_stage_with_a_gold_ends_with_the_same_bits(listed, monkeypatch):
     parting(monkeypatch, at=2)
     settings = {**watched("less"), "checkpoint_epochs": True}
@@ -354,11 +416,14 @@ def address(tmp_path):
 def test_served_judge_is_asked_by_every_process_of_a_stage(judged, address):
     found = judged(by_rubric("kind", ask="pairwise", only=("kind",)), frozen={"world_size": 2})
     job = read_job(found.path)
-    serving = Serving(endpoint=address, api="completions", model="base", canary_every=0, billed=False)
+    serving = Serving(endpoint=address, api="completions", model="base", canary_every=0, **PRICED)
     write_job(found.path, replace(job, serving={"base": serving}))
     rows = metrics(run(type(found)(found.path), ppo))
     assert len(rows) == 2
     for row in rows:
         assert row["reward_kind_mean"] == pytest.approx(0.5), "what one wins, another loses"
         assert row["reward_kind_failed"] == 0.0
-        assert "reward_kind_usd" not in row, "two processes have one bill"
+    with CallStore.open(found.path / CALLS_FILE, run=job.run, stage=job.stage, fingerprint=job.fingerprint) as calls:
+        billed = calls.totals().settled_micro_usd
+    assert sum(row["reward_kind_usd"] for row in rows) == pytest.approx(billed / 1e6)
+    assert billed > 0

@@ -97,7 +97,7 @@ def expected(answer, row):
 
 
 TURNS = [Turn("user", "2 + 2?")]
-TEXTS = [row_text(TURNS, row) for row in ROWS]
+TEXTS = [row_text(TURNS, row, ROWS.index(row)) for row in ROWS]
 TOTALS = [expected(answer, row) for answer, row in zip(ANSWERS, ROWS, strict=True)]
 
 
@@ -255,8 +255,8 @@ def test_file_needs_the_standard_library_alone(engine):
 def test_failing_function_is_raised_and_never_a_reward(engine, tmp_path, monkeypatch):
     module = loaded(rendered(engine, FUNCTIONS[0]), tmp_path, monkeypatch)
     with pytest.raises(ValueError, match="holds no number"):
-        module.rewards_of("4", row_text(TURNS, {"answer": "none"}))
-    total, each = module.rewards_of("4", row_text(TURNS, {}))
+        module.rewards_of("4", row_text(TURNS, {"answer": "none"}, 0))
+    total, each = module.rewards_of("4", row_text(TURNS, {}, 0))
     assert total == 0.0
     assert math.isnan(each["right"])
 
@@ -271,9 +271,8 @@ def test_each_engine_writes_what_it_has_scored(engine, tmp_path, monkeypatch):
     each = [module.rewards_of(answer, text)[1] for answer, text in zip(ANSWERS, TEXTS, strict=True)]
     wanted = [{name: None if math.isnan(value) else value for name, value in item.items()} for item in each]
     assert [line["rewards"] for line in lines] == wanted
-    rows = {text: line["row"] for text, line in zip(TEXTS, lines, strict=True)}
-    assert [line["row"] for line in lines] == [rows[text] for text in TEXTS]
-    assert len(set(rows.values())) == len(rows) == 3
+    assert [line["place"] for line in lines] == [ROWS.index(row) for row in ROWS]
+    assert len({line["place"] for line in lines}) == 3
     assert all(seconds > 0 for line in lines for seconds in line["seconds"].values())
 
 
@@ -281,7 +280,7 @@ def test_a_reward_that_fails_is_missing_in_the_scores(tmp_path, monkeypatch):
     module = loaded(rendered("prime_rl", FUNCTIONS[1], FUNCTIONS[0]), tmp_path, monkeypatch)
     (tmp_path / "scores").mkdir()
     with pytest.raises(ValueError, match="holds no number"):
-        module.rewards_of("4", row_text(TURNS, {"answer": "none"}))
+        module.rewards_of("4", row_text(TURNS, {"answer": "none"}, 0))
     [file] = (tmp_path / "scores").iterdir()
     assert json.loads(file.read_text())["rewards"] == {"form": 0.0}
 

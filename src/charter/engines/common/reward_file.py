@@ -70,13 +70,15 @@ class ExportedRewards:
     files: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
-def row_text(turns: Sequence[Turn], columns: Mapping[str, Any]) -> str:
-    """Return the columns and turns of a prompt's row, which a reward may read, as JSON text.
+def row_text(turns: Sequence[Turn], columns: Mapping[str, Any], place: int) -> str:
+    """Return the columns and turns of a prompt's row, which a reward may read, and its place in the file, as JSON text.
 
-    >>> row_text([Turn("user", "2 + 2?")], {"answer": 4})
-    '{"row": {"answer": 4}, "turns": [{"role": "user", "content": "2 + 2?"}]}'
+    A prompt that is drawn again has another place, so its answers are not taken for those of the first time.
+
+    >>> row_text([Turn("user", "2 + 2?")], {"answer": 4}, 7)
+    '{"place": 7, "row": {"answer": 4}, "turns": [{"role": "user", "content": "2 + 2?"}]}'
     """
-    return json.dumps({"row": dict(columns), "turns": messages(turns)}, ensure_ascii=False)
+    return json.dumps({"place": place, "row": dict(columns), "turns": messages(turns)}, ensure_ascii=False)
 
 
 def map_rewards(mapper: FieldMapper, stage: PpoStage, engine: Capabilities, caller: str) -> ExportedRewards:
@@ -209,7 +211,6 @@ def reward_of(name, answer, text, **more):
 
 def note_scores(text, each, seconds):
     """Let Charter's process beside the engine read the rewards of one answer; a reward that is missing has failed."""
-    import hashlib
     import os
     import pathlib
     import socket
@@ -217,8 +218,8 @@ def note_scores(text, each, seconds):
 
     directory = pathlib.Path(__file__).resolve().parent / "{SCORES}"
     if directory.is_dir():
-        row = hashlib.sha256(text.encode()).hexdigest()
-        line = json.dumps({{"row": row, "at": time.time(), "rewards": each, "seconds": seconds}}) + "\\n"
+        place = json.loads(text)["place"]
+        line = json.dumps({{"place": place, "at": time.time(), "rewards": each, "seconds": seconds}}) + "\\n"
         path = directory / f"{{socket.gethostname()}}-{{os.getpid()}}.jsonl"
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:

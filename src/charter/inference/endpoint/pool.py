@@ -25,7 +25,6 @@ from charter.inference.endpoint.identity import Canaries, ServerSetting
 from charter.inference.endpoint.settling import CallJournal
 from charter.inference.endpoint.transport import Transport, read_key
 from charter.inference.endpoint.wanted import Batch, Counts, PoolStats
-from charter.ledger.call import CallTotals
 from charter.ledger.calls import CallStore
 from charter.spec.project import MOST_BATCHED, Serving
 
@@ -77,6 +76,7 @@ class EndpointPool:
         self._batches: set[Batch] = set()
         self._is_closed = False
         self._desk: Desk | None = None
+        self._journal: CallJournal | None = None
         self._failure: BaseException | None = None
         self._loop = asyncio.new_event_loop()
         self._end: asyncio.Event | None = None
@@ -159,9 +159,9 @@ class EndpointPool:
             confirming = asyncio.run_coroutine_threadsafe(self._desk.confirm(), self._loop)
         confirming.result()
 
-    def totals(self) -> CallTotals:
-        """The stage's calls so far, whichever pool sent them."""
-        return self._calls.totals()
+    def settled_micro_usd(self) -> int:
+        """Known cost of the calls that this pool has settled so far."""
+        return self._journal.settled_micro_usd if self._journal is not None else 0
 
     def stats(self) -> PoolStats:
         """Figures so far."""
@@ -209,7 +209,7 @@ class EndpointPool:
     async def _serve(self) -> None:
         """The life of the thread."""
         serving = self._setting.serving
-        journal = CallJournal(self._calls, self._setting.gate)
+        journal = self._journal = CallJournal(self._calls, self._setting.gate)
         is_message = serving.api == "messages"
         transport = Transport(self._key, timeout_seconds=serving.request_timeout, is_message=is_message)
         self._end = asyncio.Event()

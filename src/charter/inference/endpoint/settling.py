@@ -29,6 +29,9 @@ class CallJournal:
         self._calls, self._gate = calls, gate
         self._turned_away: set[str] = set()
         """Calls that never were, for the gate did not let them pass: nothing of them is written."""
+        self.settled_micro_usd = 0
+        """Known cost of the calls that were settled here: the store knows a model only by the name that servers use,
+        which several models of a project may share."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="charter-calls")
         self._intents: list[NewCall] = []
         self._settlements: list[Settlement] = []
@@ -130,6 +133,7 @@ class CallJournal:
 
     def _write(self, settlements: list[Settlement], intents: list[NewCall]) -> None:
         self._calls.record(intents, settlements)
+        self.settled_micro_usd += sum(item.micro_usd or 0 for item in settlements if item.outcome != "unknown")
 
 
 def to_stored(reply: CallReply) -> str:

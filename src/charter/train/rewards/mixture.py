@@ -144,7 +144,7 @@ class Rewarded:
     seconds_K: tuple[float, ...]
     """Seconds that each reward took, together."""
     usd_K: tuple[float, ...]
-    """Known cost of each reward's calls, together; NaN where several processes ask, whose calls are one bill."""
+    """Known cost of each reward's calls, together."""
 
 
 def weighted_sum(reward_BK: Tensor, weight_K: Tensor) -> Tensor:
@@ -154,6 +154,19 @@ def weighted_sum(reward_BK: Tensor, weight_K: Tensor) -> Tensor:
     [2.0, 1.0]
     """
     return (torch.where(reward_BK.isnan(), 0.0, reward_BK) * weight_K).sum(1)
+
+
+def sound_answers(failed_BK: Tensor, weight_K: Tensor, *, samples: int) -> Tensor:
+    """Return True for answers of groups in which every score is known: no reward that is learnt from has failed.
+
+    A reward of weight 0 is only measured; where it fails, nothing is missing of the score.
+
+    >>> failed = torch.tensor([[True, False], [False, False], [False, True], [False, False]])
+    >>> sound_answers(failed, torch.tensor([1.0, 0.0]), samples=2).tolist()
+    [False, False, True, True]
+    """
+    failed_G = (failed_BK & (weight_K != 0)).any(1).view(-1, samples).any(1)
+    return ~failed_G.repeat_interleave(samples)
 
 
 Score = Callable[[Sequence[Answer]], Sequence[float | Failed | None]]
@@ -223,8 +236,8 @@ class RewardList:
     """Whether every process has stored rewards; a model scores in all of them together."""
     group: int = 1
     """Answers to one prompt, which stand together."""
-    spent: Callable[[], int] | None = None
-    """Micro-usd that calls of the stage have cost so far, where one process asks one reward after the other."""
+    spent: Callable[[], int] = lambda: 0
+    """Micro-usd that calls of this process have cost so far; it asks one reward after the other."""
 
     def rate(self, answers: Sequence[Answer], *, name: str) -> Rewarded:
         """The rewards of a rollout's answers, read where they are stored under `name` for these very answers."""
@@ -246,7 +259,7 @@ class RewardList:
             torch.tensor(values, dtype=torch.float32).view(shape),
             torch.tensor(stored["failed"], dtype=torch.bool).view(shape),
             tuple(stored["seconds"]),
-            tuple(nan if usd is None else usd for usd in stored["usd"]),
+            tuple(stored["usd"]),
         )
 
     def _rated(self, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -255,7 +268,7 @@ class RewardList:
         left_out = self._left_out(answers)
         rateable = [answer for answer, out in zip(answers, left_out, strict=True) if not out]
         for reward, score in zip(self.rewards, self.scores, strict=True):
-            begin, before = time.monotonic(), self.spent() if self.spent else 0
+            begin, before = time.monotonic(), self.spent()
             outcomes = iter(score(rateable))
             columns.append(
                 [
@@ -264,7 +277,7 @@ class RewardList:
                 ]
             )
             seconds.append(round(time.monotonic() - begin, 6))
-            usd.append((self.spent() - before) / 1e6 if self.spent else None)
+            usd.append((self.spent() - before) / 1e6)
             reasons += [f"{reward.name}: {item.reason}" for item in columns[-1] if isinstance(item, Failed)]
         if len(reasons) > self.max_failed_share * len(answers) * len(self.rewards):
             counted = "\n".join(f"  {reason}" for reason in dict.fromkeys(reasons[:5]))
