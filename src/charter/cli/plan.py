@@ -447,13 +447,13 @@ def _show(
             from charter.report.plan_table import alternatives_table
 
             plan_console().print(alternatives_table(result))
-        from charter.plan.what_if import with_other_engines
+        from charter.plan.what_if import with_quickest_engines
         from charter.report.plan_notes import engine_line, engine_lines
 
         for line in engine_lines(result):
             plan_console().print(line, markup=False, highlight=False)
         if not any(stage.other_engines for stage in result.stages) and (
-            line := engine_line(with_other_engines(result))
+            line := engine_line(with_quickest_engines(result))
         ):
             plan_console().print(line, markup=False, highlight=False)
         return

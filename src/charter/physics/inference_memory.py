@@ -21,7 +21,7 @@ from charter.physics.flops import kv_cache_bytes
 from charter.physics.memory_profiles import Head
 from charter.physics.memory_shape import ModelColumns, rank_columns
 from charter.physics.precision import STORED_FORMATS, StoredFormat
-from charter.physics.terms import ExplainedColumn, MemoryBreakdown, PhaseTables, TermTable, column
+from charter.physics.terms import ExplainedColumn, MemoryBreakdown, PhaseTables, PhaseTerms, TermTable, column
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout
 
@@ -225,7 +225,7 @@ def job_inference_memory(job: InferenceJob, constants: InferenceMemoryConstants 
     """Memory of one job, term by term."""
     table = inference_memory_table(InferenceShape.of(job), constants)
     phase = "prefill" if float(table.totals["prefill"]) > float(table.totals["decode"]) else "decode"
-    phases = {name: terms.at() for name, terms in table.phases.items()}
+    phases = PhaseTerms(table)
     return MemoryBreakdown(terms=phases[phase], phase=phase, phases=phases, sigma=memory_sigma("serving"))
 
 

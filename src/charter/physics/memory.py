@@ -38,7 +38,7 @@ from charter.physics.memory_terms import (
 )
 from charter.physics.precision import FSDP_MIXED, TrainingPrecision
 from charter.physics.step_time import distinct, rows_of
-from charter.physics.terms import ExplainedColumn, MemoryBreakdown, PhaseTables, Term, TermTable, column
+from charter.physics.terms import ExplainedColumn, MemoryBreakdown, PhaseTables, PhaseTerms, TermTable, column
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
 
@@ -101,22 +101,6 @@ class StageTable(PhaseTables):
         return peak
 
 
-class StagePhases(Mapping[str, tuple[Term, ...]]):
-    """The phases of one configuration of a stage, their terms written out when they are asked for."""
-
-    def __init__(self, table: MemoryTable, stage: Stage) -> None:
-        self._table, self._stage = table, stage
-
-    def __getitem__(self, phase: str) -> tuple[Term, ...]:
-        return self._table.terms(self._stage, phase)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._table.stages[self._stage].phases)
-
-    def __len__(self) -> int:
-        return len(self._table.stages[self._stage].phases)
-
-
 @dataclass(frozen=True, kw_only=True)
 class MemoryTable:
     """Memory of many layouts: per stage, per phase, per term."""
@@ -133,10 +117,6 @@ class MemoryTable:
         """The stage and the phase of the peak, where the table has one configuration."""
         sizes = {(at, phase): float(size) for at, table in self.stages.items() for phase, size in table.totals.items()}
         return max(sizes, key=lambda pair: sizes[pair])
-
-    def terms(self, stage: Stage, phase: str) -> tuple[Term, ...]:
-        """The terms in a phase that are not zero, where the table has one configuration."""
-        return tuple(item.at() for item in self.stages[stage].phases[phase].columns if item.values)
 
 
 def training_memory_table(
@@ -395,7 +375,7 @@ def job_memory(job: MemoryJob, layout: Layout, constants: TrainingMemoryConstant
     """The same of a job whose traits are all given."""
     table = training_memory_table(MemoryShape.of(job), Layouts.of(layout), constants)
     stage, phase = table.fullest()
-    phases = StagePhases(table, stage)
+    phases = PhaseTerms(table.stages[stage])
     return MemoryBreakdown(
         terms=phases[phase],
         stage="only" if layout.pipeline == 1 else stage,

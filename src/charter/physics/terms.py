@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from statistics import NormalDist
@@ -163,7 +163,9 @@ class TermTable:
 
     def at(self, index: int | tuple[int, ...] = ()) -> tuple[Term, ...]:
         """The addends of one configuration that are not zero."""
-        shape = np.broadcast_shapes(*(column.values.shape for column in self.columns)) if self.columns else ()
+        if not any(column.values.ndim for column in self.columns):
+            return tuple(column.at() for column in self.columns if column.values)
+        shape = np.broadcast_shapes(*(column.values.shape for column in self.columns))
         broadcast = ((column, np.broadcast_to(column.values, shape)) for column in self.columns)
         return tuple(replace(column, values=values).at(index) for column, values in broadcast if values[index])
 
@@ -178,6 +180,22 @@ class PhaseTables:
     def totals(self) -> Mapping[str, Array]:
         """Return the sums per phase."""
         return {phase: table.total for phase, table in self.phases.items()}
+
+
+class PhaseTerms(Mapping[str, tuple[Term, ...]]):
+    """The phases of tables with one configuration, their terms written out when they are asked for."""
+
+    def __init__(self, tables: PhaseTables) -> None:
+        self._tables = tables.phases
+
+    def __getitem__(self, phase: str) -> tuple[Term, ...]:
+        return self._tables[phase].at()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tables)
+
+    def __len__(self) -> int:
+        return len(self._tables)
 
 
 # -------- Memory of one configuration: the terms of its fullest phase, the other phases, and the interval.

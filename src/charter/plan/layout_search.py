@@ -299,7 +299,11 @@ def training_options(question: StageQuestion, place: NodeOffer, num_nodes: int) 
 
 def options_of(question: StageQuestion, sites: Sequence[NodeGroup]) -> Iterator[tuple[tuple[Option, ...], Missed]]:
     """The same for many sites, in their order."""
-    searched = list(search_sites(question, sites))
+    return options_among(question, list(search_sites(question, sites)))
+
+
+def options_among(question: StageQuestion, searched: Sequence[Searched]) -> Iterator[tuple[tuple[Option, ...], Missed]]:
+    """The same for sites whose layouts are computed."""
     chosen = [result.space.layout(chosen_row(result)) if result.fits else None for result in searched]
     fitting = [(result, layout) for result, layout in zip(searched, chosen, strict=True) if layout is not None]
     options = _options(question, fitting) if fitting else iter(())
@@ -398,6 +402,11 @@ def _waiting(
     devices = one_device(place.accelerator, 1, usable)
     one = Layouts.of([layout])
     return float(waiting_bytes(question.work, one, devices, dtype=question.dtype, known=engine)[0])
+
+
+def chosen_seconds(searched: Searched) -> float:
+    """Seconds of the layout to use; `inf` where none fits."""
+    return float(searched.seconds[chosen_row(searched)]) if searched.fits else np.inf
 
 
 def chosen_row(searched: Searched) -> int:

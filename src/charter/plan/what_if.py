@@ -1,5 +1,6 @@
 """Short questions about a plan: values put over charter.yaml, and other engines on the accelerators of a stage."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from charter.catalog.accelerators import CPU, parse_request
@@ -8,12 +9,12 @@ from charter.engines.common.capabilities import refused_fields, refused_rewards
 from charter.engines.hardware import hardware_refusal
 from charter.errors import UsageError
 from charter.plan.knowledge import format_refusal
-from charter.plan.layout_search import NodeGroup, training_options
+from charter.plan.layout_search import NodeGroup, chosen_seconds, options_among, search_sites, training_options
 from charter.plan.option import EngineLayout, Option, StageQuestion
 from charter.plan.plan import Plan
 from charter.plan.rl_search import rl_options
-from charter.plan.stage_plan import StagePlan
 from charter.spec.project import Project
+from charter.spec.stage_base import NATIVE
 
 # -------- `gpus=256`, `market=spot`: short questions about a plan, as values that are put over charter.yaml.
 
@@ -91,41 +92,72 @@ def other_engines(question: StageQuestion, option: Option) -> tuple[EngineLayout
     Each engine's time rests on the constants of its own stack, so between engines the intervals are those of two
     unrelated estimates.
     """
-    if not question.work.trained or option.place.is_cpu:
-        return ()
-    layouts: list[EngineLayout] = []
     site = NodeGroup(place=option.place, num_nodes=option.num_nodes)
-    places_roles, written = question.stage.ROLLS_OUT, {engine.name for engine in handover_engines()}
-    for name in rl_engines() if places_roles else engine_names():
+    search = rl_options if question.stage.ROLLS_OUT else training_options
+    layouts = [
+        _engine_layout(best, option, refused)
+        for inquiry, refused in _inquiries(question, option)
+        for best in search(inquiry, site.place, site.num_nodes)[0]
+    ]
+    return tuple(sorted(layouts, key=lambda item: (item.seconds, item.engine)))
+
+
+def _inquiries(question: StageQuestion, option: Option) -> Iterator[tuple[StageQuestion, str]]:
+    """Yield the question of a stage to every other engine that runs there, with what that refuses of it."""
+    if not question.work.trained or option.place.is_cpu:
+        return
+    written = {engine.name for engine in handover_engines()}
+    for name in rl_engines() if question.stage.ROLLS_OUT else engine_names():
         kind, accelerator = question.stage.kind, option.place.accelerator
         refused = hardware_refusal(name, kind, accelerator) or format_refusal(question.dtype, name, kind, accelerator)
         if name == option.engine or refused or any(refused_rewards(question.stage, capabilities(name))):
             continue
         lacking = [] if name in written else ["Charter writes no files for it"]
         lacking += refused_fields(question.stage, capabilities(name))
-        inquiry = replace(question, engine=name, peaks={})
-        search = rl_options if places_roles else training_options
-        options, _ = search(inquiry, site.place, site.num_nodes)
-        for best in options:
-            seconds = best.overhead.useful_seconds
-            layouts.append(
-                EngineLayout(
-                    engine=name,
-                    layout=best.layout_label,
-                    seconds=seconds,
-                    ratio=seconds / option.overhead.useful_seconds,
-                    peak_bytes=best.peak.total_bytes,
-                    refused="; ".join(lacking),
-                )
-            )
-    return tuple(sorted(layouts, key=lambda item: (item.seconds, item.engine)))
+        yield replace(question, engine=name, peaks={}), "; ".join(lacking)
+
+
+def _engine_layout(best: Option, option: Option, refused: str) -> EngineLayout:
+    seconds = best.overhead.useful_seconds
+    return EngineLayout(
+        engine=best.engine,
+        layout=best.layout_label,
+        seconds=seconds,
+        ratio=seconds / option.overhead.useful_seconds,
+        peak_bytes=best.peak.total_bytes,
+        refused=refused,
+    )
 
 
 def with_other_engines(plan: Plan) -> Plan:
     """The plan with what other engines could do on the accelerators that it chose."""
-    return replace(plan, stages=tuple(_with_engines(stage) for stage in plan.stages))
+    return _with_engines(plan, other_engines)
 
 
-def _with_engines(stage: StagePlan) -> StagePlan:
-    question = None if stage.searched is None else stage.searched.question
-    return stage if question is None else replace(stage, other_engines=other_engines(question, stage.option))
+def with_quickest_engines(plan: Plan) -> Plan:
+    """The same with the quickest engine alone that takes a native stage as it is written."""
+    return _with_engines(plan, _quickest_engine)
+
+
+def _with_engines(plan: Plan, search: Callable[[StageQuestion, Option], tuple[EngineLayout, ...]]) -> Plan:
+    stages = []
+    for stage in plan.stages:
+        question = None if stage.searched is None else stage.searched.question
+        stages.append(stage if question is None else replace(stage, other_engines=search(question, stage.option)))
+    return replace(plan, stages=tuple(stages))
+
+
+def _quickest_engine(question: StageQuestion, option: Option) -> tuple[EngineLayout, ...]:
+    """Return the layout of the quickest; only that is looked at in full."""
+    inquiries = [inquiry for inquiry, refused in _inquiries(question, option) if not refused]
+    if option.engine != NATIVE or not inquiries:
+        return ()
+    site = NodeGroup(place=option.place, num_nodes=option.num_nodes)
+    if question.stage.ROLLS_OUT:
+        options = [best for inquiry in inquiries for best in rl_options(inquiry, site.place, site.num_nodes)[0]]
+    else:
+        searches = [(inquiry, next(search_sites(inquiry, [site]))) for inquiry in inquiries]
+        inquiry, searched = min(searches, key=lambda pair: (chosen_seconds(pair[1]), pair[0].engine))
+        options = [*next(options_among(inquiry, [searched]))[0]]
+    layouts = [_engine_layout(best, option, "") for best in options]
+    return tuple(sorted(layouts, key=lambda item: (item.seconds, item.engine))[:1])

@@ -225,7 +225,7 @@ def test_loss_parallel_holds_sixteen_bytes_a_logit():
     def a_logit(tensor):
         job = MemoryJob(architecture=SMALL, seq_len=256, profile=PROFILES["torchtitan"], reserved=False)
         table = training_memory_table(MemoryShape.of(job), Layouts.of(Layout(tensor=tensor, micro_batch=8)))
-        terms = {term.name: term.value for term in table.terms("first", "loss")}
+        terms = {term.name: term.value for term in table.stages["first"].phases["loss"].at()}
         return terms["logits and loss"] * tensor / (8 * 256 * SMALL.vocab_size)
 
     assert (a_logit(1), a_logit(2)) == pytest.approx((12.0, 16.0))

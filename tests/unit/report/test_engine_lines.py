@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
 from planner_case import H100, one
 
-from charter.plan.what_if import with_other_engines
+from charter.plan import what_if
+from charter.plan.what_if import with_other_engines, with_quickest_engines
 from charter.report.plan_notes import engine_line, engine_lines
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import Reward
@@ -35,14 +37,38 @@ def test_nothing_is_said_on_processors_or_of_little():
     assert engine_line(replace(plan, stages=(replace(stage, other_engines=alike),))) == ""
 
 
+GRPO = PpoStage(
+    policy="base",
+    prompts=("prompts",),
+    episodes=1024,
+    rollout_batch=256,
+    minibatch=256,
+    rewards=(Reward(name="right", kind="function", call="charter:exact"),),
+    estimator="grpo",
+    samples_per_prompt=8,
+    kl_coefficient=0.0,
+)
+
+
+@pytest.mark.parametrize("stage", [SFT, replace(SFT, packing=True), replace(SFT, engine="megatron"), GRPO])
+def test_the_line_needs_the_quickest_engine_alone(stage, monkeypatch):
+    plan = one(stage, H100)
+    line = engine_line(with_other_engines(plan))
+    written_out = []
+    monkeypatch.setattr(what_if, "_engine_layout", lambda *args: written_out.append(made := LAYOUT(*args)) or made)
+    assert engine_line(with_quickest_engines(plan)) == line
+    assert not any(layout.refused for layout in written_out)
+    assert stage is GRPO or len(written_out) == bool(line)
+
+
+LAYOUT = what_if._engine_layout
+
+
 def test_engines_are_named_that_call_the_rewards_of_a_list():
-    rewards = (Reward(name="right", kind="function", call="charter:exact"),)
-    given = {"policy": "base", "prompts": ("prompts",), "episodes": 1024, "rollout_batch": 256, "minibatch": 256}
-    stage = PpoStage(rewards=rewards, estimator="grpo", samples_per_prompt=8, kl_coefficient=0.0, **given)
-    (found,) = with_other_engines(one(stage, H100)).stages
+    (found,) = with_other_engines(one(GRPO, H100)).stages
     assert {other.engine for other in found.other_engines} == {"verl", "openrlhf", "nemo_rl", "skyrl"}
-    judged = replace(stage, rewards=(*rewards, Reward(name="kind", kind="judge", model="base")))
-    for refused in (judged, replace(stage, equal_groups="refill")):
+    judged = replace(GRPO, rewards=(*GRPO.rewards, Reward(name="kind", kind="judge", model="base")))
+    for refused in (judged, replace(GRPO, equal_groups="refill")):
         (found,) = with_other_engines(one(refused, H100)).stages
         assert found.other_engines == ()
 
