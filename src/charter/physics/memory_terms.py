@@ -232,14 +232,18 @@ def _loss_bytes(rank: Rank) -> tuple[Array, Array, Array, Array]:
     s, lay = rank.shape, rank.layouts
     rows = s.loss_rows * np.where(s.loss_head > 0, lay.tensor, 1.0)
     counted = rank.tokens * s.loss_share
-    positions, all_logits = np.minimum(counted / s.loss_parts, rows), counted * s.vocabulary
+    part = counted / s.loss_parts
+    doubled = np.exp2(np.ceil(np.log2(np.maximum(part, 1.0))))
+    part = np.where(s.loss_input > 0, np.minimum(doubled, counted), part)
+    positions, all_logits = np.minimum(part, rows), counted * s.vocabulary
     logits, head, each = positions * s.vocabulary, s.loss_head, s.loss_bytes + s.loss_split * (lay.tensor > 1)
     stays = np.where(all_logits / lay.tensor <= s.loss_kept, 4 * all_logits, 0.0)
     # Probabilities that stay are not beside the tile; a softmax over ranks has one more of its size.
     forward = (each - 2 * ((stays > 0) & (lay.tensor == 1))) * logits + 4 * head * (s.loss_kept == 0)
     # The gradient of the head is fp32; a tile's part of it is in 16 bits, when the tile's logits are gone.
     tile = np.maximum(forward, (each - 2) * logits + 6 * head)
-    per_rank = stays + np.where(head + s.loss_kept > 0, tile, each * logits)
+    beside = s.loss_gradient + s.loss_input * counted * lay.tensor
+    per_rank = stays + np.where(head + s.loss_kept > 0, tile, each * logits) + beside
     return array(positions), array(each), array(per_rank), array((tile - forward) * (s.loss_kept > 0))
 
 
