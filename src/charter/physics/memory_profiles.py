@@ -419,6 +419,8 @@ class MemoryJob:
     accelerator: Accelerator | None = None
     reserved: bool = True
     """Whether the figure wanted counts what the allocator reserves, not only what is allocated."""
+    idle: bool = True
+    """Whether that includes what it would free before it ran out of memory."""
     context: bool = True
     """Whether it counts the device context and communicators too (`nvidia-smi`)."""
     loads_all_kernels: bool = False
@@ -428,7 +430,7 @@ class MemoryJob:
 def loss_numbers(job: MemoryJob) -> dict[str, float]:
     """The cross-entropy over the vocabulary."""
     kind, a, has_logits = job.cross_entropy or job.profile.cross_entropy, job.architecture, job.head == "lm"
-    freed = job.profile.freed_logits * job.reserved * (kind in ("released", "eager"))
+    freed = job.profile.freed_logits * (job.reserved and job.idle) * (kind in ("released", "eager"))
     head = float(a.hidden_size * a.vocab_size * (has_logits and job.adapter is None))
     is_liger, value = kind == "liger", job.precision.compute_bytes
     return {

@@ -325,6 +325,7 @@ class MemoryShape:
     norm_bytes: Array
     cast_bytes: Array
     gather_copies: Array
+    idle: Array
     further_groups: Array
     all_kernels_bytes: Array
     low_gradients: Array
@@ -434,15 +435,16 @@ def _run_numbers(job: MemoryJob) -> dict[str, float]:
         "ddp_buckets": profile.ddp_buckets,
         "low_buckets": profile.low_buckets,
         "stage_outputs": profile.stage_outputs,
-        "flat_step": profile.flat_step,
+        "flat_step": profile.flat_step * job.idle,
         "norm_bytes": profile.norm_bytes,
-        "cast_bytes": profile.cast_bytes,
+        "cast_bytes": profile.cast_bytes * job.idle,
         "gather_copies": profile.gather_copies,
+        "idle": job.idle,
         "further_groups": profile.further_groups,
         "all_kernels_bytes": ALL_KERNELS_BYTES * job.loads_all_kernels,
         "low_gradients": profile.low_gradients * (job.adapter is None),
         "low_gradients_stay": profile.low_gradients_stay,
-        "streamed_outputs": profile.streamed_outputs,
+        "streamed_outputs": profile.streamed_outputs * job.idle,
         "dequantised_copies": profile.dequantised_copies,
         "workspace": profile.workspace,
         "first_layers": (job.end_layers or (0, 0))[0],

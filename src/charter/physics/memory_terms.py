@@ -490,6 +490,13 @@ def _sequence_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     }
 
 
+def gathered_copies(rank: Rank) -> Array:
+    """Bytes of all new 16-bit weights where an optimizer step gathers them as lists."""
+    s, lay = rank.shape, rank.layouts
+    shared = (lay.zero >= 1) & (lay.zero < 3) & (rank.group > 1)
+    return array(np.where(shared, s.gather_copies * s.compute_bytes * sum(trained_parameters(rank)), 0.0))
+
+
 def _step_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     s, lay = rank.shape, rank.layouts
     dense, experts = trained_parameters(rank)
@@ -508,6 +515,15 @@ def _step_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
             "fp32 gradient of a flat shard, and what Adam computes over lists of tensors",
             size=array(np.where(norm > s.step_bytes * at_once, s.norm_bytes, s.step_bytes)),
             at_once=array(np.where(norm > s.step_bytes * at_once, np.minimum(largest, owned), at_once)),
+        ),
+        "new_weights": column(
+            "gathered new weights",
+            "buffers",
+            gathered_copies(rank),
+            "{value:g} B x {trained:,.0f}",
+            "NCCL's outputs of a list of tensors, before they are copied into it (`all_gather_dp_groups`)",
+            value=s.compute_bytes,
+            trained=array(dense + experts),
         ),
         "workspace": column(
             "workspaces",

@@ -426,3 +426,18 @@ def test_the_scripts_of_qlora_page_their_moments():
     case = training_case(row(framework="qlora 2023", adapter="qlora", model="LLaMA-65B", dtype="nf4"))
     assert (case.job.adapter.rank, case.job.adapter.dropout) == (64, False)
     assert (case.job.precision.parameter_bytes, case.job.precision.optimizer_bytes) == (2, 0)
+
+
+def test_new_weights_gathered_as_lists_are_needed():
+    """BF16_Optimizer has gradients of two types beside them when it steps: BLOOM's 184B on TP 4 and PP 6 ran out of
+    memory at every micro-batch, though its backward pass would have fitted."""
+    cells = {
+        "framework": "megatron-deepspeed 2022", "kind": "pretrain", "adapter": "full", "model": "BLOOM-proto-184B",
+        "params_b": None, "hidden": 12288, "layers": 100, "heads": 64, "ffn": None, "vocab": 250_000, "seq": 2048,
+        "gpus": 384, "tp": 4, "pp": 6, "dp": 16, "shard": "zero1", "mbs": 1, "gbs": 2048, "recompute": "full",
+        "dtype": "bf16", "parameter_dtype": "bf16", "gradient_dtype": "fp32", "tied_embeddings": 1,
+    }  # fmt: skip
+    verdicts = [out_of_memory(row(metric="oom", **(cells | more))) for more in ({}, {"mbs": 2}, {"tp": 8, "dp": 8})]
+    assert [verdict.fits_probability > 0.5 for verdict in verdicts] == [False, False, True]
+    step = phase_of(training_case(row(metric="oom", **cells)), "optimizer step")
+    assert step["gathered new weights"] == step["16-bit gradients"] == step["weights"]

@@ -223,9 +223,7 @@ def leanest(row: Measurement) -> Measurement:
 
 def training_need(job: MemoryJob, layout: Layout, shift: Mapping[str, float]) -> float:
     """Bytes a training job needs on its fullest device, with constants moved by `shift`, in logarithms."""
-    profile = replace(job.profile, flat_step=0.0, cast_bytes=0.0, gather_copies=0.0, streamed_outputs=0.0)
-    profile = replace(profile, freed_logits=0.0)
-    shape = MemoryShape.of(replace(job, profile=profile, reserved=True, context=True))
+    shape = MemoryShape.of(replace(job, reserved=True, idle=False, context=True))
     constants = moved(TrainingMemoryConstants(), shift)
     return float(training_memory_table(shape, Layouts.of(layout), constants).total)
 
