@@ -108,6 +108,12 @@ class MemoryProfile:
     whole_buckets: bool = False
     """They have that size however few parameters are trained, on one device too: DeepSpeed's `backward` makes them with
     `torch.empty(reduce_bucket_size)`, two where reductions overlap (`DeepSpeedZeroOptimizer.ipg_buffer`)."""
+    third_bucket_elements: float = 0.0
+    """Elements of ZeRO-3's reduction buffer, which is there from the start (`DeepSpeedZeroOptimizer_Stage3`:
+    `torch.empty(reduce_bucket_size)` where gradients are contiguous). A trainer's `auto` makes it the square of the
+    hidden size, next to nothing."""
+    reduces_tensors: bool = False
+    """Gradients of ZeRO-3 are copied there or reduced one tensor at a time, not those of a layer or of both tables."""
     starts_whole: bool = False
     """ZeRO-3 divides a model that stands whole on each device at first, in 16 bits: DeepSpeed's engine moves one there
     that was made without `zero.Init` (`_configure_distributed_model`)."""
@@ -219,12 +225,16 @@ DEEPSPEED = MemoryProfile(
     step_parameters=1e9,
     bucket_elements=4e8,
     whole_buckets=True,
+    reduces_tensors=True,
     live_parameters=1e9,
     flat_step=1.0,
     source="DeepSpeed defaults: flat fp32 gradient (4 B) and Adam's temporaries (4 B), sub_group_size 1e9, "
     "stage3_max_live_parameters 1e9, buckets of 2e8 (HF's example configurations)",
 )
-DEEPSPEED_ALONE = replace(DEEPSPEED, starts_whole=True)
+DEEPSPEED_DIRECT = replace(DEEPSPEED, bucket_elements=5e8, third_bucket_elements=5e8)
+"""With DeepSpeed's own defaults: `reduce_bucket_size` 5e8 (its zero/config.py), one buffer of ZeRO-2 as `overlap_comm`
+is off there."""
+DEEPSPEED_ALONE = replace(DEEPSPEED_DIRECT, starts_whole=True)
 """Driven without a trainer that tells transformers of it (`HfDeepSpeedConfig`) before the model is made."""
 INTERNEVO = MemoryProfile(
     name="internevo",

@@ -316,6 +316,8 @@ class MemoryShape:
     bucket_elements: Array
     alone_elements: Array
     whole_buckets: Array
+    third_bucket_elements: Array
+    reduces_tensors: Array
     starts_whole: Array
     live_parameters: Array
     ddp_buckets: Array
@@ -430,6 +432,8 @@ def _run_numbers(job: MemoryJob) -> dict[str, float]:
         "bucket_elements": profile.bucket_elements,
         "alone_elements": profile.alone_elements,
         "whole_buckets": profile.whole_buckets,
+        "third_bucket_elements": profile.third_bucket_elements,
+        "reduces_tensors": profile.reduces_tensors,
         "starts_whole": profile.starts_whole,
         "live_parameters": np.inf if profile.gathers_stay_frozen and job.adapter else profile.live_parameters,
         "ddp_buckets": profile.ddp_buckets,

@@ -385,7 +385,7 @@ def _gradient_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     alone = rank.group <= 1
     part = np.minimum(np.where(alone, s.alone_elements, s.bucket_elements), trained)
     filled = np.where(s.whole_buckets > 0, s.bucket_elements, part)
-    buckets = np.where((lay.zero >= 1) & (lay.zero < 3), filled, 0.0)
+    buckets = np.where((lay.zero >= 1) & (lay.zero < 3), filled, rank.gathers * s.third_bucket_elements)
     plain = (lay.zero == 0) & ~alone
     buckets, ddp = np.where(plain, s.low_buckets * trained, buckets), np.where(plain, s.ddp_buckets * trained, 0.0)
     return {
@@ -437,6 +437,7 @@ def _unreduced_columns(rank: Rank, unit: Array) -> dict[str, ExplainedColumn]:
     unit, each = np.where(s.compiled > 0, np.minimum(matrix, unit), unit), np.where(s.compiled > 0, narrow, wide)
     # An optimizer that steps in the backward pass leaves one gradient; that of a tied embedding waits for its end.
     widest = np.maximum(s.model.largest_matrix, s.model.embedding) / rank.layouts.tensor
+    unit = np.where(s.reduces_tensors > 0, np.minimum(widest, unit), unit)
     stepped = narrow * widest * trains * (wide == 0)
     one = each * unit * rank.gathers + stepped
     late = one + stepped * (s.model.head_beside_embedding == 0)

@@ -441,3 +441,12 @@ def test_new_weights_gathered_as_lists_are_needed():
     assert [verdict.fits_probability > 0.5 for verdict in verdicts] == [False, False, True]
     step = phase_of(training_case(row(metric="oom", **cells)), "optimizer step")
     assert step["gathered new weights"] == step["16-bit gradients"] == step["weights"]
+
+
+def test_zero_3_of_deepspeed_has_one_bucket_and_one_gradient():
+    """Its own `reduce_bucket_size` is 5e8, a trainer's `auto` next to nothing. Beside it waits the largest tensor."""
+    cells = {"kind": "sft", "adapter": "full", "gpus": 8, "shard": "zero3", "recompute": "full", "vocab": 128256}
+    for framework, buckets in (("hf deepspeed", 2 * 5e8), ("hf trainer", 0)):
+        terms = phase_of(training_case(row(framework=framework, params_b=None, **cells)), "backward")
+        assert terms.get("communication buckets", 0) == buckets
+        assert terms["unreduced gradients"] == 2 * 128256 * 4096

@@ -11,6 +11,7 @@ from charter.physics.memory_profiles import (
     COMPOSER,
     DEEPSPEED,
     DEEPSPEED_ALONE,
+    DEEPSPEED_DIRECT,
     FSDP,
     HUGGINGFACE,
     INTERNEVO,
@@ -67,6 +68,7 @@ _BY_WORD: tuple[tuple[str, MemoryProfile], ...] = (
     (r"slime", MEGATRON_STACK),
     (r"nemo[- ]?rl|verl|areal|roll\b|skyrl|prime[- ]?rl", FSDP),
     (r"^hf deepspeed", DEEPSPEED_ALONE),
+    (r"deepspeed[- ]?chat", DEEPSPEED_DIRECT),
     (r"deepspeed|openrlhf|trlx|colossal", DEEPSPEED),
     (r"composer|foundry", COMPOSER),
     (r"fsdp|olmo", FSDP),
@@ -97,7 +99,7 @@ def profile_of(row: Measurement) -> MemoryProfile:
         return INTERNEVO_FSDP
     if named is HUGGINGFACE and "fsdp" in shard:
         return FSDP
-    if named in (DEEPSPEED, DEEPSPEED_ALONE) and parallel:
+    if named in (DEEPSPEED, DEEPSPEED_DIRECT, DEEPSPEED_ALONE) and parallel:
         return MEGATRON_DEEPSPEED
     if named is DEEPSPEED and not shard and (row.gpus or 1) == 1 and row.adapter in ("lora", "adapter"):
         return HUGGINGFACE
