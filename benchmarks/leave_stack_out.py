@@ -428,7 +428,7 @@ def column(rows: Sequence[Measurement], draws: int, processes: int) -> dict[str,
     limits: dict[str, list[bool]] = {}
     for stack_rows in widths.values():
         for _, item, width in stack_rows:
-            limits.setdefault(kind_of(item.row), []).append(item.predicted * math.exp(width) < 0.95 * item.row.value)
+            limits.setdefault(kind_of(item.row), []).append(item.log_error + width < math.log(0.95))
     lines = {}
     for kind in sorted(zero):
         error, voting, configurations = over_stacks(zero[kind])
@@ -438,7 +438,7 @@ def column(rows: Sequence[Measurement], draws: int, processes: int) -> dict[str,
             "zero_shot": error,
             "before_5": before.get(kind),
             "after_5": after.get(kind),
-            "under_by_5_percent": mean(item.predicted < 0.95 * item.row.value for _, item in zero[kind]),
+            "under_by_5_percent": mean(item.error < -0.05 for _, item in zero[kind]),
             "limit_under_by_5_percent": mean(limits[kind]),
         }
     return {

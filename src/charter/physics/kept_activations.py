@@ -333,6 +333,27 @@ def kept_by_layer(architecture: Architecture, kind: LayerKind, trained: Matrices
     )
 
 
+def every_second_product(architecture: Architecture) -> float:
+    """Share of a layer's kept bytes that a policy frees which keeps attention and every second product.
+
+    `1 - (saved - input) / (all - input)`; saved are the layer's input, the output of attention and, of the products in
+    the order in which a layer computes them (query, key, value, output, gate, up, down), the first, third and so on
+    (torchtitan `_apply_ac_to_transformer_block`, mode `op`). Limit: layers with experts keep none of theirs.
+
+    >>> from charter.catalog import models
+    >>> round(every_second_product(models.get("Llama-3.1-8B").architecture), 3)
+    0.654
+    """
+    a, keys = architecture, architecture.kv_heads * architecture.head_size
+    attention = a.num_heads * a.head_size
+    layer = layer_activations(a, seq_len=1.0, moe_layer=bool(a.moe_layers))
+    products = [attention, keys, keys, a.hidden_size]
+    if not a.moe_layers:
+        products += [a.intermediate_size] * (1 + a.gated_mlp) + [a.hidden_size]
+    saved = 2.0 * (sum(products[::2]) + attention)
+    return 1.0 - saved / (layer.replicated + layer.sharded - layer.layer_input)
+
+
 LOG_SUM_BYTES = 4.0
 """Logarithm of the sum of exponentials, per head and token, in fp32."""
 

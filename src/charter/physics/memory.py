@@ -31,6 +31,7 @@ from charter.physics.memory_terms import (
     ASSUMED,
     activation_columns,
     buffer_columns,
+    gathered_copies,
     joined_share,
     logit_columns,
     sequence_group,
@@ -79,7 +80,7 @@ PHASES: dict[str, tuple[str, ...]] = {
         "copies_end",
         *BUFFERS,
     ),
-    "optimizer step": (*RESIDENT, "gradients", "low_kept", "step", "visiting", "buckets", "workspace"),
+    "optimizer step": (*RESIDENT, "gradients", "low_kept", "step", "new_weights", "visiting", "buckets", "workspace"),
     "checkpoint": (*RESIDENT, "early_gradients", "low_kept", "gathered", "workspace"),
 }
 """Which terms are alive in a phase. Gradients exist before the end of the backward pass where they are accumulated over
@@ -268,10 +269,8 @@ def _slack_column(rank: Rank, transient: Array) -> ExplainedColumn:
 
 def _cached_column(rank: Rank, step: Array, *, stepping: bool) -> ExplainedColumn:
     """Return the part of the optimizer step's buffers (`step` bytes) that the allocator keeps while no step runs."""
-    s, dense_and_experts = rank.shape, trained_parameters(rank)
+    s, gathered = rank.shape, rank.shape.idle * gathered_copies(rank)
     cast = s.cast_bytes * rank.largest_parameter
-    shared = (rank.layouts.zero >= 1) & (rank.layouts.zero < 3) & (rank.group > 1)
-    gathered = np.where(shared, s.gather_copies * s.compute_bytes * (dense_and_experts[0] + dense_and_experts[1]), 0.0)
     # Temporaries of many small tensors lie in segments of 2 or 20 MB, from which no large buffer can be cut.
     scattered = s.step_bytes * rank.sharded(rank.adapters, array(0.0), 1) * rank.constants.step * (s.adapter > 0)
     later = np.maximum(np.maximum(s.flat_step * step, scattered), gathered) * (0.0 if stepping else 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,7 +15,18 @@ from charter.spec.layout import Adapter
 # -------- Memory profile of a training stack besides layout and precision: a few named traits of its code.
 
 CrossEntropy = Literal[
-    "eager", "released", "sharded", "shifted", "fused", "chunked", "native", "inplace", "compiled", "tiled", "each"
+    "eager",
+    "released",
+    "sharded",
+    "shifted",
+    "fused",
+    "chunked",
+    "liger",
+    "native",
+    "inplace",
+    "compiled",
+    "tiled",
+    "each",
 ]
 LOSS_BYTES: dict[str, float] = {
     "eager": 12.0,
@@ -23,6 +35,7 @@ LOSS_BYTES: dict[str, float] = {
     "shifted": 6.0,
     "fused": 6.0,
     "chunked": 12.0,
+    "liger": 0.0,
     "native": 4.0,
     "inplace": 1.0,
     "compiled": 2.0,
@@ -37,7 +50,10 @@ which is too small for either (nanotron, `_ShardedCrossEntropy`);
 shifted: a copy of the logits shifted by a position, log-probabilities and gradients in 16 bits, 2 + 2 + 2 (classes of
 transformers that do not upcast, without autocast);
 fused: the fp32 softmax, 4, and the 16-bit gradient, 2 (Megatron's fused vocabulary-parallel cross-entropy); chunked:
-as eager, of `LOSS_CHUNK` positions at a time; native: log-probabilities and gradients in 16 bits, 2 + 2
+as eager, of `LOSS_CHUNK` positions at a time; liger: gradients overwrite the logits of one part, beside those of the
+output projection and of its input, made in the forward pass and in their type (`fused_linear_cross_entropy_forward`;
+its releases 0.6 to 0.8.1 make each part's gradient of the projection apart, for a moment, in 16 and in 32 bits: a lower
+bound for them); native: log-probabilities and gradients in 16 bits, 2 + 2
 (litgpt); inplace: the gradient overwrites the logits (flash-attn's fused loss, as llm-foundry uses it);
 compiled: its gradient in 16 bits, 2: XLA fuses the element-wise chain between the two products (MaxText); tiled:
 Charter's own summed loss, `LOSS_TILE` logits at a time, log-probabilities and probabilities in fp32, beside the fp32
@@ -63,7 +79,7 @@ is left out."""
 VISITING_BYTES = 2.0**28
 """Moments in host memory that Charter's optimizer has beside their weights at once, or those of one weight."""
 LOSS_CHUNK = 1024.0
-"""Positions whose logits exist at once under a chunked loss (Liger, torchtune: 8 chunks; Unsloth: by memory)."""
+"""Positions whose logits exist at once under a chunked loss (torchtune: 8 chunks; Unsloth: by memory)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +108,12 @@ class MemoryProfile:
     whole_buckets: bool = False
     """They have that size however few parameters are trained, on one device too: DeepSpeed's `backward` makes them with
     `torch.empty(reduce_bucket_size)`, two where reductions overlap (`DeepSpeedZeroOptimizer.ipg_buffer`)."""
+    third_bucket_elements: float = 0.0
+    """Elements of ZeRO-3's reduction buffer, which is there from the start (`DeepSpeedZeroOptimizer_Stage3`:
+    `torch.empty(reduce_bucket_size)` where gradients are contiguous). A trainer's `auto` makes it the square of the
+    hidden size, next to nothing."""
+    reduces_tensors: bool = False
+    """Gradients of ZeRO-3 are copied there or reduced one tensor at a time, not those of a layer or of both tables."""
     starts_whole: bool = False
     """ZeRO-3 divides a model that stands whole on each device at first, in 16 bits: DeepSpeed's engine moves one there
     that was made without `zero.Init` (`_configure_distributed_model`)."""
@@ -203,12 +225,16 @@ DEEPSPEED = MemoryProfile(
     step_parameters=1e9,
     bucket_elements=4e8,
     whole_buckets=True,
+    reduces_tensors=True,
     live_parameters=1e9,
     flat_step=1.0,
     source="DeepSpeed defaults: flat fp32 gradient (4 B) and Adam's temporaries (4 B), sub_group_size 1e9, "
     "stage3_max_live_parameters 1e9, buckets of 2e8 (HF's example configurations)",
 )
-DEEPSPEED_ALONE = replace(DEEPSPEED, starts_whole=True)
+DEEPSPEED_DIRECT = replace(DEEPSPEED, bucket_elements=5e8, third_bucket_elements=5e8)
+"""With DeepSpeed's own defaults: `reduce_bucket_size` 5e8 (its zero/config.py), one buffer of ZeRO-2 as `overlap_comm`
+is off there."""
+DEEPSPEED_ALONE = replace(DEEPSPEED_DIRECT, starts_whole=True)
 """Driven without a trainer that tells transformers of it (`HfDeepSpeedConfig`) before the model is made."""
 INTERNEVO = MemoryProfile(
     name="internevo",
@@ -403,7 +429,47 @@ class MemoryJob:
     accelerator: Accelerator | None = None
     reserved: bool = True
     """Whether the figure wanted counts what the allocator reserves, not only what is allocated."""
+    idle: bool = True
+    """Whether that includes what it would free before it ran out of memory."""
     context: bool = True
     """Whether it counts the device context and communicators too (`nvidia-smi`)."""
     loads_all_kernels: bool = False
     """Software from before CUDA 11.7 (2022), which loads every kernel of its libraries at once."""
+
+
+def loss_numbers(job: MemoryJob) -> dict[str, float]:
+    """The cross-entropy over the vocabulary."""
+    kind, a, has_logits = job.cross_entropy or job.profile.cross_entropy, job.architecture, job.head == "lm"
+    freed = job.profile.freed_logits * (job.reserved and job.idle) * (kind in ("released", "eager"))
+    head = float(a.hidden_size * a.vocab_size * (has_logits and job.adapter is None))
+    is_liger, value = kind == "liger", job.precision.compute_bytes
+    return {
+        "vocabulary": a.vocab_size,
+        "loss_bytes": (value + LOSS_BYTES[kind] + freed) * has_logits,
+        "loss_split": SPLIT_LOSS_BYTES * (kind == "released" and has_logits),
+        "loss_share": job.logit_share,
+        "loss_rows": _loss_rows(job, kind),
+        "loss_parts": _loss_parts(job, kind),
+        "loss_head": head * (kind in OWN_LOSSES),
+        "loss_kept": (CPU_KEPT_LOGITS if _on_cpu(job) else KEPT_LOGITS) * (kind == "each" and has_logits),
+        "loss_gradient": value * head * is_liger,
+        "loss_input": value * a.hidden_size * (is_liger and has_logits),
+    }
+
+
+def _loss_rows(job: MemoryJob, kind: str) -> float:
+    """Return the positions whose logits exist at once."""
+    if kind in OWN_LOSSES:
+        return max((CPU_LOSS_TILE if _on_cpu(job) else LOSS_TILE) // job.architecture.vocab_size, LEAST_TILE_ROWS)
+    return LOSS_CHUNK if kind == "chunked" else math.inf
+
+
+def _loss_parts(job: MemoryJob, kind: str) -> float:
+    """Parts of a micro-batch whose logits exist one after the other: Liger's are about as large as its input."""
+    if kind == "liger":
+        return float(math.ceil(job.architecture.vocab_size / job.architecture.hidden_size))
+    return job.profile.loss_parts if kind == "chunked" else 1.0
+
+
+def _on_cpu(job: MemoryJob) -> bool:
+    return job.accelerator is not None and job.accelerator.kind == "cpu"

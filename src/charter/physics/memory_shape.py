@@ -18,20 +18,7 @@ from charter.physics.kept_activations import (
     kept_by_layer,
     layer_mix,
 )
-from charter.physics.memory_profiles import (
-    CPU_KEPT_LOGITS,
-    CPU_LOSS_TILE,
-    KEPT_LOGITS,
-    LEAST_TILE_ROWS,
-    LINEAR,
-    LOSS_BYTES,
-    LOSS_CHUNK,
-    LOSS_TILE,
-    OWN_LOSSES,
-    SPLIT_LOSS_BYTES,
-    AdapterUse,
-    MemoryJob,
-)
+from charter.physics.memory_profiles import LINEAR, AdapterUse, MemoryJob, loss_numbers
 from charter.physics.shapes import (
     adapter_parameters,
     attention_parameters,
@@ -299,6 +286,10 @@ class MemoryShape:
     loss_parts: Array
     loss_head: Array
     """Parameters of an output projection whose gradient the loss makes itself, in fp32."""
+    loss_gradient: Array
+    """Bytes of the gradient of the output projection that the loss makes beside its logits (Liger)."""
+    loss_input: Array
+    """Bytes per position of the gradient of its input that it makes, too; logits come in parts of a power of two."""
     loss_kept: Array
     """Logits whose probabilities are kept for the backward pass at most; 0 where the forward pass makes gradients."""
     parameter_bytes: Array
@@ -325,6 +316,8 @@ class MemoryShape:
     bucket_elements: Array
     alone_elements: Array
     whole_buckets: Array
+    third_bucket_elements: Array
+    reduces_tensors: Array
     starts_whole: Array
     live_parameters: Array
     ddp_buckets: Array
@@ -334,6 +327,7 @@ class MemoryShape:
     norm_bytes: Array
     cast_bytes: Array
     gather_copies: Array
+    idle: Array
     further_groups: Array
     all_kernels_bytes: Array
     low_gradients: Array
@@ -356,7 +350,7 @@ class MemoryShape:
     @classmethod
     def of(cls, job: MemoryJob) -> MemoryShape:
         """The numbers of one job."""
-        numbers = {**_layer_numbers(job), **_loss_numbers(job), **_state_numbers(job), **_run_numbers(job)}
+        numbers = {**_layer_numbers(job), **loss_numbers(job), **_state_numbers(job), **_run_numbers(job)}
         columns: dict[str, Any] = {name: array(value) for name, value in numbers.items()}
         model = ModelColumns.of(job.architecture, scalar_head=job.head == "scalar")
         return cls(model=model, source=job.precision.source, **columns)
@@ -405,33 +399,6 @@ def _layer_numbers(job: MemoryJob) -> dict[str, float]:
     }
 
 
-def _loss_numbers(job: MemoryJob) -> dict[str, float]:
-    """The cross-entropy over the vocabulary."""
-    kind, a = job.cross_entropy or job.profile.cross_entropy, job.architecture
-    freed = job.profile.freed_logits * job.reserved * (kind in ("released", "eager"))
-    return {
-        "vocabulary": a.vocab_size,
-        "loss_bytes": (job.precision.compute_bytes + LOSS_BYTES[kind] + freed) * (job.head == "lm"),
-        "loss_split": SPLIT_LOSS_BYTES * (kind == "released" and job.head == "lm"),
-        "loss_share": job.logit_share,
-        "loss_rows": _loss_rows(job, kind),
-        "loss_parts": job.profile.loss_parts if kind == "chunked" else 1.0,
-        "loss_head": a.hidden_size * a.vocab_size * (kind in OWN_LOSSES and job.head == "lm" and job.adapter is None),
-        "loss_kept": (CPU_KEPT_LOGITS if _on_cpu(job) else KEPT_LOGITS) * (kind == "each" and job.head == "lm"),
-    }
-
-
-def _loss_rows(job: MemoryJob, kind: str) -> float:
-    """Return the positions whose logits exist at once."""
-    if kind in OWN_LOSSES:
-        return max((CPU_LOSS_TILE if _on_cpu(job) else LOSS_TILE) // job.architecture.vocab_size, LEAST_TILE_ROWS)
-    return LOSS_CHUNK if kind == "chunked" else np.inf
-
-
-def _on_cpu(job: MemoryJob) -> bool:
-    return job.accelerator is not None and job.accelerator.kind == "cpu"
-
-
 def _state_numbers(job: MemoryJob) -> dict[str, float]:
     """Bytes per parameter, and what is trained where there are adapters."""
     precision, adapter = job.precision, job.adapter
@@ -465,20 +432,23 @@ def _run_numbers(job: MemoryJob) -> dict[str, float]:
         "bucket_elements": profile.bucket_elements,
         "alone_elements": profile.alone_elements,
         "whole_buckets": profile.whole_buckets,
+        "third_bucket_elements": profile.third_bucket_elements,
+        "reduces_tensors": profile.reduces_tensors,
         "starts_whole": profile.starts_whole,
         "live_parameters": np.inf if profile.gathers_stay_frozen and job.adapter else profile.live_parameters,
         "ddp_buckets": profile.ddp_buckets,
         "low_buckets": profile.low_buckets,
         "stage_outputs": profile.stage_outputs,
-        "flat_step": profile.flat_step,
+        "flat_step": profile.flat_step * job.idle,
         "norm_bytes": profile.norm_bytes,
-        "cast_bytes": profile.cast_bytes,
+        "cast_bytes": profile.cast_bytes * job.idle,
         "gather_copies": profile.gather_copies,
+        "idle": job.idle,
         "further_groups": profile.further_groups,
         "all_kernels_bytes": ALL_KERNELS_BYTES * job.loads_all_kernels,
         "low_gradients": profile.low_gradients * (job.adapter is None),
         "low_gradients_stay": profile.low_gradients_stay,
-        "streamed_outputs": profile.streamed_outputs,
+        "streamed_outputs": profile.streamed_outputs * job.idle,
         "dequantised_copies": profile.dequantised_copies,
         "workspace": profile.workspace,
         "first_layers": (job.end_layers or (0, 0))[0],
@@ -495,11 +465,18 @@ def _kind(job: MemoryJob, kind: LayerKind) -> LayerKind:
     return replace(kind, implementation=job.profile.implementation, fp8=job.fp8)
 
 
+EIGHT_BIT_MOMENTS = 2.5
+"""Bytes per parameter of two 8-bit moments with their scales, at most."""
+
+
 def _step_share(job: MemoryJob) -> float:
-    """Temporaries of the optimizer step have the type of its moments: half as large where those have 16 bits.
+    """Temporaries of the optimizer step have the type of its moments: half as large where those have 16 bits, none
+    where they have 8, since a kernel updates each tensor in place (bitsandbytes, `optimizer_update_8bit_blockwise`).
 
     Not with adapters: there the little that is trained was seen to take what fp32 moments would.
     """
+    if job.precision.optimizer_bytes <= EIGHT_BIT_MOMENTS:
+        return 0.0
     return min(1.0, job.precision.optimizer_bytes / 8) if job.adapter is None else 1.0
 
 

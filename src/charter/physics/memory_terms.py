@@ -232,14 +232,18 @@ def _loss_bytes(rank: Rank) -> tuple[Array, Array, Array, Array]:
     s, lay = rank.shape, rank.layouts
     rows = s.loss_rows * np.where(s.loss_head > 0, lay.tensor, 1.0)
     counted = rank.tokens * s.loss_share
-    positions, all_logits = np.minimum(counted / s.loss_parts, rows), counted * s.vocabulary
+    part = counted / s.loss_parts
+    doubled = np.exp2(np.ceil(np.log2(np.maximum(part, 1.0))))
+    part = np.where(s.loss_input > 0, np.minimum(doubled, counted), part)
+    positions, all_logits = np.minimum(part, rows), counted * s.vocabulary
     logits, head, each = positions * s.vocabulary, s.loss_head, s.loss_bytes + s.loss_split * (lay.tensor > 1)
     stays = np.where(all_logits / lay.tensor <= s.loss_kept, 4 * all_logits, 0.0)
     # Probabilities that stay are not beside the tile; a softmax over ranks has one more of its size.
     forward = (each - 2 * ((stays > 0) & (lay.tensor == 1))) * logits + 4 * head * (s.loss_kept == 0)
     # The gradient of the head is fp32; a tile's part of it is in 16 bits, when the tile's logits are gone.
     tile = np.maximum(forward, (each - 2) * logits + 6 * head)
-    per_rank = stays + np.where(head + s.loss_kept > 0, tile, each * logits)
+    beside = s.loss_gradient + s.loss_input * counted * lay.tensor
+    per_rank = stays + np.where(head + s.loss_kept > 0, tile, each * logits) + beside
     return array(positions), array(each), array(per_rank), array((tile - forward) * (s.loss_kept > 0))
 
 
@@ -381,7 +385,7 @@ def _gradient_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     alone = rank.group <= 1
     part = np.minimum(np.where(alone, s.alone_elements, s.bucket_elements), trained)
     filled = np.where(s.whole_buckets > 0, s.bucket_elements, part)
-    buckets = np.where((lay.zero >= 1) & (lay.zero < 3), filled, 0.0)
+    buckets = np.where((lay.zero >= 1) & (lay.zero < 3), filled, rank.gathers * s.third_bucket_elements)
     plain = (lay.zero == 0) & ~alone
     buckets, ddp = np.where(plain, s.low_buckets * trained, buckets), np.where(plain, s.ddp_buckets * trained, 0.0)
     return {
@@ -433,6 +437,7 @@ def _unreduced_columns(rank: Rank, unit: Array) -> dict[str, ExplainedColumn]:
     unit, each = np.where(s.compiled > 0, np.minimum(matrix, unit), unit), np.where(s.compiled > 0, narrow, wide)
     # An optimizer that steps in the backward pass leaves one gradient; that of a tied embedding waits for its end.
     widest = np.maximum(s.model.largest_matrix, s.model.embedding) / rank.layouts.tensor
+    unit = np.where(s.reduces_tensors > 0, np.minimum(widest, unit), unit)
     stepped = narrow * widest * trains * (wide == 0)
     one = each * unit * rank.gathers + stepped
     late = one + stepped * (s.model.head_beside_embedding == 0)
@@ -486,6 +491,13 @@ def _sequence_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     }
 
 
+def gathered_copies(rank: Rank) -> Array:
+    """Bytes of all new 16-bit weights where an optimizer step gathers them as lists."""
+    s, lay = rank.shape, rank.layouts
+    shared = (lay.zero >= 1) & (lay.zero < 3) & (rank.group > 1)
+    return array(np.where(shared, s.gather_copies * s.compute_bytes * sum(trained_parameters(rank)), 0.0))
+
+
 def _step_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
     s, lay = rank.shape, rank.layouts
     dense, experts = trained_parameters(rank)
@@ -504,6 +516,15 @@ def _step_buffers(rank: Rank) -> dict[str, ExplainedColumn]:
             "fp32 gradient of a flat shard, and what Adam computes over lists of tensors",
             size=array(np.where(norm > s.step_bytes * at_once, s.norm_bytes, s.step_bytes)),
             at_once=array(np.where(norm > s.step_bytes * at_once, np.minimum(largest, owned), at_once)),
+        ),
+        "new_weights": column(
+            "gathered new weights",
+            "buffers",
+            gathered_copies(rank),
+            "{value:g} B x {trained:,.0f}",
+            "NCCL's outputs of a list of tensors, before they are copied into it (`all_gather_dp_groups`)",
+            value=s.compute_bytes,
+            trained=array(dense + experts),
         ),
         "workspace": column(
             "workspaces",

@@ -324,7 +324,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredRow:
-    """A row with its prediction; `log_error` is log(predicted / measured)."""
+    """A row with its prediction; errors are of predicted over measured, none below an upper bound."""
 
     row: Measurement
     stack: str
@@ -335,12 +335,12 @@ class ScoredRow:
     @property
     def log_error(self) -> float:
         """Logarithm of predicted over measured."""
-        return float(np.log(self.predicted / self.row.value))
+        return float(np.log1p(self.error))
 
     @property
     def error(self) -> float:
         """Predicted over measured, less one."""
-        return self.predicted / self.row.value - 1
+        return self.row.error_of(self.predicted)
 
 
 def cases_of(quantity: Quantity, rows: Iterable[Measurement]) -> tuple[list[Case], list[tuple[Measurement, str]]]:

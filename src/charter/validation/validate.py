@@ -61,7 +61,7 @@ class RowVerdict:
         """Predicted over measured, less one."""
         if self.predicted is None or self.row.metric == OOM or not self.row.value:
             return None
-        return float(self.predicted) / self.row.value - 1
+        return self.row.error_of(float(self.predicted))
 
     @property
     def fits(self) -> str | None:
@@ -75,7 +75,9 @@ class RowVerdict:
     @property
     def covered(self) -> bool:
         """Return True if the measured value lies in the interval."""
-        return self.p10 is not None and self.p90 is not None and self.p10 <= self.row.value <= self.p90
+        if self.p10 is None or self.p90 is None:
+            return False
+        return self.p10 <= self.row.value and (self.row.is_bound or self.row.value <= self.p90)
 
 
 def validate(

@@ -13,7 +13,7 @@ from charter.physics.columns import Layouts
 from charter.physics.memory import PHASES, job_memory, training_memory, training_memory_table
 from charter.physics.memory_profiles import DEEPSPEED, MEGATRON_STACK, PROFILES, AdapterUse, MemoryJob
 from charter.physics.memory_shape import MemoryShape
-from charter.physics.precision import MEGATRON, ZERO_PAPER
+from charter.physics.precision import FSDP_MIXED, MEGATRON, ZERO_PAPER, with_optimizer
 from charter.physics.shapes import count_parameters
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
@@ -229,3 +229,15 @@ def test_loss_parallel_holds_sixteen_bytes_a_logit():
         return terms["logits and loss"] * tensor / (8 * 256 * SMALL.vocab_size)
 
     assert (a_logit(1), a_logit(2)) == pytest.approx((12.0, 16.0))
+
+
+def test_eight_bit_moments_step_in_place():
+    """One kernel updates a tensor; lists of wider moments need temporaries of their type."""
+    profile, layout = PROFILES["huggingface"], Layout()
+    steps = []
+    for optimizer in ("adam", "adam-bf16", "adam8bit"):
+        precision = with_optimizer(FSDP_MIXED, optimizer)
+        job = MemoryJob(architecture=SMALL, seq_len=256, profile=profile, precision=precision)
+        terms = {term.name: term.value for term in job_memory(job, layout).phases["optimizer step"]}
+        steps.append(terms.get("optimizer step", 0.0))
+    assert steps == [4 * count_parameters(SMALL).total, 2 * count_parameters(SMALL).total, 0.0]

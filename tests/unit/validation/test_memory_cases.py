@@ -47,6 +47,11 @@ def row(**cells):
         ({"framework": "MosaicML Composer"}, "composer"),
         ({"framework": "verl"}, "fsdp"),
         ({"framework": "NeMo-RL (Megatron + vLLM)"}, "megatron"),
+        ({"framework": "verl", "pp": 12, "tp": 8, "shard": "zero1"}, "megatron"),
+        ({"framework": "verl", "tp": 2, "shard": "distopt"}, "megatron"),
+        ({"framework": "NeMo-RL", "tp": 4, "shard": "zero3"}, "fsdp"),
+        ({"framework": "slime", "tp": 4}, "megatron"),
+        ({"framework": "SkyRL"}, "fsdp"),
         ({"framework": "in-house", "tp": 8}, "megatron"),
         ({"framework": "", "gpus": 64}, "fsdp"),
         ({"framework": ""}, "huggingface"),
@@ -61,8 +66,48 @@ def test_blank_cells_of_an_adapter_table_are_filled():
     assert (case.layout.micro_batch, case.layout.accumulation, case.layout.zero) == (1, 1, ZeroStage.NONE)
     assert case.layout.recompute is Recompute.FULL
     assert case.job.seq_len == 512
-    assert case.job.adapter.rank == 16
     assert case.job.adapter.base_bytes == pytest.approx(0.5625)
+
+
+def test_adapters_follow_the_defaults_of_their_trainer():
+    """LLaMA-Factory has `lora_rank` 8 and no dropout; of others, that nobody knows, rank and dropout are assumed."""
+    adapters = [training_case(row(framework=name, adapter="lora")).job.adapter for name in ("LLaMA-Factory", "axolotl")]
+    assert [(adapter.rank, adapter.dropout) for adapter in adapters] == [(8, False), (16, True)]
+
+
+def test_zero_without_a_32_bit_copy_is_fsdp():
+    """DeepSpeed keeps a 32-bit copy of what it shards, so a Trainer without one shards by FSDP."""
+    full = {"kind": "sft", "adapter": "full", "gpus": 8, "shard": "zero3", "parameter_dtype": "fp32"}
+    profiles = {
+        name: [profile_of(row(framework=name, master_dtype=master, **full)).name for master in ("none", "fp32")]
+        for name in ("hf trainer", "in-house")
+    }
+    assert list(profiles.values()) == [["fsdp", "deepspeed"]] * 2
+
+
+def test_a_frozen_copy_scores_the_answers_of_kto():
+    tuned = {"framework": "TRL", "shard": "zero3", "gpus": 8, "adapter": "full"}
+    copies = [training_case(row(kind=kind, **tuned)).extra_bytes for kind in ("dpo", "kto", "orpo", "sft")]
+    assert copies == pytest.approx([2 * 6.738e9 / 8] * 2 + [0, 0], rel=1e-3)
+
+
+def test_updates_of_rl_recompute_where_nobody_says():
+    cells = {"framework": "verl", "pp": 4, "shard": "zero1", "gpus": 8, "adapter": "full"}
+    modes = [training_case(row(kind=kind, **cells)).layout.recompute for kind in ("grpo", "pretrain")]
+    assert modes == [Recompute.FULL, Recompute.SELECTIVE]
+
+
+def test_liger_makes_gradients_beside_one_part_of_its_logits():
+    """A part has as many positions, to a power of two, as make its logits as large as the input; adapters leave the
+    output projection without gradient (`fused_linear_cross_entropy_forward`)."""
+    cells = {"framework": "hf trainer", "logits_kernel": "chunked", "seq": 3000, "vocab": 128256, "params_b": None}
+    full, lora = (
+        phase_of(training_case(row(**cells, adapter=adapter, kind=kind)), "loss")["logits and loss"]
+        for adapter, kind in (("full", "sft"), ("lora", "lora"))
+    )
+    part, gradient_of_input = 128 * 128256 * 2, 3000 * 4096 * 2
+    assert lora == part + gradient_of_input
+    assert full == lora + 2 * 128256 * 4096
 
 
 def test_litgpt_recomputes_only_where_it_shards():
@@ -360,3 +405,48 @@ def test_a_pipeline_makes_reduction_buffers_alone_too():
         for data in (1, 2)
     ]
     assert buckets == [2e9, 4e9]
+
+
+def test_a_bound_is_no_peak():
+    """A need below it agrees and teaches nothing; one above it is off by what it is above."""
+    small, large = (
+        training_case(row(metric="peak_mem_gb_upper", value=value, adapter="lora")) for value in (48.0, 2.0)
+    )
+    constants = TrainingMemoryConstants()
+    prepared = TRAINING_MEMORY.prepare([small, large])
+    need = TRAINING_MEMORY.predict(prepared, constants)
+    assert TRAINING_MEMORY.taught(prepared, constants) == pytest.approx([48.0, need[1]])
+    assert small.most_bytes == float("inf")
+    bound = row(metric="peak_mem_gb_upper", value=48.0)
+    assert [bound.error_of(predicted) for predicted in (40.0, 60.0)] == [0.0, 0.25]
+
+
+def test_the_scripts_of_qlora_page_their_moments():
+    """`qlora.py`: rank 64, no dropout, adapters in 16 bits, paged_adamw_32bit; 65B fitted into 48 GB."""
+    case = training_case(row(framework="qlora 2023", adapter="qlora", model="LLaMA-65B", dtype="nf4"))
+    assert (case.job.adapter.rank, case.job.adapter.dropout) == (64, False)
+    assert (case.job.precision.parameter_bytes, case.job.precision.optimizer_bytes) == (2, 0)
+
+
+def test_new_weights_gathered_as_lists_are_needed():
+    """BF16_Optimizer has gradients of two types beside them when it steps: BLOOM's 184B on TP 4 and PP 6 ran out of
+    memory at every micro-batch, though its backward pass would have fitted."""
+    cells = {
+        "framework": "megatron-deepspeed 2022", "kind": "pretrain", "adapter": "full", "model": "BLOOM-proto-184B",
+        "params_b": None, "hidden": 12288, "layers": 100, "heads": 64, "ffn": None, "vocab": 250_000, "seq": 2048,
+        "gpus": 384, "tp": 4, "pp": 6, "dp": 16, "shard": "zero1", "mbs": 1, "gbs": 2048, "recompute": "full",
+        "dtype": "bf16", "parameter_dtype": "bf16", "gradient_dtype": "fp32", "tied_embeddings": 1,
+    }  # fmt: skip
+    verdicts = [out_of_memory(row(metric="oom", **(cells | more))) for more in ({}, {"mbs": 2}, {"tp": 8, "dp": 8})]
+    assert [verdict.fits_probability > 0.5 for verdict in verdicts] == [False, False, True]
+    step = phase_of(training_case(row(metric="oom", **cells)), "optimizer step")
+    assert step["gathered new weights"] == step["16-bit gradients"] == step["weights"]
+
+
+def test_zero_3_of_deepspeed_has_one_bucket_and_one_gradient():
+    """Its own `reduce_bucket_size` is 5e8, a trainer's `auto` next to nothing. Beside it waits the largest tensor."""
+    cells = {"kind": "sft", "adapter": "full", "gpus": 8, "shard": "zero3", "recompute": "full", "vocab": 128256}
+    for framework, buckets in (("hf deepspeed", 2 * 5e8), ("hf trainer", 0)):
+        terms = phase_of(training_case(row(framework=framework, params_b=None, **cells)), "backward")
+        assert terms.get("communication buckets", 0) == buckets
+        assert terms["unreduced gradients"] == 2 * 128256 * 4096

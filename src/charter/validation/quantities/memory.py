@@ -23,10 +23,11 @@ from charter.physics.memory_shape import MemoryShape
 from charter.physics.precision import STORED_FORMATS, StoredFormat
 from charter.physics.terms import Interval
 from charter.spec.layout import Layout
-from charter.units import GB, MIB
-from charter.validation.quantities.memory_cases import MemoryCase, device_of, profile_of, training_case, unit_bytes
+from charter.units import GB
+from charter.validation.quantities.memory_cases import MemoryCase, device_of, profile_of, training_case
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import Measurement, Refusal
+from charter.validation.rows.metrics import unit_bytes
 
 SHORT_ANSWER = 64
 """Tokens in the cache where a source says neither prompt nor answer: a demonstration of a few words."""
@@ -102,7 +103,7 @@ def inference_case(row: Measurement) -> InferenceCase:
     return InferenceCase(
         job=job,
         stack=stack,
-        unit=MIB if "mib" in row.metric.split("_") else unit_bytes(row, stack),
+        unit=unit_bytes(row, stack),
         devices=float(devices) if added else 1.0,
         preallocated=_preallocated(row, accelerator),
     )
@@ -222,9 +223,7 @@ def leanest(row: Measurement) -> Measurement:
 
 def training_need(job: MemoryJob, layout: Layout, shift: Mapping[str, float]) -> float:
     """Bytes a training job needs on its fullest device, with constants moved by `shift`, in logarithms."""
-    profile = replace(job.profile, flat_step=0.0, cast_bytes=0.0, gather_copies=0.0, streamed_outputs=0.0)
-    profile = replace(profile, freed_logits=0.0)
-    shape = MemoryShape.of(replace(job, profile=profile, reserved=True, context=True))
+    shape = MemoryShape.of(replace(job, reserved=True, idle=False, context=True))
     constants = moved(TrainingMemoryConstants(), shift)
     return float(training_memory_table(shape, Layouts.of(layout), constants).total)
 
@@ -260,6 +259,7 @@ class PreparedTraining:
     layouts: Layouts
     extra_bytes: Array
     most_bytes: Array
+    bound_bytes: Array
     first_stage: Array
     factor: Array
     """From bytes of a device to the row's unit."""
@@ -290,6 +290,7 @@ class TrainingMemory:
             layouts=Layouts.of([case.layout for case in cases]),
             extra_bytes=array([case.extra_bytes for case in cases]),
             most_bytes=array([case.most_bytes for case in cases]),
+            bound_bytes=array([case.bound_bytes for case in cases]),
             first_stage=array([case.first_stage for case in cases]),
             factor=array([case.devices / case.unit for case in cases]),
         )
@@ -299,8 +300,8 @@ class TrainingMemory:
         return array(self._need(prepared, constants) * prepared.factor)
 
     def taught(self, prepared: PreparedTraining, constants: TrainingMemoryConstants) -> Array:
-        """As `predict`, with what a fit compares to a run that ran: at most what its device holds."""
-        need = self._need(prepared, constants)
+        """As `predict`, with what a fit compares to a run that ran: at most what its device holds, at least a bound."""
+        need = np.maximum(self._need(prepared, constants), prepared.bound_bytes)
         return array(np.minimum(need, MOST_FILLED * prepared.most_bytes) * prepared.factor)
 
     @staticmethod

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 
 from charter.catalog.accelerators import Accelerator
 from charter.physics.columns import array
-from charter.physics.kept_activations import layer_activations
+from charter.physics.kept_activations import every_second_product
 from charter.physics.memory_profiles import (
     COMPOSER,
     DEEPSPEED,
     DEEPSPEED_ALONE,
+    DEEPSPEED_DIRECT,
     FSDP,
     HUGGINGFACE,
     INTERNEVO,
@@ -45,13 +46,12 @@ from charter.physics.shapes import count_parameters
 from charter.physics.step_seconds import layers_by_cost
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
-from charter.units import GB, GIB, MIB
 from charter.validation.quantities.training_time import COMPILED_PARTIAL, PARTIAL, micro_batch_of_habit
 from charter.validation.rows.accelerator import accelerator_of
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import BYTES_PER_VALUE, Measurement, Refusal
 from charter.validation.rows.memory_texts import also_held_in, optimizer_in, probe_in
-from charter.validation.rows.metrics import algorithm_of, compares_pairs, needs_reference
+from charter.validation.rows.metrics import algorithm_of, compares_pairs, needs_reference, unit_bytes
 from charter.validation.stacks import printed_zero
 
 _BY_WORD: tuple[tuple[str, MemoryProfile], ...] = (
@@ -65,8 +65,10 @@ _BY_WORD: tuple[tuple[str, MemoryProfile], ...] = (
     (r"torchtitan", TORCHTITAN),
     (r"megatron[- ]?deepspeed|gpt-neox", MEGATRON_DEEPSPEED),
     (r"megatron|nemo(?![- ]?rl)|simumax", MEGATRON_STACK),
-    (r"nemo[- ]?rl|verl|areal|roll\b", FSDP),
+    (r"slime", MEGATRON_STACK),
+    (r"nemo[- ]?rl|verl|areal|roll\b|skyrl|prime[- ]?rl", FSDP),
     (r"^hf deepspeed", DEEPSPEED_ALONE),
+    (r"deepspeed[- ]?chat", DEEPSPEED_DIRECT),
     (r"deepspeed|openrlhf|trlx|colossal", DEEPSPEED),
     (r"composer|foundry", COMPOSER),
     (r"fsdp|olmo", FSDP),
@@ -82,19 +84,22 @@ def profile_of(row: Measurement) -> MemoryProfile:
     >>> profile_of(Measurement(id="X-1", metric="peak_mem_gb", value=1.0, framework="in-house", shard="zero3")).name
     'deepspeed'
     """
-    text = row.framework.lower()
-    shard = row.shard.lower()
+    text, shard = row.framework.lower(), row.shard.lower()
     parallel = (row.tp or 1) > 1 or (row.pp or 1) > 1
     named = next((profile for words, profile in _BY_WORD if re.search(words, text)), None)
     if named is MEGATRON_DEEPSPEED and row.dtype.startswith("bf16"):
         return MEGATRON_DEEPSPEED_BF16
+    if named is FSDP and parallel and _of_megatron(row):
+        return MEGATRON_STACK
+    if named is HUGGINGFACE and shard.startswith(("zero2", "zero3")) and _steps_on_weights(row):
+        return FSDP
     if named is HUGGINGFACE and (shard.startswith("zero") or _has_master(row)):
         return DEEPSPEED
     if named is INTERNEVO and "fsdp" in shard:
         return INTERNEVO_FSDP
     if named is HUGGINGFACE and "fsdp" in shard:
         return FSDP
-    if named in (DEEPSPEED, DEEPSPEED_ALONE) and parallel:
+    if named in (DEEPSPEED, DEEPSPEED_DIRECT, DEEPSPEED_ALONE) and parallel:
         return MEGATRON_DEEPSPEED
     if named is DEEPSPEED and not shard and (row.gpus or 1) == 1 and row.adapter in ("lora", "adapter"):
         return HUGGINGFACE
@@ -102,9 +107,21 @@ def profile_of(row: Measurement) -> MemoryProfile:
         return named
     if parallel or "dist" in shard:
         return MEGATRON_STACK
-    if shard.startswith("zero"):
+    if shard.startswith("zero") and not _steps_on_weights(row):
         return DEEPSPEED
-    return FSDP if "fsdp" in shard or (row.gpus or 1) > 8 else HUGGINGFACE
+    sharded = "fsdp" in shard or shard.startswith("zero")
+    return FSDP if sharded or (row.gpus or 1) > 8 else HUGGINGFACE
+
+
+def _of_megatron(row: Measurement) -> bool:
+    """Return True if a trainer that knows both runs Megatron: FSDP has no pipeline, and always shards weights."""
+    return (row.pp or 1) > 1 or printed_zero(row.shard) in (ZeroStage.NONE, ZeroStage.OPTIMIZER)
+
+
+def _steps_on_weights(row: Measurement) -> bool:
+    """Return True if the optimizer updates the weights themselves, of which DeepSpeed's ZeRO keeps a 32-bit copy."""
+    full = row.adapter in ("", "full") and row.kind != "lora"
+    return full and row.master_dtype == "none" and row.parameter_dtype in BYTES_PER_VALUE
 
 
 def held_of(row: Measurement) -> list[str]:
@@ -132,6 +149,7 @@ def precision_of(row: Measurement, profile: MemoryProfile) -> TrainingPrecision:
         profile.name in ("torchtune", "litgpt", "unsloth"),
         re.search(r"bf16-true|16-true|pure", dtype),
         row.adapter == "qlora" and not row.framework,
+        _of_qlora(row),
     )
     if profile.name in ("megatron", "nanotron"):
         base = MEGATRON
@@ -191,17 +209,13 @@ def optimizer_of(row: Measurement, profile: MemoryProfile) -> str:
     text = f"{row.notes} | {row.framework} | {row.offload}".lower()
     named = optimizer_in(text)
     bare = row.adapter in ("", "full") and row.kind not in ("lora", "inference") and re.search(r"\b8-?bit\b", text)
-    return named or ("adam8bit" if profile.name == "unsloth" or bare else "adam")
+    habit = "paged" if _of_qlora(row) else "adam8bit" if profile.name == "unsloth" or bare else "adam"
+    return named or habit
 
 
-def unit_bytes(row: Measurement, profile_name: str) -> float:
-    """Bytes of the row's unit: GiB and MiB, which tools print as GB and MB; litgpt divides by 1e9 and says GB."""
-    if row.metric.endswith("_mb"):
-        return MIB
-    decimal = re.search(r"1e9|10\^9|decimal", f"{row.unit} {row.notes}".lower())
-    if (profile_name == "litgpt" or decimal) and "gib" not in row.metric:
-        return GB
-    return GIB
+def _of_qlora(row: Measurement) -> bool:
+    """Return True for `qlora.py` of the paper: rank 64, no dropout, adapters in 16 bits and a paged AdamW."""
+    return re.match(r"qlora\b", row.framework.lower()) is not None
 
 
 def probe_of(row: Measurement, profile_name: str) -> tuple[bool, bool]:
@@ -247,6 +261,8 @@ class MemoryCase:
     """Devices whose memory the figure adds up."""
     extra_bytes: float = 0.0
     """Weights and states of other models on the device (PPO)."""
+    bound_bytes: float = 0.0
+    """What the row says as an upper bound (`peak_mem_gb_upper`): any smaller need agrees with it."""
     most_bytes: float = math.inf
     """What a device of a run that printed its peak can have held."""
     first_stage: bool = False
@@ -276,16 +292,18 @@ def training_case(row: Measurement) -> MemoryCase:
         accelerator=accelerator,
         reserved=reserved,
         context=context,
-        recompute_share=recompute_share(row, architecture),
+        recompute_share=recompute_share(row, profile, architecture),
         cross_entropy=loss_kernel(row, profile, architecture),
         end_layers=end_layers(row, profile, architecture),
         loads_all_kernels=re.match(r"20(1\d|2[0-2])", row.stack_version) is not None,
     )
     layout = layout_of(row, profile, size, adapter is not None)
+    unit = unit_bytes(row, profile.name)
     return MemoryCase(
         job=job,
         layout=layout,
-        unit=MIB if "mib" in row.metric.split("_") else unit_bytes(row, profile.name),
+        unit=unit,
+        bound_bytes=row.value * unit if row.is_bound else 0.0,
         devices=float(row.gpus or 1) if row.metric.endswith("_total") else 1.0,
         extra_bytes=_other_roles(row, profile, size) if row.kind == "ppo" else _reference(row, job, layout, size),
         most_bytes=_most_bytes(row, accelerator),
@@ -295,7 +313,7 @@ def training_case(row: Measurement) -> MemoryCase:
 
 def _most_bytes(row: Measurement, accelerator: Accelerator | None) -> float:
     """The memory of a device on which the job ran; an upper bound (`_upper`) names the device, not a peak."""
-    ran = row.metric != "oom" and not row.metric.endswith("_upper")
+    ran = row.metric != "oom" and not row.is_bound
     return accelerator.memory_bytes if ran and accelerator else math.inf
 
 
@@ -358,7 +376,7 @@ def with_kernels(row: Measurement, profile: MemoryProfile) -> MemoryProfile:
     """
     has_liger = row.logits_kernel == "chunked" and profile.cross_entropy not in ("chunked", *OWN_LOSSES)
     fused = has_liger and profile.implementation == "huggingface"
-    return replace(profile, implementation="triton") if fused else profile
+    return replace(profile, implementation="triton", cross_entropy="liger") if fused else profile
 
 
 KEEP_SIXTEEN = ("opt", "gpt2", "gpt_neox", "bloom", "falcon", "mpt", "qwen")
@@ -389,7 +407,7 @@ def loss_kernel(row: Measurement, profile: MemoryProfile, architecture: Architec
     own: dict[str, tuple[CrossEntropy, ...]] = {
         "full": ("eager", "released", "sharded", "native", "inplace", "compiled"),
         "fused": ("fused", "inplace", "compiled", "native"),
-        "chunked": ("chunked", *OWN_LOSSES) + (("native",) if profile is LITGPT else ()),
+        "chunked": ("chunked", "liger", *OWN_LOSSES) + (("native",) if profile is LITGPT else ()),
     }
     sixteen = profile.name == "deepspeed" and _has_master(row) and architecture.model_type in KEEP_SIXTEEN
     if sixteen and row.logits_kernel == "full":
@@ -399,7 +417,7 @@ def loss_kernel(row: Measurement, profile: MemoryProfile, architecture: Architec
 
 
 def adapter_of(row: Measurement, profile: MemoryProfile) -> AdapterUse | None:
-    """Adapters of a row: rank 16, all linear layers and dropout where the source does not say."""
+    """Adapters of a row: rank 16, all linear layers and dropout where neither source nor habit of the stack says."""
     text = f"{row.dtype} {row.notes} {row.adapter}".lower()
     if row.adapter in ("", "full") and row.kind != "lora":
         return None
@@ -407,13 +425,15 @@ def adapter_of(row: Measurement, profile: MemoryProfile) -> AdapterUse | None:
     second = "norms" in held_of(row) or re.search(r"adapter_?v2|ia3", row.adapter) is not None
     first = row.adapter == "adapter" and not second
     lean = profile.name in ("native", "unsloth", "torchtune", "megatron", "torchtitan", "maxtext")
+    factory = re.search(r"llama-?factory", row.framework.lower()) is not None  # its `lora_dropout` is 0, its rank 8
     narrow = profile.name == "litgpt" or re.search(r"q_proj[^a-z]+v_proj|\bq,? ?v\b|attention only", text)
+    rank = 64 if _of_qlora(row) else 8 if narrow or factory else 16
     targets = frozenset(("norms",)) if second else frozenset(("q", "v")) if narrow else LINEAR
     return AdapterUse(
-        rank=row.lora_rank or (8 if narrow else 16),
+        rank=row.lora_rank or rank,
         base_bytes=base_bytes(row, profile),
         targets=frozenset() if first else targets,
-        dropout=not lean and row.adapter != "adapter",
+        dropout=not (lean or factory or _of_qlora(row)) and row.adapter != "adapter",
         trains_ends="ends" in held_of(row),
         quantises_head=profile.name == "litgpt",
         trained=float(printed[1].replace(",", "")) if printed else None,
@@ -518,7 +538,8 @@ def recompute_of(row: Measurement, profile: MemoryProfile, size: float, adapter:
     """Return the recomputation, by the column or the habit of the stack.
 
     Blank: everything in fine-tuning of all but small models (as the scripts of Trainer, TRL, axolotl, LLaMA-Factory,
-    torchtune and Unsloth ship), attention in Megatron, nothing in litgpt on one device.
+    torchtune and Unsloth ship) and in updates of reinforcement learning (verl, slime), attention where Megatron
+    pre-trains, nothing in litgpt on one device.
     """
     mode = row.recompute.lower()
     if re.search(r"full|partial|block|uniform|layer|checkpoint|^yes|true|unsloth|^1$", mode):
@@ -527,7 +548,7 @@ def recompute_of(row: Measurement, profile: MemoryProfile, size: float, adapter:
         return Recompute.FULL if profile.name in ("torchtitan", "maxtext") else Recompute.SELECTIVE
     if mode:
         return Recompute.NONE
-    if profile.name == "megatron":
+    if profile.name == "megatron" and row.kind != "ppo":
         return Recompute.SELECTIVE
     if profile.name == "litgpt":
         return Recompute.FULL if row.shard else Recompute.NONE
@@ -535,7 +556,7 @@ def recompute_of(row: Measurement, profile: MemoryProfile, size: float, adapter:
     return Recompute.NONE if small else Recompute.FULL
 
 
-def recompute_share(row: Measurement, architecture: Architecture) -> float:
+def recompute_share(row: Measurement, profile: MemoryProfile, architecture: Architecture) -> float:
     """Share of the layers recomputed where a block of them is named: `block 4`, `full (10 layers)`.
 
     torchtitan's selective policies repeat every n-th layer (`selective 2`), or all of every layer but attention and
@@ -545,37 +566,16 @@ def recompute_share(row: Measurement, architecture: Architecture) -> float:
     if every and re.search(r"torchtitan", row.framework.lower()):
         return 1 / int(every[1]) if every[1] else every_second_product(architecture)
     if row.recompute == "partial":
-        return COMPILED_PARTIAL if profile_of(row) is MAXTEXT else PARTIAL
+        return COMPILED_PARTIAL if profile is MAXTEXT else PARTIAL
     block = re.search(r"(?:block|full|layers?)\D{0,6}(\d+)", row.recompute.lower())
     if not block or not re.search(r"block|layer", row.recompute.lower()):
         return 1.0
     return min(1.0, int(block[1]) * (row.pp or 1) * (row.vpp or 1) / architecture.num_layers)
 
 
-def every_second_product(architecture: Architecture) -> float:
-    """Share of a layer's kept bytes that a policy frees which keeps attention and every second product.
-
-    `1 - (saved - input) / (all - input)`; saved are the layer's input, the output of attention and, of the products in
-    the order in which a layer computes them (query, key, value, output, gate, up, down), the first, third and so on
-    (torchtitan `_apply_ac_to_transformer_block`, mode `op`). Limit: layers with experts keep none of theirs.
-
-    >>> from charter.catalog import models
-    >>> round(every_second_product(models.get("Llama-3.1-8B").architecture), 3)
-    0.654
-    """
-    a, keys = architecture, architecture.kv_heads * architecture.head_size
-    attention = a.num_heads * a.head_size
-    layer = layer_activations(a, seq_len=1.0, moe_layer=bool(a.moe_layers))
-    products = [attention, keys, keys, a.hidden_size]
-    if not a.moe_layers:
-        products += [a.intermediate_size] * (1 + a.gated_mlp) + [a.hidden_size]
-    saved = 2.0 * (sum(products[::2]) + attention)
-    return 1.0 - saved / (layer.replicated + layer.sharded - layer.layer_input)
-
-
 def _reference(row: Measurement, job: MemoryJob, layout: Layout, size: float) -> float:
-    """The frozen copy that scores pairs (DPO), as large and as divided as the weights; adapters are switched off."""
-    if not (compares_pairs(row) and needs_reference(row)) or job.adapter is not None:
+    """A frozen copy that scores answers (DPO, KTO), as large and as divided as the weights; beside adapters none."""
+    if not needs_reference(row) or job.adapter is not None:
         return 0.0
     shards = layout.data * layout.context if layout.zero >= ZeroStage.PARAMETERS else 1
     return job.precision.parameter_bytes * size / (layout.tensor * layout.pipeline * shards)

@@ -363,7 +363,7 @@ def training_case(row: Measurement) -> TrainingCase:
     layout, modules, share = with_recompute(job, layout, eight_bit=bits < 16)
     sequences = layout.micro_batch * layout.accumulation * layout.data
     pairs = 2 if row.kind == "rm" or compares_pairs(row) else 1
-    reference = REFERENCE if compares_pairs(row) and needs_reference(row) else 1.0
+    reference = REFERENCE if needs_reference(row) else 1.0
     computed, counted = _lengths(job, layout.micro_batch)
     return TrainingCase(
         architecture=architecture,

@@ -372,6 +372,16 @@ class Measurement:
         return self.id.partition("-")[0][:3].upper()
 
     @property
+    def is_bound(self) -> bool:
+        """Return True if the value is an upper bound: what was measured is not above it."""
+        return self.metric.endswith("_upper")
+
+    def error_of(self, predicted: float) -> float:
+        """Predicted over measured, less one; 0 where a prediction agrees with a bound."""
+        error = predicted / self.value - 1
+        return max(error, 0.0) if self.is_bound else error
+
+    @property
     def says_lengths(self) -> bool:
         """Return False for a step of reinforcement learning whose answers may have any length up to a limit."""
         return self.kind != "ppo" or bool(self.osl or self.mean_len)

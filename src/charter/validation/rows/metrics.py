@@ -3,6 +3,7 @@
 import re
 
 from charter.physics.runs import GRPO, PPO, Algorithm, algorithm_named
+from charter.units import GB, GIB, MIB
 from charter.validation.rows.measurement import Measurement, kind_of
 
 _PER_SECOND = r"per_(?:s|sec|second)"
@@ -49,6 +50,16 @@ def in_milliseconds(row: Measurement) -> bool:
     True
     """
     return "ms" in row.metric.split("_") or bool(re.match(r"(ms|milliseconds?)\b", row.unit.strip()))
+
+
+def unit_bytes(row: Measurement, stack: str) -> float:
+    """Bytes of the row's unit: GiB and MiB, which tools print as GB and MB; litgpt divides by 1e9 and says GB."""
+    if row.metric.endswith("_mb") or "mib" in row.metric.split("_"):
+        return MIB
+    decimal = re.search(r"1e9|10\^9|decimal", f"{row.unit} {row.notes}".lower())
+    if (stack == "litgpt" or decimal) and "gib" not in row.metric:
+        return GB
+    return GIB
 
 
 def training_metric(row: Measurement) -> str | None:
@@ -107,6 +118,7 @@ def role_of_phase(row: Measurement) -> str | None:
     return next((role for words, role in _ROLES if re.search(words, row.metric)), None)
 
 
+_REFERENCE = r"\b(dpo|ipo|kto)(?:\b|trainer)"
 _PAIRS = r"\b(dpo|orpo|simpo|ipo|cpo)(?:\b|trainer)"
 
 
@@ -148,8 +160,13 @@ def printed_kind(row: Measurement) -> str:
 
 
 def needs_reference(row: Measurement) -> bool:
-    """Return True if a frozen copy scores the pairs too (not in ORPO, SimPO and CPO)."""
-    return not re.search(r"orpo|simpo|\bcpo", _words(row))
+    """Return True if a frozen copy scores the answers of fine-tuning too: in DPO, IPO and KTO, not in ORPO and SimPO.
+
+    >>> [needs_reference(Measurement(id="X-1", metric="peak_mem_gib", value=1.0, kind=kind)) for kind in
+    ...  ("dpo", "kto", "orpo", "sft")]
+    [True, True, False, False]
+    """
+    return row.kind in ("sft", "lora") and bool(re.search(_REFERENCE, _words(row)))
 
 
 def _words(row: Measurement) -> str:
