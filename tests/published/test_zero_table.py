@@ -12,9 +12,11 @@ from charter.physics.memory import training_memory
 from charter.physics.node import network_bytes_per_step
 from charter.physics.precision import ZERO_PAPER
 from charter.physics.shapes import count_parameters
+from charter.physics.stacks import PROFILES
 from charter.spec.layout import Layout, ZeroStage
 
 MODEL = models.get("Llama-3.1-8B").architecture
+NATIVE = PROFILES["native"]
 
 
 @pytest.mark.parametrize(("zero", "published_gb"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)])
@@ -28,7 +30,9 @@ def test_planned_state_matches_zero_figure_1(zero, published_gb):
 
 def test_stage_3_sends_half_as_much_again():
     traffic = [
-        network_bytes_per_step(MODEL, Layout(data=4096, zero=zero), seq_len=1024, precision=ZERO_PAPER).total
+        network_bytes_per_step(
+            MODEL, Layout(data=4096, zero=zero), seq_len=1024, stack=NATIVE, precision=ZERO_PAPER
+        ).total
         for zero in ZeroStage
     ]
     elements = [sent / 2 / count_parameters(MODEL).total for sent in traffic]  # 16-bit elements

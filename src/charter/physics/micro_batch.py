@@ -37,8 +37,6 @@ which it reaches half; judgement from the curves of arXiv:2307.08691 (head sizes
 MISALIGNED = 0.08
 """Of the batched product rate when the head size is no multiple of 8: no tensor cores (NVIDIA, Matrix Multiplication
 Background User's Guide); the share was set on rows of BigScience (BSC) with head sizes 108 and 150."""
-ADAPTER_PASSES = 4.0
-"""Times a LoRA branch reads or writes the input or output of its matrix, forward: dropout, two products, scale, add."""
 AUTOCAST_TRAFFIC = 1.15
 """Memory traffic with 32-bit norms and casts under autocast against 16 bits throughout; judgement."""
 SCAN_COST = 3.0
@@ -71,6 +69,8 @@ class StepWork:
     traffic: Array
     """Bytes of memory-bound operations, forward."""
     adapter_bytes: Array
+    """Of adapters, forward."""
+    adapter_backward_bytes: Array
     routed_bytes: Array
     dequantise_bytes: Array
     logit_bytes: Array
@@ -103,7 +103,7 @@ def step_work(model: ProductColumns, device: DeviceColumns, job: StepJob, stack:
     head_flops, head_bytes, _ = product_work(m, device, job, HEAD_KINDS, head_tokens)
     rank, experts = _rank_parameters(m, job)
     trained = np.where(job.frozen > 0, job.adapter_rank * m.trained_share / (at.tensor * at.pipeline), rank)
-    adapted = ADAPTER_PASSES * stack.adapted_share * m.adapted_values
+    adapted = np.where(job.adapter_rank > 0, width * tokens * stack.adapted_share * m.adapted_values / at.tensor, 0.0)
     layer_parameters = (m.parameters - m.end_parameters) / at.tensor
     return StepWork(
         dense_flops=dense_flops,
@@ -120,7 +120,8 @@ def step_work(model: ProductColumns, device: DeviceColumns, job: StepJob, stack:
             np.where(stack.attention > 0, 0.0, m.heads / at.tensor * m.attention_layers * tokens * job.seq)
         ),
         traffic=_traffic(m, job, stack, tokens),
-        adapter_bytes=array(np.where(job.adapter_rank > 0, width * tokens * adapted / at.tensor, 0.0)),
+        adapter_bytes=array(stack.adapter_forward_passes * adapted),
+        adapter_backward_bytes=array(stack.adapter_backward_passes * adapted),
         routed_bytes=array(width * m.routed_values * tokens / at.tensor),
         dequantise_bytes=array(np.where(job.base_bits < 16, DEQUANTISED_BYTES * layer_parameters, 0.0)),
         logit_bytes=array(stack.logit_bytes * head_tokens * m.vocabulary / at.tensor),
@@ -245,7 +246,7 @@ def micro_batch(given: StepInputs) -> MicroBatch:
 
     A product takes the larger of its operations over the rate its shape reaches and its bytes over the bandwidth
     (roofline: Williams et al. 2009). Backward: two products each (one where the base is frozen), memory-bound
-    operations twice, attention 3.1 times with fused kernels.
+    operations twice but those of adapters, which are counted, attention 3.1 times with fused kernels.
     """
     device, job, stack, work, c = given.device, given.job, given.stack, given.work, given.constants
     rate, bandwidth = product_rate(given), device.bandwidth
@@ -260,14 +261,16 @@ def micro_batch(given: StepInputs) -> MicroBatch:
     backward_attention = np.where(stack.attention > 0, fused_backward, unfused_backward)
     casts = c.quantise_traffic * (work.cast_bytes + fused * work.expert_cast_bytes) / bandwidth
     unpack = work.dequantise_bytes / bandwidth
-    traffic = c.traffic * (work.traffic + work.adapter_bytes + fused * work.routed_bytes) / bandwidth
+    layer_traffic = c.traffic * (work.traffic + fused * work.routed_bytes) / bandwidth
+    traffic = layer_traffic + c.traffic * work.adapter_bytes / bandwidth
+    backward_traffic = 2.0 * layer_traffic + c.traffic * work.adapter_backward_bytes / bandwidth
     forward = dense[0::3].sum(axis=0) + expert[0::3].sum(axis=0) + attention + traffic + casts + unpack
     return MicroBatch(
         products=array(dense.sum(axis=0)),
         experts=array(expert.sum(axis=0)),
         casts=array(3.0 * casts + 2.0 * unpack),
         attention=array(attention + backward_attention),
-        traffic=array(3.0 * traffic),
+        traffic=array(traffic + backward_traffic),
         recompute=_recomputed(given, forward, attention, traffic, _last_product(given, dense)),
         head=_head(given),
         host=_host(given),

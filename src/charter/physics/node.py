@@ -1,11 +1,14 @@
 """Needs around the accelerators of a node: system memory, cores, disk, bytes over the wire."""
 
+from charter.physics.columns import RECOMPUTE_CODES, array
 from charter.physics.memory_shape import rank_parameters
 from charter.physics.precision import FSDP_MIXED, TrainingPrecision
 from charter.physics.shapes import adapter_parameters, count_parameters, num_moe_layers
+from charter.physics.stacks import StackProfile
+from charter.physics.step_seconds import layer_reductions
 from charter.physics.terms import Breakdown, Term, bytes_term
 from charter.spec.architecture import Architecture
-from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
+from charter.spec.layout import Adapter, Layout, ZeroStage
 from charter.units import GIB
 
 # -------- System memory per node: loading, offloading, checkpoint staging, data loading.
@@ -97,6 +100,7 @@ def network_bytes_per_step(
     layout: Layout,
     *,
     seq_len: float,
+    stack: StackProfile,
     precision: TrainingPrecision = FSDP_MIXED,
     adapter: Adapter | None = None,
 ) -> Breakdown:
@@ -113,7 +117,10 @@ def network_bytes_per_step(
     else:
         data = 2 * ring * precision.gradient_bytes * trained
     between = 2 * (layout.replicas - 1) / layout.replicas * precision.gradient_bytes * trained / group
-    reduces = rank.layers * (6 if layout.recompute is Recompute.FULL else 4) * micro
+    each = layer_reductions(
+        array(RECOMPUTE_CODES[layout.recompute]), array(stack.stops_early), array(adapter is not None)
+    )
+    reduces = rank.layers * float(each) * micro
     tensor = reduces * 2 * (layout.tensor - 1) / layout.tensor * message
     sends = 2 * micro * layout.interleave * message / layout.tensor if layout.pipeline > 1 else 0.0
     routed = num_moe_layers(a) / a.num_layers * rank.layers * (a.mixture.experts_per_token if a.mixture else 0)
@@ -124,7 +131,9 @@ def network_bytes_per_step(
                 "data parallel", data, f"ZeRO-{int(layout.zero)} over {group}", "Rajbhandari et al. 2020, section 7"
             ),
             _wire_term("between copies", between, f"gradients of a shard over {layout.replicas} hybrid copies", "HSDP"),
-            _wire_term("tensor parallel", tensor, f"{reduces} all-reduces of b s h", "Shoeybi et al. 2019, section 3"),
+            _wire_term(
+                "tensor parallel", tensor, f"{reduces:.0f} all-reduces of b s h", "Shoeybi et al. 2019, section 3"
+            ),
             _wire_term("pipeline parallel", sends, "2 sends of b s h / TP per micro-batch", "Narayanan et al. 2021"),
             _wire_term("expert parallel", expert, "4 all-to-alls per routed layer", "GShard, arXiv:2006.16668"),
         )

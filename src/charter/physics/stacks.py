@@ -46,6 +46,15 @@ class StackProfile:
     """Time of grouped products, casts and permutation in block-scaled formats against separate kernels."""
     adapter_ops: float = 4.5
     """More per adapted matrix, forward (dropout, two products, scale, add, cast)."""
+    adapter_forward_passes: float = 3.5
+    """Times a LoRA branch reads or writes a value of its matrix's input or output, forward. Eager and without dropout
+    the first product reads the input; the second writes the output, its scale reads and writes it, and the sum with the
+    matrix's own output is three passes: 1 and 6. Dropout reads and writes the input and a mask of a byte: 2.5 more.
+    Compiled, scale and sum are one kernel: 1 and 4."""
+    adapter_backward_passes: float = 4.5
+    """The same of the gradients: scaled (two passes), read by two products: 4 of the output; the input read by one
+    product, its gradient written by another and added to that of the matrix (three): 5. Dropout: 2.5 more. Compiled,
+    the sums are part of a kernel that reads the matrix's own gradient anyway: 3."""
     adapted_share: float = 1.0
     """Share of the matrices that usually have an adapter (all linear layers in PEFT; attention in NeMo)."""
     gather_ops: float = 6.0
@@ -118,6 +127,8 @@ _TORCHTITAN = StackProfile(
     backward_ops=36.0,
     local_expert_ops=1.0,
     adapter_ops=3.0,
+    adapter_forward_passes=2.5,
+    adapter_backward_passes=3.5,
     elementwise=1.25,
     logit_bytes=24.0,
     update_bytes=36.0,
@@ -187,6 +198,8 @@ PROFILES = {
             forward_ops=45.0,
             backward_ops=75.0,
             gather_ops=140.0,
+            adapter_forward_passes=4.75,
+            adapter_backward_passes=5.75,
             elementwise=2.0,
             logit_bytes=34.0,
             step_multiple=3.0,
@@ -201,6 +214,8 @@ PROFILES = {
             forward_ops=45.0,
             backward_ops=75.0,
             gather_ops=140.0,
+            adapter_forward_passes=4.75,
+            adapter_backward_passes=5.75,
             elementwise=2.3,
             logit_bytes=36.0,
             update_bytes=50.0,
@@ -231,6 +246,8 @@ PROFILES = {
             forward_ops=30.0,
             backward_ops=45.0,
             adapter_ops=3.0,
+            adapter_forward_passes=1.5,
+            adapter_backward_passes=2.5,
             elementwise=1.3,
             logit_bytes=14.0,
             step_multiple=2.0,
@@ -241,6 +258,8 @@ PROFILES = {
             family="fsdp",
             forward_ops=40.0,
             backward_ops=60.0,
+            adapter_forward_passes=4.75,
+            adapter_backward_passes=5.75,
             elementwise=2.0,
             logit_bytes=32.0,
             update_bytes=44.0,
@@ -331,6 +350,8 @@ class StackColumns:
     local_expert_ops: Array
     fused_experts: Array
     adapter_ops: Array
+    adapter_forward_passes: Array
+    adapter_backward_passes: Array
     adapted_share: Array
     gather_ops: Array
     accumulate_bytes: Array

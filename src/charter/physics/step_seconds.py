@@ -97,13 +97,17 @@ def _repeated(given: StepInputs) -> Array:
     return array(np.where(given.job.layouts.recompute == RECOMPUTE_FULL, 1.5, 1.0))
 
 
-def _repeated_reductions(given: StepInputs) -> Array:
-    """As `_repeated`, but five for four where full recomputation ends before the last product and its reduction.
+def layer_reductions(recompute: Array, stops_early: Array, frozen: Array) -> Array:
+    """Tensor-parallel reductions of a layer: two forward, two backward, and what recomputation repeats of the first.
 
-    The selective policies of these stacks keep products, not what is gathered for them: five as well.
+    Full: both; one where it ends before the last product and its reduction, to which an adapter beside that product
+    does come. Selective policies of stacks that end early keep products, not what is reduced or gathered: as many.
+
+    >>> [float(layer_reductions(array(2.0), array(early), array(0.0))) for early in (0.0, 1.0)]
+    [6.0, 5.0]
     """
-    early = (given.stack.stops_early > 0) & (given.job.layouts.recompute > 0)
-    return array(np.where(early, 1.25, _repeated(given)))
+    early = np.where((stops_early > 0) & (recompute > 0), np.where(frozen > 0, 2.0, 1.0), 0.0)
+    return array(4.0 + np.where(stops_early > 0, early, np.where(recompute == RECOMPUTE_FULL, 2.0, 0.0)))
 
 
 def tensor_parallel(given: StepInputs) -> Array:
@@ -114,7 +118,8 @@ def tensor_parallel(given: StepInputs) -> Array:
     again = (at.sequence_parallel > 0) & (given.stack.moments_visit == 0)
     more = np.where(again, SEQUENCE_PARALLEL_TRAFFIC, 1.0)
     exposed = given.constants.tensor_exposed * given.stack.tensor_exposed
-    return array(2 * given.model.reduced_blocks * _repeated_reductions(given) * more * one * exposed)
+    each = layer_reductions(at.recompute, given.stack.stops_early, given.job.frozen)
+    return array(given.model.reduced_blocks * each / 2 * more * one * exposed)
 
 
 def expert_parallel(given: StepInputs) -> Array:

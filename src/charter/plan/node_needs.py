@@ -20,7 +20,7 @@ from charter.physics.node import (
     weights_bytes,
 )
 from charter.physics.shapes import count_parameters
-from charter.physics.step_time import training_step
+from charter.physics.step_time import native_profile, training_step
 from charter.physics.terms import Breakdown, Term, bytes_term
 from charter.plan.knowledge import Knowledge
 from charter.plan.offers import node_memory_bytes
@@ -141,7 +141,14 @@ def _update(role: Role, phase: RolePhase, option: Option, dtype: str, knowledge:
         "pipeline parallel": wires.pipeline(layout),
         "expert parallel": wires.exchange(layout.expert, layout.tensor),
     }
-    sent = network_bytes_per_step(role.architecture, layout, seq_len=seq_len, precision=precision, adapter=role.adapter)
+    sent = network_bytes_per_step(
+        role.architecture,
+        layout,
+        seq_len=seq_len,
+        stack=native_profile(accelerator),
+        precision=precision,
+        adapter=role.adapter,
+    )
     for term in sent.terms:
         yield Traffic(
             kind=term.name,

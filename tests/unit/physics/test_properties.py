@@ -13,6 +13,7 @@ from charter.physics.inference_memory import inference_memory
 from charter.physics.node import hidden_bytes_per_second, loader_cores, network_bytes_per_step
 from charter.physics.runs import RlConstants, RlPhases, Run, RunConstants, rl_step_terms, run_hours, run_terms, run_usd
 from charter.physics.serving_devices import NATIVE, SERVER
+from charter.physics.stacks import PROFILES
 from charter.physics.step_time import training_step
 from charter.spec.layout import Layout, Recompute, ZeroStage
 
@@ -137,9 +138,11 @@ def test_bandwidth_to_hide_grows_with_bytes_and_falls_with_time(num_bytes, secon
 @given(shapes, layouts, st.integers(1, 8192))
 def test_traffic_of_a_step_is_zero_without_company_and_grows_with_accumulation_at_most_linearly(shape, layout, seq):
     alone = Layout(micro_batch=layout.micro_batch, accumulation=layout.accumulation)
-    assert network_bytes_per_step(shape, alone, seq_len=seq).total == 0
+    assert network_bytes_per_step(shape, alone, seq_len=seq, stack=PROFILES["native"]).total == 0
     one, two = (
-        network_bytes_per_step(shape, replace(layout, accumulation=n * layout.accumulation), seq_len=seq).total
+        network_bytes_per_step(
+            shape, replace(layout, accumulation=n * layout.accumulation), seq_len=seq, stack=PROFILES["native"]
+        ).total
         for n in (1, 2)
     )
     assert one <= two <= 2 * one

@@ -65,6 +65,35 @@ def test_adapters_and_experts_are_recomputed_to_the_end(job):
     assert repeated(again, 1.0)[0] == pytest.approx(repeated(again, 0.0)[0])
 
 
+def test_an_adapter_repeats_the_last_reduction_too():
+    again = inputs([Layout(tensor=2, recompute=Recompute.FULL)], stack="torchtitan", frozen=1.0, adapter_rank=8.0)
+    assert repeated(again, 1.0)[1] == pytest.approx(repeated(again, 0.0)[1])
+
+
+ADAPTED = {"frozen": 1.0, "adapter_rank": 8.0}
+
+
+@pytest.mark.parametrize("stack", ["torchtitan", "native"])
+@pytest.mark.parametrize("mode", [Recompute.NONE, Recompute.FULL])
+def test_adapters_cost_less_than_gradients_of_weights(stack, mode):
+    """They leave out one product of three, or of four with recomputation; what their branches move is less."""
+    layout, small = [Layout(recompute=mode, micro_batch=2, accumulation=64)], models.get("Llama-3.2-3B").architecture
+    full, lora = (step_seconds(inputs(layout, small, A100, stack, **job)) for job in ({}, ADAPTED))
+    assert lora < 0.98 * full
+
+
+@pytest.mark.parametrize(
+    ("stack", "forward", "backward"),
+    [("native", 1 + 6, 4 + 5), ("huggingface", 3.5 + 6, 4 + 7.5), ("torchtitan", 1 + 4, 4 + 3)],
+)
+def test_adapter_bytes_are_counted_by_kernel(stack, forward, backward):
+    """Passes over a square matrix's input and output together, forward and backward."""
+    work = inputs([Layout()], stack=stack, **ADAPTED).work
+    values = 2 * 4096 * float(ProductColumns.of(LLAMA).adapted_values) / 2
+    assert float(work.adapter_bytes[0]) / values == pytest.approx(forward)
+    assert float(work.adapter_backward_bytes[0]) / values == pytest.approx(backward)
+
+
 def test_positions_are_exchanged_for_heads_and_back():
     """Of each layer queries, keys and values, then what attention gives: forward, backward, and where repeated."""
     width, heads, keys, positions = 2, 32 * 128, 2 * 8 * 128, 4096 / 2
