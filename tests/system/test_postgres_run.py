@@ -1,6 +1,8 @@
 """A run whose stages pay for calls, with its ledger on a PostgreSQL server: real processes, real kills."""
 
 import importlib.util
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -9,9 +11,9 @@ from call_cost_contract import *  # noqa: F403
 from call_cost_contract import run
 
 
-@pytest.fixture
-def paying(tmp_path, postgres):
-    """The project of the integration tests, with `storage.ledger`."""
+@pytest.fixture(scope="module")
+def make_workplace():
+    """The workplaces of the integration tests."""
     path = Path(__file__).parents[1] / "integration" / "conftest.py"
     spec = importlib.util.spec_from_file_location("integration_workplace", path)
     assert spec is not None
@@ -19,13 +21,30 @@ def paying(tmp_path, postgres):
     module = importlib.util.module_from_spec(spec)
     sys.modules["integration_workplace"] = module
     spec.loader.exec_module(module)
-    work = module.make_workplace(tmp_path / "project")
-    work.edit("name: count", f"name: count\nstorage: {{ledger: '{postgres.new_database()}'}}")
-    yield work
-    for process in work.running:
+    return module.make_workplace
+
+
+@pytest.fixture
+def new_paying(tmp_path, postgres, make_workplace):
+    """Projects of one name with one ledger on a server, each in a directory of its own."""
+    address, places = postgres.new_database(), []
+
+    def new(directory):
+        places.append(make_workplace(tmp_path / directory))
+        places[-1].edit("name: count", f"name: count\nstorage: {{ledger: '{address}'}}")
+        return places[-1]
+
+    yield new
+    for process in [process for place in places for process in place.running]:
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def paying(new_paying):
+    """The project of the integration tests, with `storage.ledger`."""
+    return new_paying("project")
 
 
 def test_nothing_of_the_ledger_is_in_files(paying):
@@ -47,3 +66,26 @@ def test_a_password_in_the_address_is_refused_without_being_repeated(paying):
     assert done.code == 2
     assert "PGPASSFILE" in done.err
     assert "hunter2" not in done.err + done.out
+
+
+def test_a_namesake_that_runs_is_not_ended_as_abandoned(new_paying):
+    first, second = new_paying("first"), new_paying("second")
+    running = first.start(COUNTING_HOLD="a:3")
+    first.wait_for(lambda: first.status()["a"]["state"] == "running")
+    refused = second.run()
+    assert refused.code == 2
+    assert "another run of 'count' is under way" in refused.err
+    first.release("a")
+    assert first.wait(running).code == 0
+    assert [stage["attempts"] for stage in first.status().values()] == [1, 1, 1]
+
+
+def test_what_a_killed_supervisor_left_is_no_namesake(new_paying):
+    place = new_paying("project")
+    running = place.start(COUNTING_HOLD="a:3")
+    place.wait_for(lambda: place.status()["a"]["state"] == "running")
+    os.killpg(running.pid, signal.SIGKILL)
+    running.communicate()
+    done = place.run()
+    assert done.code == 0, done.err
+    assert done.names("attempt_abandoned") == ["a"]

@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from charter.launch.launcher import HERE, RUNS, Launcher, launcher_name, open_sc
 from charter.launch.local import local_launcher, stage_environment
 from charter.launch.machine import frozen_values
 from charter.ledger import Ledger
+from charter.ledger.attempt import Attempt
 from charter.ledger.store import ledger_place
 from charter.plan.offers import may_run_here
 from charter.plan.plan import InfeasiblePlanError
@@ -40,7 +41,7 @@ from charter.run.planned import PlanNow, keep_plan, plan_of_run, resolved_projec
 from charter.run.preflight import LEDGER_PACKAGES, check_before_start, check_packages
 from charter.run.served import loads_weights
 from charter.run.staleness import assess
-from charter.run.supervisor import NOTICE_FILE, StopSignals, Supervisor
+from charter.run.supervisor import HEARTBEAT_SECONDS, NOTICE_FILE, StopSignals, Supervisor
 from charter.run.sweep import SweepPoint
 from charter.run.watches import StorageMeter
 from charter.spec.execution import Execution
@@ -351,6 +352,7 @@ def _run(
     ):
         left = LeftJobs(project, ledger, events, jobs)
         job_keys = left.recover(work.todo)
+        _refuse_namesake(ledger, project, keep_jobs=job_keys)
         end_finished(ledger, every, run=project.run_in_ledger, keep_jobs=job_keys)
         for attempt in ledger.close_abandoned(now=time.time(), run=project.run_in_ledger, keep_jobs=job_keys):
             events.emit("attempt_abandoned", stage=attempt.stage, number=attempt.number, step=attempt.last_step)
@@ -380,6 +382,35 @@ def _run(
             finally:
                 launcher.end_all()
                 supervisor.close()
+
+
+NAMESAKE_SECONDS = 3 * HEARTBEAT_SECONDS
+"""How long one is listened for: a supervisor says with every heartbeat that its attempts live."""
+
+
+def _refuse_namesake(ledger: Ledger, project: Project, *, keep_jobs: Collection[str]) -> None:
+    """Raise where another directory runs a project of this name: its attempts would be ended here as left behind.
+
+    Only a ledger on a server has several directories, and no row says from which it is: what is left behind stands
+    still, and what runs is heard of.
+    """
+    if project.run_in_ledger is None:
+        return
+
+    def beats() -> dict[int, Attempt]:
+        running = ledger.running(run=project.run_in_ledger)
+        return {row.attempt_id: row for row in running if row.job_id not in keep_jobs}
+
+    before, until = beats(), time.monotonic() + NAMESAKE_SECONDS
+    while before and time.monotonic() < until:
+        time.sleep(HEARTBEAT_SECONDS / 4)
+        for number, row in beats().items():
+            if number not in before or row.last_heartbeat != before[number].last_heartbeat:
+                raise UsageError(
+                    f"another run of '{project.name}' is under way: stage {row.stage}, attempt {row.number}, on "
+                    f"{row.host}\n  {project.storage.ledger} tells projects apart by their names: give this one "
+                    "another `name`"
+                )
 
 
 def _local(work: Work, options: RunOptions) -> Launcher:

@@ -10,8 +10,6 @@ from statistics import median
 
 import pytest
 
-from charter.physics.terms import Interval
-
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import forecast_replay as replay
@@ -43,21 +41,17 @@ def test_a_preempted_stage_keeps_less_than_it_costs(runs):
 
 def test_errors_shrink_with_what_is_spent(runs):
     draws = random.Random(1)
-    scores = [score for run in runs for _ in range(5) for score in replay.scores(replay.injected(run, draws), run)]
+    scores = [score for run in runs for _ in range(5) for score in replay.scores(replay.injected(run, draws))]
     errors = [median(score.error for score in scores if score.share == share) for share in replay.SHARES]
     assert errors[-1] < 0.9 * errors[0]
 
 
 def test_a_run_whose_plan_is_right_ends_near_its_forecast(runs):
-    right = [
-        replace(stage, plan=replace(stage.plan, planned_seconds=spread(stage.seconds), planned_usd=spread(stage.usd)))
-        for stage in runs[0]
-    ]
-    scores = list(replay.scores(right, right))
-    assert scores[-1].error < 0.1
+    undisturbed = replay.InjectedRun(stages=runs[0], recorded=runs[0], starts_slowly=False)
+    scores = list(replay.scores(undisturbed))
+    assert max(score.exact_plan_error for score in scores) < 0.1
+    plans = [replay.planned_exactly(stage.plan, stage) for stage in runs[0]]
+    right = tuple(replace(stage, plan=plan) for stage, plan in zip(runs[0], plans, strict=True))
+    scores = list(replay.scores(replace(undisturbed, stages=right)))
+    assert [score.error for score in scores] == pytest.approx([score.exact_plan_error for score in scores])
     assert all(score.is_held for score in scores)
-    assert max(score.informed_error for score in scores) < 1e-9
-
-
-def spread(value):
-    return Interval(p10=value / 1.47, p50=value, p90=value * 1.47)
