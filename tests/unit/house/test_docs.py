@@ -7,9 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import cli_reference
 import pytest
 
+import cli_reference
 from charter.cli.common import ListByDefault
 from charter.cli.main import COMMANDS, SHORT, load
 
