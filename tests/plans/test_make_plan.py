@@ -239,6 +239,14 @@ def test_prescribed_knobs_are_kept(lab):
 def test_hourly_limit_drops_dear_nodes(lab):
     with pytest.raises(InfeasibleError, match="max_hourly_cost"):
         lab.one(SFT, replace(lab.H100, max_hourly_cost=1.0))
+    # A machine of 8 costs 55.04 USD an hour on demand at the least, and 10.57 as spot.
+    for use_spot, limit, markets in ((False, 60.0, {"on_demand"}), (True, 15.0, {"spot"}), ("auto", 15.0, {"spot"})):
+        (stage,) = lab.one(SFT, replace(lab.H100, use_spot=use_spot, max_hourly_cost=limit)).stages
+        ways = {(way.price.market, way.price.usd_per_hour * way.place.per_node <= limit) for way in stage.options}
+        assert ways == {(market, True) for market in markets}
+    for use_spot in (True, "auto"):
+        with pytest.raises(InfeasibleError, match="max_hourly_cost"):
+            lab.one(SFT, replace(lab.H100, use_spot=use_spot, max_hourly_cost=1.0))
 
 
 def test_more_work_never_takes_less_time(lab):

@@ -20,7 +20,7 @@ from charter.plan.timeline import Sharing
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Budget, DataSpec, ModelSpec, Project, Resources, Serving, Storage
 from charter.spec.sections import Costs, HumanLabels, Retention, Staff
-from charter.spec.stage import CritiqueStage, EvalStage, LabelStage, PreferenceModelStage, SftStage
+from charter.spec.stage import CritiqueStage, EvalStage, LabelStage, PreferenceModelStage, PrepareStage, SftStage
 
 LLAMA_8B = models.get("Llama-3.1-8B").architecture
 PROJECT = Project(
@@ -228,6 +228,16 @@ def test_unit_costs_divide_a_stage_by_what_it_makes():
 def test_energy_is_rated_power_times_load_and_pue():
     hours = plan().gpu_hours.p50
     assert cost().energy_kwh == pytest.approx(hours * 0.700 * 0.8 * 1.3, rel=1e-6)
+
+
+def test_a_stage_without_a_model_of_its_own_takes_no_energy():
+    """It had made the energy of the whole project unknown."""
+    alone, beside = (
+        planned(replace(PROJECT, pipeline={**before, "sft": SftStage(init="base", data=(source,))})).cost.energy_kwh
+        for before, source in (({}, "pairs"), ({"clean": PrepareStage(data=("pairs",))}, "clean"))
+    )
+    assert alone > 0
+    assert beside == pytest.approx(alone, rel=1e-3)
 
 
 def test_rl_training_dominates_an_rlaif_cycle():

@@ -196,11 +196,13 @@ def host_id() -> str:
 
 
 def _touched_within(path: Path, seconds: float) -> bool:
-    """Compared with the clock of the file system, not ours: two hosts' clocks may differ."""
+    """Compared with the clock of the file system, not ours: two hosts' clocks may differ. One that is gone was not."""
     probe = path.with_name(f"{durable.TEMPORARY}clock-{os.getpid()}")
     probe.touch()
     try:
         return probe.stat().st_mtime - path.stat().st_mtime < seconds
+    except FileNotFoundError:
+        return False
     finally:
         probe.unlink()
 

@@ -16,7 +16,7 @@ from charter.artifacts.record import RECORD_FILE
 from charter.artifacts.stage_process import INTERRUPTED_EXIT
 from charter.errors import CharterError, DataError, StageError
 from charter.launch.job import StageJob
-from charter.launch.job_handle import FILES_SECONDS, LOOK_SECONDS, LOST, JobHandle, JobTable, LiveJob
+from charter.launch.job_handle import FILES_SECONDS, LOOK_SECONDS, LOST, LOST_SECONDS, JobHandle, JobTable, LiveJob
 from charter.launch.launcher import StageHandle, StageStart
 from charter.launch.machine import NodeFacts, facts_here, stage_nodes
 from charter.launch.node_checks import leave_out, read_bad_nodes
@@ -112,20 +112,22 @@ def _ask(
     scheduler: Scheduler, job: StageJob, path: Path, *, hurry: Callable[[], bool], sleep: Callable[[float], None]
 ) -> NodeFacts:
     job_id = scheduler.submit(job)
-    ended_for = 0.0
+    ended_for = unknown_for = 0.0
     while not path.exists():
         if hurry():
             scheduler.cancel(job_id)
             raise StageError(f"asked to stop while job {job_id} looked what the nodes of {scheduler.name} are")
         state = scheduler.poll([job_id])[job_id]
-        if state.phase == "ended":
-            if state.exit_code or ended_for > AFTER_END_SECONDS:
-                raise StageError(
-                    f"job {job_id}, which looks what the nodes of {scheduler.name} are, ended without an answer: "
-                    f"{state.reason or state.cause or 'no reason given'}\n  its log: {_log(job)}\n"
-                    "  can the nodes see the project's directory under the same path, and run launch.python?"
-                )
-            ended_for += NODE_LOOK_SECONDS
+        is_over = state.phase == "ended" and (state.exit_code or ended_for > AFTER_END_SECONDS)
+        if is_over or unknown_for > LOST_SECONDS:
+            reason = state.reason or state.cause or ("no reason given" if is_over else "its scheduler lost it")
+            raise StageError(
+                f"job {job_id}, which looks what the nodes of {scheduler.name} are, ended without an answer: {reason}\n"
+                f"  its log: {_log(job)}\n"
+                "  can the nodes see the project's directory under the same path, and run launch.python?"
+            )
+        ended_for += NODE_LOOK_SECONDS if state.phase == "ended" else 0.0
+        unknown_for = unknown_for + NODE_LOOK_SECONDS if state.phase == "unknown" else 0.0
         sleep(NODE_LOOK_SECONDS)
     return NodeFacts(**durable.read_json(path))
 

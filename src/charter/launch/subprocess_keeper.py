@@ -16,11 +16,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from urllib.parse import quote
 
 from charter.artifacts import durable
 from charter.artifacts.lease import this_process
 from charter.launch.job import ENGINE_JOB, NODE_RANK, RESTART, SHARD, StageJob
-from charter.launch.machine import gpus_here
+from charter.launch.machine import visible_gpus
 from charter.launch.scheduler import (
     JOB,
     KEEPER,
@@ -38,13 +39,13 @@ from charter.plan.machine import usable_cores
 class DeviceLocks:
     """Accelerators of this machine that are held by a lock each, until they are given back or their holder ends."""
 
-    def __init__(self, numbers: Sequence[int], locks: Sequence[Any]) -> None:
-        self.numbers, self._locks = tuple(numbers), list(locks)
+    def __init__(self, names: Sequence[str], locks: Sequence[Any]) -> None:
+        self.names, self._locks = tuple(names), list(locks)
 
     @property
     def visible(self) -> str:
         """As CUDA wants to be told."""
-        return ",".join(map(str, self.numbers))
+        return ",".join(self.names)
 
     def give_back(self) -> None:
         """Let others have them."""
@@ -57,30 +58,25 @@ def take_devices(wanted: int, locks: Path) -> DeviceLocks | None:
     """So many accelerators of this machine, or None while they are not free; what does not exist is not waited for."""
     from filelock import FileLock, Timeout
 
-    wanted = min(wanted, gpus_here())
+    here = visible_gpus()
+    wanted = min(wanted, len(here))
     file_locks: list[Any] = []
-    numbers: list[int] = []
+    names: list[str] = []
     durable.make_dir(locks)
-    for number in _device_numbers():
-        if len(numbers) == wanted:
+    for name in here:
+        if len(names) == wanted:
             break
-        lock = FileLock(locks / f"gpu-{number}.lock", timeout=0, is_singleton=False, thread_local=False)
+        # A part of a GPU may have a name with slashes (MIG-GPU-.../1/0).
+        lock = FileLock(locks / f"gpu-{quote(name, safe='')}.lock", timeout=0, is_singleton=False, thread_local=False)
         with contextlib.suppress(Timeout):
             lock.acquire()
             file_locks.append(lock)
-            numbers.append(number)
-    devices = DeviceLocks(numbers, file_locks)
-    if len(numbers) < wanted:
+            names.append(name)
+    devices = DeviceLocks(names, file_locks)
+    if len(names) < wanted:
         devices.give_back()
         return None
     return devices
-
-
-def _device_numbers() -> list[int]:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return [*range(gpus_here())]
-    return [int(word) for word in visible.split(",") if word.strip().isdecimal()]
 
 
 LOOK_SECONDS = 0.05
@@ -106,7 +102,10 @@ class Running:
     process: "subprocess.Popen[bytes]"
     devices: DeviceLocks
     started_at: float = field(default_factory=time.time)
-    stopped_at: float | None = None
+    began: float = field(default_factory=time.monotonic)
+    """The same by a clock that nobody sets, which limits are counted by."""
+    stopped: float | None = None
+    """By that clock: when it was asked to stop."""
     why: Cause = ""
     """Why it was asked to stop."""
 
@@ -179,7 +178,7 @@ class SubprocessKeeper:
             RESTART: str(self._restarts[place]),
             ENGINE_JOB: self._directory.name,
         }
-        own |= {"CUDA_VISIBLE_DEVICES": devices.visible} if devices.numbers else {}
+        own |= {"CUDA_VISIBLE_DEVICES": devices.visible} if devices.names else {}
         durable.make_dir(self._job.log.parent)
         with self._job.log.open("ab") as log:
             process = subprocess.Popen(
@@ -195,17 +194,17 @@ class SubprocessKeeper:
         return Running(place=place, restart=self._restarts[place], process=process, devices=devices)
 
     def _look(self) -> None:
-        now = time.time()
+        now = time.monotonic()
         for running in [*self._running.values()]:
             code = running.process.poll()
             if code is not None:
-                self._take_end(running, code, now)
+                self._take_end(running, code, time.time())
                 continue
             limit = self._job.time_limit_seconds
-            if limit is not None and now - running.started_at > limit:
+            if limit is not None and now - running.began > limit:
                 running.why = running.why or "time_limit"
                 self._kill(running)
-            elif running.stopped_at is not None and now - running.stopped_at > GRACE_SECONDS:
+            elif running.stopped is not None and now - running.stopped > GRACE_SECONDS:
                 self._kill(running)
 
     def _take_end(self, running: Running, code: int, now: float) -> None:
@@ -222,7 +221,7 @@ class SubprocessKeeper:
                 started_at=running.started_at,
                 ended_at=now,
                 nodes=(socket.gethostname(),),
-                accelerators=len(running.devices.numbers),
+                accelerators=len(running.devices.names),
                 cpus=self._job.cpus_per_node,
             )
         )
@@ -237,8 +236,8 @@ class SubprocessKeeper:
 
     def _stop_all(self, why: Cause) -> None:
         for running in self._running.values():
-            if running.stopped_at is None:
-                running.stopped_at, running.why = time.time(), why
+            if running.stopped is None:
+                running.stopped, running.why = time.monotonic(), why
                 with contextlib.suppress(ProcessLookupError):
                     running.process.terminate()
 
@@ -291,7 +290,7 @@ class SubprocessKeeper:
                 started_at=running.started_at,
                 ended_at=None,
                 nodes=(socket.gethostname(),),
-                accelerators=len(running.devices.numbers),
+                accelerators=len(running.devices.names),
                 cpus=self._job.cpus_per_node,
             )
 

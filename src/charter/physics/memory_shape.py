@@ -23,6 +23,8 @@ from charter.physics.shapes import (
     adapter_parameters,
     attention_parameters,
     count_parameters,
+    dense_mlp_layers,
+    expert_parameters,
     layer_norm_parameters,
     mlp_parameters,
     state_space_parameters,
@@ -92,9 +94,8 @@ class ModelColumns:
         if scalar_head:
             end = beside = float(a.hidden_size)
         mixture = a.mixture
-        expert = mlp_parameters(a, mixture.expert_intermediate_size) if mixture else 0
         shared = mlp_parameters(a, mixture.shared_width) if mixture and mixture.shared_width else 0
-        dense = mlp_parameters(a, a.intermediate_size) if not mixture or mixture.num_dense_layers else 0
+        dense = mlp_parameters(a, a.intermediate_size) if dense_mlp_layers(a) else 0
         mixer = max(
             attention_parameters(a) if a.attention_layers else 0,
             state_space_parameters(a, a.state_space) if a.state_space else 0,
@@ -117,7 +118,7 @@ class ModelColumns:
             head=array(end),
             head_beside_embedding=array(beside),
             layer_matrices=array(mixer + max(dense, shared) + layer_norm_parameters(a)),
-            layer_experts=array(expert * mixture.num_experts if mixture else 0),
+            layer_experts=array(expert_parameters(a) * mixture.num_experts if mixture else 0),
             largest_matrix=array(a.hidden_size * max(widths)),
         )
 

@@ -9,7 +9,17 @@ from charter.errors import InfeasibleError
 from charter.plan.knowledge import Knowledge
 from charter.plan.machine import Machine
 from charter.plan.node_needs import checkpoint_bytes
-from charter.plan.offers import LOCAL, NOTHING_RENTED, NodeOffer, control_place, may_run_here, places, quota_of
+from charter.plan.offers import (
+    LOCAL,
+    NOTHING_RENTED,
+    NodeOffer,
+    control_place,
+    is_within_hourly_cost,
+    may_run_here,
+    places,
+    quota_of,
+    spot_of,
+)
 from charter.plan.option import Found, Option, Rejected, StageQuestion, loses_to
 from charter.plan.phase import Workload
 from charter.plan.pipeline_names import Library, Models, bytes_per_token
@@ -178,7 +188,7 @@ def _candidates(
         asked=work if meanwhile else None,
         dtype=getattr(stage, "dtype", "bf16"),
         checkpoint_bytes=checkpoint_bytes(work),
-        use_spot=_spot(project, stage),
+        use_spot=spot_of(project, stage),
         knowledge=facts.knowledge,
         engine=stage.engine,
         is_first=name == execution_order(project)[0],
@@ -225,7 +235,8 @@ def _at_no_cost(place: NodeOffer) -> NodeOffer:
 
 def _paid(options: tuple[Option, ...], project: Project) -> list[Option]:
     """Every way to pay for every option that can be held at once; where one has a price, those without are left out."""
-    purchasable = [way for option in options for way in purchases(option, project.resources)]
+    ways = [way for option in options for way in purchases(option, project.resources)]
+    purchasable = [way for way in ways if is_within_hourly_cost(way.place, way.price, project.resources)]
     available = [option for option in purchasable if not project.resources.quota or _within_quota(option, project)]
     priced = [option for option in available if option.usd is not None]
     return priced or available
@@ -253,8 +264,3 @@ def _within_quota(option: Option, project: Project) -> bool:
 def _name(option: Option) -> tuple[str, str, str]:
     """A stable order that no price or time changes, so that ties fall the same way each time."""
     return (option.label, option.layout_label, option.engine)
-
-
-def _spot(project: Project, stage: Stage) -> bool | str:
-    own = stage.resources.use_spot if stage.resources is not None else None
-    return project.resources.use_spot if own is None else own

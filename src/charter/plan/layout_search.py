@@ -15,7 +15,7 @@ from charter.physics.shapes import count_parameters
 from charter.physics.step_time import Index, rows_of
 from charter.physics.terms import Term
 from charter.plan.knowledge import EngineKnowledge, engine_knowledge, time_group
-from charter.plan.layout_space import EMPTY, Family, Space, SpaceRequest, space
+from charter.plan.layout_space import EMPTY, Family, Space, SpaceRequest, families, space, uneven_rows
 from charter.plan.offers import NodeOffer, node_memory_bytes
 from charter.plan.option import Missed, Option, Rejected, StageQuestion, TiedLayout, does_not_fit, make_option
 from charter.plan.phase import Workload
@@ -337,7 +337,7 @@ def _options(question: StageQuestion, fitting: Sequence[tuple[Searched, Layout]]
 def _missed(question: StageQuestion, searched: Searched, counted: Missed) -> Missed:
     """Return the reason why nothing fits at a site."""
     if not searched.space.size:
-        reason = nothing_to_try(question)
+        reason = nothing_to_try(question, searched.site)
         return replace(counted, rejected=(Rejected(option=searched.site.label, reason=reason),))
     if not np.any(np.isfinite(searched.peak)):
         reason = "what is offloaded does not fit the system memory of a node"
@@ -350,18 +350,31 @@ def _missed(question: StageQuestion, searched: Searched, counted: Missed) -> Mis
     return replace(counted, rejected=(rejected,), peaks=((peak, searched.capacity, device),))
 
 
-def nothing_to_try(question: StageQuestion) -> str:
-    """Return the reason why the space of a stage is empty."""
+def nothing_to_try(question: StageQuestion, site: NodeGroup) -> str:
+    """Return the reason why the space of a stage is empty at a site."""
     engine = of_kind(capabilities(question.engine), question.stage)
     if question.stage.kind not in engine.kinds:
         return (
             f"the engine {engine.name!r} trains stages of kind {', '.join(engine.kinds)}; this is {question.stage.kind}"
         )
     reasons = [] if question.fixed is None else [reason for _, reason in unsupported(question.fixed, engine)]
-    return "; ".join(reasons) or (
+    return "; ".join(reasons or _uneven(question, site)) or (
         f"no layout of the engine {engine.name!r} ({engine.does}) divides the model and the batch as the stage's "
         "resources ask"
     )
+
+
+def _uneven(question: StageQuestion, site: NodeGroup) -> list[str]:
+    """Return what is wrong with the rows of a batch where layouts would be left if any number of them would do."""
+    request = asked(question, site)
+    any_rows = replace(
+        request,
+        engine=replace(request.engine, exact_batch=False),
+        batch=max(request.batch, request.num_accelerators * request.unit),
+        shares=(),
+    )
+    fewest = min((family.data for family in families(any_rows)), default=1)
+    return [f"{message}; {hint}" for _, message, hint in uneven_rows(question.stage, fewest)]
 
 
 def _option(

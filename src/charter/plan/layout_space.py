@@ -9,11 +9,11 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from charter.engines.common.capabilities import ZERO_BESIDE_PIPELINE, Capabilities
+from charter.engines.common.capabilities import ZERO_BESIDE_PIPELINE, Capabilities, one_of
 from charter.physics.columns import RECOMPUTE_CODES, Layouts
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
-from charter.spec.stage_base import StageResources
+from charter.spec.stage_base import Stage, StageResources
 
 SHORTEST_SHARD = 512
 """Tokens of a sequence that one rank of a context-parallel group keeps at least; judgement (below, rings only wait)."""
@@ -173,6 +173,24 @@ def _sharded(request: SpaceRequest, split: Family) -> Iterator[Family]:
             for offload in _offloads(request, zero):
                 if offload == "none" or replicas == 1:
                     yield replace(split, zero=zero, replicas=replicas, offload=offload)
+
+
+def uneven_rows(stage: Stage, data: int) -> Iterator[tuple[str, str, str]]:
+    """Yield each field whose rows so many processes cannot share evenly, with what is wrong and what would do.
+
+    >>> from charter.spec.stage import SftStage
+    >>> list(uneven_rows(SftStage(init="base", data=("chat",), global_batch=64), 7))
+    [('global_batch', '64 rows cannot be shared evenly by 7 processes', 'global_batch: 63 or 70; or a number of processes that divides 64')]
+    """  # noqa: E501
+    for field, together in stage.shared_rows.items():
+        rows, unit = int(getattr(stage, field)), data * together
+        if rows % unit:
+            below, above = rows // unit * unit, -(-rows // unit) * unit
+            works = one_of([number for number in (below, above) if number])
+            groups = f", {together} answers to a prompt together" if together > 1 else ""
+            fewer = f"{rows // together} ({field} / samples_per_prompt)" if together > 1 else rows
+            message = f"{rows} rows cannot be shared evenly by {data} processes{groups}"
+            yield field, message, f"{field}: {works}; or a number of processes that divides {fewer}"
 
 
 INNER = ("micro_batch", "accumulation", "recompute", "offload_activations")

@@ -390,14 +390,17 @@ def unit_costs(stages: Sequence[StagePlan], lines: Sequence[CostLine]) -> tuple[
 
 
 def energy_kwh(stages: Sequence[StagePlan], factor: float = 1.0) -> float | None:
-    """Rated power x load x PUE x billed hours, times `factor`; None where the power of an accelerator is not known.
+    """Rated power x load x PUE x billed hours, times `factor`; None where the power of what computes is not known.
 
+    A stage that computes with no model of its own (it prepares data, or asks an endpoint) takes no accelerator.
     The processors, memory and network of the node are not in it; BLOOM's 433 MWh over 1.08 M hours are 400 W per
     A100, its rated power without load and PUE.
     """
     watts_hours = 0.0
     for stage in stages:
         option = stage.option
+        if option.peak.total_bytes <= 0:
+            continue
         hours = option.overhead.billed_seconds / SECONDS_PER_HOUR
         beside = sum(group.num_accelerators for group in option.beside)
         groups = [(option.num_accelerators - beside, option.place.accelerator.tdp_watts)]

@@ -276,7 +276,7 @@ def places(
                 refused.append(option)
             else:
                 candidates.append(option)
-    affordable = [place for place in candidates if _affordable(place, resources, refused)]
+    affordable = [place for place in candidates if _affordable(place, resources, spot_of(project, stage), refused)]
     if not affordable:
         reasons = "\n".join(_refusals(refused, prices)) or _no_site(resources)
         raise InfeasibleError(f"no place offers what resources ask for\n{reasons}")
@@ -513,17 +513,29 @@ def quota_of(resources: Resources) -> dict[str, int]:
     return {accelerators.get(name).name: most for name, most in resources.quota.items()}
 
 
-def _affordable(place: NodeOffer, resources: Resources, refused: list[RefusedPlace]) -> bool:
-    limit, price = resources.max_hourly_cost, place.price.usd_per_hour
-    if limit is None or price is None or price * place.per_node <= limit:
+def spot_of(project: Project, stage: Stage) -> bool | str:
+    """Return the markets that a stage may take: what `use_spot` of the stage says, or that of the project."""
+    own = stage.resources.use_spot if stage.resources is not None else None
+    return project.resources.use_spot if own is None else own
+
+
+def _affordable(place: NodeOffer, resources: Resources, use_spot: bool | str, refused: list[RefusedPlace]) -> bool:
+    """Return True if a machine of a place is cheap enough in one of the markets that the stage may take."""
+    prices = () if use_spot is True else (place.price, *(place.reserved if resources.reserved else ()))
+    prices += (place.spot,) if use_spot and place.spot is not None else ()
+    dear = [price for price in prices if not is_within_hourly_cost(place, price, resources)]
+    if len(dear) < len(prices) or not dear:
         return True
-    hourly = price * place.per_node
-    refused.append(
-        RefusedPlace(
-            option=place.label, reason=f"${hourly:,.2f} per hour is above resources.max_hourly_cost ${limit:,.2f}"
-        )
-    )
+    lowest = min((price.usd_per_hour or 0.0) * place.per_node for price in dear)
+    reason = f"${lowest:,.2f} per hour is above resources.max_hourly_cost ${resources.max_hourly_cost:,.2f}"
+    refused.append(RefusedPlace(option=place.label, reason=reason))
     return False
+
+
+def is_within_hourly_cost(place: NodeOffer, price: Price, resources: Resources) -> bool:
+    """Return True if one machine of a place costs no more per hour, at a price, than the project allows."""
+    limit, usd = resources.max_hourly_cost, price.usd_per_hour
+    return limit is None or usd is None or usd * place.per_node <= limit
 
 
 def _cheapest_first(options: list[NodeOffer]) -> list[NodeOffer]:

@@ -10,7 +10,7 @@ from charter.engines.common.capabilities import of_kind, refused_rewards
 from charter.engines.hardware import hardware_refusal, server_refusal
 from charter.plan.knowledge import format_refusal
 from charter.plan.layout_search import NodeGroup, options_of, training_options
-from charter.plan.offers import LOCAL, UNPRICED, NodeOffer
+from charter.plan.offers import LOCAL, UNPRICED, NodeOffer, node_memory_bytes
 from charter.plan.option import Found, Missed, Option, Overflow, Rejected, StageQuestion, does_not_fit, largest_term
 from charter.plan.plan import InfeasiblePlanError
 from charter.plan.purchase import markets
@@ -79,10 +79,11 @@ def _answers(question: StageQuestion, sites: Sequence[NodeGroup]) -> dict[tuple[
 
 
 def _hardware(site: NodeGroup) -> tuple[object, ...]:
-    """Return what decides memory and time: two providers of one accelerator differ only in the nodes' network."""
+    """Return what decides memory and time: providers of one accelerator differ in the nodes' network and memory."""
     place, num_nodes = site.place, site.num_nodes
     network = place.accelerator.scaleout_bytes_per_second_per_node if num_nodes > 1 else None
-    return (place.infra == LOCAL, place.accelerator.name, place.per_node, num_nodes, network)
+    host_bytes = None if place.is_cpu else node_memory_bytes(place)
+    return (place.infra == LOCAL, place.accelerator.name, place.per_node, num_nodes, network, host_bytes)
 
 
 def _on(question: StageQuestion, place: NodeOffer, num_nodes: int) -> tuple[tuple[Option, ...], Missed]:

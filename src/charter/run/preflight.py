@@ -25,6 +25,7 @@ from charter.launch.machine import (
     stage_device,
     stage_nodes,
 )
+from charter.plan.layout_space import uneven_rows
 from charter.plan.pipeline_names import Models
 from charter.plan.project_plan import read_inputs
 from charter.run.graph import Pipeline, PlannedStage, job_of
@@ -154,18 +155,8 @@ def check_accelerators(project: Project, stage: Stage, where: str) -> Iterator[P
 
 def _batches(name: str, stage: Stage, data: int) -> Iterator[Problem]:
     """Every data rank takes the same number of rows of a batch; the answers to one prompt stay together."""
-    for field, together in stage.shared_rows.items():
-        rows, unit = int(getattr(stage, field)), data * together
-        if rows % unit:
-            below, above = rows // unit * unit, -(-rows // unit) * unit
-            works = one_of([number for number in (below, above) if number])
-            groups = f", {together} answers to a prompt together" if together > 1 else ""
-            fewer = f"{rows // together} ({field} / samples_per_prompt)" if together > 1 else rows
-            yield Problem(
-                path=f"pipeline.{name}.{field}",
-                message=f"{rows} rows cannot be shared evenly by {data} processes{groups}",
-                hint=f"{field}: {works}; or a number of processes that divides {fewer}",
-            )
+    for field, message, hint in uneven_rows(stage, data):
+        yield Problem(path=f"pipeline.{name}.{field}", message=message, hint=hint)
 
 
 def _divisors(number: int) -> list[int]:

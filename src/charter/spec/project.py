@@ -125,6 +125,7 @@ class Resources:
     billing_granule: Seconds | None = None
     """Machines are billed in whole multiples of it (`1h`); by the second where it is not given."""
     max_hourly_cost: UsdPerHour | None = None
+    """The most that one machine may cost per hour, in the market that it is rented on."""
     network: BytesPerSecond | None = None
     """Speed of one machine's network to the others, all its cards together: `25Gbit/s`. What the offer, or the usual
     machine of the accelerator, has unless given."""

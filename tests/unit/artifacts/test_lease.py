@@ -107,6 +107,21 @@ def test_a_live_holder_on_another_host_is_respected_until_it_is_silent(tmp_path,
     assert lease.STALE_AFTER_SECONDS > 2
 
 
+def test_a_holder_elsewhere_that_leaves_meanwhile_is_succeeded(tmp_path, monkeypatch):
+    """It gives the directory back between the look at its name and the look at its age."""
+    durable.write_json(tmp_path / "lease.json", asdict(Holder(pid=1, start_ticks=1, host="other/boot", since=0.0)))
+    look = lease.read_holder
+
+    def leaves(path):
+        named = look(path)
+        path.unlink(missing_ok=True)
+        return named
+
+    monkeypatch.setattr(lease, "read_holder", leaves)
+    with take(tmp_path):
+        assert look(tmp_path / "lease.json").host == host_id()
+
+
 def test_a_sign_of_life_renews_the_lease(tmp_path):
     with take(tmp_path) as held:
         os.utime(tmp_path / "lease.json", (0, 0))

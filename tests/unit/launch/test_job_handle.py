@@ -10,6 +10,7 @@ from charter.artifacts.job_files import Failure, JobFiles, NodeRecord, Submissio
 from charter.artifacts.stage_process import PEER_EXIT
 from charter.errors import StageError
 from charter.launch.agent import BEAT_SECONDS, CHECKS_FAILED_EXIT
+from charter.launch.job import StageJob
 from charter.launch.job_handle import (
     FILES_SECONDS,
     LONGEST_LOOK_SECONDS,
@@ -20,7 +21,7 @@ from charter.launch.job_handle import (
     JobTable,
     LiveJob,
 )
-from charter.launch.job_launcher import ArrayHandle
+from charter.launch.job_launcher import ArrayHandle, facts_of
 from charter.launch.node_checks import FORGET_SILENCE_SECONDS
 from charter.launch.scheduler import JobState
 
@@ -458,3 +459,16 @@ def test_node_silent_after_a_failure_is_lost(tmp_path):
     job.ends(PEER_EXIT, place=0, node="node-0")
     assert (job.after(SILENT_SECONDS + 2), job.handle.cause) == (-9, "node_lost")
     assert (job.scheduler.cancelled, list(left_out)) == (["7"], ["node-1"])
+
+
+def test_a_look_at_a_node_whose_job_was_lost_is_given_up(tmp_path):
+    """Its scheduler knows nothing of it any more, and may have no records."""
+    job = StageJob(
+        name="j", run="r", stage="facts", kind="facts", attempt=1, command=("python",), directory=tmp_path,
+        log=tmp_path / "log.txt",
+    )  # fmt: skip
+    scheduler, slept = Scheduler(), []
+    scheduler.submit, scheduler.state = lambda job: "7", JobState(phase="unknown")
+    with pytest.raises(StageError, match=r"job 7, which looks what the nodes .* its scheduler lost it"):
+        facts_of(scheduler, job, tmp_path, sleep=slept.append)
+    assert LOST_SECONDS < sum(slept) < 2 * LOST_SECONDS

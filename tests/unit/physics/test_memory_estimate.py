@@ -47,6 +47,15 @@ def parameters_of(shape, stage, *, pipeline):
     return float(rank_columns(model, columns, stage=stage, layers=layers).total)
 
 
+@pytest.mark.parametrize("name", [item.name for item in models.catalog() if item.architecture.mixture])
+def test_a_layer_gathers_the_experts_that_are_counted(name):
+    """Experts narrower than the model (Nemotron 3 Super) had been gathered four times as large as they are."""
+    shape = models.get(name).architecture
+    columns, count = ModelColumns.of(shape), count_parameters(shape)
+    assert float(columns.layer_experts) * shape.moe_layers == count.experts
+    assert float(columns.layer_matrices + columns.layer_experts) >= 0.999 * count.layers / shape.num_layers
+
+
 def test_parts_add_up_to_the_total():
     memory = training_memory(LLAMA, Layout(data=8, zero=ZeroStage.PARAMETERS), seq_len=4096)
     assert sum(memory.by_part().values()) == pytest.approx(memory.total_bytes)

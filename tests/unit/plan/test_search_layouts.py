@@ -390,6 +390,27 @@ def test_every_family_that_lost_has_one_reason():
     assert "8 accelerators do not divide 32 heads and 4 key/value heads" in told
 
 
+@pytest.mark.parametrize(("batch", "per_node", "would_do"), [(64, 7, "63 or 70"), (2, 7, "7")])
+@pytest.mark.parametrize("engine", ["native", "deepspeed"])
+def test_rows_that_are_not_shared_evenly_are_the_cause(engine, batch, per_node, would_do):
+    question = asking(engine, batch=batch)
+    question = replace(question, stage=replace(question.stage, global_batch=batch))
+    place = site("H100", per_node=per_node).place
+    told = str(infeasible("sft", question, (place,), search(question, (place,))))
+    assert f"{batch} rows cannot be shared evenly by {per_node} processes; global_batch: {would_do};" in told
+
+
+def test_memory_of_hosts_is_that_of_each_place():
+    """Two providers of one machine: what is offloaded fits the nodes of one alone."""
+    question = asking(architecture=models.get("Llama-3.1-70B").architecture, offload="optimizer")
+    small, large = (replace(site("H100").place, infra=infra, memory_bytes=size) for infra, size in HOSTS)
+    for places in ((small, large), (large, small)):
+        assert {option.place.infra for option in search(question, places).options} == {"aws"}
+
+
+HOSTS = (("on_prem", 256e9), ("aws", 2e12))
+
+
 @pytest.mark.parametrize("engine", ["native", "fsdp", "megatron", "nemo_rl"])
 @pytest.mark.parametrize(("kv_heads", "widest"), [(1, 1), (2, 2), (4, 4), (8, 8)])
 def test_no_rank_trains_part_of_a_key_value_head(engine, kv_heads, widest):
