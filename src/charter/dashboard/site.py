@@ -176,6 +176,8 @@ FIRST_BYTES = 1024 * 1024
 """Most of a file that a page reads before it is shown; of a longer one it shows a sample, and the rest is read beside
 it."""
 SAMPLED_PIECES = 64
+LATER_SECONDS = 0.5
+"""The rest is read so long after a page has asked: the page itself comes first."""
 
 
 def sampled_lines(path: Path) -> Iterator[bytes]:
@@ -249,7 +251,9 @@ class MetricFiles:
             sampled = not wait and not cached.is_read and stamp is not None and stamp[1] > FIRST_BYTES
             if sampled and not cached.is_being_read:
                 cached.is_being_read = True
-                threading.Thread(target=self._complete, args=(cached,), daemon=True).start()
+                later = threading.Timer(LATER_SECONDS, self._complete, (cached,))
+                later.daemon = True
+                later.start()
         if not sampled:
             return LoggedSteps(steps=cached.read(), is_sample=False)
         steps = ordered(steps_in(sampled_lines(path)))

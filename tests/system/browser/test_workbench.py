@@ -1,4 +1,4 @@
-"""Curves and logs in a real browser: other axes, parts of the range, lines that are searched for."""
+"""Curves, logs and long parts in a real browser: other axes, parts of the range, lines searched for, what is folded."""
 
 import json
 import os
@@ -113,3 +113,23 @@ def test_runs_are_tagged_grouped_and_a_view_is_saved(scratch, dashboard_of, visi
     page.get_by_role("button", name="Forget the view By seed").click()
     assert page.get_by_role("link", name="By seed").count() == 0
     assert page.complaints == []
+
+
+@pytest.mark.parametrize("phone", [True, False])
+def test_long_parts_are_folded_on_a_phone(scratch, dashboard_of, visit, phone):
+    case = lively(scratch / "demo", pid=os.getpid())
+    case.done("ppo", 20)
+    figure = {"label": "Accuracy", "value": 0.5, "low": 0.4, "high": 0.6, "n": 200, "unit": "share", "note": "held out"}
+    case.results("judged", key="accuracy")
+    results = {"schema": "charter.results/1", "figures": [{**figure, "key": f"accuracy.{n}"} for n in range(40)]}
+    (case.directory("judged") / "outputs" / "results.json").write_text(json.dumps(results))
+    case.done("judged", 1)
+    opened = visit(dashboard_of(scratch), phone=phone)
+    opened.goto(f"/p/{key_of(case.root.resolve())}/stage/judged")
+    last, summary = opened.locator("#results tbody tr").last, opened.locator("#results summary")
+    assert (last.is_visible(), summary.is_visible()) == (not phone, phone)
+    assert (opened.evaluate("document.documentElement.scrollHeight") < 3 * 760) == phone
+    if phone:
+        summary.click()
+        assert last.is_visible()
+    assert opened.complaints == []

@@ -65,6 +65,12 @@
   }
   document.querySelectorAll("[data-tabs]").forEach(setTabs);
 
+  /* On a phone, a part that is longer than half of the screen is folded; a wider screen shows it, and not its heading twice. */
+  const narrow = matchMedia("(max-width: 700px)");
+  const fold = (place) => { if (narrow.matches) for (const part of place.querySelectorAll("details.fold[open]")) if (part.offsetHeight > innerHeight / 2) part.open = false; };
+  document.addEventListener("charter:put", (event) => fold(event.detail));
+  fold(document);
+
   /* Saved views of the table: a name and its address each, in this browser; the address alone is the view for others. */
   const views = document.getElementById("views");
   if (views) {
@@ -127,7 +133,7 @@
       document.dispatchEvent(new CustomEvent("charter:leaving", { detail: old }));
       old.replaceChildren(...[...part.childNodes].map((node) => document.importNode(node, true)));
       old.dataset.markup = markup;
-      [...old.querySelectorAll("details")].forEach((item, index) => { item.open = open[index] ?? false; });
+      [...old.querySelectorAll("details")].forEach((item, index) => { item.open = open[index] ?? item.open; });
       [...old.querySelectorAll(".scroll, .graph, .events, .log")].forEach((item, index) => { const was = rolled[index]; if (was) { item.scrollLeft = was[0]; item.scrollTop = item.classList.contains("log") && was[2] ? item.scrollHeight : was[1]; } });
       if (held) { let at = old; for (const index of held) at = at && at.children[index]; if (at && at.focus) at.focus({ preventScroll: true }); }
     }

@@ -10,6 +10,7 @@
         const found = await answer.json();
         const open = new Set([...element.querySelectorAll("details[open] > summary")].map((item) => item.textContent));
         element.innerHTML = found.html; /* written and escaped by the server; the page's policy runs no inline script */
+        document.dispatchEvent(new CustomEvent("charter:put", { detail: element }));
         for (const item of element.querySelectorAll("details")) item.open = item.open || open.has(item.querySelector("summary").textContent);
         if (found.charts) {
           const place = document.getElementById("data");
@@ -36,7 +37,7 @@
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
     for (const part of parts) {
       const other = fresh.getElementById(part.id);
-      if (other && other.innerHTML !== part.innerHTML) part.replaceChildren(...[...other.childNodes].map((node) => document.importNode(node, true)));
+      if (other && other.innerHTML !== part.innerHTML) { part.replaceChildren(...[...other.childNodes].map((node) => document.importNode(node, true))); document.dispatchEvent(new CustomEvent("charter:put", { detail: part })); }
     }
   }
   const waiting = [...document.querySelectorAll("[data-piece]")];

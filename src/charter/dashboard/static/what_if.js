@@ -28,7 +28,8 @@
     document.dispatchEvent(new CustomEvent("charter:leaving", { detail: result }));
     const open = new Set([...result.querySelectorAll("details[open] > summary")].map((item) => item.textContent));
     result.innerHTML = answer.html; /* written and escaped by the server; the page's policy runs no inline script */
-    for (const item of result.querySelectorAll("details")) item.open = open.has(item.querySelector("summary").textContent);
+    document.dispatchEvent(new CustomEvent("charter:put", { detail: result }));
+    for (const item of result.querySelectorAll("details")) item.open = item.open || open.has(item.querySelector("summary").textContent);
     result.dataset.state = form.dataset.state = answer.state;
     charts = answer.charts || null;
     document.dispatchEvent(new CustomEvent("charter:redraw"));
