@@ -138,7 +138,7 @@ OTHER_VALUES = {
         "loss_horizon": [100],
         "clip_ratio_high": [0.28],
         "ratio": ["sequence", "product"],
-        "surrogate": ["cispo", "sapo"],
+        "surrogate": ["cispo", "sapo", "dppo"],
         "dual_clip": [3.0],
         "scale_advantages": ["batch", "mean", "none"],
         "equal_groups": ["drop", "refill"],

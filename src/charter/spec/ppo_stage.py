@@ -133,7 +133,8 @@ class PpoStage(Sampling, Stage):
     surrogate: Surrogate = added("clip")
     """`clip`: PPO's; `cispo`: the bounded ratio is a weight without gradient (arXiv:2506.13585), so that no token loses
     its own; a clip_ratio of 1 leaves out the lower bound; `sapo`: a smooth gate of the ratio instead of bounds
-    (arXiv:2511.20347), so that clip_ratio decides nothing."""
+    (arXiv:2511.20347), so that clip_ratio decides nothing; `dppo`: clip_ratio and clip_ratio_high bound how far a
+    token's probability moves, not its ratio, and what is beyond them is left out (arXiv:2602.04879)."""
     dual_clip: float | None = None
     """Bound of the loss of a negative advantage, in advantages (Ye et al. 2020); none unless given."""
     scale_advantages: AdvantageScale = added("group")

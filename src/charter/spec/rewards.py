@@ -23,9 +23,11 @@ LossAggregation = Literal["token", "sequence", "constant", "prompt"]
 KlEstimator = Literal["k1", "k2", "k3"]
 AdvantageScale = Literal["group", "batch", "mean", "none"]
 RatioLevel = Literal["token", "sequence", "product"]
-Surrogate = Literal["clip", "cispo", "sapo"]
+Surrogate = Literal["clip", "cispo", "sapo", "dppo"]
 SAPO_TEMPERATURES = (1.0, 1.05)
 """Steepness of the gate of `sapo` for advantages above 0, and for the others, as TRL, verl and SkyRL have it."""
+DPPO_ANCHOR = 1e-3
+"""Weight of the squared log-ratio that `dppo` adds, as prime-rl has it (`kl_tau`)."""
 MismatchMethod = Literal["tis", "icepop", "sequence_mask"]
 Estimator = Literal[
     "gae", "rloo", "grpo", "reinforce", "reinforce_pp", "reinforce_pp_baseline", "online_dpo", "distill"

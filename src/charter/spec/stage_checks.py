@@ -239,6 +239,7 @@ def _check_loss(stage: PpoStage, path: str) -> Iterator[Problem]:
         ("equal_groups", stage.equal_groups != "keep" and stage.samples_per_prompt < 2, "samples_per_prompt"),
         ("dual_clip", stage.dual_clip is not None and stage.surrogate != "clip", "surrogate clip"),
         ("clip_ratio_high", stage.clip_ratio_high is not None and stage.surrogate == "sapo", "surrogate"),
+        ("ratio", stage.ratio != "token" and stage.surrogate == "dppo", "surrogate"),
         ("mismatch", stage.mismatch is not None and stage.mismatch_clip is not None, "mismatch_clip"),
         ("kl_in", stage.kl_in is not None and stage.kl_coefficient == 0, "kl_coefficient above 0"),
     ]

@@ -57,6 +57,7 @@ METHODS = {
     "reinforce++": "grpo {rest} --set pipeline.rl.estimator=reinforce_pp",
     "gspo": "grpo {rest} --set pipeline.rl.ratio=sequence",
     "cispo": "grpo {rest} --set pipeline.rl.surrogate=cispo",
+    "dppo": "grpo {rest} --set pipeline.rl.surrogate=dppo",
     "sapo": "grpo {rest} --set pipeline.rl.surrogate=sapo --set pipeline.rl.loss_aggregation=sequence",
     "qlora": "sft {rest}{rank} --set pipeline.sft.adapter.base_bits=4",
     "lora": "sft {rest}{rank}",

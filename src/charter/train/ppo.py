@@ -33,7 +33,7 @@ from charter.train.meter import LOGITS, MINIBATCHES
 from charter.train.models import TrainedModel, frozen_model, reads_parts, stage_model, trained_model
 from charter.train.optimizers import make_optimizer, set_learning_rate
 from charter.train.ppo_answers import Flight
-from charter.train.ppo_math import KlController, stops_update
+from charter.train.ppo_math import stops_update
 from charter.train.ppo_rollout import Rollout, Sampler
 from charter.train.ppo_sequences import PpoModels
 from charter.train.ppo_step import MinibatchPosition, Update
@@ -49,7 +49,7 @@ from charter.train.rewards.mixture import (
     reward_metrics,
 )
 from charter.train.samples import sample_drawer
-from charter.train.schedule import learning_rate_factor
+from charter.train.schedule import KlController, learning_rate_factor
 from charter.train.setup import Setup, set_up
 from charter.train.state import TrainState
 from charter.train.work import count_ppo

@@ -1,14 +1,14 @@
 """Arithmetic of PPO: rewards and advantages, group estimators, KL penalty, losses of policy and value."""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, assert_never
+from collections.abc import Callable
+from typing import assert_never
 
 import torch
 from torch import Tensor
 
 from charter.spec.rewards import (
+    DPPO_ANCHOR,
     SAPO_TEMPERATURES,
     AdvantageScale,
     KlEstimator,
@@ -313,40 +313,6 @@ def _is_last(mask_BR: Tensor) -> Tensor:
     return (mask_BR & (mask_BR.flip(1).cumsum(1).flip(1) == 1)).float()
 
 
-@dataclass
-class KlController:
-    """beta of the KL penalty; moves towards a target KL per answer when there is one.
-
-    e = clip(KL / target - 1, -0.2, 0.2);  beta <- beta (1 + e n / horizon) after n answers.
-    Source: Ziegler et al. 2019 (arXiv:1909.08593), section 2.2.
-
-    >>> controller = KlController(coefficient=0.1, target=6.0, horizon=100)
-    >>> controller.update(kl_nats=12.0, answers=10); round(controller.coefficient, 6)
-    0.102
-    """
-
-    STATE: ClassVar[tuple[str, ...]] = ("coefficient",)
-
-    coefficient: float
-    target: float | None
-    horizon: int
-
-    def update(self, *, kl_nats: float, answers: int) -> None:
-        """Adapt to the mean KL per answer of the last rollout."""
-        if self.target is None:
-            return
-        error = min(max(kl_nats / self.target - 1, -0.2), 0.2)
-        self.coefficient *= 1 + error * answers / self.horizon
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resume needs."""
-        return {"coefficient": self.coefficient}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where a checkpoint stopped."""
-        self.coefficient = float(state["coefficient"])
-
-
 def importance_ratios(log_probability_BR: Tensor, old_BR: Tensor, mask_BR: Tensor, *, level: RatioLevel) -> Tensor:
     """r = p / p_old of every token; of whole answers where `level` says so, the same at all of their tokens.
 
@@ -387,10 +353,12 @@ def clipped_policy_loss(
     e_high is e unless given (clip-higher). `dual_clip` bounds the loss of A < 0 to -c A. The surrogate `cispo` is
     -w sg(clip(r, 1 - e, 1 + e_high)) A log p, where sg stops the gradient: every token keeps one, and with e of 1 or
     more there is no lower bound. The surrogate `sapo` is -w A (4 / t) s(t (r - 1)), whose slope at r = 1 is PPO's, with
-    t from `SAPO_TEMPERATURES`; nothing is clipped.
+    t from `SAPO_TEMPERATURES`; nothing is clipped. The surrogate `dppo` is -w r A, or 0 where the probability itself
+    has moved too far the way that A asks for: p - p_old above e_high where A > 0, below -e elsewhere; plus 1e-3 log^2 r
+    of every token.
     Sources: Schulman et al. 2017 (arXiv:1707.06347), eq. 7; clip-higher: Yu et al. 2025 (DAPO, arXiv:2503.14476),
     section 3.1; dual clip: Ye et al. 2020 (arXiv:1912.09729); CISPO: arXiv:2506.13585, eq. 4 and 5; SAPO:
-    arXiv:2511.20347.
+    arXiv:2511.20347; DPPO: arXiv:2602.04879, with the term that keeps p near p_old as prime-rl has it.
 
     >>> one = torch.ones(1, 1)
     >>> loss, clipped = clipped_policy_loss(torch.log(2 * one), 0 * one, one, one.bool(), clip_ratio=0.25)
@@ -398,8 +366,9 @@ def clipped_policy_loss(
     (-1.25, 1.0)
     """
     ratio_BR = importance_ratios(log_probability_BR, old_BR, mask_BR, level=level)
-    highest = 1 + (clip_ratio if clip_ratio_high is None else clip_ratio_high)
-    held_BR = ratio_BR.clamp(1 - clip_ratio, highest)
+    high = clip_ratio if clip_ratio_high is None else clip_ratio_high
+    held_BR = ratio_BR.clamp(1 - clip_ratio, 1 + high)
+    anchor_BR = torch.zeros_like(ratio_BR)
     match surrogate:
         case "clip":
             loss_BR = -torch.minimum(ratio_BR * advantage_BR, held_BR * advantage_BR)
@@ -412,13 +381,19 @@ def clipped_policy_loss(
             temperature_BR = torch.where(advantage_BR > 0, *SAPO_TEMPERATURES)
             loss_BR = -advantage_BR * torch.sigmoid(temperature_BR * (ratio_BR - 1)) * 4 / temperature_BR
             held_BR = ratio_BR
+        case "dppo":
+            moved_BR = log_probability_BR.exp() - old_BR.exp()
+            is_lost_BR = torch.where(advantage_BR > 0, moved_BR > high, moved_BR < -clip_ratio)
+            held_BR = torch.where(is_lost_BR, 0.0, ratio_BR)
+            loss_BR = -held_BR * advantage_BR
+            anchor_BR = DPPO_ANCHOR * _difference(log_probability_BR, old_BR, mask_BR) ** 2
         case _:
             assert_never(surrogate)
     if weight_BR is not None:
         loss_BR = weight_BR * loss_BR
     outside_BR = (ratio_BR != held_BR).float()
     clipped = aggregate(outside_BR, mask_BR, "token").detach()
-    return aggregate(loss_BR, mask_BR, aggregation, divisor_B=divisor_B), clipped
+    return aggregate(loss_BR + anchor_BR, mask_BR, aggregation, divisor_B=divisor_B), clipped
 
 
 def clipped_value_loss(

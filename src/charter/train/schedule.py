@@ -1,7 +1,9 @@
-"""Learning rate, number of steps and data order as pure functions of the step."""
+"""Learning rate, number of steps and data order as pure functions of the step; the coefficient of PPO's KL penalty."""
 
 import math
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
 from charter.artifacts.draws import draw_seed, permuted
 
@@ -65,3 +67,37 @@ def batch_rows(step: int, *, rows: int, batch: int, seed: int) -> list[int]:
         indices += [permuted(place, rows, seed=order) for place in range(first, last)]
         position += last - first
     return indices
+
+
+@dataclass
+class KlController:
+    """beta of the KL penalty; moves towards a target KL per answer when there is one.
+
+    e = clip(KL / target - 1, -0.2, 0.2);  beta <- beta (1 + e n / horizon) after n answers.
+    Source: Ziegler et al. 2019 (arXiv:1909.08593), section 2.2.
+
+    >>> controller = KlController(coefficient=0.1, target=6.0, horizon=100)
+    >>> controller.update(kl_nats=12.0, answers=10); round(controller.coefficient, 6)
+    0.102
+    """
+
+    STATE: ClassVar[tuple[str, ...]] = ("coefficient",)
+
+    coefficient: float
+    target: float | None
+    horizon: int
+
+    def update(self, *, kl_nats: float, answers: int) -> None:
+        """Adapt to the mean KL per answer of the last rollout."""
+        if self.target is None:
+            return
+        error = min(max(kl_nats / self.target - 1, -0.2), 0.2)
+        self.coefficient *= 1 + error * answers / self.horizon
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that a resume needs."""
+        return {"coefficient": self.coefficient}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where a checkpoint stopped."""
+        self.coefficient = float(state["coefficient"])

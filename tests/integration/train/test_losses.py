@@ -8,10 +8,10 @@ torch = pytest.importorskip("torch")
 
 from charter.train.losses import bradley_terry
 from charter.train.ppo_math import (
-    KlController,
     generalised_advantages,
     shaped_rewards,
 )
+from charter.train.schedule import KlController
 
 pytestmark = pytest.mark.torch
 

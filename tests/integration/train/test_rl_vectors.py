@@ -49,7 +49,6 @@ NOT_OFFERED = {
     "advantage.reinforce_pp_baseline.bessel": "batches are whitened with N",
     "loss.ppo.clip_fraction": "clip_fraction counts tokens outside the bounds, whatever the sign of A",
     "reward.dapo.overlong.unbounded": "the paper's penalty is held at -1",
-    "loss.dppo": "no surrogate dppo",
     "loss.opsm": "no mask of answers by their age",
     "loss.simpo": "dpo has the losses dpo, ipo and kto alone",
     "loss.orpo.ratio": "dpo has the losses dpo, ipo and kto alone",
@@ -238,6 +237,7 @@ COMPUTED = {
     "loss.gspo": lambda: gspo(3e-4, 4e-4),
     "loss.gspo.wide": lambda: gspo(0.2, 0.2),
     "loss.sapo": lambda: ppo(GRPO, surrogate="sapo", aggregation="sequence").mean,
+    "loss.dppo": lambda: ppo(old=GENERATOR, surrogate="dppo").mean,
     "loss.cispo.paper": lambda: cispo(0.0, 1.2),
     "loss.cispo.both_sides": lambda: cispo(0.8, 1.2),
     "loss.cispo.absolute_cap_5": lambda: cispo(0.0, 5.0),
@@ -292,3 +292,21 @@ def test_cispo_keeps_the_gradient_of_a_token_outside_the_bounds():
         loss, _ = clipped_policy_loss(probability, old, one, one.bool(), clip_ratio=0.2, surrogate=surrogate)
         (found,) = torch.autograd.grad(loss.mean, probability)
         assert found.item() == pytest.approx(gradient)
+
+
+def test_dppo_leaves_out_what_has_moved_too_far_as_asked():
+    """A rare token may double; a likely one may not lose half. What the advantage asks back is never left out."""
+    old, new = torch.log(tensor([[0.01, 0.9, 0.9, 0.5]])), torch.log(tensor([[0.02, 0.5, 0.5, 0.9]])).requires_grad_()
+    advantage = tensor([[1.0, -1.0, 1.0, 1.0]])
+    loss, left_out = clipped_policy_loss(new, old, advantage, new != 0, clip_ratio=0.2, surrogate="dppo")
+    assert left_out.mean.item() == 0.5
+    kept = torch.tensor([1.0, 0.0, 1.0, 0.0])
+    log_ratio = (new - old).detach()
+    (gradient,) = torch.autograd.grad(loss.total, new)
+    torch.testing.assert_close(gradient, -kept * log_ratio.exp() * advantage + 2e-3 * log_ratio, check_dtype=False)
+    weighed, _ = clipped_policy_loss(
+        new, old, advantage, new != 0, clip_ratio=0.2, surrogate="dppo", weight_BR=torch.zeros_like(old)
+    )
+    assert weighed.total.item() == pytest.approx((1e-3 * log_ratio**2).sum().item()), (
+        "a correction is of the policy term"
+    )

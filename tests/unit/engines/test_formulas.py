@@ -55,6 +55,8 @@ CASES = [
         "skyrl": {f"{OURS}.policy_loss_type": "sapo", f"{OURS}.loss_reduction": "sequence_mean",
                   f"{OURS}.sapo.tau_pos": 1.0, f"{OURS}.sapo.tau_neg": 1.05},
     }),
+    ({"surrogate": "dppo"}, ("advantage.grpo", "loss.dppo"),
+     dict.fromkeys(("trl", "verl", "openrlhf", "nemo_rl", "skyrl"), REFUSED)),
     (DR_GRPO, ("advantage.dr_grpo", "loss.dr_grpo"), {
         "trl": {"loss_type": "dr_grpo", "scale_rewards": "none"},
         "verl": {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm", f"{ACTOR}.loss_scale_factor": 512},

@@ -66,6 +66,8 @@ def _loss(stage: PpoStage) -> str:
         return "loss.cispo.paper" if stage.clip_ratio >= NO_LOWER else "loss.cispo.both_sides"
     if stage.surrogate == "sapo":
         return "loss.sapo"
+    if stage.surrogate == "dppo":
+        return "loss.dppo"
     if stage.ratio == "sequence":
         return "loss.gspo"
     if stage.ratio == "product":
@@ -91,7 +93,7 @@ def name_formulas(mapper: FieldMapper, stage: PpoStage) -> None:
     if stage.ratio == "sequence" and (stage.surrogate != "clip" or stage.loss_aggregation != "sequence"):
         reason = "ratios of whole answers go with surrogate: clip and loss_aggregation: sequence (GSPO)"
         mapper.refuse(f"{STAGE}.ratio", reason, hint)
-    if stage.surrogate == "cispo" and (stage.ratio != "token" or stage.loss_aggregation != "token"):
+    if stage.surrogate in ("cispo", "dppo") and (stage.ratio != "token" or stage.loss_aggregation != "token"):
         reason = "it goes with ratio: token and loss_aggregation: token"
         mapper.refuse(f"{STAGE}.surrogate", reason, hint)
     if stage.surrogate == "sapo" and (stage.ratio != "token" or stage.loss_aggregation != "sequence"):

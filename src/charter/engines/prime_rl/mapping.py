@@ -23,7 +23,7 @@ from charter.engines.prime_rl.capabilities import CAPABILITIES, COMMIT, VERSION
 from charter.errors import Problem
 from charter.spec.layout import WHOLE_BITS, Recompute, ZeroStage
 from charter.spec.ppo_stage import PpoStage
-from charter.spec.rewards import Environment
+from charter.spec.rewards import DPPO_ANCHOR, Environment
 from charter.spec.stage_base import FP8
 
 FILE, ENTRY_FILE = "rl.yaml", "run_rl.py"
@@ -34,7 +34,7 @@ RUN = "run"
 TRAINER, MODEL, VLLM, ORCHESTRATOR = "trainer", "trainer.model", "inference.vllm", "orchestrator"
 
 FURTHER: Mapping[str, tuple[object, ...]] = {
-    "surrogate": ("cispo",),
+    "surrogate": ("cispo", "dppo"),
     "mismatch": (),
     "asynchrony": (),
     "max_age": (),
@@ -265,17 +265,25 @@ def _estimator(sheet: Sheet, stage: PpoStage) -> None:
 
 
 def _loss(sheet: Sheet, stage: PpoStage) -> None:
-    """A loss of the export's own, which prime-rl sums over tokens and divides by all tokens of the batch."""
-    mapper = sheet.mapper
+    """A loss of the export's own, or prime-rl's (`dppo`), which it sums and divides by all tokens of the batch."""
+    mapper, place = sheet.mapper, f"{TRAINER}.loss"
     high = stage.clip_ratio if stage.clip_ratio_high is None else stage.clip_ratio_high
-    kwargs = f"{TRAINER}.loss.kwargs"
-    sheet.put(f"{TRAINER}.loss", {"type": "custom", "import_path": f"{LOSS}.loss", "kwargs": {}})
-    note = "its own loss bounds differences of probabilities; this one is in charter_loss.py"
-    sheet.computed("stage.clip_ratio", {f"{kwargs}.low": stage.clip_ratio}, note)
-    sheet.computed("stage.clip_ratio_high", {f"{kwargs}.high": high}, "clip_ratio where none is given")
-    sheet.as_is("stage.dual_clip", f"{kwargs}.dual_clip")
-    sheet.as_is("stage.surrogate", f"{kwargs}.surrogate", note="by charter_loss.py")
-    sheet.files[f"{LOSS}.py"] = LOSS_TEXT
+    if stage.surrogate == "dppo":
+        sheet.put(place, {"adv_tau": 1.0, "kl_tau": DPPO_ANCHOR})
+        note = "how far the probability of a token may fall below the generator's"
+        sheet.computed("stage.clip_ratio", {f"{place}.dppo_mask_low": stage.clip_ratio}, note)
+        sheet.computed("stage.clip_ratio_high", {f"{place}.dppo_mask_high": high}, "likewise above it")
+        mapper.same("stage.dual_clip", None, "it bounds PPO's clip of token ratios")
+        sheet.computed("stage.surrogate", {f"{place}.type": "default"}, "prime-rl's own loss")
+    else:
+        kwargs = f"{place}.kwargs"
+        sheet.put(place, {"type": "custom", "import_path": f"{LOSS}.loss", "kwargs": {}})
+        note = "its own loss bounds differences of probabilities; this one is in charter_loss.py"
+        sheet.computed("stage.clip_ratio", {f"{kwargs}.low": stage.clip_ratio}, note)
+        sheet.computed("stage.clip_ratio_high", {f"{kwargs}.high": high}, "clip_ratio where none is given")
+        sheet.as_is("stage.dual_clip", f"{kwargs}.dual_clip")
+        sheet.as_is("stage.surrogate", f"{kwargs}.surrogate", note="by charter_loss.py")
+        sheet.files[f"{LOSS}.py"] = LOSS_TEXT
     if stage.loss_aggregation == "token":
         mapper.same("stage.loss_aggregation", "token", "the trainer divides by all tokens of a batch")
     else:

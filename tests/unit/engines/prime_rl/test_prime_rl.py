@@ -54,6 +54,7 @@ ACCEPTED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"adapter": Adapter(rank=8, alpha=16)}, {}),
     *(({"schedule": name, "warmup_steps": steps}, {}) for name in ("constant", "linear", "cosine") for steps in (0, 3)),
     ({"surrogate": "cispo", "clip_ratio": 1.0, "scale_advantages": "mean"}, {}),
+    ({"surrogate": "dppo", "clip_ratio": 0.1, "clip_ratio_high": 0.3}, {}),
     ({"dual_clip": 3.0, "clip_ratio_high": 0.28, "max_age": 4}, {}),
     ({"resources": StageResources(compile=True, attention="flash_attention_2")}, {}),
     ({}, {"recompute": Recompute.FULL, "offload_optimizer": True}),
@@ -262,6 +263,16 @@ def test_what_means_another_formula_is_not_among_its_formulas() -> None:
         "advantage.maxrl",
         "loss.cispo.paper",
     )
+    assert rendered(surrogate="dppo").formulas == ("advantage.dr_grpo", "loss.dppo")
+
+
+def test_dppo_is_its_own_loss_and_needs_no_file() -> None:
+    run = rendered(surrogate="dppo", clip_ratio=0.1, clip_ratio_high=0.3)
+    assert at(run, "trainer.loss") == {
+        "adv_tau": 1.0, "kl_tau": 1e-3, "dppo_mask_low": 0.1, "dppo_mask_high": 0.3, "type": "default",
+    }  # fmt: skip
+    assert "charter_loss.py" not in run.files
+    assert "charter_loss.py" in rendered().files
 
 
 def test_a_start_goes_on_from_the_newest_whole_checkpoint(tmp_path: Path) -> None:
