@@ -10,6 +10,9 @@ import pytest
 from call_cost_contract import *  # noqa: F403
 from call_cost_contract import run
 
+from charter.engines.project import load_project
+from charter.ledger import Ledger
+
 
 @pytest.fixture(scope="module")
 def make_workplace():
@@ -53,11 +56,26 @@ def test_nothing_of_the_ledger_is_in_files(paying):
     assert paying.status()["a"]["attempts"] == 1
 
 
-def test_another_project_in_the_same_ledger_is_not_counted(paying):
+def test_another_project_in_the_same_ledger_is_not_counted(paying, new_paying):
     assert run(paying).code == 0
-    paying.edit("name: count", "name: apart")
-    done = paying.charter("cost", "report", "--json")
+    apart = new_paying("apart")
+    apart.edit("name: count", "name: apart")
+    done = apart.charter("cost", "report", "--json")
     assert (done.code, "there is no run" in done.err) == (2, True)
+
+
+def test_a_renamed_project_is_booked_once(paying):
+    paying.edit("name: count", "name: count\nresources: {price: 3600}")
+    assert paying.run().code == 0
+    address = load_project(paying.root).storage.ledger
+    with Ledger.open(address) as ledger:
+        before = ledger.total()
+    paying.edit("name: count", "name: again")
+    done = paying.run()
+    assert (done.code, done.names("stage_started")) == (0, [])
+    with Ledger.open(address) as ledger:
+        assert ledger.total() == before
+    assert before.totals.micro_usd > 0
 
 
 def test_a_password_in_the_address_is_refused_without_being_repeated(paying):

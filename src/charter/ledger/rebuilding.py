@@ -87,6 +87,12 @@ def rebuilt_attempts(
     )
 
 
+def booked_as(directory: Path) -> str | None:
+    """Return the name of the run that a finished stage was booked under; None where its directory does not say."""
+    timings = _timings(directory / TIMINGS_FILE)
+    return None if timings is None else timings["run"]
+
+
 def _timings(path: Path) -> Mapping[str, Any] | None:
     """Return the content of the file; None where it is missing, torn, or not of this kind."""
     try:
@@ -96,8 +102,12 @@ def _timings(path: Path) -> Mapping[str, Any] | None:
         values["cost_usd"] = 0.0 if usd is None else float(usd)
         if not all(0 <= value <= MOST for value in values.values()):
             return None
-        return values | {"cost_usd": None if usd is None else values["cost_usd"]}
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        run = document.get("run")
+        return values | {
+            "cost_usd": None if usd is None else values["cost_usd"],
+            "run": run if isinstance(run, str) else None,
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
 
 

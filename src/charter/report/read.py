@@ -121,7 +121,7 @@ def read_run(
     directories = _stage_directories(run_dir / STAGES, latest)
     if written is not None and kept_plan is None:
         notes.append(f"{run_dir / PLAN_FILE} is of schema {written.get('schema')}, which this Charter does not read")
-    notes += [_lost_words(run_dir, lost)] if lost else []
+    notes += [_lost_words(run_dir, project, lost)] if lost else []
     stages = {name: _read_stage(name, path, notes, with_metrics=with_metrics) for name, path in directories.items()}
     return RunFiles(
         project=name,
@@ -148,11 +148,17 @@ def _lost_attempts(stages: Path, run: str) -> tuple[Attempt, ...]:
     return tuple(replace(attempt, attempt_id=number) for number, attempt in enumerate(attempts, start=1))
 
 
-def _lost_words(run_dir: Path, lost: Sequence[Attempt]) -> str:
+def _lost_words(run_dir: Path, project: "Project | None", lost: Sequence[Attempt]) -> str:
     names = ", ".join(dict.fromkeys(attempt.stage for attempt in lost))
+    kept_words = f"time and money are those that the directories of finished stages keep ({names})"
+    if project is not None and project.storage.ledger is not None:
+        return (
+            f"the ledger has nothing of '{project.name}': {kept_words}, without what was never finished; what was "
+            "booked under an earlier name stays there, and what was lost `charter run` writes back"
+        )
     return (
-        f"{run_dir / LEDGER_FILE} is empty or gone: time and money are those that the directories of finished stages "
-        f"keep ({names}), without what was never finished; `charter run` writes them back"
+        f"{run_dir / LEDGER_FILE} is empty or gone: {kept_words}, without what was never finished; `charter run` "
+        "writes them back"
     )
 
 

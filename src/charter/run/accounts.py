@@ -18,7 +18,7 @@ from charter.ledger.bill import Bill, BillFinding, compare_bill, read_bill
 from charter.ledger.call import Call, CallSums
 from charter.ledger.calls import CALLS_FILE
 from charter.ledger.focus import ApiUsage, usage_sums
-from charter.ledger.rebuilding import rebuilt_attempts
+from charter.ledger.rebuilding import booked_as, rebuilt_attempts
 from charter.ledger.reconcile import BilledRow, Price, Reconciled, reconcile
 from charter.ledger.store import ledger_place
 from charter.run.attempt import is_finished, price_micro_usd_per_hour
@@ -421,6 +421,9 @@ def rebuild_ledger(project: Project, root: Path, stages: Iterable[PlannedStage])
 
     Their time and money are in their directories, calls in their own books. Sums are compared with their rows before
     anything is added, and made anew where they are not theirs. Call it only while holding the run's lock.
+
+    A ledger on a server has what was booked before a project was renamed, or copied, under its earlier name; it is not
+    lost, and counts once for its owner and its tags.
     """
     finished = {stage.name: (stage, attempts) for stage in stages if (attempts := _kept_attempts(project, stage))}
     if not finished:
@@ -428,6 +431,7 @@ def rebuild_ledger(project: Project, root: Path, stages: Iterable[PlannedStage])
     with Ledger.open(ledger_place(run_dir(root.resolve()), project.storage.ledger)) as ledger:
         counts = ledger.attempt_counts(run=project.run_in_ledger)
         lost = {name: item for name, item in finished.items() if (name, item[0].asked_fingerprint) not in counts}
+        lost = {name: item for name, item in lost.items() if not _is_booked_elsewhere(ledger, project, item[0])}
         if not lost:
             return ()
         try:
@@ -439,6 +443,14 @@ def rebuild_ledger(project: Project, root: Path, stages: Iterable[PlannedStage])
                 _write_anew(ledger, attempt)
         record_calls(ledger, project, (stage for stage, _ in lost.values()))
     return tuple(lost)
+
+
+def _is_booked_elsewhere(ledger: Ledger, project: Project, stage: PlannedStage) -> bool:
+    """Return True if a ledger has a finished stage under another name than its project's."""
+    run = booked_as(stage.directory)
+    if run in (None, project.name):
+        return False
+    return (stage.name, stage.asked_fingerprint) in ledger.attempt_counts(run=run)
 
 
 def _kept_attempts(project: Project, stage: PlannedStage) -> tuple[Attempt, ...]:

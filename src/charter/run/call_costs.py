@@ -77,6 +77,7 @@ def write_timings(ledger: Ledger, project: Project, stage: PlannedStage) -> None
     durable.write_hint(
         stage.directory / TIMINGS_FILE,
         {
+            "run": project.name,
             "finished_at": time.time(),
             "attempts": totals.attempts,
             "seconds": totals.milliseconds / 1000,

@@ -427,6 +427,7 @@ def sample_now(
     tell: Callable[[str], None],
     place: str | None = None,
     held_bytes: int = 0,
+    sent_bytes: int = 0,
 ) -> None:
     """Sample the run's directory and a place of copies for a command, where the project has a ledger.
 
@@ -439,6 +440,6 @@ def sample_now(
                 meter = StorageMeter(project, root, ledger)
                 meter.directory(why)
                 if place is not None:
-                    meter.copies(held_bytes, 0, where=place, why=why)
+                    meter.copies(held_bytes, sent_bytes, where=place, why=why)
     except CharterError as error:
         tell(f"what is stored now could not be written into the ledger: {error}")

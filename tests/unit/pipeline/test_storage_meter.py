@@ -6,10 +6,13 @@ import pytest
 
 pytest.importorskip("sqlalchemy")
 
+from dashboard_case import ProjectCase
+
 from charter.errors import DataError, StageError
 from charter.ledger import Ledger
 from charter.ledger.stored import RUN_DIRECTORY
 from charter.run import watches
+from charter.run.copies import back_up
 from charter.run.watches import SMALL_BYTES, StorageMeter, sample_now
 
 BUCKET = "s3://bucket/path"
@@ -146,3 +149,16 @@ def test_a_command_samples_where_there_is_a_ledger_and_tells_why_not(project, tm
     (tmp_path / "run" / "ledger.sqlite").write_bytes(b"not a ledger" * 100)
     sample_now(project, tmp_path, "cleaned", told.append)
     assert "could not be written into the ledger" in told[0]
+
+
+def test_a_backup_by_hand_says_what_it_sent(tmp_path):
+    case = ProjectCase(tmp_path / "demo")
+    case.attempt("sft", seconds=60, steps=40)
+    case.done("sft", 40)
+    told = []
+    assert list(back_up(case.project, case.root, str(tmp_path / "copies"), told.append))
+    with Ledger.open(case.run / "ledger.sqlite") as ledger:
+        of_copies = [item for item in ledger.stored() if item.place != RUN_DIRECTORY]
+    assert [item.why for item in of_copies] == ["copied"]
+    assert of_copies[0].sent_bytes > 1000
+    assert told == []
