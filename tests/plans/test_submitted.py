@@ -216,6 +216,37 @@ def test_the_launcher_gets_what_was_planned(planned, given, tmp_path):
     assert not wrong, "\n".join(wrong)
 
 
+SERVERS = "{judge: {replicas: 3, tensor: 4, max_num_seqs: 32}}"
+
+
+@pytest.mark.parametrize("given", [by_slurm, by_kubernetes, by_ray])
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (f"pipeline.label.resources={{pools: {SERVERS}}}", 3),
+        ("pipeline.label.resources={shards: 4}", None),
+        ("serving.judge={pool: {replicas: 1, tensor: 4, engine: charter}}", 1),
+    ],
+)
+def test_servers_of_the_file_are_planned_and_sent(words, count, given, tmp_path):
+    root = tmp_path / "project"
+    write_template(find_template("cai-8b"), root)
+    project = load_project(root / "charter.yaml", overrides=[words])
+    pipeline = build_pipeline(project, root)
+    found = plan_of_run(pipeline)
+    assert found.plan is not None, found.problem
+    sent = {entry["name"]: (entry, job) for entry, job in jobs((pipeline, found), given.__name__.removeprefix("by_"))}
+    entry, job = sent["label"]
+    asked = given(job, tmp_path / "label", project)
+    assert differences(entry, asked) == []
+    assert job.shards == 1
+    pools = asked["command"]["pools"]
+    assert set(pools) == {"judge", "sl_cai"}
+    assert count in (None, pools["judge"]["replicas"])
+    assert pools["judge"]["engine"] == ("charter" if "charter" in words else "vllm")
+    assert entry["execution"]["nodes"] * 8 >= pools["judge"]["replicas"] * pools["judge"]["tensor"]
+
+
 NODE = NodeFacts(gpus=4, cpu_capability="AVX2", torch="2.13.0", transformers="5.23.0")
 
 

@@ -21,9 +21,16 @@ from charter.launch.launcher import StageHandle, StageStart
 from charter.launch.machine import NodeFacts, facts_here, stage_nodes
 from charter.launch.node_checks import leave_out, read_bad_nodes
 from charter.launch.scheduler import Scheduler
-from charter.launch.submission import SubmissionFacts, job_name, new_token, settings_of, stage_job, submission_of
+from charter.launch.submission import (
+    SubmissionFacts,
+    is_array,
+    job_name,
+    new_token,
+    settings_of,
+    stage_job,
+    submission_of,
+)
 from charter.spec.project import Project
-from charter.spec.stage import MAKES_RECORDS
 
 SECONDS_PER_TASK = 0.005
 """The files of an array are looked at so much less often for every task that it has."""
@@ -266,9 +273,8 @@ class JobLauncher:
                 print(f"job {live.job_id} of {self.name} may still run: {error}", file=sys.stderr)
 
     def _submit(self, request: StageStart) -> LiveJob:
-        stage = self._project.pipeline[request.stage]
         shards: tuple[int, ...] = ()
-        if stage.kind in MAKES_RECORDS and request.processes > 1:
+        if is_array(self._project, request):
             shards = missing_shards(request.stage_dir, of=request.processes)
         number = max(numbers(request.stage_dir), default=0) + 1
         order = self._asked(number, new_token(), shards)

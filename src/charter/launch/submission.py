@@ -113,6 +113,15 @@ def stage_job(project: Project, request: StageStart, order: SubmissionFacts, *, 
     )
 
 
+def is_array(project: Project, request: StageStart) -> bool:
+    """Return True if a stage is an array of tasks, each with its share of the batches.
+
+    Every task would start servers of its own, so that a stage with servers is one job, whose process asks them all.
+    """
+    makes_records = project.pipeline[request.stage].kind in MAKES_RECORDS
+    return makes_records and request.processes > 1 and not request.pools
+
+
 def new_token() -> str:
     """Tells one submission from every other in the name of its job."""
     return secrets.token_hex(4)
@@ -228,8 +237,8 @@ def preview_job(
     spec = project.pipeline[stage]
     kind, count = asked_accelerators(project, spec)
     world = processes or stage_processes(project, spec, gpus=0 if kind in ("", CPU) else count)
-    shards = tuple(range(world)) if spec.kind in MAKES_RECORDS and world > 1 else ()
     request = StageStart(stage=stage, module=module, stage_dir=stage_dir, attempt=1, processes=world, pools=pools)
+    shards = tuple(range(world)) if is_array(project, request) else ()
     return stage_job(project, request, SubmissionFacts(number=1, token=TOKEN, shards=shards), scheduler=scheduler)
 
 

@@ -79,7 +79,7 @@ def stage_plan(
         node=needs,
         peak_range=peak_range(stage, option, knowledge),
         time_source=time_source(stage, option, work, knowledge),
-        execution=execution_of(stage, option, work, needs),
+        execution=execution_of(stage, option, work, needs, pools=project.pools_of(stage)),
         samples=planned_samples(stage, option, project),
         done=work_done(work),
         endpoint_usd=NOTHING_PAID if option.endpoint_usd is None else money(option.endpoint_usd),

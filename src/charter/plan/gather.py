@@ -191,6 +191,7 @@ def _candidates(
         use_spot=spot_of(project, stage),
         knowledge=facts.knowledge,
         engine=stage.engine,
+        pools=project.pools_of(stage),
         is_first=name == execution_order(project)[0],
         risk=project.risk,
     )

@@ -1,7 +1,7 @@
 """One way to run one stage: the question to a search, the options it answers with, and why others were dropped."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
@@ -22,7 +22,7 @@ from charter.plan.risk import PRICE_SIGMA, Overhead, overhead, time_sigmas
 from charter.plan.stage_memory import Peak
 from charter.spec.layout import Layout
 from charter.spec.sections import RiskSettings
-from charter.spec.stage_base import Sampling, Stage, StageResources
+from charter.spec.stage_base import Sampling, ServerPool, Stage, StageResources
 from charter.units import GIB, format_seconds, format_usd
 
 # -------- One way to run one stage, with what it needs and what it costs; and why other ways were dropped.
@@ -269,6 +269,8 @@ class StageQuestion:
     """What the project knows about failures."""
     asked: Workload | None = None
     """The whole work of a stage that trains and meanwhile asks models at an address; `work` is then what runs here."""
+    pools: Mapping[str, ServerPool] = field(default_factory=dict)
+    """Servers that the file describes, by model."""
     peaks: dict[tuple[object, ...], Peak] = field(default_factory=dict, compare=False, repr=False)
     """Peaks that were written out already, by what they depend on; many places ask for the same one."""
 

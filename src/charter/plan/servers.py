@@ -1,6 +1,6 @@
 """The ways to serve the models of a stage that only answers: on accelerators, or behind an endpoint."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import hypot
 
@@ -16,7 +16,7 @@ from charter.plan.risk import LENGTH_SIGMA
 from charter.plan.stage_memory import NOTHING_LOADED, Peak, answering_peak
 from charter.spec.execution import shares_accelerators
 from charter.spec.layout import Layout
-from charter.spec.stage_base import Stage
+from charter.spec.stage_base import ServerPool, Stage
 from charter.units import format_seconds, format_usd
 
 # -------- Models of an answering stage behind an endpoint: seconds under its limits, its bill, and why it or own GPUs.
@@ -113,31 +113,30 @@ ONE_EACH = "the judge's servers and the evaluation's own process need an acceler
 def _served(question: StageQuestion, place: NodeOffer, num_nodes: int) -> tuple[tuple[Option, ...], Missed]:
     """Replicas of every model, each over the fewest accelerators of a node that hold it; then wider if faster.
 
-    Over two nodes only where one cannot hold it: every layer then waits for the network.
+    Over two nodes only where one cannot hold it: every layer then waits for the network. Where the file describes the
+    servers of a model, all of the stage are as wide, and as many.
     """
-    work, knowledge = question.work, question.knowledge
+    work, label = question.work, place.machines(num_nodes)
     alone = own_roles(question.stage, work)
     if alone and num_nodes > 1:
-        label = place.machines(num_nodes)
         return (), Missed(rejected=(Rejected(option=label, reason="an evaluation runs on one node"),))
-    capacity = knowledge.usable_bytes(place.accelerator)
+    capacity = question.knowledge.usable_bytes(place.accelerator)
+    pools = described_servers(question)
+    if reason := _not_planned(question, pools, num_nodes * place.per_node):
+        return (), Missed(rejected=(Rejected(option=label, reason=reason),))
     best: Option | None = None
     smallest: tuple[Peak, int] | None = None
-    tensor, is_crowded = 1, False
+    tensor, is_crowded = pools[0].tensor if pools else 1, False
     while tensor <= place.per_node or (best is None and tensor <= _across(question, place, num_nodes)):
         if not _divides(work, alone, tensor):
             tensor *= 2
             continue
-        replicas = num_nodes * place.per_node // tensor
-        batches = {phase.name: float(phase.batch) for phase in work.phases}
-        peak = _peak(question, place, tensor, batches)
-        while peak.total_bytes > capacity and max(batches.values()) > 1:
-            batches = {name: max(1.0, batch / 2) for name, batch in batches.items()}
-            peak = _peak(question, place, tensor, batches)
+        replicas = pools[0].replicas + bool(alone) if pools else num_nodes * place.per_node // tensor
         asks = len(alone) < len({phase.role for phase in work.phases} - set(work.remote))
         is_crowded = bool(alone) and asks and replicas < 2
         if is_crowded:
             break
+        peak, batches = _together(question, place, tensor)
         if peak.total_bytes <= capacity:
             terms = accelerator_time.answering_terms(
                 work,
@@ -146,7 +145,7 @@ def _served(question: StageQuestion, place: NodeOffer, num_nodes: int) -> tuple[
                 batches=batches,
                 alone=alone,
                 accelerator=place.accelerator,
-                knowledge=knowledge,
+                knowledge=question.knowledge,
             )
             layout = Layout(data=replicas, tensor=tensor, micro_batch=round(max(batches.values())))
             terms = (*terms, *endpoint_terms(work))
@@ -155,16 +154,53 @@ def _served(question: StageQuestion, place: NodeOffer, num_nodes: int) -> tuple[
                 best = candidate
         elif smallest is None or peak.total_bytes < smallest[0].total_bytes:
             smallest = (peak, tensor)
+        if pools:
+            break
         tensor *= 2
     options = () if best is None else (best,)
     if best is None and smallest is None and is_crowded:
-        return (), Missed(rejected=(Rejected(option=place.machines(num_nodes), reason=ONE_EACH),))
+        return (), Missed(rejected=(Rejected(option=label, reason=ONE_EACH),))
     if smallest is None:
         return options, Missed()
-    reason = does_not_fit(smallest[0], capacity, place.accelerator, knowledge.memory_risk)
-    option = f"{place.machines(num_nodes)} tp{smallest[1]}"
+    reason = does_not_fit(smallest[0], capacity, place.accelerator, question.knowledge.memory_risk)
     overflow = (smallest[0], capacity, place.accelerator)
-    return options, Missed(rejected=(Rejected(option=option, reason=reason),), peaks=(overflow,))
+    return options, Missed(rejected=(Rejected(option=f"{label} tp{smallest[1]}", reason=reason),), peaks=(overflow,))
+
+
+def _together(question: StageQuestion, place: NodeOffer, tensor: int) -> tuple[Peak, dict[str, float]]:
+    """Return the sequences that a replica has at once in each phase, as many as fit, and its peak with them."""
+    capacity = question.knowledge.usable_bytes(place.accelerator)
+    most = min((pool.max_num_seqs for pool in described_servers(question) if pool.max_num_seqs), default=None)
+    batches = {phase.name: float(min(phase.batch, most or phase.batch)) for phase in question.work.phases}
+    peak = _peak(question, place, tensor, batches)
+    while peak.total_bytes > capacity and max(batches.values()) > 1:
+        batches = {name: max(1.0, batch / 2) for name, batch in batches.items()}
+        peak = _peak(question, place, tensor, batches)
+    return peak, batches
+
+
+def described_servers(question: StageQuestion) -> tuple[ServerPool, ...]:
+    """Return the servers that the file describes, of the models that a stage asks here."""
+    work, alone = question.work, own_roles(question.stage, question.work)
+    served = {phase.role for phase in work.phases}.difference(work.remote, alone)
+    models = dict.fromkeys(role.model for role in work.roles if role.name in served)
+    return tuple(question.pools[model] for model in models if model in question.pools)
+
+
+def _not_planned(question: StageQuestion, pools: Sequence[ServerPool], accelerators: int) -> str:
+    """Return why servers as the file describes them are not planned on so many accelerators; empty where they are."""
+    alone = own_roles(question.stage, question.work)
+    sizes = sorted({(pool.replicas, pool.tensor) for pool in pools})
+    if len(sizes) > 1:
+        of_sizes = " and ".join(f"{replicas} of {tensor}" for replicas, tensor in sizes)
+        return f"servers of one stage are planned in one size; the file has {of_sizes} accelerators"
+    for replicas, tensor in sizes:
+        if not _divides(question.work, alone, tensor):
+            return f"{tensor} accelerators of a server, as the file says, do not divide the heads of its model"
+        if (needed := (replicas + bool(alone)) * tensor) > accelerators:
+            where = " of one node, where an evaluation runs" if alone else ""
+            return f"the servers that the file describes need {needed} accelerators{where}"
+    return ""
 
 
 def own_roles(stage: Stage, work: Workload) -> tuple[str, ...]:

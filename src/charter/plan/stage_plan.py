@@ -28,7 +28,7 @@ from charter.spec.execution import CLIENT, TRAINER, ExecutableLayout, Execution,
 from charter.spec.project import Project
 from charter.spec.sections import why_no_samples
 from charter.spec.stage import TRAINS
-from charter.spec.stage_base import NATIVE, Stage
+from charter.spec.stage_base import NATIVE, ServerPool, Stage
 from charter.units import GIB
 
 # -------- From a planned option to the value that is run, submitted and exported (`charter.spec.execution`).
@@ -39,14 +39,16 @@ LEAST_CONTEXT = 8192
 """Tokens; less would save no memory worth a refused prompt."""
 
 
-def execution_of(stage: Stage, option: Option, work: Workload, needs: NodeNeeds) -> Execution:
-    """Return what runs for a stage that was planned so."""
+def execution_of(
+    stage: Stage, option: Option, work: Workload, needs: NodeNeeds, *, pools: Mapping[str, ServerPool]
+) -> Execution:
+    """Return what runs for a stage that was planned so; `pools` are the servers that the file describes, by model."""
     place = option.place
     return Execution(
         engine=option.engine,
         nodes=option.num_nodes,
         accelerators_per_node=0 if place.is_cpu else place.per_node,
-        roles=dict(_roles(stage, option, work)),
+        roles=dict(_roles(stage, option, work, pools)),
         accelerator="" if place.is_cpu else place.accelerator.name,
         market=option.price.market,
         infra=place.infra,
@@ -59,9 +61,11 @@ def execution_of(stage: Stage, option: Option, work: Workload, needs: NodeNeeds)
     )
 
 
-def _roles(stage: Stage, option: Option, work: Workload) -> Iterator[tuple[str, RoleExecution]]:
+def _roles(
+    stage: Stage, option: Option, work: Workload, pools: Mapping[str, ServerPool]
+) -> Iterator[tuple[str, RoleExecution]]:
     if stage.kind not in TRAINS:
-        yield from _answering(stage, option, work)
+        yield from _answering(stage, option, work, pools)
     elif option.groups:
         beside = {group.name: group for group in option.beside}
         for group in option.groups:
@@ -84,7 +88,9 @@ def _own(option: Option, use: Use, layout: ExecutableLayout) -> RoleExecution:
     )
 
 
-def _answering(stage: Stage, option: Option, work: Workload) -> Iterator[tuple[str, RoleExecution]]:
+def _answering(
+    stage: Stage, option: Option, work: Workload, pools: Mapping[str, ServerPool]
+) -> Iterator[tuple[str, RoleExecution]]:
     """A pool for each model that is asked; on processors the stage's own process answers.
 
     All pools of a stage have the same accelerators, each a share of their memory. An evaluation computes with weights
@@ -124,7 +130,7 @@ def _answering(stage: Stage, option: Option, work: Workload) -> Iterator[tuple[s
                     micro_batch=layout.micro_batch,
                     dtype="bf16",
                 ),
-                engine=POOL_ENGINE,
+                engine=pools[model].engine if model in pools else POOL_ENGINE,
                 models=(model,),
                 accelerator=place.accelerator.name,
                 shares=first,

@@ -223,8 +223,8 @@ def serving_of(stage: PlannedStage, project: Project) -> dict[str, Serving]:
     """
     named = {item.name for items in stage.inputs.values() for item in items}
     servings = {name: serving for name, serving in project.serving.items() if name in named and serving.is_used}
-    for name, pool in ((stage.spec.resources.pools if stage.spec.resources else None) or {}).items():
-        if name in named and (name not in servings or servings[name].pool is not None):
+    for name, pool in project.pools_of(stage.spec).items():
+        if name in named and (name not in servings or servings[name].pool != pool):
             said = project.serving.get(name, OWN_SERVERS)
             servings[name] = replace(said, pool=pool, endpoint=None, mode="endpoint")
     return servings

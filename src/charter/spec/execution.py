@@ -254,22 +254,35 @@ def _resources(project: Project, stage: Stage, execution: Execution) -> StageRes
         planned |= {name: getattr(layout, name) for name in PLANNED_FIELDS}
         planned["micro_batch"] = layout.micro_batch * stage.SEQUENCES_PER_ROW
     if execution.pools:
-        planned["pools"] = {
-            model: ServerPool(
-                engine="charter" if role.engine == "charter" else "vllm",
-                replicas=role.layout.data,
-                tensor=role.layout.tensor,
-                max_num_seqs=role.layout.micro_batch or None,
-                max_tokens=role.max_tokens or None,
-                memory_share=round(role.memory_share, 4) or None,
-            )
-            for role in execution.pools.values()
-            for model in role.models
+        described = project.pools_of(stage)
+        servers = {model: _servers(role) for role in execution.pools.values() for model in role.models}
+        planned["pools"] = described | {
+            model: _described(described.get(model), pool) for model, pool in servers.items()
         }
     said = {item.name: getattr(own, item.name) for item in fields(StageResources)}
     # Which accelerator, and how many of them a node has, is one fact: the file may offer several to choose from.
-    own_values = {name: value for name, value in said.items() if value is not None and name != "accelerators"}
+    decided = {"accelerators", "pools"}.intersection(planned)
+    own_values = {name: value for name, value in said.items() if value is not None and name not in decided}
     return replace(own, **{**planned, **own_values})
+
+
+def _servers(role: RoleExecution) -> ServerPool:
+    return ServerPool(
+        engine="charter" if role.engine == "charter" else "vllm",
+        replicas=role.layout.data,
+        tensor=role.layout.tensor,
+        max_num_seqs=role.layout.micro_batch or None,
+        max_tokens=role.max_tokens or None,
+        memory_share=round(role.memory_share, 4) or None,
+    )
+
+
+def _described(own: ServerPool | None, planned: ServerPool) -> ServerPool:
+    """Return the servers of a model as the file has them, and as planned where it says nothing."""
+    if own is None:
+        return planned
+    values = {item.name: getattr(own, item.name) for item in fields(own)}
+    return replace(planned, **{name: value for name, value in values.items() if value is not None})
 
 
 PLANNED_FIELDS = (

@@ -21,7 +21,7 @@ from charter.spec.sections import (
     TrackerName,
 )
 from charter.spec.stage import AnyStage
-from charter.spec.stage_base import Engine, ServerPool
+from charter.spec.stage_base import Engine, ServerPool, Stage
 from charter.spec.sweep import Sweep
 
 
@@ -361,6 +361,13 @@ class Project:
                 if usable := [str(name) for name in names if name in self.data]:
                     return usable[0]
         return None
+
+    def pools_of(self, stage: Stage) -> dict[str, ServerPool]:
+        """Servers that the file has Charter start for a stage, by model: in the stage's own words, else the model's."""
+        used = {name: serving.pool for name, serving in self.serving.items() if serving.is_used}
+        pools = {name: pool for name, pool in used.items() if pool is not None}
+        own = (stage.resources.pools if stage.resources else None) or {}
+        return pools | {name: pool for name, pool in own.items() if name not in used or name in pools}
 
     def seed_of(self, stage: str) -> int:
         """Return the seed from which all draws of a stage derive: its own, else the project's."""

@@ -45,7 +45,7 @@ def refused(stage, layout, **more):
 def started(stage, option, work):
     """What `charter run` makes of a placement, from the file in which a stage keeps what it is started as."""
     needs = SimpleNamespace(memory=SimpleNamespace(total=0.0))
-    execution = execution_of(stage, option, work, needs)
+    execution = execution_of(stage, option, work, needs, pools={})
     assert execution.accelerators == option.num_nodes * option.place.per_node
     placement = handing_over.placement_of(execution_from_json(json.loads(json.dumps(execution.to_json()))))
     trained = [group.layout for group in placement.groups if "policy" in group.roles]

@@ -10,6 +10,7 @@ from charter.artifacts.job_files import JobFiles, read_submission, write_submiss
 from charter.errors import UsageError
 from charter.launch.agent import AgentTask, command_of, parse
 from charter.launch.job import secrets_of
+from charter.launch.job_launcher import JobLauncher
 from charter.launch.launcher import StageStart
 from charter.launch.servers import PoolSpec
 from charter.launch.submission import (
@@ -112,6 +113,32 @@ def test_an_array_is_a_task_for_every_shard_that_is_missing():
     assert parse(job.command[3:]).apart
     alone = stage_job(of_nodes(), request("many", 8), ASKED, scheduler="slurm")
     assert (alone.shards, parse(alone.command[3:]).apart) == (1, False)
+
+
+class Sent:
+    name = "slurm"
+
+    def __init__(self):
+        self.jobs = []
+
+    def submit(self, job):
+        self.jobs.append(job)
+        return "7"
+
+
+POOL = PoolSpec(model="base", served_name="base", path="/m", engine="vllm", replicas=16)
+
+
+@pytest.mark.parametrize(("pools", "tasks"), [((), 8), ((POOL,), 1)])
+def test_servers_of_a_stage_are_started_once(pools, tasks, tmp_path):
+    shown = preview_job(of_nodes(), "many", HERE, scheduler="slurm", module="m", pools=pools)
+    scheduler = Sent()
+    start = replace(request("many", 8), pools=pools, stage_dir=tmp_path)
+    JobLauncher(scheduler, of_nodes(), tmp_path).start(start)
+    (sent,) = scheduler.jobs
+    for job in (shown, sent):
+        agent = parse(job.command[3:])
+        assert (job.shards, agent.apart, job.nodes) == (tasks, tasks > 1, 2 if pools else 1)
 
 
 def test_a_stage_that_does_not_train_has_one_process_and_one_accelerator():
