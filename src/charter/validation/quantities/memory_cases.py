@@ -52,7 +52,7 @@ from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import BYTES_PER_VALUE, Measurement, Refusal
 from charter.validation.rows.memory_texts import also_held_in, optimizer_in, probe_in
 from charter.validation.rows.metrics import algorithm_of, compares_pairs, needs_reference, unit_bytes
-from charter.validation.stacks import printed_zero
+from charter.validation.stacks import printed_zero, shard_group
 
 _BY_WORD: tuple[tuple[str, MemoryProfile], ...] = (
     (r"\bcharter\b", NATIVE),
@@ -64,8 +64,7 @@ _BY_WORD: tuple[tuple[str, MemoryProfile], ...] = (
     (r"maxtext|levanter", MAXTEXT),
     (r"torchtitan", TORCHTITAN),
     (r"megatron[- ]?deepspeed|gpt-neox", MEGATRON_DEEPSPEED),
-    (r"megatron|nemo(?![- ]?rl)|simumax", MEGATRON_STACK),
-    (r"slime", MEGATRON_STACK),
+    (r"megatron|nemo(?![- ]?rl)|simumax|slime", MEGATRON_STACK),
     (r"nemo[- ]?rl|verl|areal|roll\b|skyrl|prime[- ]?rl", FSDP),
     (r"^hf deepspeed", DEEPSPEED_ALONE),
     (r"deepspeed[- ]?chat", DEEPSPEED_DIRECT),
@@ -401,8 +400,8 @@ def loss_kernel(row: Measurement, profile: MemoryProfile, architecture: Architec
     """The loss by `logits_kernel`, in the stack's own form where that is of this kind; None: the stack's habit.
 
     `full` says that the logits of a micro-batch are there at once, as they are where a stack's loss overwrites them
-    (Composer: all but the largest of MPT's published batches would not fit beside a 32-bit copy). litgpt's `chunked` is
-    a list of chunks that are all there until the backward pass (its `lm_head_chunk_size`).
+    (Composer: else all but the largest of MPT's published batches would not fit), or one 32-bit copy of them (Megatron,
+    `_VocabParallelCrossEntropy`). litgpt's `chunked` is a list of chunks that are all there until the backward pass.
     """
     own: dict[str, tuple[CrossEntropy, ...]] = {
         "full": ("eager", "released", "sharded", "native", "inplace", "compiled"),
@@ -412,7 +411,7 @@ def loss_kernel(row: Measurement, profile: MemoryProfile, architecture: Architec
     sixteen = profile.name == "deepspeed" and _has_master(row) and architecture.model_type in KEEP_SIXTEEN
     if sixteen and row.logits_kernel == "full":
         return "shifted"
-    kinds = own.get(row.logits_kernel)
+    kinds = own.get("fused" if profile.name == "megatron" and row.logits_kernel == "full" else row.logits_kernel)
     return None if kinds is None or profile.cross_entropy in kinds else kinds[0]
 
 
@@ -472,6 +471,7 @@ def layout_of(row: Measurement, profile: MemoryProfile, size: float, adapter: bo
         expert=expert_parallel(row, data * context),
         sequence_parallel=_sequence_parallel(row, profile),
         zero=zero_of(row, profile, size, adapter),
+        replicas=max(1, int(data * context * tensor / shard_group(row, device_of(row)))),
         micro_batch=max(1, round(micro)),
         accumulation=max(1, round(steps)),
         recompute=recompute_of(row, profile, size, adapter),
@@ -577,7 +577,7 @@ def _reference(row: Measurement, job: MemoryJob, layout: Layout, size: float) ->
     """A frozen copy that scores answers (DPO, KTO), as large and as divided as the weights; beside adapters none."""
     if not needs_reference(row) or job.adapter is not None:
         return 0.0
-    shards = layout.data * layout.context if layout.zero >= ZeroStage.PARAMETERS else 1
+    shards = layout.data * layout.context // layout.replicas if layout.zero >= ZeroStage.PARAMETERS else 1
     return job.precision.parameter_bytes * size / (layout.tensor * layout.pipeline * shards)
 
 
