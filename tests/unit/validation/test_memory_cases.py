@@ -466,3 +466,13 @@ def test_logits_of_megatron_have_one_copy_in_32_bits():
         for kernel in ("full", "fused")
     ]
     assert losses == [8 * 2048 * 32000 / 8] * 2
+
+
+def test_log_probabilities_of_verl_overwrite_their_logits():
+    """`logprobs_from_logits(inplace_backward=True)` after `logits_rmpad.div_(temperature)`: 2 + 2 bytes a logit."""
+    cells = {"kind": "grpo", "adapter": "full", "gpus": 8, "shard": "zero3", "seq": 2048, "logits_kernel": "full"}
+    losses = [
+        phase_of(training_case(row(framework=framework, **cells)), "loss")["logits and loss"]
+        for framework in ("verl", "NeMo-RL")
+    ]
+    assert losses == [4 * 2048 * 32000, 14 * 2048 * 32000]

@@ -13,6 +13,7 @@ from charter.physics.memory_profiles import (
     DEEPSPEED_ALONE,
     DEEPSPEED_DIRECT,
     FSDP,
+    FSDP_POLICY,
     HUGGINGFACE,
     INTERNEVO,
     INTERNEVO_FSDP,
@@ -65,7 +66,8 @@ _BY_WORD: tuple[tuple[str, MemoryProfile], ...] = (
     (r"torchtitan", TORCHTITAN),
     (r"megatron[- ]?deepspeed|gpt-neox", MEGATRON_DEEPSPEED),
     (r"megatron|nemo(?![- ]?rl)|simumax|slime", MEGATRON_STACK),
-    (r"nemo[- ]?rl|verl|areal|roll\b|skyrl|prime[- ]?rl", FSDP),
+    (r"\bverl", FSDP_POLICY),
+    (r"nemo[- ]?rl|areal|roll\b|skyrl|prime[- ]?rl", FSDP),
     (r"^hf deepspeed", DEEPSPEED_ALONE),
     (r"deepspeed[- ]?chat", DEEPSPEED_DIRECT),
     (r"deepspeed|openrlhf|trlx|colossal", DEEPSPEED),
@@ -88,7 +90,7 @@ def profile_of(row: Measurement) -> MemoryProfile:
     named = next((profile for words, profile in _BY_WORD if re.search(words, text)), None)
     if named is MEGATRON_DEEPSPEED and row.dtype.startswith("bf16"):
         return MEGATRON_DEEPSPEED_BF16
-    if named is FSDP and parallel and _of_megatron(row):
+    if named in (FSDP, FSDP_POLICY) and parallel and _of_megatron(row):
         return MEGATRON_STACK
     if named is HUGGINGFACE and shard.startswith(("zero2", "zero3")) and _steps_on_weights(row):
         return FSDP
@@ -305,15 +307,10 @@ def training_case(row: Measurement) -> MemoryCase:
         bound_bytes=row.value * unit if row.is_bound else 0.0,
         devices=float(row.gpus or 1) if row.metric.endswith("_total") else 1.0,
         extra_bytes=_other_roles(row, profile, size) if row.kind == "ppo" else _reference(row, job, layout, size),
-        most_bytes=_most_bytes(row, accelerator),
+        # An upper bound names the device, not a peak.
+        most_bytes=accelerator.memory_bytes if accelerator and row.metric != "oom" and not row.is_bound else math.inf,
         first_stage=profile is NANOTRON,
     )
-
-
-def _most_bytes(row: Measurement, accelerator: Accelerator | None) -> float:
-    """The memory of a device on which the job ran; an upper bound (`_upper`) names the device, not a peak."""
-    ran = row.metric != "oom" and not row.is_bound
-    return accelerator.memory_bytes if ran and accelerator else math.inf
 
 
 def states_that_fit(
@@ -404,7 +401,7 @@ def loss_kernel(row: Measurement, profile: MemoryProfile, architecture: Architec
     `_VocabParallelCrossEntropy`). litgpt's `chunked` is a list of chunks that are all there until the backward pass.
     """
     own: dict[str, tuple[CrossEntropy, ...]] = {
-        "full": ("eager", "released", "sharded", "native", "inplace", "compiled"),
+        "full": ("eager", "released", "sharded", "native", "inplace", "compiled", "scaled"),
         "fused": ("fused", "inplace", "compiled", "native"),
         "chunked": ("chunked", "liger", *OWN_LOSSES) + (("native",) if profile is LITGPT else ()),
     }
