@@ -395,6 +395,8 @@ class AdapterUse:
     """Trained parameters where a source prints them."""
     scaled_outputs: bool = False
     """Every linear layer scales its output by a trained vector, and so keeps it (LLaMA-Adapter v2, IA3)."""
+    prefixed: bool = False
+    """Attention reads a trained prefix apart, and a gate keeps what that gives (LLaMA-Adapter)."""
 
     @property
     def groups(self) -> Matrices:

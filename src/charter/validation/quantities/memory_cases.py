@@ -434,6 +434,7 @@ def adapter_of(row: Measurement, profile: MemoryProfile) -> AdapterUse | None:
         quantises_head=profile.name == "litgpt",
         trained=float(printed[1].replace(",", "")) if printed else None,
         scaled_outputs=second,
+        prefixed=profile.name == "litgpt" and row.adapter.startswith("adapter"),
     )
 
 
