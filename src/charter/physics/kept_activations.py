@@ -23,7 +23,8 @@ Implementation = Literal["lean", "megatron", "huggingface", "litgpt", "triton"]
 kernels, gated activation recomputed from its input, but rotated queries and keys beside the joint projection that the
 values keep alive. `huggingface`: the classes of transformers 5, counted with saved-tensor hooks on CPU
 (tests/integration): an RMSNorm keeps its input in fp32 and the normalised value; eager attention an fp32 softmax;
-GPT-2's tanh GELU three more arrays. `litgpt`: as `huggingface` in norms, as `megatron` in the joint projection.
+GPT-2's tanh GELU three more arrays. `litgpt`: as `huggingface` in norms, but normalised values in fp32, and as
+`megatron` in the joint projection.
 `triton`: as `lean`, with the gated activation recomputed from its inputs, which its gradients overwrite (Liger-Kernel,
 SwiGLU)."""
 Divided = Literal["sequence", "tensor", "scores"]
@@ -133,7 +134,7 @@ def _norms(a: Architecture, kind: LayerKind) -> Iterator[KeptTensor]:
     if kind.fp32_norms and rms_norm:
         wider = (4 - value) * hidden * a.norms_per_layer
         yield KeptTensor(name="norm inputs in fp32", bytes_per_token=wider, divided="sequence")
-        normed = value * hidden * a.norms_per_layer
+        normed = (4.0 if kind.implementation == "litgpt" else value) * hidden * a.norms_per_layer
         yield KeptTensor(name="normalised values", bytes_per_token=normed, divided="sequence", needed_by="norms")
     if kind.mixer != "none":
         yield KeptTensor(

@@ -25,6 +25,7 @@ CrossEntropy = Literal[
     "native",
     "inplace",
     "compiled",
+    "scaled",
     "tiled",
     "each",
 ]
@@ -39,6 +40,7 @@ LOSS_BYTES: dict[str, float] = {
     "native": 4.0,
     "inplace": 1.0,
     "compiled": 2.0,
+    "scaled": 2.0,
     "tiled": 6.0,
     "each": 6.0,
 }
@@ -55,7 +57,9 @@ output projection and of its input, made in the forward pass and in their type (
 its releases 0.6 to 0.8.1 make each part's gradient of the projection apart, for a moment, in 16 and in 32 bits: a lower
 bound for them); native: log-probabilities and gradients in 16 bits, 2 + 2
 (litgpt); inplace: the gradient overwrites the logits (flash-attn's fused loss, as llm-foundry uses it);
-compiled: its gradient in 16 bits, 2: XLA fuses the element-wise chain between the two products (MaxText); tiled:
+compiled: its gradient in 16 bits, 2: XLA fuses the element-wise chain between the two products (MaxText); scaled: the
+gradient overwrites logits that were divided by a temperature, and is divided in its turn, 2 (flash-attn's loss as a
+policy's log-probabilities, without entropy); tiled:
 Charter's own summed loss, `LOSS_TILE` logits at a time, log-probabilities and probabilities in fp32, beside the fp32
 gradient of the output projection, which is made in the forward pass (`charter.models.token_forward`); each: the same
 tiles for the log-probability of each token (PPO, DPO), whose gradients come in the backward pass, from fp32
@@ -260,6 +264,8 @@ FSDP = MemoryProfile(
     step_bytes=4.0,
     source="PyTorch FSDP2: one layer in use and one prefetched; Adam over lists of tensors makes one fp32 copy",
 )
+FSDP_POLICY = replace(FSDP, cross_entropy="scaled")
+"""An update of a policy whose log-probabilities come from flash-attn's loss."""
 HUGGINGFACE = MemoryProfile(
     name="huggingface",
     step_bytes=4.0,
@@ -389,6 +395,8 @@ class AdapterUse:
     """Trained parameters where a source prints them."""
     scaled_outputs: bool = False
     """Every linear layer scales its output by a trained vector, and so keeps it (LLaMA-Adapter v2, IA3)."""
+    prefixed: bool = False
+    """Attention reads a trained prefix apart, and a gate keeps what that gives (LLaMA-Adapter)."""
 
     @property
     def groups(self) -> Matrices:

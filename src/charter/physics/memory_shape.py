@@ -487,8 +487,9 @@ def _kept_matrices(job: MemoryJob) -> Matrices:
     if adapter is None:
         return ALL_MATRICES
     if adapter.base_bytes < 2 and job.profile.quantised_keeps_inputs:
-        return LINEAR
-    return adapter.groups
+        return LINEAR | adapter.groups
+    # A matrix that is frozen needs no input, and its adapter none but the dropped-out copy.
+    return adapter.groups - LINEAR if adapter.dropout else adapter.groups
 
 
 def _adapter_size(a: Architecture, adapter: AdapterUse) -> float:
@@ -538,6 +539,9 @@ def _adapter_activations(job: MemoryJob) -> LayerActivations:
     copied = value * job.profile.autocast_adapters * further
     dropped = (value + 1) * adapter.dropout * sum(inputs[name] for name in chosen)
     scaled = value * adapter.scaled_outputs * sum(outputs.values())
+    # Beside a joint projection of which a part is adapted, that part is copied into its whole (litgpt, `zero_pad`).
+    padded = width * ("q" in adapter.targets) + a.kv_heads * a.head_size * len(adapter.targets & {"k", "v"})
+    scaled += value * (joint * padded + width * adapter.prefixed)
     narrow = value * adapter.rank * len(chosen) * 1.5
     return LayerActivations(
         replicated=dropped + narrow + copied,

@@ -8,6 +8,7 @@ from charter.physics.stacks import PROFILES, StackProfile
 from charter.spec.layout import ZeroStage
 
 if TYPE_CHECKING:
+    from charter.catalog.accelerators import Accelerator
     from charter.validation.rows.measurement import Measurement
 
 _NAMES: tuple[tuple[str, str], ...] = (
@@ -135,3 +136,14 @@ def printed_zero(shard: str) -> ZeroStage | None:
     if number:
         return ZeroStage(min(3, int(number[1])))
     return next((stage for words, stage in _ZERO_WORDS if re.search(words, text)), None)
+
+
+EVERYWHERE = 1e9
+"""Ranks of a shard group that spans all data-parallel ranks."""
+
+
+def shard_group(row: "Measurement", accelerator: "Accelerator | None") -> float:
+    """Accelerators that share one copy of what is sharded: all, or those of a node under hybrid sharding."""
+    if re.search(r"hybrid|hsdp", row.shard.casefold()):
+        return float(row.gpus_per_node or (accelerator.devices_per_node if accelerator else 8))
+    return EVERYWHERE

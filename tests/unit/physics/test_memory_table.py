@@ -241,3 +241,37 @@ def test_eight_bit_moments_step_in_place():
         terms = {term.name: term.value for term in job_memory(job, layout).phases["optimizer step"]}
         steps.append(terms.get("optimizer step", 0.0))
     assert steps == [4 * count_parameters(SMALL).total, 2 * count_parameters(SMALL).total, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("adapter", "counted"),
+    [
+        (AdapterUse(rank=8, targets=frozenset(("q", "v")), dropout=True), 11_128),
+        (AdapterUse(rank=8, targets=frozenset(), prefixed=True), 9_772),
+        (AdapterUse(rank=8, targets=frozenset(("norms",)), scaled_outputs=True, prefixed=True), 17_132),
+    ],
+)
+def test_adapters_of_litgpt_keep_what_hooks_count(adapter, counted):
+    """Bytes a token and layer that `saved_tensors_hooks` counts in litgpt 0.4.13 (LoRA, adapter, adapter_v2), masks of
+    dropout as bytes, without what does not grow with the sequence."""
+    tiny = Architecture(hidden_size=256, num_layers=4, num_heads=4, intermediate_size=688, vocab_size=512)
+    shape = MemoryShape.of(MemoryJob(architecture=tiny, seq_len=64, profile=PROFILES["litgpt"], adapter=adapter))
+    assert float(shape.replicated + shape.sharded) == pytest.approx(counted, rel=0.01)
+
+
+def test_a_quantised_base_keeps_inputs_beside_trained_norms():
+    """bitsandbytes keeps the input of a frozen product; adapter_v2 trains norms, whose values stay as well."""
+    kept = [
+        MemoryShape.of(
+            MemoryJob(
+                architecture=SMALL,
+                seq_len=64,
+                profile=PROFILES["litgpt"],
+                adapter=AdapterUse(rank=8, base_bytes=size, targets=frozenset(("norms",))),
+            )
+        )
+        for size in (2.0, 0.5)
+    ]
+    inputs = 2 * (2 * 512 + 1376)
+    difference = kept[1].replicated + kept[1].sharded - kept[0].replicated - kept[0].sharded
+    assert float(difference) == inputs

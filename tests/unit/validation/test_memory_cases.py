@@ -450,3 +450,29 @@ def test_zero_3_of_deepspeed_has_one_bucket_and_one_gradient():
         terms = phase_of(training_case(row(framework=framework, params_b=None, **cells)), "backward")
         assert terms.get("communication buckets", 0) == buckets
         assert terms["unreduced gradients"] == 2 * 128256 * 4096
+
+
+def test_hybrid_sharding_holds_a_copy_per_node():
+    cells = {"framework": "FSDP", "kind": "pretrain", "adapter": "full", "gpus": 64, "gpus_per_node": 8}
+    weights = [phase_of(training_case(row(shard=shard, **cells)), "backward")["weights"] for shard in ("hsdp", "fsdp2")]
+    assert weights[0] == 8 * weights[1] == pytest.approx(4 * 6.738e9 / 8, rel=1e-3)
+
+
+def test_logits_of_megatron_have_one_copy_in_32_bits():
+    """`_VocabParallelCrossEntropy` makes the softmax and the gradient of its logits where their copy is."""
+    cells = {"framework": "Megatron-LM", "kind": "pretrain", "adapter": "full", "seq": 2048, "tp": 8, "gpus": 8}
+    losses = [
+        phase_of(training_case(row(logits_kernel=kernel, **cells)), "loss")["logits and loss"]
+        for kernel in ("full", "fused")
+    ]
+    assert losses == [8 * 2048 * 32000 / 8] * 2
+
+
+def test_log_probabilities_of_verl_overwrite_their_logits():
+    """`logprobs_from_logits(inplace_backward=True)` after `logits_rmpad.div_(temperature)`: 2 + 2 bytes a logit."""
+    cells = {"kind": "grpo", "adapter": "full", "gpus": 8, "shard": "zero3", "seq": 2048, "logits_kernel": "full"}
+    losses = [
+        phase_of(training_case(row(framework=framework, **cells)), "loss")["logits and loss"]
+        for framework in ("verl", "NeMo-RL")
+    ]
+    assert losses == [4 * 2048 * 32000, 14 * 2048 * 32000]

@@ -13,6 +13,7 @@ from charter.physics.memory_profiles import (
     DEEPSPEED_ALONE,
     DEEPSPEED_DIRECT,
     FSDP,
+    FSDP_POLICY,
     HUGGINGFACE,
     INTERNEVO,
     INTERNEVO_FSDP,
@@ -52,7 +53,7 @@ from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import BYTES_PER_VALUE, Measurement, Refusal
 from charter.validation.rows.memory_texts import also_held_in, optimizer_in, probe_in
 from charter.validation.rows.metrics import algorithm_of, compares_pairs, needs_reference, unit_bytes
-from charter.validation.stacks import printed_zero
+from charter.validation.stacks import printed_zero, shard_group
 
 _BY_WORD: tuple[tuple[str, MemoryProfile], ...] = (
     (r"\bcharter\b", NATIVE),
@@ -64,9 +65,9 @@ _BY_WORD: tuple[tuple[str, MemoryProfile], ...] = (
     (r"maxtext|levanter", MAXTEXT),
     (r"torchtitan", TORCHTITAN),
     (r"megatron[- ]?deepspeed|gpt-neox", MEGATRON_DEEPSPEED),
-    (r"megatron|nemo(?![- ]?rl)|simumax", MEGATRON_STACK),
-    (r"slime", MEGATRON_STACK),
-    (r"nemo[- ]?rl|verl|areal|roll\b|skyrl|prime[- ]?rl", FSDP),
+    (r"megatron|nemo(?![- ]?rl)|simumax|slime", MEGATRON_STACK),
+    (r"\bverl", FSDP_POLICY),
+    (r"nemo[- ]?rl|areal|roll\b|skyrl|prime[- ]?rl", FSDP),
     (r"^hf deepspeed", DEEPSPEED_ALONE),
     (r"deepspeed[- ]?chat", DEEPSPEED_DIRECT),
     (r"deepspeed|openrlhf|trlx|colossal", DEEPSPEED),
@@ -89,7 +90,7 @@ def profile_of(row: Measurement) -> MemoryProfile:
     named = next((profile for words, profile in _BY_WORD if re.search(words, text)), None)
     if named is MEGATRON_DEEPSPEED and row.dtype.startswith("bf16"):
         return MEGATRON_DEEPSPEED_BF16
-    if named is FSDP and parallel and _of_megatron(row):
+    if named in (FSDP, FSDP_POLICY) and parallel and _of_megatron(row):
         return MEGATRON_STACK
     if named is HUGGINGFACE and shard.startswith(("zero2", "zero3")) and _steps_on_weights(row):
         return FSDP
@@ -306,15 +307,10 @@ def training_case(row: Measurement) -> MemoryCase:
         bound_bytes=row.value * unit if row.is_bound else 0.0,
         devices=float(row.gpus or 1) if row.metric.endswith("_total") else 1.0,
         extra_bytes=_other_roles(row, profile, size) if row.kind == "ppo" else _reference(row, job, layout, size),
-        most_bytes=_most_bytes(row, accelerator),
+        # An upper bound names the device, not a peak.
+        most_bytes=accelerator.memory_bytes if accelerator and row.metric != "oom" and not row.is_bound else math.inf,
         first_stage=profile is NANOTRON,
     )
-
-
-def _most_bytes(row: Measurement, accelerator: Accelerator | None) -> float:
-    """The memory of a device on which the job ran; an upper bound (`_upper`) names the device, not a peak."""
-    ran = row.metric != "oom" and not row.is_bound
-    return accelerator.memory_bytes if ran and accelerator else math.inf
 
 
 def states_that_fit(
@@ -401,18 +397,18 @@ def loss_kernel(row: Measurement, profile: MemoryProfile, architecture: Architec
     """The loss by `logits_kernel`, in the stack's own form where that is of this kind; None: the stack's habit.
 
     `full` says that the logits of a micro-batch are there at once, as they are where a stack's loss overwrites them
-    (Composer: all but the largest of MPT's published batches would not fit beside a 32-bit copy). litgpt's `chunked` is
-    a list of chunks that are all there until the backward pass (its `lm_head_chunk_size`).
+    (Composer: else all but the largest of MPT's published batches would not fit), or one 32-bit copy of them (Megatron,
+    `_VocabParallelCrossEntropy`). litgpt's `chunked` is a list of chunks that are all there until the backward pass.
     """
     own: dict[str, tuple[CrossEntropy, ...]] = {
-        "full": ("eager", "released", "sharded", "native", "inplace", "compiled"),
+        "full": ("eager", "released", "sharded", "native", "inplace", "compiled", "scaled"),
         "fused": ("fused", "inplace", "compiled", "native"),
         "chunked": ("chunked", "liger", *OWN_LOSSES) + (("native",) if profile is LITGPT else ()),
     }
     sixteen = profile.name == "deepspeed" and _has_master(row) and architecture.model_type in KEEP_SIXTEEN
     if sixteen and row.logits_kernel == "full":
         return "shifted"
-    kinds = own.get(row.logits_kernel)
+    kinds = own.get("fused" if profile.name == "megatron" and row.logits_kernel == "full" else row.logits_kernel)
     return None if kinds is None or profile.cross_entropy in kinds else kinds[0]
 
 
@@ -438,6 +434,7 @@ def adapter_of(row: Measurement, profile: MemoryProfile) -> AdapterUse | None:
         quantises_head=profile.name == "litgpt",
         trained=float(printed[1].replace(",", "")) if printed else None,
         scaled_outputs=second,
+        prefixed=profile.name == "litgpt" and row.adapter.startswith("adapter"),
     )
 
 
@@ -472,6 +469,7 @@ def layout_of(row: Measurement, profile: MemoryProfile, size: float, adapter: bo
         expert=expert_parallel(row, data * context),
         sequence_parallel=_sequence_parallel(row, profile),
         zero=zero_of(row, profile, size, adapter),
+        replicas=max(1, int(data * context * tensor / shard_group(row, device_of(row)))),
         micro_batch=max(1, round(micro)),
         accumulation=max(1, round(steps)),
         recompute=recompute_of(row, profile, size, adapter),
@@ -577,7 +575,7 @@ def _reference(row: Measurement, job: MemoryJob, layout: Layout, size: float) ->
     """A frozen copy that scores answers (DPO, KTO), as large and as divided as the weights; beside adapters none."""
     if not needs_reference(row) or job.adapter is not None:
         return 0.0
-    shards = layout.data * layout.context if layout.zero >= ZeroStage.PARAMETERS else 1
+    shards = layout.data * layout.context // layout.replicas if layout.zero >= ZeroStage.PARAMETERS else 1
     return job.precision.parameter_bytes * size / (layout.tensor * layout.pipeline * shards)
 
 

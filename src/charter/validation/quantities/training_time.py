@@ -24,7 +24,7 @@ from charter.validation.rows.accelerator import accelerator_of, node_network, sc
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import BYTES_PER_VALUE, Measurement
 from charter.validation.rows.metrics import compares_pairs, in_milliseconds, needs_reference, training_metric
-from charter.validation.stacks import printed_zero, profile_of
+from charter.validation.stacks import EVERYWHERE, printed_zero, profile_of, shard_group
 
 RECENT = ("megatron-lm", "megatron-core", "nemo", "megatron-bridge", "megatron-bridge-2026")
 ROOM, KEPT_ROOM = 0.80, 0.90
@@ -288,8 +288,6 @@ def _activation_bytes(job: MeasuredJob, layout: Layout) -> float:
     return layer_bytes * layers * in_flight + 6.0 * tokens * a.vocab_size / layout.tensor
 
 
-EVERYWHERE = 1e9
-"""Ranks of a shard group that spans all data-parallel ranks."""
 LEAST_CLUSTER_NETWORK = 100 * GB / 8
 """Bytes per second of a node: 100 Gbit/s, a common cloud default."""
 USUAL_SEQUENCE = {"pretrain": 4096.0, "tuning": 2048.0}
@@ -381,7 +379,7 @@ def training_case(row: Measurement) -> TrainingCase:
         frozen=adapter != "full",
         adapter_rank=float(row.lora_rank or 16) if adapter != "full" else 0.0,
         base_bits={"qlora": 4.0, "8bit": 8.0}.get(adapter, 16.0),
-        shard_group=_shard_group(row, accelerator),
+        shard_group=shard_group(row, accelerator),
         keeps_gathered="grad_op" in row.shard,
         module_recompute=modules,
         recompute_share=share,
@@ -494,12 +492,6 @@ def _adapter(row: Measurement) -> str:
     if lora and any(word in dtype for word in ("int8", "8bit", "8-bit")):
         return "8bit"
     return "lora" if lora else "full"
-
-
-def _shard_group(row: Measurement, accelerator: Accelerator) -> float:
-    if any(word in row.shard.casefold() for word in ("hybrid", "hsdp")):
-        return float(row.gpus_per_node or accelerator.devices_per_node)
-    return EVERYWHERE
 
 
 KINDS = ("pretrain", "sft", "lora", "rm")
