@@ -336,6 +336,11 @@ def _head(given: StepInputs) -> Array:
     return array(products + c.traffic * work.logit_bytes / device.bandwidth + encoder)
 
 
+def in_one_graph(given: StepInputs) -> Array:
+    """1 where the step is one captured graph (`StackProfile.whole_graphs`)."""
+    return array((given.stack.whole_graphs > 0) & (given.job.block_scaled > 0) & (given.model.moe_layers > 0))
+
+
 def _host(given: StepInputs) -> Array:
     """Host time to issue one micro-batch through all layers."""
     m, at, job, stack = given.model, given.job.layouts, given.job, given.stack
@@ -350,7 +355,7 @@ def _host(given: StepInputs) -> Array:
     gathered = np.where(at.zero >= 3, 3.0 * stack.gather_ops, 0.0)
     between_products = (at.recompute == RECOMPUTE_SELECTIVE) & (stack.selective_traffic > 0)
     again = np.where((at.recompute == RECOMPUTE_FULL) | between_products, forward, 0.0)
-    issued = m.layers * (forward + backward + again + gathered)
+    issued = np.where(in_one_graph(given), 0.0, m.layers * (forward + backward + again + gathered))
     return array(issued * given.constants.host_op_seconds * stack.host * given.device.host)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from charter.physics.columns import Array, array
 from charter.physics.devices import Group, group
 from charter.physics.matrix_products import DENSE_KINDS
-from charter.physics.micro_batch import StepInputs, micro_batch
+from charter.physics.micro_batch import StepInputs, in_one_graph, micro_batch
 from charter.physics.stacks import RECOMPUTE_FULL
 from charter.physics.terms import TermColumn, TermTable
 
@@ -122,12 +122,16 @@ def tensor_parallel(given: StepInputs) -> Array:
     return array(given.model.reduced_blocks * each / 2 * more * one * exposed)
 
 
-def expert_parallel(given: StepInputs) -> Array:
-    """Per micro-batch: tokens to their experts and back, forward and backward (GShard, arXiv:2006.16668)."""
+def expert_parallel(given: StepInputs, computing: Array) -> Array:
+    """Per micro-batch: tokens to their experts and back, forward and backward (GShard, arXiv:2006.16668).
+
+    Steps of one graph hide them behind what another micro-batch computes.
+    """
     m, at = given.model, given.job.layouts
     one = _group(given, at.expert, array(1.0)).exchange_seconds(given.work.routed_message, m.experts_per_token)
-    exposed = given.constants.expert_exposed
-    return array(4 * m.moe_layers * _repeated(given) * one * exposed)
+    total = 4 * m.moe_layers * _repeated(given) * one
+    beside = np.maximum(HIDDEN_COST * total, total - computing)
+    return array(np.where(in_one_graph(given) > 0, beside, given.constants.expert_exposed * total))
 
 
 def context_parallel(given: StepInputs, forward_attention: Array) -> Array:
@@ -307,7 +311,7 @@ class LayerSeconds:
 def layer_seconds(given: StepInputs) -> LayerSeconds:
     """A micro-batch through the layers, with the communication inside them."""
     one = micro_batch(given)
-    tensor, expert = tensor_parallel(given), expert_parallel(given)
+    tensor, expert = tensor_parallel(given), expert_parallel(given, one.computing)
     context = context_parallel(given, one.forward_attention)
     device = one.computing + tensor + expert + context
     issued = np.where(given.device.serial > 0, one.host, smooth_max(device, one.host) - device)

@@ -70,6 +70,21 @@ def test_an_adapter_repeats_the_last_reduction_too():
     assert repeated(again, 1.0)[1] == pytest.approx(repeated(again, 0.0)[1])
 
 
+def test_a_step_of_one_graph_is_not_issued_and_hides_its_experts():
+    """Of models with experts in block-scaled formats; a hidden all-to-all costs what its kernels take of the device."""
+    formats = {"mxfp8": {"bits": 8.0, "block_scaled": 1.0}, "bf16": {}}
+    spread = [Layout(data=8, expert=8)]
+    old, new = (
+        {name: layer_seconds(inputs(spread, MIXTRAL, H100, stack, **job)) for name, job in formats.items()}
+        for stack in ("megatron-bridge", "megatron-bridge-2026")
+    )
+    assert new["mxfp8"].issued == 0 < old["mxfp8"].issued
+    assert new["mxfp8"].expert < 0.25 * old["mxfp8"].expert
+    assert (new["bf16"].issued, new["bf16"].expert) == (old["bf16"].issued, old["bf16"].expert)
+    dense = layer_seconds(inputs(spread, LLAMA, H100, "megatron-bridge-2026", **formats["mxfp8"]))
+    assert dense.issued > 0
+
+
 ADAPTED = {"frozen": 1.0, "adapter_rank": 8.0}
 
 

@@ -29,7 +29,7 @@ from charter.physics.serving_passes import Issue, ServingModel
 from charter.physics.shapes import count_parameters
 from charter.spec.architecture import Architecture
 from charter.units import GIB
-from charter.validation.rows.accelerator import accelerator_of
+from charter.validation.rows.accelerator import accelerator_of, in_cluster_of
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import Measurement, Refusal
 
@@ -81,7 +81,7 @@ class GenerationCase:
 
 def generation_case(row: Measurement) -> GenerationCase:
     """The configuration of an inference row; raises Refusal where model or accelerator is unknown."""
-    architecture, accelerator = architecture_of(row), accelerator_of(row)
+    architecture, accelerator = architecture_of(row), in_cluster_of(row, accelerator_of(row))
     metric, scale = _metric(row)
     engine = engine_named(row.framework, row.model, row.notes, row.source) or (
         TRANSFORMERS if row.mbs == 1 or "latency" in row.metric else VLLM

@@ -23,7 +23,7 @@ from charter.physics.shapes import count_parameters
 from charter.physics.step_time import UpdateJob, update_seconds
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter, Layout, Recompute, ZeroStage
-from charter.validation.rows.accelerator import accelerator_of
+from charter.validation.rows.accelerator import accelerator_of, in_node_of
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import Measurement, Refusal
 from charter.validation.rows.metrics import algorithm_of
@@ -186,18 +186,6 @@ def _experts(architecture: Architecture, data: int) -> int:
     return math.gcd(architecture.mixture.num_experts, min(data, 64))
 
 
-def in_node_of(accelerator: Accelerator, per_node: int | None) -> Accelerator:
-    """The accelerator in nodes of another size (DGX-2: 16 V100 on one switch), where a row prints one.
-
-    >>> from charter.catalog import accelerators
-    >>> in_node_of(accelerators.get("V100-SXM2-32GB"), 16).scaleup_domain
-    16
-    """
-    if not per_node or per_node <= accelerator.devices_per_node or accelerator.scaleup_domain <= 1:
-        return accelerator
-    return replace(accelerator, devices_per_node=per_node, scaleup_domain=max(accelerator.scaleup_domain, per_node))
-
-
 PROMPT_SHARE = 0.15
 """Of a sequence, that the prompt takes where only prompt + answer is printed. Judgement: questions of 100-200
 tokens."""
@@ -235,7 +223,7 @@ class RlSetting:
 def rl_setting(row: Measurement, *, samples: float | None = None) -> RlSetting:
     """Return the setting of a step, as the row describes it."""
     architecture = architecture_of(row)
-    accelerator = in_node_of(accelerator_of(row), row.gpus_per_node)
+    accelerator = in_node_of(row, accelerator_of(row))
     devices = row.gpus or _devices_in(row)
     stack = rl_stack_named(row.framework)
     prompt, lengths, limit = _lengths(row)

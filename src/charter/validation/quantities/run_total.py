@@ -20,13 +20,12 @@ from charter.spec.architecture import Architecture
 from charter.validation.quantities.rl_setting import (
     RlSetting,
     best_layout,
-    in_node_of,
     printed_layout,
     recompute_of,
     rl_setting,
 )
 from charter.validation.quantities.rl_step import RlCase, phases_of, rl_case_of, together_in_training
-from charter.validation.rows.accelerator import accelerator_of
+from charter.validation.rows.accelerator import accelerator_of, in_node_of
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import Measurement, Refusal
 from charter.validation.rows.metrics import run_metric
@@ -230,7 +229,7 @@ def run_case(row: Measurement) -> RunCase:
 def _training_run(row: Measurement, price: float) -> RunCase:
     architecture = architecture_of(row)
     metric, scale = run_metric(row) or (row.metric, 1.0)
-    accelerator = in_node_of(accelerator_of(row), row.gpus_per_node)
+    accelerator = in_node_of(row, accelerator_of(row))
     seq = int(row.seq or row.mean_len or _usual_length(row, architecture))
     tokens = _work(row, seq)
     devices = row.gpus or _devices_in_notes(row) or _devices(architecture)

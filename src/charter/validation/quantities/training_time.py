@@ -19,8 +19,7 @@ from charter.physics.stacks import StackColumns, StackProfile, StepJob
 from charter.physics.step_seconds import step_seconds
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Layout, Recompute, ZeroStage
-from charter.units import GB
-from charter.validation.rows.accelerator import accelerator_of, node_network, scaleup_domain
+from charter.validation.rows.accelerator import accelerator_of, cluster_network, node_size, scaleup_domain
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import BYTES_PER_VALUE, Measurement
 from charter.validation.rows.metrics import compares_pairs, in_milliseconds, needs_reference, training_metric
@@ -288,8 +287,6 @@ def _activation_bytes(job: MeasuredJob, layout: Layout) -> float:
     return layer_bytes * layers * in_flight + 6.0 * tokens * a.vocab_size / layout.tensor
 
 
-LEAST_CLUSTER_NETWORK = 100 * GB / 8
-"""Bytes per second of a node: 100 Gbit/s, a common cloud default."""
 USUAL_SEQUENCE = {"pretrain": 4096.0, "tuning": 2048.0}
 """Tokens per sequence where a source prints none: judgement. Rates hardly depend on it; a step's time is in proportion
 to it, so that such a row is a rough guess."""
@@ -387,8 +384,8 @@ def training_case(row: Measurement) -> TrainingCase:
         document=_document(row),
         compression=0.5 if _COMPRESSED.search(f"{row.shard} {row.framework} {row.notes}") else 1.0,
         mtp=bool(architecture.num_mtp_layers) and row.kind == "pretrain" and "w/o mtp" not in row.notes.casefold(),
-        network_bytes_per_second=_network(row, accelerator),
-        node=row.gpus_per_node,
+        network_bytes_per_second=cluster_network(row, accelerator),
+        node=node_size(row, accelerator),
         domain=scaleup_domain(row.interconnect, row.gpu),
     )
 
@@ -406,13 +403,6 @@ def _counted(row: Measurement, sequences: float, tokens: float) -> float:
     if unit.startswith("samples"):
         return sequences
     return 1.0 if unit.startswith("steps") else sequences * tokens
-
-
-def _network(row: Measurement, accelerator: Accelerator) -> float | None:
-    """Of a node, as printed; a cluster that does not say has no workstation's network card."""
-    printed = node_network(row.interconnect, row.gpus_per_node or accelerator.devices_per_node)
-    usual = accelerator.scaleout_bytes_per_second_per_node
-    return printed or (LEAST_CLUSTER_NETWORK if usual and usual < LEAST_CLUSTER_NETWORK else None)
 
 
 def _sequence(row: Measurement) -> float:

@@ -22,6 +22,10 @@ _INFINIBAND = {"xdr": 800.0, "ndr": 400.0, "hdr": 200.0, "edr": 100.0}
 ETHERNET_GIGABITS = 25.0
 """Of a node whose network is called Ethernet and nothing more: a common cloud default."""
 BITS_PER_BYTE = 8
+LEAST_CLUSTER_NETWORK = 100 * GB / BITS_PER_BYTE
+"""Bytes per second of a node: 100 Gbit/s, a common cloud default."""
+ONE_MACHINE = 8
+"""Accelerators that stand in one machine where a row does not say otherwise: the most that common servers hold."""
 STATIC_POWER = 0.2
 """Of a board's power limit that its clock does not move: memory, links, leakage; judgement."""
 
@@ -204,6 +208,40 @@ def node_network(text: str, accelerators_per_node: int) -> float | None:
         if name in plain.casefold():
             return gigabits * accelerators_per_node * GB / BITS_PER_BYTE
     return ETHERNET_GIGABITS * GB / BITS_PER_BYTE if "ethernet" in plain.casefold() else None
+
+
+def node_size(row: Measurement, accelerator: Accelerator) -> int | None:
+    """Accelerators of a machine as printed; blank: up to eight of a row stand in one; None: as the catalog has it."""
+    usual = accelerator.devices_per_node
+    alone = usual < (row.gpus or 0) <= ONE_MACHINE and accelerator.scaleup_domain <= usual
+    return row.gpus_per_node or (row.gpus if alone else None)
+
+
+def cluster_network(row: Measurement, accelerator: Accelerator) -> float | None:
+    """Of a node, as printed; a cluster that does not say has no workstation's network card."""
+    printed = node_network(row.interconnect, row.gpus_per_node or accelerator.devices_per_node)
+    usual = accelerator.scaleout_bytes_per_second_per_node
+    return printed or (LEAST_CLUSTER_NETWORK if usual and usual < LEAST_CLUSTER_NETWORK else None)
+
+
+def in_node_of(row: Measurement, accelerator: Accelerator) -> Accelerator:
+    """The accelerator in nodes of another size (DGX-2: 16 V100 on one switch), where a row's machines are larger.
+
+    >>> v100 = accelerators.get("V100-SXM2-32GB")
+    >>> in_node_of(Measurement(id="X-1", metric="step_time_s", value=1.0, gpus_per_node=16), v100).scaleup_domain
+    16
+    """
+    size, usual = node_size(row, accelerator), accelerator.devices_per_node
+    if not size or size <= usual:
+        return accelerator
+    domain = accelerator.scaleup_domain
+    return replace(accelerator, devices_per_node=size, scaleup_domain=size if 1 < domain == usual else domain)
+
+
+def in_cluster_of(row: Measurement, accelerator: Accelerator) -> Accelerator:
+    """As `in_node_of`, with the network between the nodes of the row."""
+    network = cluster_network(row, accelerator) or accelerator.scaleout_bytes_per_second_per_node
+    return replace(in_node_of(row, accelerator), scaleout_bytes_per_second_per_node=network)
 
 
 def scaleup_domain(interconnect: str, accelerator: str) -> int | None:
