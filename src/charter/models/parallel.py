@@ -104,6 +104,33 @@ WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "
 """Names that wrappers of torch put into the names of weights; `module` only in front."""
 
 
+class FirstPass:
+    """A trained model's pass over the first minibatch of a rollout, kept from its scoring for its first update.
+
+    Both are by the same weights, so the update would make the same pass again. It is let go when it is taken, or when a
+    weight has been written since; a stage that goes on from a checkpoint in between makes it again.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._figures: tuple[Tensor, ...] = ()
+        self._state: tuple[int, ...] = ()
+
+    def keep(self, step: int, *figures: Tensor) -> None:
+        """Hold what a pass over the rollout of a step gave, if it has a graph."""
+        if figures[0].requires_grad:
+            self._figures, self._state = figures, self._now(step)
+
+    def take(self, step: int) -> tuple[Tensor, ...]:
+        """Give up what is held for the first update of a step; nothing where there is no such pass."""
+        figures, is_valid = self._figures, self._state == self._now(step)
+        self._figures, self._state = (), ()
+        return figures if is_valid else ()
+
+    def _now(self, step: int) -> tuple[int, ...]:
+        return (step, *(weight._version for weight in self._module.parameters()))
+
+
 class Parallel:
     """A module with what differs between layouts; this class is one process alone.
 
@@ -118,6 +145,7 @@ class Parallel:
         """The model class itself; called without gradients for rollouts and scores."""
         self.call: Callable[..., Any] = module if call is None else call
         """What the forward pass of training calls."""
+        self.first_pass = FirstPass(module)
         self._is_first = is_first
 
     def trained_parameters(self) -> list[nn.Parameter]:

@@ -376,16 +376,21 @@ def _training(
     work: Workload, role: Role, index: int, layout: Layout, *, casts: bool
 ) -> list[tuple[str, tuple[tuple[str, Term], ...]]]:
     """Forward and backward pass of one role, beside the gradients that wait: of those before, or of all that add up."""
-    phase = next(item for item in work.phases if item.role == role.name and item.work == "train")
     waiting = work.trained if layout.accumulation > 1 else work.trained[:index]
     waits = () if _is_copied(layout) else tuple((other.name, _gradients(other, layout)) for other in waiting)
     summed = len(work.roles) == 1
-    batch, units = batch_terms(role, phase, layout, summed=summed, casts=casts), _Units.of(role, work, layout)
+    batch, units = _terms_of(work, role, layout, casts=casts), _Units.of(role, work, layout)
     compared = tuple(
         (other.name, term)
         for other in work.roles
         if _reads_beside(work, role, other)
         for term in (*batch.read, *_Units.of(other, work, layout).through())
+    )
+    waiting_passes = tuple(
+        (other.name, term)
+        for other in work.trained[index + 1 :]
+        if _keeps_first_pass(work, layout)
+        for term in _terms_of(work, other, layout, casts=casts).kept
     )
     kept_bytes = total(tuple(term for term in batch.kept if term.name == KEPT)) / role.architecture.num_layers
     during = {
@@ -397,11 +402,29 @@ def _training(
     return [
         (
             f"training {role.name} ({name})",
-            (*waits, *((role.name, term) for term in terms), *(compared if name == "reference" else ())),
+            (
+                *waits,
+                *waiting_passes,
+                *((role.name, term) for term in terms),
+                *(compared if name == "reference" else ()),
+            ),
         )
         for name, terms in during.items()
         if terms
     ]
+
+
+def _terms_of(work: Workload, role: Role, layout: Layout, *, casts: bool) -> BatchTerms:
+    """Terms of a trained role's micro-batch."""
+    phase = next(item for item in work.phases if item.role == role.name and item.work == "train")
+    return batch_terms(role, phase, layout, summed=len(work.roles) == 1, casts=casts)
+
+
+def _keeps_first_pass(work: Workload, layout: Layout) -> bool:
+    """Return True if what scores a rollout waits for the first update of each trained model: that of one process."""
+    is_alone = layout.data * layout.context * layout.tensor == 1 and layout.accumulation == 1
+    is_plain = layout.recompute is Recompute.NONE and not layout.offload_optimizer
+    return _generates(work) and is_alone and is_plain and not work.ahead
 
 
 def _is_sharded(layout: Layout, *, trained: bool = True) -> bool:
@@ -508,8 +531,11 @@ class _Units:
 
 def _reads_beside(work: Workload, role: Role, other: Role) -> bool:
     """Return True if a frozen model reads the batch while the trained one's activations wait: the reference of DPO."""
-    generates = any(phase.work == "generate" for phase in work.phases)
-    return not generates and not other.trained and role.trained
+    return not _generates(work) and not other.trained and role.trained
+
+
+def _generates(work: Workload) -> bool:
+    return any(phase.work == "generate" for phase in work.phases)
 
 
 def _state(role: Role, work: Workload, layout: Layout, *, casts: bool) -> list[Term]:

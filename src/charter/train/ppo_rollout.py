@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from charter.models.adapters import published_weights
 from charter.models.chat import encode_prompt
 from charter.models.parallel import Parallel
 from charter.models.ranks import Ranks
-from charter.models.runtime import on_device
+from charter.models.runtime import is_queued, on_device
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import KlEstimator
 from charter.train.judge_reward import JudgeReward
@@ -265,7 +266,7 @@ class Sampler:
         answers = flight.as_answers(padding=self.models.policy.padding_id, device=self.setup.device)
         width = max(self.setup.ranks.gather(answers.answer_BR.shape[1]))
         sequences = as_sequences(answers, answer_width=width, padding=self.models.policy.padding_id)
-        (old_BR,), _ = self._evaluate(sequences, self.micro_batches(step, 0), (self.models.trained,), None)
+        (old_BR,), _ = self._evaluate(step, sequences, self.micro_batches(step, 0), (self.models.trained,), None)
         assert isinstance(old_BR, Tensor)
         return old_BR
 
@@ -443,7 +444,7 @@ class Sampler:
         mask_BR, ended_B = sequences.answer_mask_BR, self._ended(answers)
         minibatches, models = self.micro_batches(step, 0), self.models
         (old_BR, *read_BR), value_BS = self._evaluate(
-            sequences, minibatches, (models.trained, models.reference, models.teacher), models.value
+            step, sequences, minibatches, (models.trained, models.reference, models.teacher), models.value
         )
         version_BR = None
         if flight is not None:
@@ -495,6 +496,7 @@ class Sampler:
 
     def _evaluate(
         self,
+        step: int,
         sequences: Sequences,
         minibatches: Sequence[Sequence[Tensor]],
         readers: Sequence[Parallel | None],
@@ -503,23 +505,38 @@ class Sampler:
         """Log-probabilities by each of the readers, and values, as the first epoch's micro-batches.
 
         Logits depend on the rows of a batch, and the same batch gives the same bits: the first ratio is exactly 1, and
-        what the policy's first update computes by itself is left out.
+        what the policy's first update computes by itself is left out. What it would only make again waits for it.
         """
         shape, device = sequences.answer_mask_BR.shape, self.setup.device
         own_BR = [None if reader is None else torch.zeros(shape, device=device) for reader in readers]
         value_BS = None if value is None else torch.zeros((shape[0], shape[1] + 1), device=device)
-        temperature, dtype = self.spec.temperature, self.spec.dtype
+        spec, dtype, has_bonus = self.spec, self.spec.dtype, self.spec.entropy_weight > 0
+        read = partial(answer_log_probabilities, temperature=spec.temperature, dtype=dtype, entropy_gradient=has_bonus)
         for number, index in ((number, item) for number, minibatch in enumerate(minibatches) for item in minibatch):
             self.setup.stage.alive()
             part, at_B = sequences.rows(index), on_device(index, device)
-            is_read = number > 0 or not self.spec.old_from_update
+            waits = number == 0 and self._keeps_first(step, minibatches[0])
+            is_read = number > 0 or not spec.old_from_update
             for reader, its_BR in zip(readers, own_BR, strict=True):
-                if reader is not None and its_BR is not None and (is_read or reader is not self.models.trained):
-                    figures = answer_log_probabilities(reader.module, part, temperature=temperature, dtype=dtype)
-                    its_BR[at_B] = figures[0]
+                is_own = reader is self.models.trained
+                if reader is None or its_BR is None or (is_own and not is_read):
+                    continue
+                with torch.set_grad_enabled(waits and is_own):
+                    figures = read(reader.module, part)
+                its_BR[at_B] = figures[0].detach()
+                reader.first_pass.keep(step, *figures)
             if value_BS is not None and value is not None:
-                value_BS[at_B] = answer_values(value.module, part, dtype=dtype)
+                with torch.set_grad_enabled(waits):
+                    values_BS = answer_values(value.module, part, dtype=dtype)
+                value_BS[at_B] = values_BS.detach()
+                value.first_pass.keep(step, values_BS)
         return [None if item is None else item * sequences.answer_mask_BR for item in own_BR], value_BS
+
+    def _keeps_first(self, step: int, micro_batches: Sequence[Tensor]) -> bool:
+        """Return True if passes over the first minibatch wait for its update; on accelerators memory is short."""
+        is_next = self.spec.asynchrony is None and step >= self.spec.value_warmup_rollouts
+        is_alone = self.setup.layout.is_plain and len(micro_batches) == 1
+        return is_next and is_alone and not is_queued(self.setup.device)
 
     def _advantages(
         self,

@@ -76,7 +76,7 @@ class Update:
             part, rows = rollout.sequences.rows(host_rows), on_device(host_rows, rollout.score_B.device)
             measured = self._policy_part(rollout, part, rows, at, kl_coefficient, learns=learns, waits=waits)
             if self.value is not None:
-                measured |= self._value_part(self.value, rollout, part, rows, waits=waits)
+                measured |= self._value_part(self.value, rollout, part, rows, at, waits=waits)
             _add(sums, measured)
         totals = self.setup.ranks.total(_numbers(sums))
         if totals.pop(FIRST, 0.0):
@@ -111,7 +111,7 @@ class Update:
         reference = None if rollout.reference_BR is None else rollout.reference_BR[rows]
         divisor = self._divisor(rollout, rows)
         with torch.set_grad_enabled(learns), self.policy.accumulating() if waits else contextlib.nullcontext():
-            log_probability, entropy = answer_log_probabilities(
+            log_probability, entropy = _first(self.policy, at) or answer_log_probabilities(
                 self.policy.call,
                 part,
                 temperature=spec.temperature,
@@ -190,7 +190,14 @@ class Update:
         return {"policy_loss": loss, "clip_fraction": clipped}
 
     def _value_part(
-        self, value: Parallel, rollout: Rollout, part: Sequences, rows: Tensor, *, waits: bool
+        self,
+        value: Parallel,
+        rollout: Rollout,
+        part: Sequences,
+        rows: Tensor,
+        at: "MinibatchPosition",
+        *,
+        waits: bool,
     ) -> dict[str, Summed]:
         """Loss and gradient of the value model on some answers, and how many of its values are clipped."""
         spec = self.spec
@@ -199,7 +206,8 @@ class Update:
         old, returns, mask = rollout.value_BR[rows], rollout.return_BR[rows], rollout.loss_mask_BR[rows]
         clip = spec.value_clip
         with value.accumulating() if waits else contextlib.nullcontext():
-            values = answer_values(value.call, part, dtype=spec.dtype)[:, :-1]
+            (all_values,) = _first(value, at) or (answer_values(value.call, part, dtype=spec.dtype),)
+            values = all_values[:, :-1]
             loss = clipped_value_loss(
                 values,
                 old,
@@ -272,6 +280,11 @@ class MinibatchPosition:
         """
         each = spec.rollout_batch // spec.minibatch
         return (self.step * spec.ppo_epochs + self.epoch) * each + self.minibatch
+
+
+def _first(model: Parallel, at: MinibatchPosition) -> tuple[Tensor, ...]:
+    """The pass that scored the rollout, where this is the minibatch that it waits for."""
+    return model.first_pass.take(at.step) if at.is_first else ()
 
 
 def _numbers(values: Mapping[str, Tensor]) -> dict[str, float]:

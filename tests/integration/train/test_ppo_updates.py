@@ -8,10 +8,12 @@ torch = pytest.importorskip("torch")
 
 from ppo_bench import moved, weights, whole_step
 
+from charter.artifacts.checkpoints import Position
 from charter.models.ranks import Ranks
 from charter.spec.ppo_stage import PpoStage
 from charter.train import ppo
 from charter.train import ppo_rollout as rollouts
+from charter.train import ppo_step as updates
 from charter.train.pretraining_mix import counted_tokens
 
 pytestmark = pytest.mark.torch
@@ -250,3 +252,54 @@ def test_what_reads_old_figures_before_an_update_needs_them(reads_before):
     assert spec.old_from_update
     assert replace(spec, kl_coefficient=0.1, kl_in="loss").old_from_update
     assert not replace(spec, **reads_before).old_from_update
+
+
+@pytest.mark.parametrize(("minibatch", "spared"), [(8, 2), (4, 2)])
+def test_a_pass_that_waits_for_its_update_moves_no_bit(task, monkeypatch, minibatch, spared):
+    """The first minibatch is read once by each trained model, in scoring: the update takes what its backward needs."""
+    passes, ends = [], []
+    for place in (rollouts, updates):
+        for name in ("answer_log_probabilities", "answer_values"):
+            run = getattr(place, name)
+            monkeypatch.setattr(place, name, lambda *a, run=run, **k: (passes.append(1), run(*a, **k))[1])
+    for waits in (True, False):
+        if not waits:
+            monkeypatch.setattr(rollouts.Sampler, "_keeps_first", lambda *asked: False)
+        passes.clear()
+        made = task(minibatch=minibatch, entropy_weight=0.1)
+        reports = [whole_step(made, step).metrics for step in range(2)]
+        trained = [made.models.trained.module, made.models.value.module]
+        ends.append((torch.cat([weights(item) for item in trained]), reports, len(passes)))
+    (kept, its_reports, fewer), (plain, reports, every) = ends
+    assert torch.equal(kept, plain)
+    assert its_reports == reports
+    assert every - fewer == 2 * spared
+
+
+def test_a_waiting_pass_is_of_its_step_and_weights_alone(task):
+    made = task()
+    made.run_part(Position(0, 0))
+    first = made.models.value.first_pass
+    assert first.take(1) == ()
+    made.run_part(Position(0, 0))
+    with torch.no_grad():
+        next(made.models.value.module.parameters()).mul_(1.0)
+    assert first.take(0) == ()
+    made.run_part(Position(0, 0))
+    assert first.take(0)[0].requires_grad
+    assert first.take(0) == ()
+
+
+@pytest.mark.parametrize(
+    ("frozen", "changes"),
+    [
+        ({"micro_batch": 2}, {}),
+        ({"recompute": "full"}, {}),
+        ({}, {"value_warmup_rollouts": 1}),
+        ({}, {"asynchrony": "one_step_off"}),
+    ],
+)
+def test_no_pass_waits_where_it_would_be_another(task, frozen, changes):
+    made = task(frozen=frozen, **changes)
+    made.run_part(Position(0, 0))
+    assert made.models.value.first_pass.take(0) == ()
