@@ -17,7 +17,9 @@ from urllib.parse import quote
 HIDDEN = "(hidden)"
 """Stands where a secret was."""
 
-_NAMES = r"(?:api[_-]?key | [a-z0-9]_key | secret | password | passwd | passphrase | token)"
+_TOKEN = r"(?<!\bper_)(?<!_per_)token"
+"""The word in a name; what is so much `per_token` is a number."""
+_NAMES = rf"(?:api[_-]?key | [a-z0-9]_key | secret | password | passwd | passphrase | {_TOKEN})"
 _OWN_WORDS = r"(?: is | must | has | holds | needs | cannot | there | what | takes | or | and )\b"
 """Words of Charter after such a name, which are no value of it."""
 _NAMED = re.compile(
@@ -58,7 +60,7 @@ _SHAPES = re.compile(
     """
 )
 _WHOLE_VALUE = re.compile(
-    r"(?i)^(.*(?:key|token|password|passwd|passphrase|secret|credentials?|pwd|authorization|webhook)[\"']?\s*[:=]\s*)"
+    rf"(?i)^(.*(?:key|{_TOKEN}|password|passwd|passphrase|secret|credentials?|pwd|authorization|webhook)[\"']?\s*[:=]\s*)"
     r"(?!env:|file:)\S.*$"
 )
 _AUTHORIZATION = re.compile(
@@ -90,6 +92,8 @@ def without_secrets(text: str) -> str:
     '--set serving.judge.api_key=(hidden): no; api_key: env:JUDGE_KEY; key: (hidden)'
     >>> without_secrets("postgresql://me:se/c@ret@host/db says 'Bearer abcdefgh123', https://Winter26@host no")
     "postgresql://me:(hidden)@host/db says 'Bearer (hidden)', https://(hidden)@host no"
+    >>> without_secrets("mixture.experts_per_token: more than the 4 experts; found 8; per_user_token: abc")
+    'mixture.experts_per_token: more than the 4 experts; found 8; per_user_token: (hidden)'
     >>> without_secrets("Authorization: Basic bWU6c2VjcmV0; --api-key Winter26; https://s/?a=1&sig=Winter26")
     'Authorization: Basic (hidden); --api-key (hidden); https://s/?a=1&sig=(hidden)'
     """

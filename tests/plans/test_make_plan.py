@@ -342,3 +342,14 @@ def test_other_programs_make_a_local_plan_longer_and_wider(lab):
         assert max(beside.option.time_sigmas) > max(alone.option.time_sigmas), "the others may go"
     starts = [stage.option.overhead.start_seconds for stage in quiet]
     assert starts[0] > 10 * starts[1] == 10 * starts[-1], "what is imported once is paid by the first stage"
+
+
+def test_rows_beyond_the_positions_of_a_model_are_told(lab):
+    """What is learned for each position there is none for; what is rotated goes on, and nobody knows how well."""
+    rows = replace(SFT, seq_len=4096)
+    short = replace(lab.LLAMA_8B, max_position_embeddings=2048)
+    noted = {item.name: item for item in lab.one(rows, architecture=short).assumptions}
+    assert "built for 2,048 positions" in noted["stage.model: tokens of the longest row"].source
+    assert not any("longest row" in item.name for item in lab.one(rows).assumptions)
+    with pytest.raises(InfeasibleError, match=r"rows of up to 4,096 tokens, and its model has 2,048 positions"):
+        lab.one(rows, architecture=replace(short, learned_positions=2048))

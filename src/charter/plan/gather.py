@@ -167,6 +167,7 @@ def _candidates(
 ) -> Candidates:
     stage = project.pipeline[name]
     work = workload(stage, models, library)
+    _check_positions(name, work, library)
     watches = {model: replace(watch, has_baseline=model in asked_before) for model, watch in work.watches.items()}
     work = replace(work, watches=watches)
     for role in work.asked:
@@ -210,6 +211,22 @@ def _candidates(
         options=options,
         refused=tuple(Rejected(option=item.option, reason=item.reason) for item in refused),
     )
+
+
+def _check_positions(name: str, work: Workload, library: Library) -> None:
+    """Refuse rows for which a trained model has no positions, and note those that are longer than it was built for."""
+    for phase in (phase for phase in work.phases if phase.work == "train"):
+        shape, longest = work.role(phase.role).architecture, round(phase.longest_tokens)
+        limit = shape.max_position_embeddings
+        if longest <= limit:
+            continue
+        if shape.learned_positions:
+            raise InfeasibleError(
+                f"stage {name!r} trains {phase.role} on rows of up to {longest:,} tokens, and its model has {limit:,} "
+                "positions, which are learned\n  make rows shorter: seq_len, or max_prompt_tokens and max_new_tokens"
+            )
+        source = f"the model was built for {limit:,} positions, and may need another rope_theta or rope_scaling"
+        library.assume(f"{name}.{phase.role}: tokens of the longest row", longest, source)
 
 
 def _beside_other_stages(machine: Machine | None, project: Project, name: str) -> Machine | None:

@@ -521,7 +521,8 @@ def spot_of(project: Project, stage: Stage) -> bool | str:
 
 def _affordable(place: NodeOffer, resources: Resources, use_spot: bool | str, refused: list[RefusedPlace]) -> bool:
     """Return True if a machine of a place is cheap enough in one of the markets that the stage may take."""
-    prices = () if use_spot is True else (place.price, *(place.reserved if resources.reserved else ()))
+    committed = (price for price in place.reserved if price.market == f"reserved_{resources.reserved}")
+    prices = () if use_spot is True else (place.price, *committed)
     prices += (place.spot,) if use_spot and place.spot is not None else ()
     dear = [price for price in prices if not is_within_hourly_cost(place, price, resources)]
     if len(dear) < len(prices) or not dear:

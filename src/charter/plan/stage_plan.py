@@ -150,9 +150,14 @@ def _memory_share(option: Option, roles: list[str]) -> float:
 
 
 def _most_tokens(work: Workload, model: str) -> int:
-    """Longest prompt and answer that the servers of a model take: with room, since lengths are estimates."""
+    """Longest prompt and answer that the servers of a model take: with room, since lengths are estimates.
+
+    vLLM does not start with more than the positions that the model's own configuration has.
+    """
     phases = [phase for phase in work.phases if work.model_of(phase.role) == model]
-    return max(LEAST_CONTEXT, 2 * ceil(max((phase.longest_tokens for phase in phases), default=0.0)))
+    wanted = max(LEAST_CONTEXT, 2 * ceil(max((phase.longest_tokens for phase in phases), default=0.0)))
+    positions = (role.architecture.max_position_embeddings for role in work.roles if role.model == model)
+    return min(wanted, *positions)
 
 
 def _group_name(group: RoleGroup) -> str:

@@ -122,9 +122,8 @@ def _heads(project: Project, name: str, degrees: Mapping[str, int], where: str) 
     for model, (field, degree) in product(sorted(_models_under(project, name)), degrees.items()):
         if (sizes := project.models[model].architecture) is None:
             continue
-        heads, kv_heads = sizes.num_heads, sizes.num_kv_heads or sizes.num_heads
-        repeats_keys = field == "context" and degree % kv_heads == 0
-        if heads % degree or (kv_heads % degree and not repeats_keys):
+        heads, kv_heads = sizes.num_heads, sizes.kv_heads
+        if not sizes.divides_heads(degree, copies=field == "context"):
             both = math.gcd(heads, kv_heads)
             message = f"{heads} attention heads ({kv_heads} of keys) of {model} cannot be split over {degree} processes"
             yield Problem(path=f"{where}.{field}", message=message, hint=f"{field}: {one_of(_divisors(both))}")

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from charter.cli.main import app
 from charter.errors import CharterError, Problem, SpecError
-from charter.redaction import hide_output, holds_secret, without_secrets, without_shapes
+from charter.redaction import hide_output, holds_secret, without_secrets, without_shapes, without_value
 
 SECRETS = (
     "sk-ant-api03-AAAAbbbb1111", "hf_AAAAbbbbccccdddd", "ghp_AAAAbbbbccccdddd1111", "AKIAABCDEFGHIJKLMNOP",
@@ -114,3 +114,11 @@ def test_planted_secrets_are_not_printed(tmp_path, words, variables):
     said = result.output + str(result.exception)
     assert isinstance(result.exception, CharterError), said
     assert "Winter2026" not in said
+
+
+def test_so_much_per_token_is_a_number_and_stays_readable():
+    """The refusal of 8 of 4 experts had said `(hidden) than the 4 experts`."""
+    told = "models.base.architecture.mixture.experts_per_token: expected a whole number, found the text 'x'"
+    assert without_secrets(told) == told
+    assert without_value("--set a.mixture.experts_per_token=8") == "--set a.mixture.experts_per_token=8"
+    assert without_value("--set judge.user_token=8") == "--set judge.user_token=(hidden)"
