@@ -178,7 +178,9 @@ def _count(value: float) -> int:
 
 
 def _whole(value: float, what: str) -> int:
-    if not math.isfinite(value) or value < 0 or abs(value - round(value)) > 1e-6:
+    if value < 0:
+        raise ValueError(f"{value!r} is negative; give {what}")
+    if not math.isfinite(value) or abs(value - round(value)) > 1e-6:
         raise ValueError(f"{value!r} is not {what}")
     return round(value)
 

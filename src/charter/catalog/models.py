@@ -82,9 +82,9 @@ def get(name: str) -> CatalogModel:
     hint = f"; did you mean {of_size(name)}?" if of_size(name) != name else _family(name) or closest(name, names)
     if re.fullmatch(r"\d+(\.\d+)?[bB]", name):
         hint = f"; the sizes that stand for a model are {', '.join(SIZES)}"
-    raise UsageError(
-        f"no model is called {name!r}{hint}; give a catalog name, or the path of a config.json or of its directory"
-    )
+    instead = "give a catalog name, or the path of a config.json or of its directory"
+    more = f" Or {instead}" if hint.endswith("?") else f"; {instead}"
+    raise UsageError(f"no model is called {name!r}{hint}{more}")
 
 
 def _family(name: str) -> str:

@@ -292,7 +292,8 @@ def _refusals(refused: list[RefusedPlace], book: PriceBook) -> Iterator[str]:
     for (request, reason), where in places.items():
         name = request.partition(":")[0]
         sizes = book.machine_sizes(name)
-        has = f"; machines offered have {' or '.join(map(str, sizes))}, and resources.max_nodes takes several"
+        counts = " or ".join(", ".join(map(str, sizes)).rsplit(", ", 1))
+        has = f"; the machines on offer have {counts}, and resources.max_nodes takes several of them"
         yield f"  {request} on {', '.join(where)}: {reason}{has if sizes and reason.startswith(NO_OFFER) else ''}"
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, make_dataclass, replace
+from difflib import get_close_matches
 from enum import Enum
 from functools import cache
 from typing import Any, get_args, get_type_hints
@@ -107,6 +108,9 @@ def widen_shorthands(document: Document) -> None:
 
 def bind(document: Document) -> Bound:
     """Read a document into dataclasses; collects every problem instead of stopping at the first."""
+    if _is_of_another_tool(document.value):
+        problem = document.problem((), "this is no charter.yaml: it has neither 'models' nor 'pipeline'", hint=_WAYS_IN)
+        return Bound(project=None, models={}, data={}, stages={}, problems=(problem,))
     problems: list[Problem] = []
     parts: dict[str, dict[str, Any]] = {}
     for section in ("models", "data", "pipeline"):
@@ -117,6 +121,16 @@ def bind(document: Document) -> Bound:
     project = replace(header, **parts) if complete else None
     models, data, stages = parts["models"], parts["data"], parts["pipeline"]
     return Bound(project=project, models=models, data=data, stages=stages, problems=tuple(problems))
+
+
+_WAYS_IN = "`charter init --template cai-tiny DIR` writes one; `charter plan sft 8B --tokens 100M` plans without a file"
+
+
+def _is_of_another_tool(value: Mapping[str, Any]) -> bool:
+    """Return True if a file has none of the two tables that every project has, and keys that none has."""
+    keys = known_keys(Project)
+    has_tables = any(get_close_matches(str(key), _TABLES_OF_ALL, cutoff=0.8) for key in value)
+    return not has_tables and any(key not in keys for key in value)
 
 
 def _read_table(document: Document, section: str, problems: list[Problem]) -> dict[str, Any]:
@@ -155,6 +169,7 @@ def _rest_of(cls: type, value: Mapping[str, Any], document: Document, reported: 
     return _read(cls, rest, (), document, [])
 
 
+_TABLES_OF_ALL = ("models", "pipeline")
 _SECTION_HINTS = {
     "models": "for example  models: {base: meta-llama/Llama-3.1-8B}",
     "data": "for example  data: {chats: chats.jsonl}",

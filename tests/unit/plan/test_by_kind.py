@@ -277,7 +277,7 @@ def test_a_size_that_nobody_offers_is_one_line():
     head, *lines = str(run("plan", "sft", "1B", "--on", "H100:7").exception).splitlines()
     assert head.endswith("what --on asks for")
     assert len(lines) == 1
-    assert "machines offered have 1 or 8, and --nodes takes several" in lines[0]
+    assert "the machines on offer have 1 or 8, and --nodes takes several of them" in lines[0]
     assert "--price plans one of yours" in lines[0]
 
 

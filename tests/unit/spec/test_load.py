@@ -192,6 +192,32 @@ def test_a_missing_section_says_how_to_write_one(write, section):
     assert any(message.startswith(f"the key {section!r} is missing") for message in messages)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\n",
+        "base_model: meta-llama/Llama-3.1-8B\ndatasets: [{path: x}]\nlora_r: 16\n",
+        "resources: {accelerators: 'A100:8'}\nrun: python train.py\n",
+        "model_name_or_path: x\nlearning_rate: 1e-5\n",
+    ],
+)
+def test_a_file_of_another_tool_is_one_error(write, text):
+    (problem,) = problems_of(write(text))
+    assert problem.message == "this is no charter.yaml: it has neither 'models' nor 'pipeline'"
+    assert "charter init" in problem.hint
+
+
+def test_misspelt_tables_are_no_file_of_another_tool(write):
+    text = BASE.replace("\nmodels:", "\nmodel:").replace("\npipeline:", "\npipline:")
+    hints = [problem.hint for problem in problems_of(write(text))]
+    assert {"did you mean 'models'?", "did you mean 'pipeline'?"} <= set(hints)
+
+
+def test_a_negative_number_is_called_one(write):
+    (problem,) = problems_of(write(BASE.replace("episodes: 6_400", "episodes: -1")))
+    assert problem.message == "-1 is negative; give a whole number"
+
+
 @pytest.mark.parametrize("value", ["3", "[a]", "text"])
 def test_a_section_of_the_wrong_form_is_one_clear_error(write, value):
     text = BASE.split("pipeline:")[0] + f"pipeline: {value}\n"

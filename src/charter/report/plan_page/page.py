@@ -400,7 +400,7 @@ def choices(charts: dict[str, Any]) -> Markup:
         return Markup("")
     note = (
         "Time against cost at the median; the larger a mark, the more memory is left. Ringed: chosen. Diamonds cost as "
-        "much within the width of the estimate. The dashed line joins options that none beats in time and cost."
+        "much within the width of the estimate. The dashed line joins the options that no other beats in time and cost."
     )
     return section("Choices", Markup(f'<div class="multiples">{"".join(cells)}</div>'), note=note)
 

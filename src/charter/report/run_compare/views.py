@@ -345,7 +345,7 @@ def figures(found: RunComparison) -> Markup:
     for label in found.labels[1:]:
         head += [label, f"less {found.labels[0]}", "Verdict"]
     rows = [(" / ".join(row.labels), *_cells(row)) for row in found.figures]
-    note = "A dot is a figure, its line the 95 % interval. Beyond noise: the interval of a difference leaves out zero."
+    note = "A dot is a figure, its line the 95 % interval. Beyond noise: the interval of a difference excludes zero."
     return section("Evaluation", *drawn, table(head, rows), note=note)
 
 
@@ -380,7 +380,7 @@ def curves(found: RunComparison) -> Markup:
     grid = '<div class="multiples">{}</div>'.format
     others = "".join(
         f"<details><summary>{title}</summary>{grid(join(drawn))}</details>"
-        for title, drawn in ((f"{len(equal)} equal in every run", equal), ("Of one run alone", alone))
+        for title, drawn in ((f"{len(equal)} equal in every run", equal), ("In one run only", alone))
         if drawn
     )
     return section("Curves", Markup(f'<p class="note">{key}</p>{grid(join(shared))}{others}'), folded)
