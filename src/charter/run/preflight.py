@@ -189,24 +189,30 @@ def check_hosted(
     yield from check_nodes(project, stage.name, stage.spec)
     yield from check_one_kind(stage.name, stage.spec, execution)
     gpus = None if facts is None else facts.gpus
-    if not engine.has_processors and stage_device(project, stage.spec, gpus=gpus) == "cpu":
+    on_processors = stage_device(project, stage.spec, gpus=gpus) == "cpu"
+    if not engine.has_processors and on_processors:
         message = f"{title} needs accelerators, and this stage runs on processors"
         yield Problem(path=f"{where}.engine", message=message, hint=_INSTEAD)
     yield from _check_adapter(stage, engine)
-    yield from _check_judges(project, stage)
+    yield from _check_judges(project, stage, on_processors=on_processors)
     if facts is None:
         yield from check_accelerators(project, stage.spec, f"{where}.resources")
     yield from _refused(pipeline, stage, facts, placement_of(execution))
 
 
-def _check_judges(project: Project, stage: PlannedStage) -> Iterator[Problem]:
-    """Problems of judges that an engine's reward function asks: those whose weights would be on its accelerators."""
+def _check_judges(project: Project, stage: PlannedStage, *, on_processors: bool) -> Iterator[Problem]:
+    """Problems of judges that an engine's reward function asks: they are served, and not on its accelerators."""
+    path = f"pipeline.{stage.name}.rewards"
     for name in [item.name for item in stage.inputs.get(JUDGE, ())]:
         serving = project.serving.get(name)
-        if serving is None or not serving.is_used or serving.pool is not None:
-            message = f"the judge {name!r} needs accelerators of its own, and the engine fills those of the stage"
+        if serving is None or not serving.is_used:
+            message = f"the judge {name!r} is asked by requests beside the engine, and nothing serves it"
             hint = f"`serving: {{{name}: {{endpoint: URL}}}}`, or `engine: native`"
-            yield Problem(path=f"pipeline.{stage.name}.rewards", message=message, hint=hint)
+            yield Problem(path=path, message=message, hint=hint)
+        elif serving.pool is not None and not on_processors:
+            message = f"the servers of the judge {name!r} need accelerators, and the engine fills those of the stage"
+            hint = f"servers that run elsewhere, `serving: {{{name}: {{endpoint: URL}}}}`, or `engine: native`"
+            yield Problem(path=path, message=message, hint=hint)
 
 
 def check_nodes(project: Project, name: str, stage: Stage) -> Iterator[Problem]:

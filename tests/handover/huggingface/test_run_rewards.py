@@ -6,6 +6,7 @@ import hosted_case as case
 import pytest
 from engine_case import engine_python
 from fault_server import fault_server
+from pooled import save_judge
 
 PROJECT = """\
 name: trl-rewards
@@ -109,3 +110,30 @@ def test_a_served_judge_rates_what_trl_samples(tmp_path):
     points = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert round(sum(point["reward_good_usd"] for point in points) * 1e6) == calls["settled_micro_usd"]
     assert sum(point["reward_good_seconds"] for point in points) > 0
+
+
+POOL = (
+    "serving: {{judge: {{pool: {{engine: charter, replicas: 1}}, api: completions, billed: false, canary_every: 0,\n"
+    "                   concurrency: 4}}}}\nseed: 7\n"
+)
+
+
+@pytest.mark.slow
+def test_a_judge_that_charter_serves_rates_what_trl_samples(tmp_path):
+    """On processors, where the engine does not fill accelerators that the servers would need."""
+    root, judge = tmp_path / "project", tmp_path / "judge"
+    save_judge(judge)
+    assert case.charter(tmp_path, "init", "--template", "rlvr-tiny", str(root)).returncode == 0
+    said, served = list(JUDGED)[1:]
+    changes = {"  base:\n": f"  judge: {{{{model: {judge}}}}}\n  base:\n", said: JUDGED[said], served: POOL}
+    text = PROJECT
+    for before, after in changes.items():
+        assert before in text
+        text = text.replace(before, after)
+    (root / "charter.yaml").write_text(text.format(python=engine_python("huggingface")))
+    ended = case.charter(root, "run", "--yes")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    directory = case.stage_dir(root, "rl")
+    points = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert [point["step"] for point in points] == [1, 2, 3]
+    assert all(-1 < point["reward_good_mean"] < 1 and point["reward_good_failed"] == 0 for point in points)

@@ -153,14 +153,15 @@ def test_a_list_of_rewards_is_started_where_it_can_be_called(tmp_path, asks, ref
 SERVED = (
     "serving: {big: {endpoint: 'http://big/v1', usd_per_million_input_tokens: 1, usd_per_million_output_tokens: 1}}"
 )
+POOLED = "serving: {big: {pool: {replicas: 1}}}"
 
 
 @pytest.mark.parametrize(
     ("serving", "nodes", "words"),
     [
         (SERVED, "", ()),
-        ("", "", ("'big' needs accelerators of its own",)),
-        ("serving: {big: {pool: {replicas: 1}}}", "", ("'big' needs accelerators of its own",)),
+        ("", "", ("the judge 'big' is asked by requests beside the engine, and nothing serves it",)),
+        (POOLED, "", ("the servers of the judge 'big' need accelerators, and the engine fills those",)),
         (SERVED, ", num_nodes: 2", ()),
     ],
 )
@@ -177,6 +178,20 @@ def test_a_judge_is_asked_beside_an_engine(tmp_path, serving, nodes, words):
     assert {problem.path for problem in told} <= {"pipeline.rl.rewards"}
     assert len(told) == len(words)
     assert all(part in problem.message for part, problem in zip(words, told, strict=True))
+
+
+def test_servers_of_a_judge_start_beside_an_engine_on_processors(tmp_path):
+    stage = LISTED.replace("function, call: CALL", "judge, model: big").replace("engine: verl", "engine: trl")
+    stage = stage.replace("""accelerators: "H100:8", zero: 3, micro_batch: 4""", "accelerators: cpu")
+    changes = {
+        "resources: {acc": f"  {stage}{POOLED}\nresources: {{acc",
+        "data: {": "  big: {model: Qwen/Qwen2.5-7B-Instruct}\ndata: {",
+    }
+    pipeline = pipeline_of(tmp_path, **changes)
+    node = NodeFacts(gpus=0, cpu_capability="AVX2", torch="2.13.0", transformers="5.23.0")
+    assert [
+        problem for problem in check_hosted(pipeline, pipeline.stages["rl"], facts=node) if "rewards" in problem.path
+    ] == []
 
 
 def planned(placement, accelerator="", **parts):

@@ -201,6 +201,7 @@ def _map_penalty(configuration: Configuration, stage: PpoStage) -> None:
     mapper.same("stage.kl_target", None, "the coefficient of TRL's trainers is fixed")
     mapper.charter("stage.kl_horizon", "decides nothing here: there is no kl_target")
     if stage.estimator == "grpo":
+        configuration.put({"use_bias_correction_kl": False})  # else k3 is weighed by the ratio, which has a gradient
         mapper.charter("stage.kl_estimator", "decides nothing here: the loss of grpo has k3, in Charter too")
     else:
         mapper.same("stage.kl_estimator", "k1", "RLOOTrainer sums k1 over an answer (rloo_trainer.py)")

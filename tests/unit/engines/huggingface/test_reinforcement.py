@@ -50,6 +50,7 @@ def test_models_and_prompts():
 def test_grpo_has_its_penalty_in_the_loss_and_its_scale_from_the_group():
     found = settings_of("grpo", kl_coefficient=0.02, clip_ratio=0.3, entropy_weight=0.01, kl_estimator="k3")
     assert (found["beta"], found["epsilon"], found["entropy_coef"]) == (0.02, 0.3, 0.01)
+    assert found["use_bias_correction_kl"] is False, "k3 alone, not times the ratio"
     assert (found["scale_rewards"], found["importance_sampling_level"]) == ("group", "token")
     assert found["loss_type"] == "dapo"
     assert settings_of("grpo", loss_aggregation="sequence")["loss_type"] == "grpo"
