@@ -190,6 +190,20 @@ REFUSALS = {
 """What a system refuses that is no defect of ours, by its number."""
 
 
+def not_utf_8(error: UnicodeEncodeError) -> UsageError | None:
+    """Return the error for half a character, which no file of Charter's can hold; None for what may be a defect.
+
+    Python reads a byte of an argument that is not UTF-8 as half of a pair of code units, and so does JSON an escape.
+
+    >>> str(not_utf_8(UnicodeEncodeError("utf-8", "key\\udcff", 3, 4, "surrogates not allowed")))
+    "half a character ('\\\\udcff') is in an argument or in what was read; Charter's files are UTF-8"
+    """
+    if error.reason != "surrogates not allowed":
+        return None
+    half = ascii(error.object[error.start])
+    return UsageError(f"half a character ({half}) is in an argument or in what was read; Charter's files are UTF-8")
+
+
 def refused(error: OSError) -> UsageError | None:
     """Return the error that names the file or directory which the system refuses; None for what may be a defect.
 

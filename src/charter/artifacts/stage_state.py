@@ -166,9 +166,17 @@ def stage_state(evidence: StageEvidence, *, now: float) -> StageState:
             phase=phase, why=why, step=record.step, target_step=record.target_step, outputs=record.outputs
         )
     target = whole_number(evidence.progress.get("target_step"))
-    is_running = STATES[phase] == "running"
-    step = (whole_number(evidence.progress.get("step")) or 0) if is_running else evidence.checkpoint
+    step = step_so_far(evidence.progress, is_running=STATES[phase] == "running", checkpoint=evidence.checkpoint)
     return StageState(phase=phase, why=why, step=step, target_step=target, is_unreadable=bool(evidence.unreadable))
+
+
+def step_so_far(progress: Mapping[str, Any], *, is_running: bool, checkpoint: int) -> int:
+    """Return how far a stage is that is not done: by its own word while it runs, else what its checkpoint has.
+
+    >>> [step_so_far({"step": 40}, is_running=is_running, checkpoint=20) for is_running in (True, False)]
+    [40, 20]
+    """
+    return (whole_number(progress.get("step")) or 0) if is_running else checkpoint
 
 
 def _phase(evidence: StageEvidence, now: float) -> tuple[Phase, str]:

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from charter.cli.common import UNTIL_THE_END, WORDS
-from charter.errors import CharterError, UsageError, missing_extra, refused
+from charter.errors import CharterError, UsageError, missing_extra, not_utf_8, refused
 from charter.redaction import hide_output, without_secrets
 
 COMMANDS: Mapping[str, str] = {
@@ -413,6 +413,8 @@ def entry() -> NoReturn:
         if isinstance(error, ModuleNotFoundError) and (extra := missing_extra(error)):
             _end_with(extra)
         if isinstance(error, OSError) and (refusal := refused(error)):
+            _end_with(refusal)
+        if isinstance(error, UnicodeEncodeError) and (refusal := not_utf_8(error)):
             _end_with(refusal)
         print(f"error[internal]: {type(error).__name__}: {without_secrets(str(error))}", file=sys.stderr)
         print("  this is a defect of Charter; CHARTER_DEBUG=1 shows where it happened", file=sys.stderr)

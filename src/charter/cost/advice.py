@@ -218,13 +218,13 @@ def budget_verdict(
     """The state of a budget: `ok`, then `warn`, `hold` and `checkpoint and stop`.
 
     Stop at 100 % of the limit; hold (start nothing new) when what runs uses up the rest even at its p10; warn at 50, 80
-    and 90 % and when the forecast, spent + p50 of the remaining plan, is above the limit.
+    and 90 % and when the forecast, settled + p50 of the remaining plan, is above the limit.
 
     `remaining` is the plan that is left, `running` the part of it that has started. `on_forecast` is what a forecast
     whose p10 is above the limit asks for: to warn, to hold, or to stop. A median above it only warns: half of all runs
     that are on plan would be stopped by it. Before what runs has `warmed_up`, it warns too: a run that is started
     again would otherwise end before it could show another pace. `unsettled` is the part of `spent` that calls may have
-    cost and need not: it counts against the limit, and is not told as spent.
+    cost and need not: it counts against the limit, is not told as spent, and of a forecast it is in the p90 alone.
 
     >>> budget_verdict(limit_usd=100, spent_usd=40, remaining_p50_usd=50, remaining_p90_usd=80).state.value
     'ok'
@@ -248,8 +248,8 @@ def budget_verdict(
         state=state,
         reason=reason,
         spent_usd=spent_usd,
-        forecast_p10_usd=spent_usd + remaining_p10_usd,
-        forecast_p50_usd=spent_usd + remaining_p50_usd,
+        forecast_p10_usd=spent_usd - unsettled_usd + remaining_p10_usd,
+        forecast_p50_usd=spent_usd - unsettled_usd + remaining_p50_usd,
         forecast_p90_usd=spent_usd + remaining_p90_usd,
         limit_usd=limit_usd,
         passed_share=passed,
@@ -270,16 +270,17 @@ def _state(
         why = "the budget is spent" if spent - unsettled >= limit else "the budget may be spent: calls are not settled"
         return BudgetState.STOP, why
     at_least, median = remaining
-    surely_over = spent + at_least > limit
+    settled = spent - unsettled
+    surely_over = settled + at_least > limit
     if surely_over and on_forecast is not BudgetState.WARN and not warmed_up:
         return BudgetState.WARN, "the forecast (p10) is above the budget, and too few steps are made to act on it"
     if surely_over and on_forecast is BudgetState.STOP:
         return BudgetState.STOP, "the forecast (p10) is above the budget, which was asked to stop it"
     if surely_over and on_forecast is BudgetState.HOLD:
         return BudgetState.HOLD, "the forecast (p10) is above the budget: nothing new starts"
-    if running and spent + running >= limit:
+    if running and settled + running >= limit:
         return BudgetState.HOLD, "what is running is expected to use up the budget: nothing new starts"
-    if spent + median > limit:
+    if settled + median > limit:
         return BudgetState.WARN, "the forecast (p50) is above the budget"
     if passed is not None:
         return BudgetState.WARN, f"{passed:.0%} of the budget is spent"

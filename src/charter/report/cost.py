@@ -217,10 +217,12 @@ def read_costs(project: Project, root: Path, *, with_groups: bool = True) -> Cos
             for item in ledger.recent(run=project.run_in_ledger, stage=name, limit=1)
         }
     pipeline = build_pipeline(project, root)
-    done = {name for name, stage in pipeline.stages.items() if assess(stage, pipeline.root).done}
+    signs = {attempt.stage: attempt.last_heartbeat for attempt in spending.running}
+    states = {name: assess(it, pipeline.root, last_sign=signs.get(name)) for name, it in pipeline.stages.items()}
+    done = {name for name, state in states.items() if state.done}
+    running = {name for name, state in states.items() if state.state == "running"}
     plan = read_plan(pipeline.root)
-    left = forecast(stages_so_far(plan, steps_now(pipeline, done=done), spending))
-    running = {attempt.stage for attempt in spending.running}
+    left = forecast(stages_so_far(plan, steps_now(pipeline, done=done, running=running), spending))
     return CostFacts(
         project=project,
         spending=spending,

@@ -53,8 +53,8 @@ class StageView:
 
     @property
     def forecast(self) -> AmountSpread:
-        """Actual plus what is still to come."""
-        return _plus(self.actual, self.remaining)
+        """Actual plus what is still to come; at most also what calls of which nobody knows may have cost."""
+        return _plus(self.actual, self.remaining, self.calls)
 
     @property
     def time_ratio(self) -> float | None:
@@ -139,16 +139,16 @@ def overview(run: RunFiles) -> Overview:
     phase = run_phase(stage.phase for stage in stages)
     stages = tuple(replace(stage, remaining=_spread(left.stages[stage.name])) for stage in stages)
     medians, rest = sum((view.forecast for view in stages), NO_SPREAD), _spread(left)
-    actual = sum((view.actual for view in stages), NOTHING)
+    actual, calls_of_run = sum((view.actual for view in stages), NOTHING), usage_sums(run.usage)
     return Overview(
         project=run.project,
         state=STATES[phase],
         phase=phase,
         stages=stages,
         totals=totals_of(run.accounted),
-        calls=usage_sums(run.usage),
+        calls=calls_of_run,
         plan=sum((view.plan for view in stages if view.plan), NO_SPREAD),
-        forecast=replace(_plus(actual, rest), p50=medians.p50),
+        forecast=replace(_plus(actual, rest, calls_of_run), p50=medians.p50),
         budget_limit_usd=run.budget_limit_usd,
         wall_seconds=wall_milliseconds(item.attempt for item in run.accounted) / 1000,
         wall_plan=planned((run.plan or {}).get("total") or {}),
@@ -232,5 +232,6 @@ def _spread(left: StageForecast | Forecast) -> AmountSpread:
     return AmountSpread(p10=amount("p10"), p50=amount("p50"), p90=amount("p90"))
 
 
-def _plus(amount: Amount, spread: AmountSpread) -> AmountSpread:
-    return AmountSpread(p10=amount + spread.p10, p50=amount + spread.p50, p90=amount + spread.p90)
+def _plus(amount: Amount, spread: AmountSpread, calls: CallSums) -> AmountSpread:
+    unknown = Amount(milliseconds=0, micro_usd=calls.unknown_micro_usd or None)
+    return AmountSpread(p10=amount + spread.p10, p50=amount + spread.p50, p90=amount + spread.p90 + unknown)

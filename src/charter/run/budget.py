@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from charter.artifacts import durable
-from charter.artifacts.stage_state import checkpoint_step, read_progress
+from charter.artifacts.stage_state import checkpoint_step, read_progress, step_so_far, whole_number
 from charter.cost.advice import BudgetState, budget_verdict
 from charter.cost.forecast import Forecast, StageSoFar, forecast, paced, planned_start_seconds
 from charter.errors import BudgetError, DataError
@@ -524,28 +524,29 @@ def lines_now(
     done: Collection[str],
 ) -> tuple[BudgetLine, ...]:
     """All limits, with a forecast from the plan and from how far the stages' own files say they are."""
-    steps = steps_now(pipeline, done=done)
-    left = forecast(stages_so_far(plan, steps, spending))
-    return budget_lines(pipeline.project, spending, left, running=set(running))
+    running = set(running)
+    left = forecast(stages_so_far(plan, steps_now(pipeline, done=done, running=running), spending))
+    return budget_lines(pipeline.project, spending, left, running=running)
 
 
-def steps_now(pipeline: Pipeline, *, done: Collection[str]) -> tuple[StageStep, ...]:
-    """Return the progress of every stage, by its last report."""
+def steps_now(pipeline: Pipeline, *, done: Collection[str], running: Collection[str]) -> tuple[StageStep, ...]:
+    """Return the progress of every stage: by its last report while it runs, else by its newest checkpoint."""
     steps = []
     for name, stage in pipeline.stages.items():
         progress = read_progress(stage.directory)
         paced_steps, paced_seconds = paced(progress)
         if name in done:
             progress = {}
-        step, target = int(progress.get("step") or 0), progress.get("target_step")
+        target = whole_number(progress.get("target_step"))
+        step = step_so_far(progress, is_running=name in running, checkpoint=checkpoint_step(stage.directory))
         steps.append(
             StageStep(
                 name=name,
                 kind=stage.spec.kind,
                 fingerprint=stage.asked_fingerprint,
                 done=name in done,
-                step=max(step, checkpoint_step(stage.directory)) if target else 0,
-                target_step=int(target) if target else None,
+                step=step if target else 0,
+                target_step=target or None,
                 paced_steps=paced_steps,
                 paced_seconds=paced_seconds,
             )

@@ -137,6 +137,17 @@ def test_a_wrong_place_is_answered_with_the_right_one(line, words, tmp_path, mon
     assert words in capsys.readouterr().err
 
 
+def test_half_a_character_is_no_defect_of_charter(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert output_of("init", "demo", "--template", "cai-smoke")[0] == 0
+    fee = "charter cost add licence -C demo --usd 5 --from 2026-01-01 --to 2026-02-01 --provider"
+    monkeypatch.setattr(sys, "argv", [*fee.split(), "\udcff"])
+    with pytest.raises(SystemExit) as left:
+        entry()
+    assert left.value.code == 2
+    assert "half a character ('\\udcff')" in capsys.readouterr().err
+
+
 def test_every_verb_has_a_line_on_the_screen_or_a_verb_above_it():
     assert {name.split()[0] for name in COMMANDS} == {verb for verbs in SCREEN.values() for verb in verbs}
     assert set(OLD.values()) | set(SHORT.values()) <= set(COMMANDS)

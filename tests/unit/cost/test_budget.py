@@ -31,6 +31,21 @@ def test_states_follow_what_is_spent_and_what_is_to_come(given_, expected):
 
 
 @pytest.mark.parametrize("asked", [BudgetState.STOP, BudgetState.HOLD])
+def test_calls_that_may_be_free_are_in_the_p90_alone(asked):
+    verdict = state(
+        spent_usd=60,
+        unsettled_usd=50,
+        remaining_p10_usd=85,
+        remaining_p50_usd=88,
+        remaining_p90_usd=95,
+        on_forecast=asked,
+    )
+    assert (verdict.forecast_p10_usd, verdict.forecast_p50_usd, verdict.forecast_p90_usd) == (95, 98, 155)
+    assert verdict.state is BudgetState.WARN
+    assert verdict.reason == "50% of the budget is spent"
+
+
+@pytest.mark.parametrize("asked", [BudgetState.STOP, BudgetState.HOLD])
 def test_a_forecast_acts_only_when_its_p10_is_over(asked):
     median_over = {"spent_usd": 10, "remaining_p50_usd": 500, "remaining_p90_usd": 900, "on_forecast": asked}
     assert state(**median_over, remaining_p10_usd=90).state is BudgetState.WARN

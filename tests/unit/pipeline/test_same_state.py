@@ -1,10 +1,13 @@
 """One state per stage: status, dashboard, reports, trackers and Prometheus say the same of every awkward run."""
 
 import contextlib
+import csv
+import io
 import os
 import subprocess
 import time
 from dataclasses import asdict
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -19,13 +22,16 @@ from charter.artifacts import durable
 from charter.artifacts.job_files import JobFiles, Submission, write_submission
 from charter.artifacts.lease import Holder, host_id, start_ticks
 from charter.artifacts.stage_state import STATES, TRACKER_STATES, Phase
+from charter.dashboard.pages import api
 from charter.dashboard.reading import ProjectDirectory, ProjectReader
 from charter.dashboard.view.run_view import run_view
 from charter.engines.project import load_project
 from charter.errors import ExitCode
 from charter.ledger import ApiUsage, Ledger
 from charter.ledger.call import CallSums, RouteTotals
-from charter.report.cost import cost_json
+from charter.ledger.sums import total_of
+from charter.report.cost import cost_json, focus_dataset, read_costs
+from charter.report.cost_text import by_month
 from charter.report.overview import overview
 from charter.report.read import read_run
 from charter.run.status import status_of
@@ -247,8 +253,8 @@ def figures_of_cost(case):
     return progress, stages, (cost["wall_seconds"], cost["actual"]["usd"], cost["forecast"]["usd"])
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_every_view_gives_the_same_figures(place, name):
+def with_money(place, name):
+    """Return an awkward run that has paid for machines, for calls, and perhaps for calls of which nobody knows."""
     awkward = Awkward(place / "demo")
     getattr(awkward, name)()
     case = awkward.case
@@ -260,7 +266,69 @@ def test_every_view_gives_the_same_figures(place, name):
         fingerprint = case.stages["sft"].fingerprint
         ledger.record_usage([ApiUsage(run="demo", stage="sft", fingerprint=fingerprint, store_id="1", route=route)])
     case.project = load_project(case.root / "charter.yaml")
+    return case
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_view_gives_the_same_figures(place, name):
+    case = with_money(place, name)
     of_dashboard, of_cost = figures_of_dashboard(case), figures_of_cost(case)
     assert figures_of_status(case) == of_dashboard[0] == of_cost[0]
     assert of_dashboard[1] == of_cost[1]
     assert of_dashboard[2] == pytest.approx(of_cost[2])
+
+
+class OneProject:
+    """What the dashboard's API asks of a site, for one project."""
+
+    def __init__(self, case):
+        self._reader = ProjectReader(ProjectDirectory(key="k", root=case.root, label="demo"))
+
+    def readers(self):
+        return [self._reader]
+
+    def reader(self, key):
+        return self._reader if key == "k" else None
+
+
+def states_and_money_of_api(case):
+    """Of one run, of the table of runs, and of the stages as CSV."""
+    answer = api.run(OneProject(case), {"run": "k"}, lambda _: "")
+    (row,) = api.runs(OneProject(case), {}, lambda _: "")["runs"]
+    rows = list(csv.DictReader(io.StringIO(api.csv_of(answer["stages"]))))
+    for name in ("state", "phase", "spent_usd", "limit_usd", "done_share"):
+        assert row[name] == answer[name], name
+    assert row["seconds_left"] == (answer["seconds_left"] if answer["state"] == "running" else None)
+    for in_json, in_csv in zip(answer["stages"], rows, strict=True):
+        assert {key: "" if value is None else str(value) for key, value in in_json.items()} == in_csv
+    return answer
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_api_budget_showback_and_export_agree(place, name):
+    case = with_money(place, name)
+    answer = states_and_money_of_api(case)
+    run = read_run(case.root)
+    cost, facts = cost_json(overview(run), run.accounted, run.usage), read_costs(case.project, case.root)
+    status = status_of(case.project, case.root)
+    assert answer["phase"] == cost["phase"]
+    names = ("name", "phase", "step", "target_step")
+    views = [[tuple(stage[key] for key in names) for stage in of["stages"]] for of in (answer, cost, status)]
+    assert views[0] == views[1] == views[2]
+    settled, most = cost["actual"]["micro_usd"], cost["actual"]["micro_usd_most"]
+    assert most - settled == 20_000
+    (line,) = facts.lines
+    assert (round(1e6 * line.settled_usd), round(1e6 * line.spent_usd)) == (settled, most)
+    assert line.forecast_p50_usd == pytest.approx(answer["forecast_usd"])
+    ends = (line.forecast_p10_usd, line.forecast_p50_usd, line.forecast_p90_usd)
+    assert ends == pytest.approx([cost["forecast"][key] for key in ("usd_p10", "usd", "usd_p90")])
+    for parts in facts.groups.values():
+        assert (total_of(parts).micro_usd, total_of(parts).most_micro_usd) == (settled, most)
+    with Ledger.open(case.run / "ledger.sqlite", create=False) as ledger:
+        for by in ("owner", "run", "stage", "tag:team", "tag:goal"):
+            months = by_month(ledger.sums(by=(by, "day")))
+            assert (total_of(months).micro_usd, total_of(months).most_micro_usd) == (settled, most), by
+    assert 1e6 * answer["spent_usd"] == pytest.approx(settled)
+    assert 1e6 * sum(stage["spent_usd"] or 0.0 for stage in answer["stages"]) == pytest.approx(settled)
+    exported = sum(Decimal(row["BilledCost"] or 0) for row in focus_dataset(case.project, case.root))
+    assert round(exported * 1_000_000) == settled
