@@ -137,7 +137,8 @@ def server_command(
             "--port",
             str(port),
         ]
-        words += ["--name", pool.served_name, "--token", f"file:{key}", "--batch", str(pool.max_num_seqs or 1)]
+        words += ["--name", pool.served_name, "--token", f"file:{key}"]
+        words += [] if pool.max_num_seqs is None else ["--batch", str(pool.max_num_seqs)]
         return (*words, "--threads", str(pool.threads), "--device", "cuda" if on_accelerator else "cpu")
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", pool.path]
     words += ["--served-model-name", pool.served_name, "--host", host, "--port", str(port)]

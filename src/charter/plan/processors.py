@@ -4,10 +4,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from charter.catalog.accelerators import Accelerator
+from charter.physics.constants import CPU_PROCESS_BYTES, CPU_PROCESS_FORMULA, CPU_PROCESS_SOURCE
 from charter.physics.flops import forward_flops_per_token
 from charter.physics.kept_activations import layer_activations
 from charter.physics.shapes import adapter_parameters, count_parameters
-from charter.physics.terms import Term
+from charter.physics.terms import Term, bytes_term
 from charter.plan.machine import (
     ACTIVATION_PASSES,
     ANSWER_SECONDS,
@@ -30,9 +31,11 @@ from charter.plan.offers import NodeOffer
 from charter.plan.option import Missed, Option, Rejected, StageQuestion, does_not_fit, make_option
 from charter.plan.phase import Role, RolePhase, Workload, tools_term
 from charter.plan.processor_memory import left_out_share, of_processes, training_peak
+from charter.plan.servers import described_servers
 from charter.plan.stage_memory import Peak, answering_peak
+from charter.plan.stage_time import as_served
 from charter.spec.layout import Layout, Recompute, ZeroStage
-from charter.spec.stage_base import StageResources
+from charter.spec.stage_base import ServerPool, StageResources
 
 # -------- Seconds of a phase on the processors of one machine, under the native engine.
 #
@@ -40,6 +43,7 @@ from charter.spec.stage_base import StageResources
 # does them one after another. Good to about a factor of two between 0.1 and 100 million parameters; larger models
 # approach the matrix-product rate and the estimate with them.
 
+OPERATIONS = "operations"
 ONE = Layout()
 FP32_BYTES = 4.0
 
@@ -133,7 +137,7 @@ def _terms(
     return (
         _term(
             phase,
-            "operations",
+            OPERATIONS,
             steps * operations * OPERATION_SECONDS,
             f"{steps:,.0f} steps x {operations:,.0f} operations x {OPERATION_SECONDS * 1e6:g} us",
         ),
@@ -205,16 +209,44 @@ def _training_option(question: StageQuestion, place: NodeOffer) -> tuple[Layout,
 
 
 def _answering_option(question: StageQuestion, place: NodeOffer) -> tuple[Layout, str, Peak]:
-    phases = question.work.phases
-    peak = answering_peak(
-        question.work,
+    work = question.work
+    servers = described_servers(question)
+    loaded = tuple(phase for phase in work.phases if work.model_of(phase.role) not in servers)
+    peaks = [_answering_peak(question, place, loaded)] if loaded else []
+    for model, pool in servers.items():
+        phases = tuple(_as_asked(phase, pool) for phase in work.phases if work.model_of(phase.role) == model)
+        peaks.append(of_processes(_answering_peak(question, place, phases), pool.replicas))
+    parts = tuple(part for peak in peaks for part in peak.parts)
+    if not loaded:
+        client = bytes_term("process", "overhead", CPU_PROCESS_BYTES, CPU_PROCESS_FORMULA, CPU_PROCESS_SOURCE)
+        parts = (*parts, ("", client))
+    peak = Peak(moment=" beside ".join(peak.moment for peak in peaks), parts=parts)
+    label = ", ".join(f"{pool.replicas} servers of {model}" for model, pool in servers.items()) or "one process"
+    return Layout(micro_batch=max(phase.batch for phase in work.phases)), label, peak
+
+
+def _answering_peak(question: StageQuestion, place: NodeOffer, phases: tuple[RolePhase, ...]) -> Peak:
+    return answering_peak(
+        replace(question.work, phases=phases),
         tensor=1,
         batches={phase.name: float(phase.batch) for phase in phases},
         accelerator=place.accelerator,
         knowledge=question.knowledge,
         weights="fp32",
     )
-    return Layout(micro_batch=max(phase.batch for phase in phases)), "one process", peak
+
+
+def _as_asked(phase: RolePhase, pool: ServerPool) -> RolePhase:
+    """Return a phase as servers compute it: so many questions at once, none of them padded."""
+    batch = min(phase.batch, pool.most_at_once or phase.batch)
+    return replace(as_served(phase), batch=batch, steps=phase.steps * phase.batch / batch)
+
+
+def _of_servers(term: Term, pool: ServerPool) -> Term:
+    """Return a term of work that servers share: each has its part of the cores, and waits for its operations alone."""
+    if not term.name.endswith(OPERATIONS):
+        return term
+    return replace(term, value=term.value / pool.replicas, formula=f"{term.formula} / {pool.replicas} servers")
 
 
 def _share(work: Workload, processes: int) -> Workload:
@@ -232,18 +264,21 @@ def _in_parts(phase: RolePhase) -> RolePhase:
 
 
 def _seconds(question: StageQuestion, work: Workload, place: NodeOffer, layout: Layout) -> Iterable[Term]:
+    servers = {} if work.trained else described_servers(question)
     for phase in work.phases:
         if phase.role in work.remote:
             continue
         role = work.role(phase.role)
-        yield from cpu_phase_terms(
+        pool = servers.get(role.model)
+        terms = cpu_phase_terms(
             role,
-            phase,
+            phase if pool is None else _as_asked(phase, pool),
             processor=place.accelerator,
             dtype=question.dtype,
             micro_batches=_passes(work, phase, layout),
             again=layout.recompute is Recompute.FULL,
         )
+        yield from terms if pool is None else (_of_servers(term, pool) for term in terms)
         if phase.call_seconds:
             yield tools_term(phase)
         if _is_reward(work, phase):

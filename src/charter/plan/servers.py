@@ -121,7 +121,7 @@ def _served(question: StageQuestion, place: NodeOffer, num_nodes: int) -> tuple[
     if alone and num_nodes > 1:
         return (), Missed(rejected=(Rejected(option=label, reason="an evaluation runs on one node"),))
     capacity = question.knowledge.usable_bytes(place.accelerator)
-    pools = described_servers(question)
+    pools = tuple(described_servers(question).values())
     if reason := _not_planned(question, pools, num_nodes * place.per_node):
         return (), Missed(rejected=(Rejected(option=label, reason=reason),))
     best: Option | None = None
@@ -170,7 +170,8 @@ def _served(question: StageQuestion, place: NodeOffer, num_nodes: int) -> tuple[
 def _together(question: StageQuestion, place: NodeOffer, tensor: int) -> tuple[Peak, dict[str, float]]:
     """Return the sequences that a replica has at once in each phase, as many as fit, and its peak with them."""
     capacity = question.knowledge.usable_bytes(place.accelerator)
-    most = min((pool.max_num_seqs for pool in described_servers(question) if pool.max_num_seqs), default=None)
+    pools = described_servers(question).values()
+    most = min((pool.max_num_seqs for pool in pools if pool.max_num_seqs), default=None)
     batches = {phase.name: float(min(phase.batch, most or phase.batch)) for phase in question.work.phases}
     peak = _peak(question, place, tensor, batches)
     while peak.total_bytes > capacity and max(batches.values()) > 1:
@@ -179,12 +180,12 @@ def _together(question: StageQuestion, place: NodeOffer, tensor: int) -> tuple[P
     return peak, batches
 
 
-def described_servers(question: StageQuestion) -> tuple[ServerPool, ...]:
-    """Return the servers that the file describes, of the models that a stage asks here."""
+def described_servers(question: StageQuestion) -> dict[str, ServerPool]:
+    """Return the servers that the file describes of the models that a stage asks here, by model."""
     work, alone = question.work, own_roles(question.stage, question.work)
     served = {phase.role for phase in work.phases}.difference(work.remote, alone)
     models = dict.fromkeys(role.model for role in work.roles if role.name in served)
-    return tuple(question.pools[model] for model in models if model in question.pools)
+    return {model: question.pools[model] for model in models if model in question.pools}
 
 
 def _not_planned(question: StageQuestion, pools: Sequence[ServerPool], accelerators: int) -> str:

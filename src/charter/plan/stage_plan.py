@@ -91,16 +91,17 @@ def _own(option: Option, use: Use, layout: ExecutableLayout) -> RoleExecution:
 def _answering(
     stage: Stage, option: Option, work: Workload, pools: Mapping[str, ServerPool]
 ) -> Iterator[tuple[str, RoleExecution]]:
-    """A pool for each model that is asked; on processors the stage's own process answers.
+    """A pool for each model that is asked; on processors the stage's own process answers, but for pools of the file.
 
     All pools of a stage have the same accelerators, each a share of their memory. An evaluation computes with weights
     beside its judge, and has the first group of accelerators for that.
     """
     place, layout = option.place, option.layout
+    alone = own_roles(stage, work)
     if place.is_cpu:
         yield CLIENT, _own(option, "client", ExecutableLayout())
+        yield from _on_processors(work, alone, pools)
         return
-    alone = own_roles(stage, work)
     used = {phase.role for phase in work.phases}.difference(work.remote, alone)
     served = [role for role in work.roles if role.name in used]
     own = (layout.tensor if served else place.per_node) if alone else 0
@@ -139,6 +140,23 @@ def _answering(
             ),
         )
         first = first or names[0]
+
+
+def _on_processors(
+    work: Workload, alone: tuple[str, ...], pools: Mapping[str, ServerPool]
+) -> Iterator[tuple[str, RoleExecution]]:
+    """The servers that the file describes, side by side on the machine of the stage."""
+    used = {phase.role for phase in work.phases}.difference(work.remote, alone)
+    first = {role.model: role.name for role in reversed(work.roles) if role.name in used and role.model in pools}
+    for model, name in sorted(first.items()):
+        pool = pools[model]
+        layout = ExecutableLayout(data=pool.replicas, micro_batch=pool.most_at_once or 0)
+        yield (
+            name,
+            RoleExecution(
+                use="serve", nodes=1, accelerators_per_node=0, layout=layout, engine=pool.engine, models=(model,)
+            ),
+        )
 
 
 def _memory_share(option: Option, roles: list[str]) -> float:

@@ -101,7 +101,7 @@ def answering_terms(
         if each.role in work.remote:
             continue
         is_own, role = each.role in alone, work.role(each.role)
-        phase, degree = (each, 1) if is_own else (_as_served(each), tensor)
+        phase, degree = (each, 1) if is_own else (as_served(each), tensor)
         turns = ceil(phase.steps / (1 if is_own else replicas))
         if phase.work == "generate":
             together = max(1, int(batches[phase.name]))
@@ -115,7 +115,7 @@ def answering_terms(
     return tuple(terms)
 
 
-def _as_served(phase: RolePhase) -> RolePhase:
+def as_served(phase: RolePhase) -> RolePhase:
     """A phase as servers answer it: nothing is padded, and an answer that ends makes room for the next at once."""
     read, written = phase.request_tokens
     written = written if phase.work == "generate" else phase.new_tokens

@@ -33,7 +33,7 @@ def stage_pools(project: Project, stage: PlannedStage) -> tuple[PoolSpec, ...]:
                 engine=pool.engine,
                 replicas=pool.replicas,
                 tensor=pool.tensor,
-                max_num_seqs=pool.max_num_seqs,
+                max_num_seqs=pool.most_at_once,
                 max_tokens=pool.max_tokens,
                 memory_share=pool.memory_share,
                 first_slot=0 if shares_accelerators(stage.spec) else 1,

@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from charter.launch.machine import asked_layout
 from charter.launch.rendered import TARGETS, chosen, printed, texts_for
 from charter.launch.rendered.skypilot import CLOUDS, PIPELINE, sky_accelerator, task_name
 from charter.launch.sent_supervisor import send_supervisor
+from charter.launch.servers import pools_of
 from charter.launch.submission import SUPERVISOR, TOKEN, preview_job, run_words, supervisor_job
 from charter.plan.plan import Plan
 from charter.plan.project_plan import plan_project, price_book
@@ -93,6 +95,10 @@ def preview(
     entries = [
         entry for stage, job in jobs.items() for entry in _entries(project, stage, job, executions.get(stage), name)
     ]
+    beside = {stage: planned.executions[stage] for stage in jobs if stage in planned.executions.keys() - executions}
+    entries += [
+        entry for stage, here in beside.items() for entry in _servers_beside(stage, jobs[stage], here, launcher=name)
+    ]
     words = run_words(overrides, anyway=anyway)
     own = supervisor_job(project, path or root, root=root, scheduler=name, only=stages, words=words, token=TOKEN)
     entries.append(_entry(own, None, SUPERVISOR, name, market="owned"))
@@ -138,6 +144,17 @@ def _entries(
             "layout": asdict(part.layout),
             "shares": part.shares or None,
         }
+
+
+def _servers_beside(stage: str, job: StageJob, planned: Execution, *, launcher: str) -> Iterator[dict[str, Any]]:
+    """One entry for each role that servers on processors play: the file describes them, whatever the plan says."""
+    sent = {pool.model: pool for pool in pools_of(str(dict(pairwise(job.command)).get("--pools", "[]")))}
+    for name, role in planned.pools.items():
+        for model in role.models:
+            pool = sent[model]
+            layout = replace(role.layout, data=pool.replicas, tensor=pool.tensor, micro_batch=pool.max_num_seqs or 0)
+            entry = _entry(job, stage, name, launcher, market="owned")
+            yield {**entry, "ranks": layout.ranks, "layout": asdict(layout)}
 
 
 def _entry(job: StageJob, stage: str | None, role: str, launcher: str, *, market: str) -> dict[str, Any]:

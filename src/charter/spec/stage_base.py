@@ -144,6 +144,11 @@ class ServerPool:
     memory_share: float | None = None
     """Share of an accelerator's memory that a server takes."""
 
+    @property
+    def most_at_once(self) -> int | None:
+        """Sequences that a server computes together; None: as many as vLLM finds room for."""
+        return self.max_num_seqs or (1 if self.engine == "charter" else None)
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageResources:
