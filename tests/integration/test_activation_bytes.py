@@ -8,8 +8,12 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from charter.catalog.huggingface import architecture_from_mapping
 from charter.physics.kept_activations import ALL_MATRICES, LayerKind, kept_by_layer
 from charter.physics.memory import training_memory
+from charter.physics.memory_profiles import HUGGINGFACE, MemoryJob
+from charter.physics.memory_shape import MemoryShape
+from charter.physics.precision import PURE_BF16
 from charter.spec.architecture import Architecture, MixtureOfExperts
 from charter.spec.layout import Layout, Recompute
 
@@ -109,6 +113,39 @@ def ours(shape, trained=ALL_MATRICES, **more):
 @pytest.mark.parametrize("shape", [LLAMA, QWEN3, GPT2], ids=["llama", "qwen3", "gpt2"])
 def test_full_training_keeps_what_the_list_says(shape):
     assert per_layer(shape) == pytest.approx(ours(shape), rel=0.03)
+
+
+CLASSES = {
+    "gemma": {"head_dim": 64},
+    "gemma3_text": {"head_dim": 64},
+    "gpt_neox": {},
+    "opt": {"ffn_dim": 704, "word_embed_proj_dim": 256, "dropout": 0.0},
+    "phi": {},
+    "gpt_oss": {"head_dim": 64, "num_local_experts": 8, "num_experts_per_tok": 2},
+}
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_classes_keep_what_their_code_says(kind):
+    """Norms in fp32, joint projections, ReLU, activations in steps: what a class writes otherwise than Llama's."""
+    sizes = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 4, "num_key_value_heads": 2}
+    attention = "eager" if kind == "gpt_oss" else "sdpa"
+
+    def model(layers):
+        names = sizes | CLASSES[kind] | {"vocab_size": 512, "max_position_embeddings": 256, "num_hidden_layers": layers}
+        config = transformers.AutoConfig.for_model(kind, **names)
+        loaded = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, attn_implementation=attention
+        )
+        return loaded.train(), architecture_from_mapping(config.to_dict())
+
+    (deep, shape), (shallow, _) = model(4), model(2)
+    kept = MemoryShape.of(
+        MemoryJob(architecture=shape, seq_len=SEQ, profile=HUGGINGFACE, precision=PURE_BF16, fused_attention=True)
+    )
+    scores = float(kept.scores) if attention == "eager" else 0.0
+    counted = (saved_bytes(deep) - saved_bytes(shallow)) / 2 / TOKENS
+    assert counted == pytest.approx(float(kept.replicated + kept.sharded) + scores, rel=0.07 if scores else 0.01)
 
 
 def test_experts_keep_what_the_list_says():

@@ -123,6 +123,20 @@ def layer_mix(architecture: Architecture) -> tuple[tuple[LayerKind, float], ...]
     return tuple((LayerKind(seq_len=1.0, mixer=mixer, mlp=mlp), count) for mixer, mlp, count in counts if count)
 
 
+WIDE_NORMS = ("gemma", "gemma2", "gemma3", "gemma3_text", "gpt_oss")
+"""Model types whose classes multiply by the weight of a norm in fp32, and keep normalised values so."""
+JOINT_PROJECTIONS = ("gpt_neox", "phi3", "falcon", "qwen")
+"""Those whose values are a view of one joint projection, beside rotated queries and keys."""
+STEPWISE = ("gpt2", "gptj", "phi", "gpt_oss")
+"""Those that write their activation out: a tanh GELU, or a clamped and scaled gate."""
+WIDE_ROUTERS = ("deepseek_v2", "deepseek_v3")
+"""Those that route by hidden states in fp32."""
+
+
+def _written_as(kind: LayerKind, a: Architecture, types: tuple[str, ...]) -> bool:
+    return kind.implementation == "huggingface" and a.model_type in types
+
+
 def _nothing(a: Architecture, kind: LayerKind) -> Iterator[KeptTensor]:
     return iter(())
 
@@ -134,7 +148,7 @@ def _norms(a: Architecture, kind: LayerKind) -> Iterator[KeptTensor]:
     if kind.fp32_norms and rms_norm:
         wider = (4 - value) * hidden * a.norms_per_layer
         yield KeptTensor(name="norm inputs in fp32", bytes_per_token=wider, divided="sequence")
-        normed = (4.0 if kind.implementation == "litgpt" else value) * hidden * a.norms_per_layer
+        normed = _normed_bytes(a, kind) * hidden * a.norms_per_layer
         yield KeptTensor(name="normalised values", bytes_per_token=normed, divided="sequence", needed_by="norms")
     if kind.mixer != "none":
         yield KeptTensor(
@@ -148,12 +162,18 @@ def _norms(a: Architecture, kind: LayerKind) -> Iterator[KeptTensor]:
         yield KeptTensor(name="dropout masks", bytes_per_token=2.0 * hidden, divided="sequence")
 
 
+def _normed_bytes(a: Architecture, kind: LayerKind) -> float:
+    """Bytes of a normalised value that the gradient of a norm's weight needs."""
+    return 4.0 if kind.implementation == "litgpt" or _written_as(kind, a, WIDE_NORMS) else kind.value_bytes
+
+
 def _attention(a: Architecture, kind: LayerKind) -> Iterator[KeptTensor]:
     value, latent = kind.value_bytes, a.latent_attention
     if latent is None:
         query, keys, values = a.num_heads * a.head_size, a.kv_heads * a.head_size, a.kv_heads * a.head_size
         output = query
-        joint = query + keys if kind.fused and _rotary(a) else 0
+        is_joint = (kind.fused and _rotary(a)) or _written_as(kind, a, JOINT_PROJECTIONS)
+        joint = query + keys if is_joint else 0
     else:
         width = latent.qk_nope_head_dim + latent.qk_rope_head_dim
         query = keys = a.num_heads * width
@@ -176,7 +196,7 @@ def _attention(a: Architecture, kind: LayerKind) -> Iterator[KeptTensor]:
         if kind.fp32_norms:
             wider = (4 - value) * heads
             yield KeptTensor(name="the same in fp32", bytes_per_token=wider, divided="tensor")
-            normed = value * heads
+            normed = _normed_bytes(a, kind) * heads
             yield KeptTensor(
                 name="normalised queries and keys", bytes_per_token=normed, divided="tensor", needed_by="norms"
             )
@@ -187,7 +207,9 @@ def _scores(a: Architecture, kind: LayerKind) -> Iterator[KeptTensor]:
     """Attention probabilities, and their dropout: gone with fused attention."""
     value, mask = kind.value_bytes, float(kind.dropout)
     softmax = 4.0 if kind.fp32_norms and value < 4 else 0.0
-    per_score = value + mask * (value + 1) + softmax
+    # OPT's classes of before 2025 clamp them from below (`torch.max` keeps what it compares).
+    clamped = value * _written_as(kind, a, ("opt",))
+    per_score = value + mask * (value + 1) + softmax + clamped
     yield KeptTensor(name="attention scores", bytes_per_token=a.num_heads * kind.seq_len * per_score, divided="scores")
     repeated = 2 * value * (a.num_heads - a.kv_heads) * a.head_size
     if kind.fp32_norms and repeated and a.latent_attention is None:
@@ -200,20 +222,22 @@ def _rotary(a: Architecture) -> bool:
 
 def _mlp(a: Architecture, kind: LayerKind) -> Iterator[KeptTensor]:
     yield from _inner(a, kind, float(a.intermediate_size))
-    if kind.implementation == "huggingface" and a.model_type == "gpt2":
-        more = 3 * kind.value_bytes * a.intermediate_size
-        yield KeptTensor(name="tanh GELU in steps", bytes_per_token=more, divided="tensor")
 
 
 def _inner(a: Architecture, kind: LayerKind, width: float) -> Iterator[KeptTensor]:
     """Inside an MLP: inputs of the activation function, and the input of the down projection."""
     value = kind.value_bytes
-    before = (1 + a.gated_mlp) * width
+    # The gradient of ReLU needs its output alone, which is the input of the down projection.
+    is_relu = _written_as(kind, a, ("opt",))
+    before = (1 + a.gated_mlp - is_relu) * width
     yield KeptTensor(name="MLP before activation", bytes_per_token=value * before, divided="tensor")
     if a.gated_mlp and not kind.recomputes_gate:
         yield KeptTensor(name="activated gate", bytes_per_token=value * width, divided="tensor")
+    if _written_as(kind, a, STEPWISE):
+        yield KeptTensor(name="activation in steps", bytes_per_token=3 * value * width, divided="tensor")
+    needed_by = "" if is_relu else "down"
     after = kind.input_bytes * width
-    yield KeptTensor(name="MLP after activation", bytes_per_token=after, divided="tensor", needed_by="down")
+    yield KeptTensor(name="MLP after activation", bytes_per_token=after, divided="tensor", needed_by=needed_by)
 
 
 def _experts(a: Architecture, kind: LayerKind) -> Iterator[KeptTensor]:
@@ -229,7 +253,7 @@ def _experts(a: Architecture, kind: LayerKind) -> Iterator[KeptTensor]:
     yield KeptTensor(name="tokens sent to experts", bytes_per_token=sent, divided="sequence", needed_by="up")
     if kind.implementation != "megatron":
         yield KeptTensor(name="outputs of experts", bytes_per_token=value * copies, divided="sequence")
-    router = 2 * value * mixture.num_experts
+    router = 2 * value * mixture.num_experts + 4.0 * a.hidden_size * _written_as(kind, a, WIDE_ROUTERS)
     yield KeptTensor(name="router", bytes_per_token=router, divided="sequence")
     width = mixture.expert_intermediate_size * mixture.experts_per_token + mixture.shared_width
     yield from _inner(a, kind, float(width + a.intermediate_size * mixture.dense_residual))

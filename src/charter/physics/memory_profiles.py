@@ -127,8 +127,9 @@ class MemoryProfile:
     """ZeRO-2 is FSDP that keeps 16-bit weights gathered through a pass: those that are stepped on are sharded."""
     ends_apart: bool = False
     """FSDP2 as Charter's engine and torchtune have it: embedding and output projection are units of their own where
-    they are two tensors, and 16-bit gradients are copied to the gradients' type when their unit is reduced. Alone,
-    autocast casts weights that are wider than what is computed in."""
+    they are two tensors, and 16-bit gradients are copied to the gradients' type when their unit is reduced."""
+    autocasts: bool = False
+    """Where nothing is sharded, autocast casts weights and adapters that are wider than what is computed in."""
     keeps_products: bool = False
     """Selective recomputation keeps what products and fused attention make of a layer, and computes the rest again;
     else it computes the scores of unfused attention again and keeps the rest."""
@@ -270,6 +271,7 @@ HUGGINGFACE = MemoryProfile(
     name="huggingface",
     step_bytes=4.0,
     ddp_buckets=True,
+    autocasts=True,
     source="transformers Trainer: DDP with buckets of its own, AdamW over lists of tensors",
 )
 UNSLOTH = MemoryProfile(
@@ -342,6 +344,7 @@ NATIVE = MemoryProfile(
     keeps_products=True,
     second_stage_shards_weights=True,
     ends_apart=True,
+    autocasts=True,
     moments_visit=True,
     gradient_views=True,
     exchanges_heads=True,

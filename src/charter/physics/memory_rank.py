@@ -60,7 +60,7 @@ class Rank:
         """
         s = self.shape
         narrow = (s.parameter_bytes > s.compute_bytes) & (s.adapter == 0)
-        return array((s.ends_apart > 0) & narrow & (self.is_apart == 0) & (self.gathers == 0))
+        return array((s.autocasts > 0) & narrow & (self.is_apart == 0) & (self.gathers == 0))
 
     @cached_property
     def ends(self) -> Ends:

@@ -309,6 +309,7 @@ class MemoryShape:
     gradient_views: Array
     second_stage_shards_weights: Array
     ends_apart: Array
+    autocasts: Array
     moments_visit: Array
     scalar: Array
     """1 where a scalar head takes the place of the output projection."""
@@ -426,6 +427,7 @@ def _run_numbers(job: MemoryJob) -> dict[str, float]:
         "gradient_views": profile.gradient_views,
         "second_stage_shards_weights": profile.second_stage_shards_weights,
         "ends_apart": profile.ends_apart,
+        "autocasts": profile.autocasts,
         "moments_visit": profile.moments_visit,
         "scalar": job.head == "scalar",
         "step_bytes": profile.step_bytes * _step_share(job),
@@ -536,7 +538,10 @@ def _adapter_activations(job: MemoryJob) -> LayerActivations:
     chosen = [name for name in inputs if name in adapter.groups]
     shared = {"qkv": a.hidden_size, "up": a.hidden_size}
     further = sum(inputs[name] - shared.get(name, inputs[name]) for name in chosen)
-    copied = value * job.profile.autocast_adapters * further
+    # Under autocast each adapter in 32 bits casts its own input; of a dropped-out copy that is the only one.
+    own = job.profile.autocast_adapters
+    casts = job.profile.autocasts and job.precision.parameter_bytes > value and not adapter.dropout
+    copied = value * (own or casts) * (further + width * ("out" in chosen and not own))
     dropped = (value + 1) * adapter.dropout * sum(inputs[name] for name in chosen)
     scaled = value * adapter.scaled_outputs * sum(outputs.values())
     # Beside a joint projection of which a part is adapted, that part is copied into its whole (litgpt, `zero_pad`).

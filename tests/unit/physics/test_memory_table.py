@@ -275,3 +275,17 @@ def test_a_quantised_base_keeps_inputs_beside_trained_norms():
     inputs = 2 * (2 * 512 + 1376)
     difference = kept[1].replicated + kept[1].sharded - kept[0].replicated - kept[0].sharded
     assert float(difference) == inputs
+
+
+@pytest.mark.parametrize(
+    ("adapter", "counted"),
+    [(AdapterUse(rank=8), 12_808), (AdapterUse(rank=8, dropout=True), 15_032), (None, 14_232)],
+)
+def test_autocast_keeps_what_hooks_count(adapter, counted):
+    """Bytes a token and layer that `saved_tensors_hooks` counts in a Llama of transformers 5.23 under autocast, without
+    casts of weights: adapters of peft 0.21 in 32 bits over 16, then with dropout (masks as bytes); 32-bit weights."""
+    tiny = Architecture(hidden_size=256, num_layers=4, num_heads=4, intermediate_size=688, vocab_size=512)
+    job = MemoryJob(architecture=tiny, seq_len=64, profile=PROFILES["huggingface"], adapter=adapter)
+    table = training_memory_table(MemoryShape.of(job), Layouts.of(Layout()))
+    kept = next(term for term in table.terms("first", "loss") if term.name == "kept activations")
+    assert kept.value / 64 / 4 == pytest.approx(counted, rel=0.01)

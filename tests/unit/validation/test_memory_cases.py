@@ -476,3 +476,17 @@ def test_log_probabilities_of_verl_overwrite_their_logits():
         for framework in ("verl", "NeMo-RL")
     ]
     assert losses == [4 * 2048 * 32000, 14 * 2048 * 32000]
+
+
+def test_adapters_have_the_type_of_their_gradients():
+    """Autograd gives a weight a gradient of its own type; Megatron's buffer of gradients goes with a master copy."""
+    cells = {"adapter": "lora", "optimizer_dtype": "fp32", "parameter_dtype": "bf16"}
+    sizes = [
+        training_case(row(framework=name, gradient_dtype=gradient, master_dtype=master, **cells)).job.precision
+        for name, gradient, master in (
+            ("TRL", "bf16", "none"),
+            ("TRL", "fp32", "none"),
+            ("Megatron-LM", "fp32", "fp32"),
+        )
+    ]
+    assert [size.parameter_bytes for size in sizes] == [2, 4, 2]

@@ -167,7 +167,7 @@ def typed_states(row: Measurement, habit: TrainingPrecision) -> TrainingPrecisio
     """Bytes per trained parameter from the typed columns; each that is unknown or blank as the stack's habit has it.
 
     `bytes = parameter + gradient + 2 moments + master`; the frozen base of adapters is `parameter_dtype`, so what is
-    trained beside it keeps the habit's weights.
+    trained beside it has the type of its gradient (autograd gives it no other) or, under a master copy, the habit's.
 
     >>> columns = {"parameter_dtype": "bf16", "gradient_dtype": "none", "optimizer_dtype": "int8"}
     >>> row = Measurement(id="X-1", metric="peak_mem_gb", value=1.0, master_dtype="none", **columns)
@@ -175,9 +175,9 @@ def typed_states(row: Measurement, habit: TrainingPrecision) -> TrainingPrecisio
     4.0
     """
     full = row.adapter in ("", "full") and row.kind != "lora"
-    parameter = BYTES_PER_VALUE.get(row.parameter_dtype) if full else None
     gradient = BYTES_PER_VALUE.get(row.gradient_dtype)
     master = BYTES_PER_VALUE.get(row.master_dtype)
+    parameter = BYTES_PER_VALUE.get(row.parameter_dtype) if full else (gradient or None) if master == 0 else None
     moments = [BYTES_PER_VALUE.get(name) for name in row.optimizer_dtype.split("+")]
     typed = [value for value in moments if value is not None]
     if parameter is None and gradient is None and master is None and not typed:
