@@ -311,7 +311,8 @@ def product_work(
     gradients at every product.
     """
     at, flops, moved, casts = job.layouts, [], [], array(0.0)
-    passes = (array(1.0), array(1.0), 1.0 - job.frozen)
+    frozen = job.frozen * (1.0 - job.trains_ends) if kinds == HEAD_KINDS else job.frozen
+    passes = (array(1.0), array(1.0), 1.0 - frozen)
     low_rate = np.where(job.bits <= 4, device.rate_4, device.rate_8)
     short = array(device.short_inner * np.where(job.bits < 16, low_rate / device.rate_16, 1.0))
     rows_all = np.maximum(tokens, 1.0)

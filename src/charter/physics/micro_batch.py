@@ -102,7 +102,8 @@ def step_work(model: ProductColumns, device: DeviceColumns, job: StepJob, stack:
     expert_flops, expert_bytes, expert_casts = product_work(m, device, job, EXPERT_KINDS, tokens)
     head_flops, head_bytes, _ = product_work(m, device, job, HEAD_KINDS, head_tokens)
     rank, experts = _rank_parameters(m, job)
-    trained = np.where(job.frozen > 0, job.adapter_rank * m.trained_share / (at.tensor * at.pipeline), rank)
+    beside = job.adapter_rank * m.trained_share / (at.tensor * at.pipeline) + job.trains_ends * _rank_ends(m, job)
+    trained = np.where(job.frozen > 0, beside, rank)
     adapted = np.where(job.adapter_rank > 0, width * tokens * stack.adapted_share * m.adapted_values / at.tensor, 0.0)
     layer_parameters = (m.parameters - m.end_parameters) / at.tensor
     return StepWork(
@@ -170,10 +171,15 @@ def _traffic(m: ProductColumns, job: StepJob, stack: StackColumns, tokens: Array
 def _rank_parameters(m: ProductColumns, job: StepJob) -> tuple[Array, Array]:
     """Parameters on a rank of an average stage, and the routed experts among them."""
     at = job.layouts
-    ends = m.end_parameters / np.where(at.pipeline > 1, 2.0, 1.0)
     experts = m.expert_parameters / (at.expert * at.pipeline)
     layers = (m.parameters - m.end_parameters - m.expert_parameters) / (at.tensor * at.pipeline)
-    return array(layers + ends / at.tensor + experts), array(experts)
+    return array(layers + _rank_ends(m, job) + experts), array(experts)
+
+
+def _rank_ends(m: ProductColumns, job: StepJob) -> Array:
+    """Embedding and output projection on a rank: in a pipeline the first or the last stage has one of them."""
+    at = job.layouts
+    return array(m.end_parameters / np.where(at.pipeline > 1, 2.0, 1.0) / at.tensor)
 
 
 # -------- Seconds of one micro-batch through all layers of a model, by cause, under the constants of a stack.

@@ -328,6 +328,8 @@ class StepJob:
     """1 where 32-bit weights are cast at every use."""
     frozen: Array = field(default_factory=lambda: array(0.0))
     """1 where the base is not trained (LoRA)."""
+    trains_ends: Array = field(default_factory=lambda: array(0.0))
+    """1 where embedding and output projection are trained beside adapters."""
     adapter_rank: Array = field(default_factory=lambda: array(0.0))
     base_bits: Array = field(default_factory=lambda: array(16.0))
     """Of the stored base weights: 4 (QLoRA), 8 or 16."""

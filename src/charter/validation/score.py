@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from charter.physics.columns import Array, array
 from charter.physics.constants import describe, moved
-from charter.physics.fitted import Fitted
+from charter.physics.fitted import NARROWEST, Fitted
 from charter.physics.step_time import rows_of
 from charter.validation.quantities.generation import GENERATION
 from charter.validation.quantities.memory import INFERENCE_MEMORY, TRAINING_MEMORY
@@ -37,6 +37,9 @@ MOST_AT_ONCE = 8192
 """Predictions of one call: what stays in a processor's caches."""
 DEGREES_OF_FREEDOM = 4.0
 """Of Student's t: a residual of 3 noise widths weighs 0.38 of a small one."""
+FEW_FREEDOM = 2.2
+"""The same where a few rows calibrate. It has the greatest likelihood for the residuals of the shipped rows around the
+medians of their sources, each predicted without its stacks (4 has e^20 less); one odd row of five moves much."""
 
 SHARES = (0.25, 0.5, 1.0)
 """Widths of the prior, relative to a constant's own, between which a few rows choose. At a quarter the constants
@@ -57,16 +60,16 @@ def calibrate(
     stacks: Sequence[str],
     *,
     start: Fitted,
-    noise: float,
 ) -> Fitted:
     """Constants of the stacks of a few rows: a mean of nothing moved and of fits under priors of several widths.
 
     The weight of each is the likelihood of the rows, each predicted without itself (stacking by pseudo-likelihood;
     Geisser and Eddy 1979, JASA 74:153), with predictions linear around the start, times its prior odds. So rows that
-    scatter both ways around the start leave it where it is. Limit: between five rows of much noise the choice itself is
-    noisy, and a stack that was predicted better than its rows scatter gets somewhat worse (docs/concepts/accuracy.md).
+    scatter both ways around the start leave it where it is. How far rows scatter is what the start's own fit left: a
+    few do not say it of themselves. Limit: between five rows of much noise the choice itself is noisy, and a stack that
+    was predicted better than its rows scatter gets somewhat worse (docs/concepts/accuracy.md).
     """
-    shares, width = (0.0, *SHARES), describe(kind)
+    shares, width, noise = (0.0, *SHARES), describe(kind), max(start.noise, NARROWEST)
     problem = _Problem(
         predict=predict,
         kind=kind,
@@ -79,14 +82,14 @@ def calibrate(
         start=start,
         shared=False,
         stack_share=1.0,
+        freedom=FEW_FREEDOM,
     )
     weights = problem.share_weights(shares, noise) if len(measured) > 1 else [float(s == SINGLE_SHARE) for s in shares]
     theta = weights[0] * problem.begin
     for share, weight in zip(SHARES, weights[1:], strict=True):
         if weight > 0:
             theta = theta + weight * replace(problem, stack_share=share).solved(noise, ITERATIONS)
-    residual = problem.target - problem.logs(problem.offsets(theta))
-    return problem.fitted(theta, _width(residual, problem.weights))
+    return problem.fitted(theta, start.noise)
 
 
 def fit(
@@ -109,6 +112,7 @@ def fit(
         start=Fitted(),
         shared=True,
         stack_share=0.7,
+        freedom=DEGREES_OF_FREEDOM,
     )
     theta = problem.solved(0.12, ITERATIONS)
     residual = problem.target - problem.logs(problem.offsets(theta))
@@ -132,6 +136,8 @@ class _Problem:
     shared: bool
     stack_share: float
     """Spread between stacks relative to a constant's own."""
+    freedom: float
+    """Degrees of freedom of Student's t."""
 
     @cached_property
     def begin(self) -> Array:
@@ -192,10 +198,10 @@ class _Problem:
             missed = residual.copy()
             for fold in sorted(set(folds)) if share > 0 else ():
                 inside = folds == fold
-                moved_by = _ridge(slopes[~inside], residual[~inside], noise, share * self.prior)
+                moved_by = _ridge(slopes[~inside], residual[~inside], noise, share * self.prior, self.freedom)
                 missed[inside] -= slopes[inside] @ moved_by
             far = (missed / noise) ** 2
-            logs.append(-(DEGREES_OF_FREEDOM + 1) / 2 * float(np.sum(np.log1p(far / DEGREES_OF_FREEDOM))))
+            logs.append(-(self.freedom + 1) / 2 * float(np.sum(np.log1p(far / self.freedom))))
         weights = np.exp(np.array(logs) - max(logs)) * [1.0 if share > 0 else STILL_ODDS for share in shares]
         weights[weights < 0.01 * weights.sum()] = 0.0
         return list(map(float, weights / weights.sum()))
@@ -208,7 +214,7 @@ class _Problem:
         """
         current, slopes = self.slopes(self.offsets(theta))
         residual = self.target - current
-        scale = self.weights * (DEGREES_OF_FREEDOM + 1) / (DEGREES_OF_FREEDOM + (residual / noise) ** 2) / noise**2
+        scale = self.weights * (self.freedom + 1) / (self.freedom + (residual / noise) ** 2) / noise**2
         pull = ((self.centre - theta) / self.prior**2).reshape(-1, len(self.names))
         tight = np.diag(1 / (self.stack_share * self.sigma) ** 2)
         borders, sides = [], []
@@ -254,12 +260,12 @@ class _Problem:
         return dict(zip(self.names, map(float, row), strict=True))
 
 
-def _ridge(slopes: Array, residual: Array, noise: float, prior: Array) -> Array:
+def _ridge(slopes: Array, residual: Array, noise: float, prior: Array, freedom: float) -> Array:
     """Shifts that explain residuals in a linear model, rows far off weighing less."""
     shifts = array(np.zeros(slopes.shape[1]))
     for _ in range(4):
         far = ((residual - slopes @ shifts) / noise) ** 2
-        weighted = slopes * ((DEGREES_OF_FREEDOM + 1) / (DEGREES_OF_FREEDOM + far) / noise**2)[:, None]
+        weighted = slopes * ((freedom + 1) / (freedom + far) / noise**2)[:, None]
         shifts = array(np.linalg.solve(slopes.T @ weighted + np.diag(1 / prior**2), weighted.T @ residual))
     return shifts
 
@@ -428,11 +434,6 @@ def predict(quantity: Quantity, cases: Sequence[Case], fitted: Fitted) -> Array:
     return quantity.predict(quantity.prepare([case.case for case in cases]), constants)
 
 
-ROW_NOISE = 0.08
-"""Scatter of rows of a stack around a model that was calibrated on it: the median error of dense training steps after
-five rows (docs/concepts/accuracy.md)."""
-
-
 def calibrated(quantity: Quantity, cases: Sequence[Case], start: Fitted) -> Fitted:
     """Constants of the stacks in a few rows of one source, as far from `start` as the rows themselves bear out."""
     return calibrate(
@@ -441,7 +442,6 @@ def calibrated(quantity: Quantity, cases: Sequence[Case], start: Fitted) -> Fitt
         array([case.row.value for case in cases]),
         [case.stack for case in cases],
         start=start,
-        noise=ROW_NOISE,
     )
 
 

@@ -14,7 +14,7 @@ from charter.errors import DataError
 from charter.units import GB
 from charter.validation.rows.accelerator import accelerator_of, node_network
 from charter.validation.rows.measurement import Measurement, Refusal
-from charter.validation.rows.memory_texts import also_held_in, probe_in
+from charter.validation.rows.memory_texts import also_held_in, needs_extras, probe_in
 from charter.validation.rows.metrics import printed_kind
 from charter.validation.rows.shapes import model_named
 
@@ -127,7 +127,7 @@ def typed_cells(row: Measurement) -> dict[str, str]:
         "parameter_dtype": _stored(dtype, trains=trains),
         "attention_kernel": _kernel(row),
         "memory_probe": probe_in(row.unit, row.notes) if row.metric.startswith("peak_mem") else "",
-        "also_held": also_held_in(row.notes) if row.metric.startswith("peak_mem") or row.metric == "oom" else "",
+        "also_held": also_held_in(row.notes) if needs_extras(row.metric, row.adapter) else "",
     }
     if trains:
         cells |= dict.fromkeys(_STATES, UNKNOWN)

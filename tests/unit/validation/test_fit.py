@@ -63,10 +63,10 @@ def test_an_unknown_stack_gets_what_all_stacks_share() -> None:
 
 
 def test_a_few_rows_move_a_stack_from_where_it_was_and_nothing_else() -> None:
-    start = Fitted(shared={"share": 0.1}, stacks={"a": {"share": 0.2}})
+    start = Fitted(shared={"share": 0.1}, stacks={"a": {"share": 0.2}}, noise=0.03)
     rows = slice(1, 10, 2)
     measured = truth({"a": {"share": 0.6}, "b": {}})[rows]
-    found = calibrate(of_rows(rows), Machine, measured, ["a"] * 5, start=start, noise=0.03)
+    found = calibrate(of_rows(rows), Machine, measured, ["a"] * 5, start=start)
     assert found.shared == start.shared
     assert found.shift("a")["share"] == pytest.approx(0.6, abs=0.1)
 
@@ -79,11 +79,11 @@ def test_sets_are_described() -> None:
     assert [item.name for item in describe(Machine)] == ["share", "launch_seconds", "fixed"]
 
 
-def few(shift: float, scatter: list[float]) -> Fitted:
+def few(shift: float, scatter: list[float], noise: float = 0.08) -> Fitted:
     """Five rows of a stack that differs by a shift of its share, each off by its scatter."""
     rows = slice(1, 2 * len(scatter), 2)
     measured = truth({"a": {"share": shift}, "b": {}})[rows] * np.exp(scatter)
-    return calibrate(of_rows(rows), Machine, measured, ["a"] * len(scatter), start=Fitted(), noise=0.08)
+    return calibrate(of_rows(rows), Machine, measured, ["a"] * len(scatter), start=Fitted(noise=noise))
 
 
 def test_few_rows_that_agree_move_their_stack() -> None:
@@ -108,9 +108,45 @@ def test_a_single_row_moves_its_stack_part_of_the_way() -> None:
 
 
 def test_calibration_never_touches_other_stacks() -> None:
-    start = Fitted(shared={"share": 0.1}, stacks={"b": {"share": 0.2}})
+    start = Fitted(shared={"share": 0.1}, stacks={"b": {"share": 0.2}}, noise=0.08)
     rows = slice(1, 11, 2)
     measured = truth({"a": {"share": 0.6}, "b": {}})[rows]
-    found = calibrate(of_rows(rows), Machine, measured, ["a"] * 5, start=start, noise=0.08)
+    found = calibrate(of_rows(rows), Machine, measured, ["a"] * 5, start=start)
     assert found.shared == start.shared
     assert found.stacks["b"] == start.stacks["b"]
+
+
+def test_the_scatter_that_a_fit_left_weighs_what_rows_say() -> None:
+    rows = [0.05, -0.04, 0.03, -0.05, 0.01]
+    narrow, wide = (few(0.15, rows, noise=noise).shift("a")["share"] for noise in (0.03, 0.3))
+    assert 0 < wide < 0.6 * narrow
+
+
+def test_one_odd_row_of_five_moves_little() -> None:
+    odd = few(0.0, [0.0, 0.02, -0.02, 0.01, 0.9]).shift("a")
+    assert max(abs(shift) for shift in odd.values()) < 0.05
+
+
+def test_a_calibration_says_no_more_of_scatter_than_its_start() -> None:
+    assert few(0.4, [0.0]).noise == few(0.4, [0.1, -0.1]).noise == 0.08
+
+
+def test_five_rows_help_more_than_they_harm() -> None:
+    """Synthetic stacks of 25 rows with heavy tails; half of them are as predicted, half differ."""
+    draws, errors = np.random.default_rng(3), {True: [], False: []}
+    for number in range(40):
+        differs = number % 2 == 1
+        rows = draws.choice(np.arange(1, 200, 2), 25, replace=False)
+        shift = {"a": {"share": 0.2 * draws.standard_normal() * differs}, "b": {}}
+        measured = truth(shift)[rows] * np.exp(0.06 * draws.standard_t(2.2, 25))
+        after = calibrate(
+            lambda c, chosen, r=rows: seconds(c, r[chosen]), Machine, measured[:5], ["a"] * 5, start=Fitted(noise=0.08)
+        )
+        missed = [
+            np.median(np.abs(np.log(seconds(fit.apply(Machine(), ["a"] * 25), rows) / measured)[5:]))
+            for fit in (Fitted(noise=0.08), after)
+        ]
+        errors[differs].append(missed)
+    (before, later), (unmoved, harmed) = (np.mean(errors[differs], axis=0) for differs in (True, False))
+    assert later < 0.8 * before
+    assert harmed - unmoved < 0.4 * (before - later)

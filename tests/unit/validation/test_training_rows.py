@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from charter.physics.fitted import Fitted, bundled
+from charter.physics.matrix_products import ProductColumns
 from charter.physics.stacks import PROFILES
 from charter.spec.layout import Recompute, ZeroStage
 from charter.validation.quantities.memory_cases import training_case as memory_case
@@ -226,3 +227,17 @@ def test_time_memory_and_rl_read_one_stage(shard, stage):
 def test_a_blank_batch_is_a_usual_number_of_prompts():
     step = replace(row(kind="ppo", framework="verl", mean_len=1000), metric="ppo_step_time_s")
     assert rl_setting(replace(step, n_generations=16)).samples == 16 * rl_setting(step).samples
+
+
+def test_embeddings_beside_adapters_are_trained_too() -> None:
+    """Of the output projection a third product, and Adam on both ends, as where everything is trained."""
+    notes = {"LoRA": False, "LoRA (emb)": True}
+    jobs = [row(kind="lora", adapter="lora", model="Qwen-1.8B", notes=note) for note in notes]
+    cases = [training_case(job) for job in jobs]
+    assert [case.trains_ends for case in cases] == list(notes.values())
+    work = TRAINING_TIME.prepare(cases).work
+    assert work.head_flops[2][0] == 0
+    assert work.head_flops[2][1] == pytest.approx(work.head_flops[0][1], rel=0.1)  # another shape, other waves
+    ends = float(ProductColumns.of(cases[0].architecture).end_parameters)
+    assert work.trained[1] - work.trained[0] == pytest.approx(ends)
+    assert not training_case(replace(jobs[1], adapter="full", kind="sft")).trains_ends

@@ -51,7 +51,7 @@ from charter.validation.quantities.training_time import COMPILED_PARTIAL, PARTIA
 from charter.validation.rows.accelerator import accelerator_of
 from charter.validation.rows.architecture import architecture_of
 from charter.validation.rows.measurement import BYTES_PER_VALUE, Measurement, Refusal
-from charter.validation.rows.memory_texts import also_held_in, optimizer_in, probe_in
+from charter.validation.rows.memory_texts import optimizer_in, probe_in
 from charter.validation.rows.metrics import algorithm_of, compares_pairs, needs_reference, unit_bytes
 from charter.validation.stacks import printed_zero, shard_group
 
@@ -123,11 +123,6 @@ def _steps_on_weights(row: Measurement) -> bool:
     """Return True if the optimizer updates the weights themselves, of which DeepSpeed's ZeRO keeps a 32-bit copy."""
     full = row.adapter in ("", "full") and row.kind != "lora"
     return full and row.master_dtype == "none" and row.parameter_dtype in BYTES_PER_VALUE
-
-
-def held_of(row: Measurement) -> list[str]:
-    """Held beside what kind and adapter say."""
-    return (row.also_held or also_held_in(row.notes)).split("+")
 
 
 def _has_master(row: Measurement) -> bool:
@@ -418,7 +413,7 @@ def adapter_of(row: Measurement, profile: MemoryProfile) -> AdapterUse | None:
     if row.adapter in ("", "full") and row.kind != "lora":
         return None
     printed = re.search(r"trainable params:? ([\d,]+)", text)
-    second = "norms" in held_of(row) or re.search(r"adapter_?v2|ia3", row.adapter) is not None
+    second = "norms" in row.extras or re.search(r"adapter_?v2|ia3", row.adapter) is not None
     first = row.adapter == "adapter" and not second
     lean = profile.name in ("native", "unsloth", "torchtune", "megatron", "torchtitan", "maxtext")
     factory = re.search(r"llama-?factory", row.framework.lower()) is not None  # its `lora_dropout` is 0, its rank 8
@@ -430,7 +425,7 @@ def adapter_of(row: Measurement, profile: MemoryProfile) -> AdapterUse | None:
         base_bytes=base_bytes(row, profile),
         targets=frozenset() if first else targets,
         dropout=not (lean or factory or _of_qlora(row)) and row.adapter != "adapter",
-        trains_ends="ends" in held_of(row),
+        trains_ends="ends" in row.extras,
         quantises_head=profile.name == "litgpt",
         trained=float(printed[1].replace(",", "")) if printed else None,
         scaled_outputs=second,
@@ -594,5 +589,5 @@ def _other_roles(row: Measurement, profile: MemoryProfile, size: float) -> float
         bytes_each / split / (data if stage >= once else 1)
         for bytes_each, once in ((2.0, ZeroStage.PARAMETERS), (2.0, ZeroStage.GRADIENTS), (12.0, ZeroStage.OPTIMIZER))
     )
-    average = weights * size if "average" in held_of(row) else 0.0
+    average = weights * size if "average" in row.extras else 0.0
     return weights * (size + critic + reward) + (gradients + moments) * critic + average

@@ -331,6 +331,7 @@ class TrainingCase:
     block_scaled: bool = False
     autocast: bool = False
     frozen: bool = False
+    trains_ends: bool = False
     adapter_rank: float = 0.0
     base_bits: float = 16.0
     shard_group: float = EVERYWHERE
@@ -374,6 +375,7 @@ def training_case(row: Measurement) -> TrainingCase:
         block_scaled=block_scaled,
         autocast="amp" in row.dtype.casefold(),
         frozen=adapter != "full",
+        trains_ends=adapter != "full" and "ends" in row.extras,
         adapter_rank=float(row.lora_rank or 16) if adapter != "full" else 0.0,
         base_bits={"qlora": 4.0, "8bit": 8.0}.get(adapter, 16.0),
         shard_group=shard_group(row, accelerator),
@@ -492,6 +494,7 @@ _JOB_COLUMNS = (
     "block_scaled",
     "autocast",
     "frozen",
+    "trains_ends",
     "adapter_rank",
     "base_bits",
     "shard_group",

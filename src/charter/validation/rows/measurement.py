@@ -14,7 +14,7 @@ from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 from charter.errors import DataError
-from charter.validation.rows.memory_texts import also_held_in, probe_in
+from charter.validation.rows.memory_texts import also_held_in, needs_extras, probe_in
 
 _KINDS: tuple[tuple[str, str], ...] = (
     (r"pre-?train\w*|training", "pretrain"),
@@ -184,7 +184,7 @@ def settled(cells: Mapping[str, Any]) -> dict[str, Any]:
     measures_memory = metric.startswith("peak_mem")
     if measures_memory and not values.get("memory_probe"):
         values["memory_probe"] = probe_in(values.get("unit", ""), notes)
-    if (measures_memory or metric == "oom") and not values.get("also_held"):
+    if needs_extras(metric, values.get("adapter", "")) and not values.get("also_held"):
         values["also_held"] = also_held_in(notes)
     if not values.get("stack"):
         return values
@@ -370,6 +370,11 @@ class Measurement:
         'KOR'
         """
         return self.id.partition("-")[0][:3].upper()
+
+    @property
+    def extras(self) -> list[str]:
+        """Return what is trained or held beside what kind and adapter say: of `also_held`, or as the notes name it."""
+        return (self.also_held or also_held_in(self.notes)).split("+")
 
     @property
     def is_bound(self) -> bool:

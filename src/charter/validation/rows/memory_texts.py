@@ -49,6 +49,15 @@ def also_held_in(notes: str) -> str:
     return "+".join(word for words, word in _HELD if re.search(words, text)) or "none"
 
 
+def needs_extras(metric: str, adapter: str) -> bool:
+    """Return True where what is trained or held beside counts: in a row's memory, and in any row of an adapter.
+
+    >>> needs_extras("step_time_s", "lora"), needs_extras("oom", ""), needs_extras("step_time_s", "full")
+    (True, True, False)
+    """
+    return metric.startswith("peak_mem") or metric == "oom" or adapter not in ("", "full")
+
+
 def optimizer_in(text: str) -> str | None:
     """The optimizer that a text names.
 
