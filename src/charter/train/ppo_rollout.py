@@ -512,19 +512,19 @@ class Sampler:
         value_BS = None if value is None else torch.zeros((shape[0], shape[1] + 1), device=device)
         spec, dtype, has_bonus = self.spec, self.spec.dtype, self.spec.entropy_weight > 0
         read = partial(answer_log_probabilities, temperature=spec.temperature, dtype=dtype, entropy_gradient=has_bonus)
-        for number, index in ((number, item) for number, minibatch in enumerate(minibatches) for item in minibatch):
+        parts = [(number, item) for number, minibatch in enumerate(minibatches) for item in minibatch]
+        for number, index in reversed(parts):  # no other pass is made beside those that wait
             self.setup.stage.alive()
             part, at_B = sequences.rows(index), on_device(index, device)
             waits = number == 0 and self._keeps_first(step, minibatches[0])
             is_read = number > 0 or not spec.old_from_update
             for reader, its_BR in zip(readers, own_BR, strict=True):
                 is_own = reader is self.models.trained
-                if reader is None or its_BR is None or (is_own and not is_read):
-                    continue
-                with torch.set_grad_enabled(waits and is_own):
-                    figures = read(reader.module, part)
-                its_BR[at_B] = figures[0].detach()
-                reader.first_pass.keep(step, *figures)
+                if reader is not None and its_BR is not None and (is_read or not is_own):
+                    with torch.set_grad_enabled(waits and is_own):
+                        figures = read(reader.module, part)
+                    its_BR[at_B] = figures[0].detach()
+                    reader.first_pass.keep(step, *figures)
             if value_BS is not None and value is not None:
                 with torch.set_grad_enabled(waits):
                     values_BS = answer_values(value.module, part, dtype=dtype)
@@ -535,8 +535,8 @@ class Sampler:
     def _keeps_first(self, step: int, micro_batches: Sequence[Tensor]) -> bool:
         """Return True if passes over the first minibatch wait for its update; on accelerators memory is short."""
         is_next = self.spec.asynchrony is None and step >= self.spec.value_warmup_rollouts
-        is_alone = self.setup.layout.is_plain and len(micro_batches) == 1
-        return is_next and is_alone and not is_queued(self.setup.device)
+        is_plain = self.setup.layout.is_plain and not is_queued(self.setup.device)
+        return is_next and is_plain and len(micro_batches) == 1
 
     def _advantages(
         self,

@@ -8,6 +8,7 @@ import pytest
 from charter.run.planned import planned_step
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
+from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Resources
 from charter.spec.stage import DpoStage, JudgeStage, PreferenceModelStage, PretrainStage, SftStage
 from charter.spec.stage_base import StageResources
@@ -27,6 +28,10 @@ AGAIN = StageResources(recompute="full")
 COMMON = {"init": "base", "steps": 100}
 FULL, CAST = {**COMMON, "dtype": "fp32"}, {**COMMON, "dtype": "bf16"}
 PAIRS = {"data": ("pairs",), "global_batch": 8, "seq_len": 128}
+ROLLOUTS = {
+    "policy": "base", "reward": "base", "prompts": ("prompts",), "dtype": "fp32", "rollout_batch": 32, "minibatch": 8,
+    "max_prompt_tokens": 64, "max_new_tokens": 64, "min_new_tokens": 64,
+}  # fmt: skip
 MEASURED = [
     (PretrainStage(data=("chat",), global_batch=8, seq_len=256, **FULL), SMALL, 99_380_000),
     (PreferenceModelStage(data=("pairs",), global_batch=8, seq_len=128, **FULL), SMALL, 75_514_704),
@@ -43,6 +48,7 @@ MEASURED = [
     (PreferenceModelStage(data=("pairs",), global_batch=4, seq_len=128, **CAST), DEEP, 268_950_000),
     (SftStage(data=("chat",), global_batch=8, seq_len=64, **CAST), TINY, 9_100_000),
     (DpoStage(**PAIRS, **FULL), SMALL, 110_396_888),
+    (PpoStage(episodes=3200, **ROLLOUTS), SMALL, 104_650_000),
 ]
 """A quarter of the rows of DPO was prompt, as little as there can be."""
 
