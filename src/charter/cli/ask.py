@@ -144,7 +144,7 @@ def _ask_pilot(context: typer.Context, directory: Path, overrides: list[str], *,
     if not directory.exists():
         raise UsageError(
             f"{directory}: ask takes options, like charter plan ask --hardware H100:8 --budget 5k --deadline 3d; "
-            "of words only the directory of a project"
+            "the only word that it takes is the directory of a project"
         )
     given: Inquiry = inquiry_of("sft", None, said_in(context))
     project, root = open_project(directory, overrides)

@@ -269,8 +269,9 @@ INSTEAD: Mapping[tuple[str, str], str] = {
         for option in ("--config", "--file", "-f", "-c")
     },
     ("charter run", "--resume"): "charter run goes on from the last checkpoints by itself",
+    **{("charter submit", option): "charter submit asks no question" for option in ("--yes", "-y")},
     ("charter run", "--force"): "charter run again STAGE has a stage computed anew",
-    ("charter check", "--json"): "charter check says all in its exit code, 2 for errors, and a line for each error",
+    ("charter check", "--json"): "its exit code is 2 where there are errors, and it prints each of them",
     ("charter", "-v"): "it is --version; CHARTER_DEBUG=1 before a command shows where an error happened",
     ("charter", "-V"): "it is --version",
     ("charter", "--verbose"): "CHARTER_DEBUG=1 before a command shows where an error happened",
@@ -403,7 +404,7 @@ def entry() -> NoReturn:
     """Run the command line; turn every error into one clear message and a documented exit code."""
     hide_output()
     try:
-        app()
+        app(prog_name="charter")  # also as a module: hints go by the words of the command
     except CharterError as error:
         _end_with(error)
     except Exception as error:

@@ -228,7 +228,8 @@ def kind_file(inquiry: Inquiry) -> KindFile:
     ]
     if spare:
         says = ", ".join(OPTION_OF[name] for name in taken)
-        raise UsageError(f"{', '.join(spare)} is of no use to {SPOKEN[inquiry.kind]}, which takes {says}")
+        verb = "does" if len(spare) == 1 else "do"
+        raise UsageError(f"{', '.join(spare)} {verb} not apply to {SPOKEN[inquiry.kind]}, which takes {says}")
     answers = _Answers(inquiry)
     return KindFile(text=write(inquiry, answers), assumed=tuple(answers.assumed), amount=answers.amount)
 

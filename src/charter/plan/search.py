@@ -162,8 +162,8 @@ def _what_would_fit(question: StageQuestion) -> str:
         return f"would fit on: {', '.join(fitting)}; or use {_less(question)}"
     largest = [f"{one.devices_per_node} {name}" for name, one in tried.items()]
     return (
-        f"nor does it fit where else engine {engine} was tried: up to {NODE_COUNTS[-1]} nodes x "
-        f"{', '.join(largest)}; use {_less(question)}"
+        f"with engine {engine} it does not fit on up to {NODE_COUNTS[-1]} nodes of {', '.join(largest)} either; "
+        f"use {_less(question)}"
     )
 
 

@@ -98,6 +98,7 @@ def test_other_spellings_lead_to_the_verb(word, verb, capsys):
         ("charter start", "did you mean run?"),
         ("charter run -f charter.yaml", "name the file itself, charter run charter.yaml"),
         ("charter run --resume", "goes on from the last checkpoints by itself"),
+        ("charter submit --yes", "charter submit asks no question"),
         ("charter -v", "it is --version"),
         ("charter catalog gpus shw H100", "error[usage]: no such command 'shw'; did you mean 'show'?"),
         ("charter --frob", "error[usage]: charter has no option --frob; charter --help lists them"),
@@ -111,6 +112,14 @@ def test_a_slip_is_answered_with_the_verb_that_was_meant(line, words, monkeypatc
     said = capsys.readouterr().err
     assert words in said
     assert "Usage:" not in said
+
+
+def test_the_module_answers_a_slip_as_the_command_does(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["/lib/charter/cli/main.py", "run", "--resume"])
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", "charter.cli", raising=False)
+    with pytest.raises(SystemExit):
+        entry()
+    assert "charter run has no option --resume: charter run goes on" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_a_judge_with_a_price_of_tokens_is_an_api(kind, words, tmp_path):
         (("label", "gpt-4o", "--judge-price", "2.5"), "--judge-price 2.5: give usd per million tokens"),
         (("label", "gpt-4o", "--judge-price", "free,10"), "--judge-price free,10: give usd per million tokens"),
         (("cai", "8B", "--judge-price", "2.5,10"), "--judge names the judge"),
-        (("sft", "8B", "--judge-price", "2.5,10"), "--judge-price is of no use to sft"),
+        (("sft", "8B", "--judge-price", "2.5,10"), "--judge-price does not apply to sft"),
     ],
 )
 def test_prices_of_a_judge_that_say_nothing_are_refused(words, says):
@@ -105,7 +105,7 @@ def test_defaults_are_told_as_assumed_and_given_values_are_not():
 
 
 def test_what_a_kind_cannot_use_is_refused_with_what_it_takes():
-    with pytest.raises(UsageError, match="--pairs, --judge is of no use to sft, which takes MODEL, --tokens"):
+    with pytest.raises(UsageError, match="--pairs, --judge do not apply to sft, which takes MODEL, --tokens"):
         kind_file(Inquiry(kind="sft", pairs=5, judge="8B"))
     with pytest.raises(UsageError, match="--tokens 0: give 1 or more"):
         kind_file(Inquiry(kind="sft", tokens=0))
@@ -157,7 +157,7 @@ def test_plan_without_a_file_prints_the_file_it_stands_for(tmp_path):
         (("plan", "--force"), "--force: is for questions"),
         (("plan", "sft", "8B", "--what-if", "tokens=many"), "--tokens many"),
         (("plan", "sft", "8B", "--on", GPUS, "--all-hardware"), "ask for opposites"),
-        (("plan", "sft", "8B", "--what-if", "pairs=5"), "--pairs is of no use to sft"),
+        (("plan", "sft", "8B", "--what-if", "pairs=5"), "--pairs does not apply to sft"),
         (("plan", "sft", "8B", "--gpus", "8"), "write both, like H100:8"),
         (("plan", "sft", "8B", "--set", "resources.accelerators=8xH100"), "write H100:8"),
         (("plan", "sft", "8B", "--lr", "1e-5"), "--lr: say --set pipeline.sft.learning_rate=1e-5"),
@@ -173,7 +173,7 @@ def test_plan_without_a_file_prints_the_file_it_stands_for(tmp_path):
         (("plan", "dpo", "8B", "--dataset", "x"), "say how much there is with --pairs"),
         (("plan", "dpo", "8B", "--peft"), "it is --lora here"),
         (("plan", "--gpus", GPUS), "--gpus: is for questions without a file"),
-        (("plan", "ppo", "8B", "--turns", "3"), "--turns is of no use to ppo"),
+        (("plan", "ppo", "8B", "--turns", "3"), "--turns does not apply to ppo"),
         (("plan", "mem", "8B", "-a", "H100:1", "--mode", "infer", "--rank", "8"), "--rank 8: is of adapters"),
         (("sft", "8B"), "did you mean plan sft 8B?"),
         (("models",), "did you mean catalog models?"),
