@@ -17,7 +17,7 @@ from typing import Any
 
 from sqlalchemy import Connection, RowMapping, Table, delete, func, insert, select
 
-from charter.ledger.account import MILLISECONDS_PER_SECOND, day_of
+from charter.ledger.account import MILLISECONDS_PER_SECOND, Totals, by_day, day_of
 from charter.ledger.attempt import NO_TAGS
 from charter.ledger.bill import Bill, BillFinding
 from charter.ledger.call import SUMMED, Call, CallSums, CallTotals, NewCall, RouteTotals, Settlement, row_check
@@ -420,10 +420,11 @@ def read_other(connection: Connection, *, run: str | None = None) -> tuple[Other
 
 
 def spend_of_other(item: OtherCharge) -> Spend:
-    """Return the spend of a charge, on the day of its end."""
-    day = day_of(item.ended_at)
-    key = (item.run, item.stage, "", item.owner or "", item.tags, "", item.provider, item.category.lower(), "", day)
-    return {key: {"other_micro_usd": item.micro_usd or 0}}
+    """Return the spend of a charge, evenly over the UTC days that it is for."""
+    where = (item.run, item.stage, "", item.owner or "", item.tags, "", item.provider, item.category.lower(), "")
+    length = round((item.ended_at - item.started_at) * MILLISECONDS_PER_SECOND)
+    days = by_day(Totals(micro_usd=item.micro_usd or 0), started_at=item.started_at, milliseconds=length)
+    return {(*where, day): {"other_micro_usd": part.micro_usd} for day, part in days}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from charter.artifacts import durable
@@ -239,6 +239,10 @@ def _asks(stage: PlannedStage, name: str) -> bool:
     return any(item.name == name for items in stage.inputs.values() for item in items)
 
 
+LONGEST_FEE = timedelta(days=3653)
+"""Ten years: longer than reserved terms are sold for. Each day of a fee has a row of sums."""
+
+
 def add_charge(
     project: Project, root: Path, *, what: str, usd: str, since: datetime, until: datetime, provider: str, stage: str
 ) -> OtherCharge:
@@ -254,6 +258,10 @@ def add_charge(
     begin, end = (day.replace(tzinfo=UTC).timestamp() for day in (since, until))
     if not what.strip() or end <= begin:
         raise UsageError("a fee is for something, and its --to is after its --from")
+    if until - since > LONGEST_FEE:
+        raise UsageError(
+            f"a fee is for at most {LONGEST_FEE.days:,} days, and this one is for {(until - since).days:,}"
+        )
     charge = OtherCharge(
         run=project.name,
         stage=stage,

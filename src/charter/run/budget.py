@@ -1,5 +1,6 @@
 """Cost of the run against its limits: told as it grows, held and stopped where the file asks for it."""
 
+import calendar
 import json
 import shlex
 import time
@@ -96,12 +97,12 @@ def read_spending(ledger: LedgerReading, project: Project, *, now: float) -> Spe
     """Read the sums that the file's budget needs; takes milliseconds, however long the ledger is."""
     by_stage = ledger.sums(run=project.run_in_ledger, by=("stage", "fingerprint"))
     budget = project.budget
-    since = first_of_month(now) if budget is not None and budget.period == "month" else None
-    owners = ledger.sums(by=("owner",), since=since) if budget is not None and budget.owners else ()
+    since, until = month_of(now) if budget is not None and budget.period == "month" else (None, None)
+    owners = ledger.sums(by=("owner",), since=since, until=until) if budget is not None and budget.owners else ()
     names = sorted({tag.partition("=")[0] for tag in budget.tags}) if budget is not None else []
     tags = {}
     for name in names:
-        for part in ledger.sums(by=(f"{TAG}{name}",), since=since):
+        for part in ledger.sums(by=(f"{TAG}{name}",), since=since, until=until):
             tags[f"{name}={part.key[f'{TAG}{name}']}"] = part
     return Spending(
         by_fingerprint={(part.key["stage"], part.key["fingerprint"]): part for part in by_stage},
@@ -112,13 +113,15 @@ def read_spending(ledger: LedgerReading, project: Project, *, now: float) -> Spe
     )
 
 
-def first_of_month(unix_seconds: float) -> str:
-    """The first UTC day of a moment's month.
+def month_of(unix_seconds: float) -> tuple[str, str]:
+    """The first and the last UTC day of a moment's month: a fee may be for days to come.
 
-    >>> first_of_month(86_400.0 * 40)
-    '1970-02-01'
+    >>> month_of(86_400.0 * 40)
+    ('1970-02-01', '1970-02-28')
     """
-    return datetime.fromtimestamp(unix_seconds, tz=UTC).date().replace(day=1).isoformat()
+    day = datetime.fromtimestamp(unix_seconds, tz=UTC).date()
+    last = calendar.monthrange(day.year, day.month)[1]
+    return day.replace(day=1).isoformat(), day.replace(day=last).isoformat()
 
 
 @dataclass(frozen=True, kw_only=True)

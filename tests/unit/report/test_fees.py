@@ -1,14 +1,18 @@
 """A fee is in the ledger once, and wherever money is told."""
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 from counted_project import project
 from typer.testing import CliRunner
 
 from charter.cli.main import app
+from charter.engines.project import load_project
 from charter.errors import UsageError
 from charter.ledger import Ledger
+from charter.ledger.sums import Sums
+from charter.run.budget import read_spending
 
 ADD = ["cost", "add", "reserved capacity", "--usd", "$1.2k", "--from", "2026-11-01", "--to", "2026-12-01"]
 
@@ -47,6 +51,32 @@ def test_a_fee_counts_in_budget_groups_and_report_once(root):
         ledger.check_sums()
 
 
+def by_month(root):
+    with Ledger.open(root / "run" / "ledger.sqlite", create=False) as ledger:
+        ledger.check_sums()
+    return {part["month"]: part["usd"] for part in told("cost", "showback")["months"]}
+
+
+def test_a_fee_counts_in_the_months_that_it_is_for(root):
+    assert charter(*ADD).exit_code == 0
+    assert by_month(root) == {"2026-11": 1200.0}, "its last day is before --to"
+    term = ["cost", "add", "reserved term", "--usd", "$61", "--from", "2026-11-15", "--to", "2027-01-15"]
+    assert charter(*term).exit_code == 0
+    assert by_month(root) == pytest.approx({"2026-11": 1216.0, "2026-12": 31.0, "2027-01": 14.0})
+
+
+def test_a_budget_by_month_has_this_months_part_of_a_fee(root):
+    path = root / "charter.yaml"
+    month, owner = "budget: {limit: $2000, period: month, owners: {ann: $100}}", "owner: ann\n"
+    path.write_text(owner + path.read_text().replace("budget: {limit: $2000}", month))
+    assert charter("cost", "add", "term", "--usd", "$1200", "--from", "2026-11-01", "--to", "2027-11-01").exit_code == 0
+    project = load_project(root)
+    with Ledger.open(root / "run" / "ledger.sqlite", create=False) as ledger:
+        for day, days in ((datetime(2026, 10, 31), 0), (datetime(2026, 12, 31, 23), 31), (datetime(2027, 2, 1), 28)):
+            of_ann = read_spending(ledger, project, now=day.replace(tzinfo=UTC).timestamp()).by_owner.get("ann", Sums())
+            assert of_ann.usd == pytest.approx(1200 * days / 365, abs=1e-4)
+
+
 def test_a_fee_of_a_renamed_project_counts_once(root):
     assert charter(*ADD).exit_code == 0
     path = root / "charter.yaml"
@@ -56,7 +86,15 @@ def test_a_fee_of_a_renamed_project_counts_once(root):
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--usd", "-5"], ["--usd", "1e30"], ["--usd", "nan"], ["--to", "2026-11-01"], ["--stage", "no"]]
+    "wrong",
+    [
+        ["--usd", "-5"],
+        ["--usd", "1e30"],
+        ["--usd", "nan"],
+        ["--to", "2026-11-01"],
+        ["--to", "2036-11-02"],
+        ["--stage", "no"],
+    ],
 )
 def test_an_absurd_fee_is_refused(root, wrong):
     assert isinstance(charter(*ADD, *wrong).exception, UsageError | SystemExit)
