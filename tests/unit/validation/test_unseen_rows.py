@@ -272,7 +272,8 @@ def test_a_model_stands_whole_before_zero3_divides_it_alone() -> None:
     assert tuned(**stage, stack="deepspeed") == pytest.approx(2 * 8.03e9 / 2**30, rel=0.12)
     assert tuned(**stage, stack="hf-trainer") < 0.9 * tuned(**stage, stack="deepspeed")
     large = stage | {"model": "Llama-3.1-70B"}  # would not stand on one device, so it is divided as it is made
-    assert tuned(**large, stack="deepspeed") == tuned(**large, stack="hf-trainer")
+    buffer = 2 * 5e8 / 2**30  # of ZeRO-3's reductions, where no trainer sets it, and some slack
+    assert tuned(**large, stack="deepspeed") - tuned(**large, stack="hf-trainer") == pytest.approx(buffer, rel=0.15)
 
 
 def test_traffic_has_the_bytes_of_what_is_sent() -> None:
