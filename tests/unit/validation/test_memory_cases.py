@@ -490,3 +490,10 @@ def test_adapters_have_the_type_of_their_gradients():
         )
     ]
     assert [size.parameter_bytes for size in sizes] == [2, 4, 2]
+
+
+def test_the_longest_answer_decides_over_memory():
+    """Of hundreds of answers some reach the limit, and a micro-batch holds them whole."""
+    answers = {"framework": "verl", "kind": "grpo", "adapter": "full", "gpus": 8, "isl": 500, "osl": 1000}
+    lengths = [training_case(row(response_tokens_cap=cap, **answers)).job.seq_len for cap in (8000.0, None)]
+    assert lengths == [8500, 1500]

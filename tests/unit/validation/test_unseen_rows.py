@@ -272,8 +272,8 @@ def test_a_model_stands_whole_before_zero3_divides_it_alone() -> None:
     assert tuned(**stage, stack="deepspeed") == pytest.approx(2 * 8.03e9 / 2**30, rel=0.12)
     assert tuned(**stage, stack="hf-trainer") < 0.9 * tuned(**stage, stack="deepspeed")
     large = stage | {"model": "Llama-3.1-70B"}  # would not stand on one device, so it is divided as it is made
-    more = tuned(**large, stack="deepspeed") - tuned(**large, stack="hf-trainer")
-    assert more == pytest.approx(2 * 5e8 / 2**30, rel=0.12)  # the reduction buffer that a trainer makes small
+    buffer = 2 * 5e8 / 2**30  # of ZeRO-3's reductions, where no trainer sets it, and some slack
+    assert tuned(**large, stack="deepspeed") - tuned(**large, stack="hf-trainer") == pytest.approx(buffer, rel=0.15)
 
 
 def test_traffic_has_the_bytes_of_what_is_sent() -> None:
@@ -353,23 +353,3 @@ def test_a_mixture_of_experts_has_its_width_however_it_is_told() -> None:
     named, dense = width_and_knowledge(model="Qwen3-30B-A3B"), width_and_knowledge(model="Qwen3-32B")
     assert named == width_and_knowledge(model="Qwen3-30B-A3B", n_experts=128, n_active_experts=8, expert_ffn=768)
     assert named[0] > dense[0]
-
-
-CARDS: dict[str, Any] = {"kind": "sft", "stack": "torchtitan", "mbs": 1, "gbs": 64, "seq": 4096, "gpus": 8}
-
-
-@pytest.mark.parametrize("job", [CARDS | {"metric": "tokens_per_s_per_gpu"}, {"gpus": 8, "tp": 8, "mbs": 8}])
-def test_eight_accelerators_stand_in_one_machine(job: dict[str, Any]) -> None:
-    """As a row that says so. A newer card whose usual machine holds four had been slower than an older one."""
-    read = tuned if "kind" in job else lambda **cells: served("bf16", "bf16", **cells)
-    newer = read(**job, accelerator="RTX5090-32GB")
-    assert newer == pytest.approx(read(**job, accelerator="RTX5090-32GB", gpus_per_node=8))
-    assert newer > read(**job, accelerator="RTX4090-24GB")
-    assert newer > read(**job, accelerator="RTX5090-32GB", gpus_per_node=4)
-
-
-def test_servers_have_the_network_of_their_row() -> None:
-    wide = {"gpus": 16, "tp": 16, "mbs": 8, "model": "Llama-3.1-70B", "gpus_per_node": 8}
-    names = ("25Gbps per node", "3200Gbps per node")
-    plain, fast = (served("bf16", "bf16", interconnect=name, **wide) for name in names)
-    assert fast > 1.5 * plain

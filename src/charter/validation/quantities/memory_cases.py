@@ -338,9 +338,11 @@ def device_of(row: Measurement) -> Accelerator | None:
 
 
 def sequence_of(row: Measurement, adapter: bool) -> float:
-    """Tokens of a padded or packed sequence."""
+    """Tokens of a padded or packed sequence; of a policy's answers the longest decides, which their limit cuts."""
     if row.seq:
         return float(row.seq)
+    if row.kind == "ppo" and row.response_tokens_cap:
+        return float((row.isl or 0) + row.response_tokens_cap)
     if row.isl or row.osl:
         return float((row.isl or 0) + (row.osl or 0))
     return float(SHORT_SEQUENCE if adapter else LONG_SEQUENCE)
