@@ -140,6 +140,7 @@ OTHER_VALUES = {
         "ratio": ["sequence", "product"],
         "surrogate": ["cispo", "sapo", "dppo"],
         "dual_clip": [3.0],
+        "off_policy_mask": [0.5],
         "scale_advantages": ["batch", "mean", "none"],
         "equal_groups": ["drop", "refill"],
         "most_batches": [5],

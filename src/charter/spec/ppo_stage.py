@@ -137,6 +137,9 @@ class PpoStage(Sampling, Stage):
     token's probability moves, not its ratio, and what is beyond them is left out (arXiv:2602.04879)."""
     dual_clip: float | None = None
     """Bound of the loss of a negative advantage, in advantages (Ye et al. 2020); none unless given."""
+    off_policy_mask: float | None = None
+    """Nats per token: a token with a negative advantage is left out of the loss where the policy, over a whole answer,
+    has moved further than this from the one that drew it (DeepSeek-V3.2, arXiv:2512.02556); none unless given."""
     scale_advantages: AdvantageScale = added("group")
     """Divisor of grpo's advantages: deviation of the group or of the batch, the group's mean (MaxRL), or `none` (Dr.
     GRPO, Liu et al. 2025)."""
@@ -349,6 +352,7 @@ _NOT_OF_PAIRS: tuple[tuple[str, object], ...] = (
     ("ratio", "token"),
     ("surrogate", "clip"),
     ("dual_clip", None),
+    ("off_policy_mask", None),
     ("loss_aggregation", "token"),
     ("entropy_weight", 0.0),
     ("mismatch", None),

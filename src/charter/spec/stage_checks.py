@@ -112,6 +112,7 @@ _PPO: tuple[tuple[str, Range], ...] = (
     ("loss_horizon", AT_LEAST_ONE),
     ("clip_ratio_high", POSITIVE),
     ("dual_clip", ABOVE_ONE),
+    ("off_policy_mask", POSITIVE),
     ("most_batches", AT_LEAST_ONE),
     ("max_failed_share", SHARE),
     ("ptx_weight", NOT_NEGATIVE),
@@ -248,7 +249,8 @@ def _check_loss(stage: PpoStage, path: str) -> Iterator[Problem]:
             message = f"{getattr(stage, name)} has no meaning here: look at {beside}"
             yield Problem(message=message, path=f"{path}.{name}", hint=f"remove {name}, or change {beside}")
     if stage.estimator == "reinforce":
-        for name, unset in (("clip_ratio_high", None), ("ratio", "token"), ("surrogate", "clip"), ("dual_clip", None)):
+        unset_of = {"clip_ratio_high": None, "ratio": "token", "surrogate": "clip", "dual_clip": None}
+        for name, unset in {**unset_of, "off_policy_mask": None}.items():
             if (value := getattr(stage, name)) != unset:
                 message = f"the estimator reinforce has no ratio to clip; found {value}"
                 yield Problem(message=message, path=f"{path}.{name}", hint=f"remove {name}")

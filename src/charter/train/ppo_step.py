@@ -21,6 +21,7 @@ from charter.train.ppo_math import (
     clipped_values,
     entropy_bonus,
     kl_loss,
+    off_policy_weights,
     ratio_moments,
     update_kl,
 )
@@ -173,9 +174,13 @@ class Update:
                 log_probability, advantage, mask, aggregation=how, divisor_B=divisor, weight_BR=weight
             )
             return {"policy_loss": loss}
+        old = rollout.log_probability_BR[rows]
+        if spec.off_policy_mask is not None:
+            near = off_policy_weights(log_probability, old, advantage, mask, most=spec.off_policy_mask)
+            weight = near if weight is None else weight * near
         loss, clipped = clipped_policy_loss(
             log_probability,
-            rollout.log_probability_BR[rows],
+            old,
             advantage,
             mask,
             clip_ratio=spec.clip_ratio,

@@ -215,6 +215,7 @@ def test_equal_groups_are_sampled_again_for_other_prompts(task):
         {"kl_coefficient": 0.1, "kl_in": "reward"},
         {"estimator": "rloo", "kl_coefficient": 0.1, "kl_in": "loss", "kl_estimator": "k2"},
         {"mixture": "normalise_then_sum"},
+        {"off_policy_mask": 1e-9},
     ],
     ids=lambda changes: "-".join(map(str, changes.values())),
 )

@@ -32,6 +32,7 @@ from charter.train.ppo_math import (
     kl_penalty,
     mismatch_weights,
     normalised_advantages,
+    off_policy_weights,
     reinforce_advantages,
     rloo_advantages,
     shaped_rewards,
@@ -49,7 +50,6 @@ NOT_OFFERED = {
     "advantage.reinforce_pp_baseline.bessel": "batches are whitened with N",
     "loss.ppo.clip_fraction": "clip_fraction counts tokens outside the bounds, whatever the sign of A",
     "reward.dapo.overlong.unbounded": "the paper's penalty is held at -1",
-    "loss.opsm": "no mask of answers by their age",
     "loss.simpo": "dpo has the losses dpo, ipo and kto alone",
     "loss.orpo.ratio": "dpo has the losses dpo, ipo and kto alone",
     "loss.distill.forward": "a teacher rates sampled tokens alone",
@@ -164,6 +164,13 @@ def cispo(low, high):
     return ppo(GRPO, clip=1 - low, clip_ratio_high=high - 1, surrogate="cispo").mean
 
 
+def off_policy():
+    entry = ENTRIES["loss.opsm"]
+    near = off_policy_weights(POLICY, OLD, spread(DR_GRPO), MASK, most=entry["threshold"])
+    assert (near == 0).any(1).int().tolist() == entry["masked"]
+    return ppo(weight=near).mean
+
+
 def overlong_of(name):
     entry = ENTRIES[name]
     return tensor([overlong(int(n), longest=entry["longest"], cache=entry["cache"]) for n in entry["lengths"]])
@@ -237,6 +244,7 @@ COMPUTED = {
     "loss.gspo": lambda: gspo(3e-4, 4e-4),
     "loss.gspo.wide": lambda: gspo(0.2, 0.2),
     "loss.sapo": lambda: ppo(GRPO, surrogate="sapo", aggregation="sequence").mean,
+    "loss.opsm": off_policy,
     "loss.dppo": lambda: ppo(old=GENERATOR, surrogate="dppo").mean,
     "loss.cispo.paper": lambda: cispo(0.0, 1.2),
     "loss.cispo.both_sides": lambda: cispo(0.8, 1.2),

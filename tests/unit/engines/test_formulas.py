@@ -55,6 +55,10 @@ CASES = [
         "skyrl": {f"{OURS}.policy_loss_type": "sapo", f"{OURS}.loss_reduction": "sequence_mean",
                   f"{OURS}.sapo.tau_pos": 1.0, f"{OURS}.sapo.tau_neg": 1.05},
     }),
+    ({"off_policy_mask": 0.5, "generator": "native"}, ("advantage.grpo", "loss.ppo.token", "loss.opsm"), {
+        **dict.fromkeys(("verl", "openrlhf", "nemo_rl", "skyrl"), REFUSED),
+        "trl": {"off_policy_mask_threshold": 0.5},
+    }),
     ({"surrogate": "dppo"}, ("advantage.grpo", "loss.dppo"),
      dict.fromkeys(("trl", "verl", "openrlhf", "nemo_rl", "skyrl"), REFUSED)),
     (DR_GRPO, ("advantage.dr_grpo", "loss.dr_grpo"), {

@@ -503,6 +503,7 @@ LISTED = replace(PPO, reward=None, rewards=(RIGHT,), **GRPO)
         ({"scale_advantages": "none"}, "scale_advantages", "look at estimator grpo"),
         ({"equal_groups": "drop"}, "equal_groups", "look at samples_per_prompt"),
         ({"surrogate": "cispo", "dual_clip": 3.0}, "dual_clip", "look at surrogate clip"),
+        ({"off_policy_mask": 0.0}, "off_policy_mask", "must be greater than 0"),
         ({"surrogate": "dppo", "ratio": "sequence"}, "ratio", "look at surrogate"),
         ({"surrogate": "sapo", "clip_ratio_high": 0.3}, "clip_ratio_high", "look at surrogate"),
         ({"dual_clip": 1.0}, "dual_clip", "must be greater than 1"),

@@ -38,6 +38,8 @@ def _names(stage: PpoStage) -> Iterator[str]:
     yield _loss(stage)
     if stage.dual_clip is not None:
         yield "loss.ppo.dual_clip"
+    if stage.off_policy_mask is not None:
+        yield "loss.opsm"
     if stage.kl_coefficient and stage.has_kl_loss:
         yield "kl.k3"
     elif stage.kl_coefficient:

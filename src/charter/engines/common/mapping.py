@@ -57,6 +57,7 @@ NATIVE_REWARDS: Mapping[str, tuple[object, ...]] = {
     "loss_horizon": (None,),
     "ratio": ("token",),
     "surrogate": ("clip",),
+    "off_policy_mask": (None,),
     "mismatch": (None,),
     "asynchrony": (None,),
     "max_age": (None,),

@@ -68,6 +68,7 @@ ASKED_AHEAD = f"""        if name in JUDGES:
 FURTHER: Mapping[str, tuple[object, ...]] = {
     "ratio": ("sequence",),
     "surrogate": ("cispo", "sapo"),
+    "off_policy_mask": (),
     "loss_aggregation": ("constant",),
     "loss_horizon": (),
     "mismatch": (),
@@ -224,6 +225,11 @@ def _map_estimator(configuration: Configuration, stage: PpoStage) -> None:
             configuration.put({"sapo_temperature_pos": above, "sapo_temperature_neg": others})
         if is_cispo and stage.clip_ratio < NO_LOWER:
             mapper.refuse("stage.clip_ratio", "its cispo has no lower bound", "clip_ratio: 1, which is none here too")
+        if stage.off_policy_mask is None or stage.generator == "native":
+            write("stage.off_policy_mask", {"off_policy_mask_threshold": stage.off_policy_mask})
+        else:
+            reason = "beside vLLM it measures from vLLM's probabilities, and Charter from the trainer's own"
+            mapper.refuse("stage.off_policy_mask", reason, "generator: native")
         horizon = stage.loss_horizon or stage.max_new_tokens
         if stage.loss_aggregation == "constant" and horizon != stage.max_new_tokens:
             mapper.refuse("stage.loss_horizon", "dr_grpo divides by max_completion_length", "leave loss_horizon out")

@@ -17,6 +17,7 @@ OTHER = {
     "loss_horizon": 8,
     "clip_ratio_high": 0.28,
     "dual_clip": 3.0,
+    "off_policy_mask": 0.5,
     "mismatch": Mismatch(high=2.0),
     "environment": Environment(tools={"calc": "charter:calculator"}),
     "adapter": Adapter(rank=8),
