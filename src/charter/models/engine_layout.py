@@ -14,12 +14,7 @@ bits."""
 CPU_LAYERS = "cpu_layers"
 """Likewise, of a model's layers on processors: `joint` where norms, rotations and gates are functions of their own
 (`models/layer_passes.py`), whose sums have other bits than those of transformers."""
-CPU_FIRST_LAYER = "cpu_first_layer"
-"""Likewise, of queries, keys and values of the first layer, which hang on a token and not on its place: `distinct`
-where they are made once for each token that a pass reads. Gradients add up in another order."""
-CPU_VALUES = MappingProxyType(
-    {CPU_ATTENTION: "fp32", CPU_PROMPTS: "once", CPU_LAYERS: "joint", CPU_FIRST_LAYER: "distinct"}
-)
+CPU_VALUES = MappingProxyType({CPU_ATTENTION: "fp32", CPU_PROMPTS: "once", CPU_LAYERS: "joint"})
 """Frozen values of a stage that starts on processors now."""
 
 

@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache
 
 from charter.engines.native.capabilities import FUSED_TYPES
 from charter.models.engine_layout import DEFAULT_ATTENTION
-from charter.models.runtime import is_queued, joins_layers, reads_tokens_once
+from charter.models.runtime import is_queued, joins_layers
 from charter.models.sequence_split import is_split
 from charter.models.sharded_load import decoder_layers
 from charter.physics.memory_profiles import MOST_ASKED
@@ -63,30 +63,11 @@ def asked_positions(body: nn.Module, at_N: Tensor) -> Iterator[None]:
 
 def asked_hidden(body: Any, at_N: Tensor, inputs: Mapping[str, Any]) -> Tensor:
     """Last hidden states at the positions `at_N` of all B x T, [N, H]."""
-    with asked_positions(body, at_N), distinct_tokens(body, inputs["input_ids"]):
+    with asked_positions(body, at_N):
         hidden_BTH: Tensor = body(use_cache=False, **without_look(body, inputs), **inputs).last_hidden_state
     hidden_MH = hidden_BTH.flatten(0, 1)
     is_asked_alone = len(hidden_MH) < inputs["input_ids"].numel()  # a layer on processors has left out the others
     return hidden_MH if is_asked_alone else hidden_MH.index_select(0, at_N)
-
-
-@contextlib.contextmanager
-def distinct_tokens(body: Any, ids_BT: Tensor) -> Iterator[None]:
-    """While open, the first layer of `body` may make what hangs on a token alone once for each token.
-
-    An embedding to which something is hooked (dropout) may give a token other states at each of its places.
-    """
-    layer, embedding = decoder_layers(body)[0], body.get_input_embeddings()
-    is_plain = type(embedding) is nn.Embedding and type(embedding.weight) is nn.Parameter
-    is_hooked = embedding._forward_hooks or embedding._forward_pre_hooks or embedding.max_norm is not None
-    if not isinstance(layer, ProcessorLayer) or "forward" in vars(layer) or not is_plain or is_hooked:
-        yield
-        return
-    layer.read = (ids_BT, embedding.weight)
-    try:
-        yield
-    finally:
-        layer.read = None
 
 
 class AskedPositions:
@@ -250,24 +231,6 @@ class Rotated(torch.autograd.Function):
         return _turned(by_turned_BTAD, cos_BTD, sin_BTD, -1), None, None
 
 
-class PlacedRows(torch.autograd.Function):
-    """Rows at several places each; their gradients add up in the order of the places."""
-
-    @staticmethod
-    def forward(ctx: Any, rows_UN: Tensor, row_M: Tensor) -> Tensor:
-        """Return the row of each place."""
-        ctx.save_for_backward(row_M)
-        ctx.rows = len(rows_UN)
-        return rows_UN.index_select(0, row_M)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, by_MN: Tensor) -> tuple[Tensor, None]:
-        """Return the gradient of the rows."""
-        (row_M,) = ctx.saved_tensors
-        return torch.ops.aten.embedding_dense_backward(by_MN, row_M, ctx.rows, -1, False), None
-
-
 class Gated(torch.autograd.Function):
     """silu(gate) x up (Shazeer 2020, arXiv:2002.05202)."""
 
@@ -344,9 +307,6 @@ def give_processor_layers(model: Any) -> None:
 class ProcessorLayer:
     """Mixed into a decoder layer's class, before it: two norms, rotated attention, a gated feed-forward part."""
 
-    read: tuple[Tensor, Tensor] | None = None
-    """Of a first layer: the tokens of a pass, and the embeddings that they are given."""
-
     def forward(
         self,
         hidden_states: Tensor,
@@ -362,12 +322,8 @@ class ProcessorLayer:
         queries, shape = _asked_queries(layer, hidden_states), hidden_states.shape
         stream_MH = hidden_states.flatten(0, 1)
         first, second = layer.input_layernorm, layer.post_attention_layernorm
-        row_M, normed_MH = None, stream_MH
-        if (tokens := None if queries is not None else _distinct(layer.read)) is not None:
-            row_M, normed_MH = tokens
-        given_MH, normed_MH = AddedNorm.apply(normed_MH, None, first.weight, first.variance_epsilon)  # type: ignore[no-untyped-call]
-        stream_MH = stream_MH if row_M is not None else given_MH
-        seen = _attention(layer.self_attn, normed_MH, shape[:2], attention_mask, position_embeddings, queries, row_M)
+        stream_MH, normed_MH = AddedNorm.apply(stream_MH, None, first.weight, first.variance_epsilon)  # type: ignore[no-untyped-call]
+        seen = _attention(layer.self_attn, normed_MH, shape[:2], attention_mask, position_embeddings, queries)
         if queries is not None:
             stream_MH = stream_MH.index_select(0, queries.at_N)
         stream_MH, normed_MH = AddedNorm.apply(stream_MH, seen, second.weight, second.variance_epsilon)  # type: ignore[no-untyped-call]
@@ -396,19 +352,13 @@ def _attention(
     mask: Tensor | None,
     angles: tuple[Tensor, Tensor],
     queries: AskedQueries | None,
-    row_M: Tensor | None,
 ) -> Tensor:
-    """The attention that is added to the stream, of all positions or of those asked for.
-
-    With `row_M` the normed states are those of each token once, and this is the row of each position.
-    """
+    """The attention that is added to the stream, of all positions or of those asked for."""
     from transformers import AttentionInterface
 
     size, query_angles = attention.head_dim, angles
     if queries is None:
         query, key, value = _products(normed_MH, attention.q_proj, attention.k_proj, attention.v_proj)
-        if row_M is not None:
-            query, key, value = (PlacedRows.apply(item, row_M) for item in (query, key, value))  # type: ignore[no-untyped-call]
         query = query.view(*shape, -1, size)
     else:
         key, value = _products(normed_MH, attention.k_proj, attention.v_proj)
@@ -434,17 +384,6 @@ def _attention(
         seen = seen.index_select(0, queries.slot_N)
     added: Tensor = attention.o_proj(seen)
     return added
-
-
-def _distinct(read: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
-    """Return which token each position reads, and the tokens' embeddings, where few enough are read."""
-    if read is None or not reads_tokens_once():
-        return None
-    ids_BT, weight_VH = read
-    token_U, row_BT = ids_BT.unique(return_inverse=True)  # type: ignore[no-untyped-call]
-    if len(token_U) > MOST_ASKED * ids_BT.numel():
-        return None
-    return row_BT.flatten(), nn.functional.embedding(token_U, weight_VH)
 
 
 def _asked_queries(layer: Any, hidden_BTH: Tensor) -> AskedQueries | None:

@@ -94,9 +94,8 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tenso
         return torch.zeros(())
     norm = global_norm(gradients)
     factor = (max_norm / (norm + SMALLEST_NORM)).clamp(max=1.0)
-    if norm.device.type == "cpu" and factor == 1:
-        return norm  # nothing to scale; on an accelerator the host would wait for the answer
-    for part in map(own_part, gradients):
+    parts = [own_part(gradient) for gradient in gradients]
+    for part in parts:
         part.mul_(factor.to(part.device))
     return norm
 
@@ -166,7 +165,7 @@ class Parallel:
     def scale_gradients(self, factor: float | Tensor) -> None:
         """Multiply every gradient; a factor of one fp32 number on the device needs no wait for it."""
         gradients = [own_part(item.grad) for item in self.trained_parameters() if item.grad is not None]
-        if gradients and not (isinstance(factor, float) and factor == 1):
+        if gradients:
             by = factor.to(gradients[0].device) if isinstance(factor, Tensor) else factor
             torch._foreach_mul_(gradients, by)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from charter.artifacts.group import LOCAL_RANK
 from charter.errors import DataError, MissingExtraError
-from charter.models.engine_layout import CPU_ATTENTION, CPU_FIRST_LAYER, CPU_LAYERS, CPU_PROMPTS, DEFAULT_ATTENTION
+from charter.models.engine_layout import CPU_ATTENTION, CPU_LAYERS, CPU_PROMPTS, DEFAULT_ATTENTION
 from charter.spec.project import BITS, EXACT
 
 SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -144,11 +144,6 @@ def reads_prompts_once(device: torch.device) -> bool:
 def joins_layers() -> bool:
     """Return True if a stage on processors has begun with layers that are functions of their own."""
     return CPU_LAYERS in _CONFIGURED
-
-
-def reads_tokens_once() -> bool:
-    """Return True if a stage on processors has begun with a first layer that makes products once for each token."""
-    return CPU_FIRST_LAYER in _CONFIGURED
 
 
 def on_device(value: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from charter.models import layer_passes, runtime
-from charter.models.engine_layout import CPU_FIRST_LAYER, CPU_VALUES
+from charter.models.engine_layout import CPU_VALUES
 from charter.models.layer_passes import asked_hidden
 from charter.models.parallel import recompute_layers
 from charter.models.runtime import precision
@@ -103,33 +103,6 @@ def test_the_last_layer_reads_what_is_asked_for(kind, at, padded, monkeypatch):
     own, theirs = by_both(model_of(kind), lambda model: asked_hidden(model.get_decoder(), at, inputs))
     assert_alike(own, theirs)
     assert rows == [42] * 5 + [len(at)]
-
-
-def asked_of(ids, at):
-    inputs = {"input_ids": ids, "attention_mask": None, "position_ids": None}
-    return lambda model: asked_hidden(model.get_decoder(), at, inputs)
-
-
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
-@pytest.mark.parametrize("at", [ONE_EACH, torch.arange(42)])
-def test_the_first_layer_reads_each_token_once(kind, at, monkeypatch):
-    rows = counted(monkeypatch)
-    own, theirs = by_both(model_of(kind), asked_of(IDS % 11, at))
-    assert_alike(own, theirs)
-    assert rows == [11] + [42] * 4 + [len(at)]
-
-
-def test_all_places_are_read_where_a_token_may_differ(monkeypatch):
-    """Dropout after embeddings; nearly all tokens different; a stage that has begun without."""
-    model, rows = model_of("llama"), counted(monkeypatch)
-    with torch.no_grad():
-        asked_of(IDS % 32, ONE_EACH)(model)
-        monkeypatch.setattr(runtime, "_CONFIGURED", {name: "" for name in CPU_VALUES if name != CPU_FIRST_LAYER})
-        asked_of(IDS % 11, ONE_EACH)(model)
-        monkeypatch.setattr(runtime, "_CONFIGURED", dict(CPU_VALUES))
-        model.get_input_embeddings().register_forward_hook(lambda *seen: None)
-        asked_of(IDS % 11, ONE_EACH)(model)
-    assert rows == ([42] * 5 + [3]) * 3
 
 
 def test_other_orders_and_most_positions_go_through_whole(monkeypatch):

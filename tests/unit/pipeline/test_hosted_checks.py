@@ -439,8 +439,7 @@ def test_a_stage_that_began_exactly_does_not_go_on_without(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("cpu_attention", "fp32"), ("cpu_prompts", "once"), ("cpu_layers", "joint"), ("cpu_first_layer", "distinct")],
+    ("name", "value"), [("cpu_attention", "fp32"), ("cpu_prompts", "once"), ("cpu_layers", "joint")]
 )
 def test_a_stage_begun_before_a_value_was_frozen_goes_on(tmp_path, name, value):
     pipeline = pipeline_of(tmp_path, "native")
