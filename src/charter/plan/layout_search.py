@@ -342,12 +342,26 @@ def _missed(question: StageQuestion, searched: Searched, counted: Missed) -> Mis
     if not np.any(np.isfinite(searched.peak)):
         reason = "what is offloaded does not fit the system memory of a node"
         return replace(counted, rejected=(Rejected(option=searched.site.label, reason=reason),))
-    layout = searched.space.layout(int(searched.by_need()[0]))
+    layout = searched.space.layout(_leanest(question, searched))
     peak = peak_of(question, searched.site.place, layout)
     device, risk = searched.site.place.accelerator, question.knowledge.memory_risk
     reason = does_not_fit(peak, searched.capacity, device, risk)
     rejected = Rejected(option=f"{searched.site.label} {layout.label}", reason=reason)
     return replace(counted, rejected=(rejected,), peaks=((peak, searched.capacity, device),))
+
+
+def _leanest(question: StageQuestion, searched: Searched) -> int:
+    """The row that needs least where none fits; a bound of the state alone is the same for families that differ."""
+    engine = engine_knowledge(question.engine, question.knowledge)
+    rows = np.array([row for row in _best(searched, "bytes").values() if np.isfinite(searched.peak[row])])
+    devices = LayoutDevices(
+        accelerators=(searched.site.place.accelerator,),
+        of_row=np.zeros(rows.size, dtype=np.intp),
+        usable=array([searched.capacity]),
+    )
+    layouts = rows_of(searched.space.layouts, rows)
+    peaks = fit_of(question.work, layouts, devices, dtype=question.dtype, known=engine).peak
+    return int(rows[np.argmin(peaks)])
 
 
 def nothing_to_try(question: StageQuestion, site: NodeGroup) -> str:

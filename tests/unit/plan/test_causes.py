@@ -1,11 +1,12 @@
 """Refusals of the plan name their cause: divisibility, memory, or how far the search looked."""
 
+import re
 from dataclasses import replace
 
 import planner_case
 import pytest
 
-from charter.catalog import accelerators
+from charter.catalog import accelerators, models
 from charter.errors import InfeasibleError
 from charter.physics.scaling.laws import published
 from charter.plan.plan import InfeasiblePlanError
@@ -14,6 +15,7 @@ from charter.plan.search import divisibility
 from charter.plan.training_run import RunCluster, snapshot_price
 from charter.spec.project import Resources
 from charter.spec.stage import EvalStage, SftStage
+from charter.spec.stage_base import StageResources
 
 A800 = accelerators.get("A800")
 
@@ -64,3 +66,19 @@ def test_what_no_cloud_offers_has_a_list_price():
     price, source = snapshot_price(A800)
     assert price == 2.28
     assert "second-hand" in source
+
+
+def needed_gib(tensor=None):
+    stage = SftStage(
+        init="base", data=("chat",), engine="megatron", seq_len=2048, resources=StageResources(tensor=tensor)
+    )
+    resources = Resources(infra="on_prem", accelerators=("A100-80GB:8",), num_nodes=1, max_nodes=1, price=2.0)
+    falcon = models.get("tiiuae/falcon-40b").architecture
+    with pytest.raises(InfeasiblePlanError) as refused:
+        planner_case.one(stage, resources, architecture=falcon)
+    return float(re.search(r"needs ([0-9.]+) GiB", str(refused.value))[1])
+
+
+def test_a_refusal_is_of_the_layout_that_needs_least():
+    """The state alone is as large over 4 as over 8 accelerators where ZeRO-1 shares the rest; its gradients are not."""
+    assert needed_gib() == needed_gib(tensor=8) < needed_gib(tensor=4)
