@@ -15,7 +15,7 @@ from charter.plan.stage_memory import training_peak
 from charter.spec.layout import Layout, ZeroStage
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Budget, Place, Resources, Serving
-from charter.spec.stage import CritiqueStage, DpoStage, LabelStage, SftStage
+from charter.spec.stage import CritiqueStage, DpoStage, LabelStage, PretrainStage, SftStage
 from charter.spec.stage_base import StageResources
 
 SFT = SftStage(init="base", data=("chat",), global_batch=128, seq_len=2048)
@@ -351,5 +351,8 @@ def test_rows_beyond_the_positions_of_a_model_are_told(lab):
     noted = {item.name: item for item in lab.one(rows, architecture=short).assumptions}
     assert "built for 2,048 positions" in noted["stage.model: tokens of the longest row"].source
     assert not any("longest row" in item.name for item in lab.one(rows).assumptions)
+    learned = replace(short, learned_positions=2048)
+    noted = {item.name: item for item in lab.one(rows, architecture=learned).assumptions}
+    assert "a longer row would end the stage" in noted["stage.model: tokens of the longest row"].source
     with pytest.raises(InfeasibleError, match=r"rows of up to 4,096 tokens, and its model has 2,048 positions"):
-        lab.one(rows, architecture=replace(short, learned_positions=2048))
+        lab.one(PretrainStage(init="base", data=("chat",), seq_len=4096), architecture=learned)

@@ -237,8 +237,8 @@ DEEPSPEED = MemoryProfile(
     "stage3_max_live_parameters 1e9, buckets of 2e8 (HF's example configurations)",
 )
 DEEPSPEED_DIRECT = replace(DEEPSPEED, bucket_elements=5e8, third_bucket_elements=5e8)
-"""With DeepSpeed's own defaults: `reduce_bucket_size` 5e8 (its zero/config.py), one buffer of ZeRO-2 as `overlap_comm`
-is off there."""
+"""With DeepSpeed's own defaults: `reduce_bucket_size` 5e8 (`DeepSpeedZeroConfig`), and one buffer of ZeRO-2, since
+`overlap_comm` is off there."""
 DEEPSPEED_ALONE = replace(DEEPSPEED_DIRECT, starts_whole=True)
 """Driven without a trainer that tells transformers of it (`HfDeepSpeedConfig`) before the model is made."""
 INTERNEVO = MemoryProfile(

@@ -214,18 +214,20 @@ def _candidates(
 
 
 def _check_positions(name: str, work: Workload, library: Library) -> None:
-    """Refuse rows for which a trained model has no positions, and note those that are longer than it was built for."""
+    """Refuse rows that fill more positions than a trained model has, and note limits that lie above them."""
     for phase in (phase for phase in work.phases if phase.work == "train"):
         shape, longest = work.role(phase.role).architecture, round(phase.longest_tokens)
         limit = shape.max_position_embeddings
         if longest <= limit:
             continue
-        if shape.learned_positions:
+        if shape.learned_positions and not phase.ragged:
             raise InfeasibleError(
                 f"stage {name!r} trains {phase.role} on rows of up to {longest:,} tokens, and its model has {limit:,} "
                 "positions, which are learned\n  make rows shorter: seq_len, or max_prompt_tokens and max_new_tokens"
             )
         source = f"the model was built for {limit:,} positions, and may need another rope_theta or rope_scaling"
+        if shape.learned_positions:
+            source = f"the model has {limit:,} positions, which are learned: a longer row would end the stage"
         library.assume(f"{name}.{phase.role}: tokens of the longest row", longest, source)
 
 

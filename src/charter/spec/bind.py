@@ -127,10 +127,10 @@ _WAYS_IN = "`charter init --template cai-tiny DIR` writes one; `charter plan sft
 
 
 def _is_of_another_tool(value: Mapping[str, Any]) -> bool:
-    """Return True if a file has none of the two tables that every project has, and keys that none has."""
+    """Return True if a file has none of the two tables that every project has, and keys that are near none."""
     keys = known_keys(Project)
     has_tables = any(get_close_matches(str(key), _TABLES_OF_ALL, cutoff=0.8) for key in value)
-    return not has_tables and any(key not in keys for key in value)
+    return not has_tables and any(not get_close_matches(str(key), keys) for key in value)
 
 
 def _read_table(document: Document, section: str, problems: list[Problem]) -> dict[str, Any]:

@@ -303,3 +303,11 @@ def test_no_pass_waits_where_it_would_be_another(task, frozen, changes):
     made = task(frozen=frozen, **changes)
     made.run_part(Position(0, 0))
     assert made.models.value.first_pass.take(0) == ()
+
+
+def test_no_pass_waits_on_an_accelerator(task, monkeypatch):
+    """Its memory is short: what backward passes need of a scored batch is let go."""
+    monkeypatch.setattr(rollouts, "is_queued", lambda device: True)
+    made = task()
+    made.run_part(Position(0, 0))
+    assert made.models.value.first_pass.take(0) == ()

@@ -287,5 +287,5 @@ def test_autocast_keeps_what_hooks_count(adapter, counted):
     tiny = Architecture(hidden_size=256, num_layers=4, num_heads=4, intermediate_size=688, vocab_size=512)
     job = MemoryJob(architecture=tiny, seq_len=64, profile=PROFILES["huggingface"], adapter=adapter)
     table = training_memory_table(MemoryShape.of(job), Layouts.of(Layout()))
-    kept = next(term for term in table.terms("first", "loss") if term.name == "kept activations")
+    kept = next(term for term in table.stages["first"].phases["loss"].at() if term.name == "kept activations")
     assert kept.value / 64 / 4 == pytest.approx(counted, rel=0.01)

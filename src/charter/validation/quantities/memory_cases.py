@@ -210,7 +210,7 @@ def optimizer_of(row: Measurement, profile: MemoryProfile) -> str:
 
 
 def _of_qlora(row: Measurement) -> bool:
-    """Return True for `qlora.py` of the paper: rank 64, no dropout, adapters in 16 bits and a paged AdamW."""
+    """Return True for the script of QLoRA's paper: rank 64, no dropout, adapters in 16 bits and a paged AdamW."""
     return re.match(r"qlora\b", row.framework.lower()) is not None
 
 
