@@ -105,8 +105,16 @@ def _pyarrow(path: Path, module: str) -> Any:
         return import_module(module)
 
 
+UNPACKED_BY = {".gz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd"}
+"""By the last suffix of a compressed file: the command that unpacks it."""
+
+
 def read_jsonl(path: Path, bad: Bad, *, before: int = 0) -> Iterator[Row]:
     """The objects of a JSONL file, one per line; blank lines are skipped, `before` lines were read from other files."""
+    if (unpack := UNPACKED_BY.get(path.suffix)) is not None:
+        raise DataError(
+            f"{path} is compressed; unpack it (`{unpack} {path.name}`), and name the file without {path.suffix}"
+        )
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):

@@ -45,13 +45,16 @@ def _number(text: str) -> float:
 def choice(answer: str, truth: object, letters: str = "ABCDE") -> float | None:
     """1 where the last single letter of `letters` in the answer is the truth's, else 0.
 
-    >>> choice("I take (B).", "B"), choice("A or B", "A"), choice("no letter", "A")
+    >>> choice("I take (B).", "B"), choice("A or B", "(A)"), choice("no letter", "A")
     (1.0, 0.0, 0.0)
     """
     if truth is None:
         return None
+    wanted = str(truth).strip().strip("()")
+    if wanted not in set(letters):
+        raise ValueError(f"the row's answer, {truth!r}, is none of the letters {letters}")
     given = re.findall(rf"(?<![A-Za-z])([{re.escape(letters)}])(?![A-Za-z])", answer)
-    return float(bool(given) and given[-1] == str(truth).strip())
+    return float(bool(given) and given[-1] == wanted)
 
 
 def regex(answer: str, pattern: str) -> float:
@@ -90,10 +93,14 @@ def json_schema(answer: str, schema: Mapping[str, Any]) -> float:
     """
     check_schema(schema)
     try:
-        value = json.loads(answer)
-    except ValueError:
+        value = json.loads(answer, parse_constant=_no_json)
+    except (ValueError, RecursionError):
         return 0.0
     return float(_has_shape(value, schema))
+
+
+def _no_json(name: str) -> None:
+    raise ValueError(f"{name} is no value of JSON")
 
 
 _TYPES: Mapping[str, Callable[[object], bool]] = {
@@ -101,11 +108,15 @@ _TYPES: Mapping[str, Callable[[object], bool]] = {
     "array": lambda value: isinstance(value, list),
     "string": lambda value: isinstance(value, str),
     "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
-    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "integer": lambda value: not isinstance(value, bool) and (isinstance(value, int) or _is_whole(value)),
     "boolean": lambda value: isinstance(value, bool),
     "null": lambda value: value is None,
 }
 _KEYWORDS = frozenset({"type", "properties", "required", "items", "enum", "title", "description"})
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, float) and value.is_integer()
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
@@ -118,10 +129,15 @@ def check_schema(schema: Mapping[str, Any]) -> None:
         check_schema(inner)
 
 
+def _is_same(value: object, item: object) -> bool:
+    """Python takes true for 1, and JSON does not."""
+    return isinstance(value, bool) is isinstance(item, bool) and value == item
+
+
 def _has_shape(value: Any, schema: Mapping[str, Any]) -> bool:
     if "type" in schema and not _TYPES[schema["type"]](value):
         return False
-    if "enum" in schema and value not in schema["enum"]:
+    if "enum" in schema and not any(_is_same(value, item) for item in schema["enum"]):
         return False
     if isinstance(value, dict):
         inner = schema.get("properties", {})

@@ -186,8 +186,10 @@ def _exit_code(status: str, own: int) -> int:
 
 # -------- The reward of the program that an answer holds, the tests of its row that it passes; and a tool.
 
-FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", flags=re.DOTALL)
-"""Code between fences, as chat models write it."""
+FENCED = re.compile(r"```([^\n`]*)\n(.*?)```", flags=re.DOTALL)
+"""What is between fences, as chat models write it, and the language that stands after the first."""
+PYTHON = ("", "py", "python", "python3")
+"""Languages of a block that is run; one without a language may be Python."""
 MEMORY_MIB = 512
 
 
@@ -201,17 +203,17 @@ def program(
 ) -> float | None:
     """1 where the answer's program passes all tests of its row, else 0; with `partial` the share that it passes.
 
-    The program is the last fenced block; an answer without one gets 0. The row's tests are a list of `{stdin, stdout}`,
-    whose output is compared apart from space at the ends of lines, or Python text that is run after the program and
-    reaches its end: a program that leaves before does not pass, but one that reads its own file sees these tests. None
-    where the row has none. All tests of an answer have `seconds` together: those that are left over when they are gone
-    are not passed.
+    The program is the last fenced block of Python, or of no language; an answer without one gets 0. The row's tests are
+    a list of `{stdin, stdout}`, whose output is compared apart from space at the ends of lines, or Python text that is
+    run after the program and reaches its end: a program that leaves before does not pass, but one that reads its own
+    file sees these tests. None where the row has none. All tests of an answer have `seconds` together: those that are
+    left over when they are gone are not passed.
     """
     tests = row.get(column)
     if tests is None:
         return None
     cases = _cases(tests)
-    blocks = FENCED.findall(answer)
+    blocks = [text for language, text in FENCED.findall(answer) if language.strip().lower() in PYTHON]
     if not blocks:
         return 0.0
     until, passed = time.monotonic() + seconds, 0

@@ -9,17 +9,28 @@ from collections.abc import Iterable, Iterator
 
 from charter.errors import Problem
 from charter.spec.architecture import Architecture
+from charter.spec.launching import Launch
 from charter.spec.project import DataSpec, ModelSpec, Place, Project, Resources, Serving
-from charter.spec.quantity import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, SHARE, check_ranges
+from charter.spec.quantity import (
+    ABOVE_ONE,
+    AT_LEAST_ONE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    SHARE_ABOVE_ZERO,
+    check_ranges,
+)
 from charter.spec.sections import (
     REFERENCE,
     check_alerts,
     check_budget,
     check_costs,
+    check_idle,
     check_metering,
     check_risk,
     check_tracking,
 )
+from charter.spec.stage_base import ServerPool
 from charter.spec.sweep import check_sweeps
 
 
@@ -137,7 +148,8 @@ def check_project(project: Project) -> Iterator[Problem]:
         if seed is not None and not 0 <= seed < 2**63:
             yield Problem(message=f"must be from 0 to 2^63 - 1; found {seed}", path=path)
     yield from check_ranges(project, "", [("deadline", POSITIVE)])
-    yield from check_ranges(project.storage, "storage", [("keep_last", AT_LEAST_ONE), ("keep_every", AT_LEAST_ONE)])
+    counts = ("keep_last", "keep_every", "replicate_every")
+    yield from check_ranges(project.storage, "storage", [(name, AT_LEAST_ONE) for name in counts])
     yield from _check_ledger(project.storage.ledger)
     yield from _check_resources(project.resources)
     yield from _check_serving(project)
@@ -145,6 +157,8 @@ def check_project(project: Project) -> Iterator[Problem]:
     yield from check_risk(project.risk)
     yield from check_tracking(project.tracking)
     yield from check_metering(project.metering)
+    yield from check_idle(project.idle)
+    yield from _check_launch(project.launch)
     yield from check_budget(project.budget, project.pipeline)
     yield from check_sweeps(project.sweeps, {name: stage.kind for name, stage in project.pipeline.items()})
     yield from check_alerts(project.alerts)
@@ -166,6 +180,24 @@ def _check_samples(project: Project) -> Iterator[Problem]:
     name = project.samples.prompts
     if name is not None and name not in project.data:
         yield Problem(message=f"no data set is called {name!r}", path="samples.prompts")
+
+
+def _check_launch(launch: Launch) -> Iterator[Problem]:
+    """Settings that no scheduler could start a stage with, or with which none would get anywhere."""
+    checks = [("slow_rank_ratio", ABOVE_ONE), ("spares", NOT_NEGATIVE)]
+    yield from check_ranges(launch.node_checks, "launch.node_checks", checks)
+    yield from check_ranges(launch.slurm, "launch.slurm", [("max_array_tasks", AT_LEAST_ONE)])
+    yield from check_ranges(launch, "launch", [("time_limit", POSITIVE)])
+    if launch.time_limit is not None and 0 < launch.time_limit <= launch.stop_before:
+        message = f"an attempt of {launch.time_limit:g} s that ends {launch.stop_before:g} s before has no time at all"
+        yield Problem(message=message, path="launch.time_limit", hint="raise it, or lower launch.stop_before")
+
+
+def check_pool(pool: ServerPool, path: str) -> Iterator[Problem]:
+    """Values of a pool of servers outside their range."""
+    counts = ("replicas", "tensor", "max_num_seqs", "max_tokens")
+    yield from check_ranges(pool, path, [(name, AT_LEAST_ONE) for name in counts])
+    yield from check_ranges(pool, path, [("memory_share", SHARE_ABOVE_ZERO)])
 
 
 def _check_resources(resources: Resources) -> Iterator[Problem]:
@@ -218,6 +250,13 @@ def _check_serving(project: Project) -> Iterator[Problem]:
             yield Problem(message="gives an endpoint and a pool", path=path, hint=hint)
         if serving.endpoint is not None:
             yield from _check_address(serving.endpoint, f"{path}.endpoint")
+        if serving.pool is not None:
+            yield from check_pool(serving.pool, f"{path}.pool")
+        if serving.also_endpoints and serving.endpoint is None:
+            hint = "give the first address as endpoint"
+            yield Problem(
+                message="adds addresses to an endpoint that is not given", path=f"{path}.also_endpoints", hint=hint
+            )
         for index, address in enumerate(serving.also_endpoints):
             yield from _check_address(address, f"{path}.also_endpoints[{index}]")
         if serving.api_key is not None and not REFERENCE.fullmatch(serving.api_key):

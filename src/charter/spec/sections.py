@@ -53,9 +53,9 @@ def check_alerts(alerts: Alerts) -> Iterator[Problem]:
         if value is not None and not REFERENCE.fullmatch(value):
             message = "must say where the secret is, as env:NAME or file:PATH, not be it"
             yield Problem(message=message, path=f"alerts.{name}")
-    for address in (*alerts.email, alerts.sender):
+    for name, address in (*(("email", address) for address in alerts.email), ("sender", alerts.sender)):
         if "@" not in address.strip("@") or any(sign in address for sign in "\r\n,;<> "):
-            yield Problem(message=f"{address!r} is no address that can be written to", path="alerts.email")
+            yield Problem(message=f"{address!r} is no address that can be written to", path=f"alerts.{name}")
     if alerts.email and alerts.smtp is None:
         hint = "add  smtp: smtp://HOST:587"
         yield Problem(message="e-mail needs the server that sends it", path="alerts.smtp", hint=hint)
@@ -275,6 +275,11 @@ class IdlePolicy:
     """Share of the time in which an accelerator did anything (SM activity), over all of an attempt's accelerators."""
     action: Literal["warn", "release"] = "warn"
     """`release`: the stage is asked to stop at a checkpoint and its machines are given back."""
+
+
+def check_idle(idle: IdlePolicy) -> Iterator[Problem]:
+    """Values of `idle:` outside their range: with 5 for 5 % every allocation would be idle, and might be released."""
+    yield from check_ranges(idle, "idle", [("window", POSITIVE), ("utilisation", SHARE_BELOW_ONE)])
 
 
 def check_metering(metering: Metering) -> Iterator[Problem]:

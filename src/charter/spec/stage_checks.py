@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
 
 from charter.errors import Problem
-from charter.spec.checks import check_accelerators, check_name
+from charter.spec.checks import check_accelerators, check_name, check_pool
 from charter.spec.layout import Adapter
 from charter.spec.ppo_stage import PpoStage, check_asynchrony, check_online_dpo
 from charter.spec.quantity import (
@@ -389,6 +389,7 @@ _PREFERENCE_MODEL: tuple[tuple[str, Range], ...] = (
 _STAGE_RESOURCES: tuple[tuple[str, Range], ...] = (
     ("num_nodes", AT_LEAST_ONE),
     ("cpus", AT_LEAST_ONE),
+    ("memory", AT_LEAST_ONE),
     ("shards", AT_LEAST_ONE),
     ("micro_batch", AT_LEAST_ONE),
     ("decode_batch", NOT_NEGATIVE),
@@ -452,6 +453,8 @@ def _check_stage_resources(resources: StageResources, path: str) -> Iterator[Pro
     yield from check_ranges(resources, path, _STAGE_RESOURCES)
     if resources.accelerators is not None:
         yield from check_accelerators([resources.accelerators], f"{path}.accelerators")
+    for name, pool in (resources.pools or {}).items():
+        yield from check_pool(pool, f"{path}.pools.{name}")
 
 
 def _check_shards(name: str, stage: Stage) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from charter.errors import Problem
-from charter.spec.quantity import Count, Names, Usd
+from charter.spec.quantity import AT_LEAST_ONE, POSITIVE, Count, Names, Usd, check_ranges
 
 Value = bool | int | float | str
 SWEEP_TAG, POINT_TAG = "sweep", "point"
@@ -98,6 +98,8 @@ def check_sweeps(sweeps: Mapping[str, Sweep], kinds: Mapping[str, str]) -> Itera
     """Yield what is wrong with the sweeps of a project whose stages have these kinds."""
     for name, sweep in sweeps.items():
         where = f"sweeps.{name}"
+        counts = [("draws", AT_LEAST_ONE), ("seeds", AT_LEAST_ONE), ("budget", POSITIVE)]
+        yield from check_ranges(sweep, where, counts)
         for path, values in sweep.over.items():
             if not values:
                 yield Problem(message="a field without values makes no point", path=f"{where}.over.{path}")

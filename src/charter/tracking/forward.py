@@ -152,17 +152,17 @@ class Endpoint:
         durable.write_hint(tracking_dir(self._run_dir) / PROMETHEUS, {"address": address})
 
     def show(self, progress: RunProgress) -> None:
-        """Take in how the run is."""
+        """Take in how the run is; two directories of one stage would be two values of one gauge."""
         if self._server is None:
             return
         stages = tuple(
             StageMetrics(
-                name=path.name.rpartition("-")[0],
-                standing=standing,
+                name=name,
+                standing=progress.stages[path],
                 progress=read_progress(path),
                 machines=tuple(last_rows(path)),
             )
-            for path, standing in progress.stages.items()
+            for name, path in progress.by_name.items()
         )
         self._figures = figures(self._run, progress.run, stages, cost_usd=_cost_usd(self._run_dir))
 
@@ -301,26 +301,33 @@ class RunFollower:
         while not (orders.leave or orders.draining):
             self._look()
             orders.wait(self._meters.seconds_to_next(LOOK_EVERY_SECONDS))
-        self._meters.look(self._progress.running(), last=True)
-        self._look()
+        self._look(last=True)
         self._endpoint.close()
         self._senders.end(drain=orders.draining)
         self._meters.close()
 
-    def _look(self) -> None:
-        """Collect new rows; an error here is logged, and hurts nobody else."""
-        try:
-            self._progress.look()
-            self._meters.look(self._progress.running())
-            self._endpoint.show(self._progress)
-            if self._collects:
-                # Stages of earlier runs may have rows that nobody collected, so the first look is at all of them.
-                stages = self._progress.stages if self._behind else self._progress.recent()
-                self._collector.collect(tuple(stages))
-                self._behind = False
-                self._senders.keep_alive()
-        except Exception as error:
-            print(f"{time.time():.1f} {said(error)}", file=sys.stderr, flush=True)
+    def _look(self, *, last: bool = False) -> None:
+        """Meter, show and collect what is new; an error of one is logged, and hurts neither the others nor the run."""
+        for step in (
+            self._progress.look,
+            lambda: self._meters.look(self._progress.running(), last=last),
+            lambda: self._endpoint.show(self._progress),
+            self._collect,
+        ):
+            try:
+                step()
+            except Exception as error:
+                print(f"{time.time():.1f} {said(error)}", file=sys.stderr, flush=True)
+
+    def _collect(self) -> None:
+        """Collect new rows, and see that somebody tells trackers of them."""
+        if not self._collects:
+            return
+        self._senders.keep_alive()
+        # Stages of earlier runs may have rows that nobody collected, so the first look is at all of them.
+        stages = self._progress.stages if self._behind else self._progress.recent()
+        self._collector.collect(tuple(stages))
+        self._behind = False
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

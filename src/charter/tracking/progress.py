@@ -65,9 +65,10 @@ class RunProgress:
     """Points of sweeps by their keys."""
     first_point: dict[Path, SweptPoint] = field(default_factory=dict)
     """By stage directory: the point that started it first; none where a run did that was no point."""
+    by_name: dict[str, Path] = field(default_factory=dict)
+    """Directory that each stage was started in last; one that was changed has several."""
     _point: SweptPoint | None = None
     """Point that the last run is."""
-    _by_name: dict[str, Path] = field(default_factory=dict)
     _at_bytes: int = 0
 
     def look(self) -> None:
@@ -133,7 +134,7 @@ class RunProgress:
         elif event == "run_stopped":
             self._end_run(STOPS.get(str(entry.get("label")), "failed"), at)
         elif event == "stage_started" and (directory := self._own(entry.get("directory"))) is not None:
-            self._by_name[str(entry.get("stage"))] = directory
+            self.by_name[str(entry.get("stage"))] = directory
             if self._point is not None and directory not in self.stages:
                 self.first_point[directory] = self._point
             self.stages.setdefault(directory, Standing()).start(at)
@@ -147,7 +148,7 @@ class RunProgress:
 
     def _running(self, name: str) -> Standing | None:
         """The stage of a name, while it runs."""
-        directory = self._by_name.get(name)
+        directory = self.by_name.get(name)
         standing = None if directory is None else self.stages[directory]
         return standing if standing is not None and standing.state == "running" else None
 

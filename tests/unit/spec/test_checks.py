@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from charter.spec.architecture import Architecture, MixtureOfExperts, StateSpace
 from charter.spec.checks import check_accelerators, check_data, check_model, check_project, parse_part
+from charter.spec.launching import Launch, NodeChecks, SlurmSettings
 from charter.spec.layout import Adapter
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Budget, DataSpec, ModelSpec, Place, Project, Resources, Serving, Storage, TokenizerSpec
 from charter.spec.quantity import divisors_near
 from charter.spec.rewards import Environment, Mismatch, Reward, Rubric, check_turns
+from charter.spec.sections import Alerts, IdlePolicy
 from charter.spec.stage import (
     CritiqueStage,
     DpoStage,
@@ -25,6 +27,7 @@ from charter.spec.stage import (
 )
 from charter.spec.stage_base import Guard, ServerPool, StageResources
 from charter.spec.stage_checks import check_runnable, check_stage
+from charter.spec.sweep import Sweep
 
 SFT = SftStage(init="base", data=("chats",), epochs=1)
 JUDGE = JudgeStage(init="base", pairs=("pairs",))
@@ -323,11 +326,18 @@ def test_a_list_that_must_be_given_must_hold_something():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("num_nodes", 0), ("cpus", 0), ("micro_batch", 0), ("tensor", 0), ("pipeline", 0), ("zero", 4)]
+    ("field", "value"),
+    [*((name, 0) for name in ("num_nodes", "cpus", "memory", "micro_batch", "tensor", "pipeline")), ("zero", 4)],
 )
 def test_resources_of_a_stage_are_checked(field, value):
     found = told(check_stage("s", replace(SFT, resources=StageResources(**{field: value}))))
     assert list(found) == [f"pipeline.s.resources.{field}"]
+
+
+def test_pools_of_a_stage_are_checked():
+    pools = {"base": ServerPool(tensor=0, max_tokens=0)}
+    found = told(check_stage("s", replace(LABEL, resources=StageResources(pools=pools))))
+    assert list(found) == [f"pipeline.s.resources.pools.base.{name}" for name in ("tensor", "max_tokens")]
 
 
 def test_adapters_are_checked():
@@ -428,6 +438,19 @@ PROJECTS = {
     "serving.base.request_timeout": replace(PROJECT, serving={"base": Serving(request_timeout=0.0)}),
     "serving.base.max_attempts": replace(PROJECT, serving={"base": Serving(max_attempts=0)}),
     "notes.ppo": replace(PROJECT, notes={"ppo": "x"}),
+    "storage.replicate_every": replace(PROJECT, storage=Storage(replicate_every=0)),
+    "idle.utilisation": replace(PROJECT, idle=IdlePolicy(utilisation=5.0)),
+    "idle.window": replace(PROJECT, idle=IdlePolicy(window=0.0)),
+    "launch.time_limit": replace(PROJECT, launch=Launch(time_limit=60.0)),
+    "launch.slurm.max_array_tasks": replace(PROJECT, launch=Launch(slurm=SlurmSettings(max_array_tasks=0))),
+    "launch.node_checks.spares": replace(PROJECT, launch=Launch(node_checks=NodeChecks(spares=-1))),
+    "launch.node_checks.slow_rank_ratio": replace(PROJECT, launch=Launch(node_checks=NodeChecks(slow_rank_ratio=0.5))),
+    "serving.base.also_endpoints": replace(PROJECT, serving={"base": Serving(also_endpoints=("http://b/v1",))}),
+    "serving.base.pool.replicas": replace(PROJECT, serving={"base": Serving(pool=ServerPool(replicas=0))}),
+    "serving.base.pool.memory_share": replace(PROJECT, serving={"base": Serving(pool=ServerPool(memory_share=90.0))}),
+    "sweeps.rates.draws": replace(PROJECT, sweeps={"rates": Sweep(over={"seed": (1, 2)}, draws=0)}),
+    "sweeps.rates.seeds": replace(PROJECT, sweeps={"rates": Sweep(seeds=0)}),
+    "alerts.sender": replace(PROJECT, alerts=Alerts(sender="nobody")),
 }
 
 

@@ -1,5 +1,6 @@
 """One data set in every format gives the same values; every kind of bad file or row is named; a choice is offered."""
 
+import gzip
 import io
 import json
 import sys
@@ -162,6 +163,13 @@ def test_a_format_can_be_said(form, format, tmp_path):
 def test_a_format_that_the_files_do_not_have_is_refused(form, format, message, tmp_path):
     with pytest.raises(DataError, match=message):
         read_prompts(WRITERS[form](tmp_path, PROMPTS), spec(format=format))
+
+
+def test_a_compressed_file_says_how_to_unpack_it(tmp_path):
+    path = tmp_path / "train.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"prompt": "Hi"}\n'))
+    with pytest.raises(DataError, match=r"is compressed; unpack it \(`gunzip train.jsonl.gz`\)"):
+        read_prompts(path, DataSpec(path=str(path), on_bad_row="skip"))
 
 
 def test_a_file_with_another_suffix_is_read_as_it_is_said(tmp_path):

@@ -4,7 +4,13 @@ import json
 
 import pytest
 
+from charter.artifacts import durable
+from charter.metering.sampler import LocalMeters
+from charter.tracking.forward import Endpoint, RunFollower
+from charter.tracking.journal import tracking_dir
 from charter.tracking.progress import RunProgress
+from charter.tracking.run_facts import Followed
+from charter.tracking.send import Drained
 
 
 @pytest.fixture
@@ -70,6 +76,42 @@ def test_how_a_stop_is_called(run, label, state):
     progress = RunProgress(run_dir=run)
     progress.look()
     assert progress.run.state == state
+
+
+def test_a_stage_that_was_changed_is_shown_once(run):
+    changed = run / "stages" / "a-00000009"
+    changed.mkdir()
+    write(run, (1.0, "run_started", {}))
+    start(run, "a", 2.0)
+    write(run, (3.0, "run_stopped", {"label": "interrupted"}), (4.0, "run_started", {}))
+    write(run, (5.0, "stage_started", {"stage": "a", "directory": str(changed)}))
+    durable.write_json(changed / "progress.json", {"step": 3, "target_step": 9})
+    progress = RunProgress(run_dir=run)
+    progress.look()
+    endpoint = Endpoint(run, "r")
+    tracking_dir(run).mkdir()
+    endpoint.serve(0)
+    try:
+        endpoint.show(progress)
+        gauges = {family.name: family.samples for family in endpoint.collect()}
+    finally:
+        endpoint.close()
+    assert [sample.value for sample in gauges["charter_stage_step"]] == [3.0]
+    (state,) = gauges["charter_stage_state"]
+    assert state.labels == {"run": "r", "stage": "a", "state": "running"}
+
+
+def test_machines_that_cannot_be_metered_end_nothing_else(run, monkeypatch, capsys):
+    def full(*args, **named):
+        raise OSError("No space left on device")
+
+    shown = []
+    monkeypatch.setattr(LocalMeters, "look", full)
+    monkeypatch.setattr(Endpoint, "show", lambda self, progress: shown.append(progress.run.state))
+    write(run, (1.0, "run_started", {}), (2.0, "run_done", {}))
+    RunFollower(run, Followed(key="k", name="n", root="/r", trackers={})).run(Drained())
+    assert shown == ["finished"]
+    assert "No space left on device" in capsys.readouterr().err
 
 
 def test_what_a_killed_supervisor_left_running_was_killed(run):
