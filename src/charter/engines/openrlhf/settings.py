@@ -63,7 +63,8 @@ def engine_wide(given: Arguments, *, sequences_per_row: int, recompute: str, mic
 def precision(given: Arguments) -> None:
     """bf16 and fp16 with fp32 master weights in the optimizer; there is no fp32."""
     if trained(given.handover).dtype in ("bf16", "fp16"):
-        given.to("stage.dtype", "--ds.param_dtype")
+        note = "gradients of micro-batches are added in 16 bits, here in 32 (--ds.grad_accum_dtype is left out)"
+        given.to("stage.dtype", "--ds.param_dtype", note=note)
     else:
         given.fields.refuse("stage.dtype", "--ds.param_dtype is bf16 or fp16", "dtype: bf16")
 
