@@ -30,7 +30,8 @@ CHANGES = {
     "dpo": [{"beta": 0.3, "learning_rate": 5e-7}],
     "kto": [{"beta": 0.3, "label_smoothing": 0.125}],
     "grpo": [
-        {"min_new_tokens": 4, "entropy_weight": 0.01, "loss_aggregation": "sequence"},
+        {"min_new_tokens": 4, "entropy_weight": 0.01},
+        {"loss_aggregation": "sequence"},
         {"generator": "vllm", "mismatch_clip": 2.0},
         {"rollout_batch": 64, "ppo_epochs": 2},
         {"reward": None, "rewards": (Reward(name="right", kind="function", call="charter:number"),)},

@@ -238,7 +238,7 @@ def _map_estimator(configuration: Configuration, stage: PpoStage) -> None:
         write("stage.clip_ratio", {"epsilon": stage.clip_ratio})
         mapper.same("stage.scale_advantages", ("group", "batch", "none"), "scale_rewards has no other value")
         _map_clip_above(configuration, stage)
-        write("stage.entropy_weight", {"entropy_coef": stage.entropy_weight})
+        _map_entropy(configuration, stage)
         configuration.put({"scale_rewards": stage.scale_advantages})
         write("stage.ratio", {"importance_sampling_level": stage.ratio}, note="of a token, or of a whole answer (GSPO)")
         mapper.charter("stage.whiten_advantages", "decides nothing here: grpo scales groups instead")
@@ -260,6 +260,17 @@ def _map_estimator(configuration: Configuration, stage: PpoStage) -> None:
     mapper.same("stage.entropy_weight", 0.0, "RLOOTrainer has no entropy bonus")
     normalised = "over answers, here over their tokens"
     write("stage.whiten_advantages", {"normalize_advantages": stage.whiten_advantages}, note=normalised)
+
+
+def _map_entropy(configuration: Configuration, stage: PpoStage) -> None:
+    """A mean over tokens, whatever the loss of the policy is (grpo_trainer.py, _compute_loss)."""
+    if stage.entropy_weight and stage.loss_aggregation != "token":
+        reason = "its entropy is a mean over tokens, however the policy's loss is reduced"
+        hint = "loss_aggregation: token, or entropy_weight: 0"
+        configuration.mapper.refuse("stage.entropy_weight", reason, hint)
+    else:
+        note = "over the tokens of a micro-batch, here of a minibatch"
+        configuration.write("stage.entropy_weight", {"entropy_coef": stage.entropy_weight}, note=note)
 
 
 def _map_clip_above(configuration: Configuration, stage: PpoStage) -> None:

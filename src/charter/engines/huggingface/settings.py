@@ -266,7 +266,8 @@ def _map_dtype(configuration: Configuration, dtype: str) -> None:
             else {}
         )
         if dtype != "fp32":
-            note = "DeepSpeed trains 16-bit weights beside an fp32 copy, and publishes the 16-bit ones"
+            note = "DeepSpeed trains 16-bit weights beside an fp32 copy, and publishes the 16-bit ones; "
+            note += "gradients of micro-batches are added in 16 bits, here in 32 (grad_accum_dtype is left out)"
     precision = {"bf16": dtype == "bf16", "fp16": dtype == "fp16"}
     configuration.write("stage.dtype", precision, how="computed", note=note)
 

@@ -87,7 +87,7 @@ def render_maxtext(handover: Handover) -> RenderedRun:
         },
         command=(
             "python", "-m", MODULES[stage.kind], FILE, f"base_output_directory={work}",
-            f"load_parameters_path={work}/{START}/0/{ITEMS}",
+            f"load_parameters_path={work}/{START}/0/{ITEMS}", *_unbalanced(handover.architectures["init"]),
         ),
         mapping=mapping,
         resume=RESUME,
@@ -271,6 +271,15 @@ def _model(sheet: Sheet, seq_len: int) -> str:
         sheet.computed("stage.init", {"model_name": name, "scan_layers": True}, note)
     sheet.as_is("stage.seq_len", "max_target_length", note="longer rows are cut at the right, shorter ones filled up")
     return name or ""
+
+
+def _unbalanced(model: Architecture) -> tuple[str, ...]:
+    """Return the words that leave out a loss which balances experts, as here.
+
+    A model's own file goes before the stage's, and that of Qwen3-235B-A22B has such a loss; only the command line goes
+    before both (configs/pyconfig.py).
+    """
+    return () if model.mixture is None else ("override_model_config=true", "load_balance_loss_weight=0.0")
 
 
 # -------- What a step does, and what it reads.

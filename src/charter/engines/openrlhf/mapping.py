@@ -184,8 +184,6 @@ def _rewards(given: Arguments, stage: PpoStage) -> None:
 def _value_model(given: Arguments, stage: PpoStage) -> None:
     fields = given.fields
     given.to("stage.value_clip", "--critic.value_clip")
-    reason = "its value loss is half the squared error (models/loss.py ValueLoss)"
-    fields.same("stage.value_loss_weight", 0.5, reason)
     fields.same("stage.whiten_advantages", True, f"with {ESTIMATORS[stage.estimator]} advantages are always whitened")
     given.to("stage.discount", "--algo.advantage.gamma")
     if stage.estimator == "reinforce":

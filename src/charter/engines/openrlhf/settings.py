@@ -16,6 +16,10 @@ from charter.spec.stage_base import StageResources
 CHECKPOINTS, OUTPUT, LOGS = "checkpoints", "output", "tensorboard"
 """Below the work directory: the engine's checkpoints, the final weights, what it logs."""
 TRAINED_ROLES = {"policy", "value"}
+CRITIC = "critic."
+"""Before the options of the value model."""
+ADAM_EPSILON = 1e-8
+"""Charter's, and torch's own."""
 FLASH = "flash_attention_2"
 SCHEDULES = "OpenRLHF passes a smallest rate to cosine_with_min_lr only (utils/deepspeed/deepspeed.py)"
 
@@ -59,7 +63,8 @@ def engine_wide(given: Arguments, *, sequences_per_row: int, recompute: str, mic
 def precision(given: Arguments) -> None:
     """bf16 and fp16 with fp32 master weights in the optimizer; there is no fp32."""
     if trained(given.handover).dtype in ("bf16", "fp16"):
-        given.to("stage.dtype", "--ds.param_dtype")
+        note = "gradients of micro-batches are added in 16 bits, here in 32 (--ds.grad_accum_dtype is left out)"
+        given.to("stage.dtype", "--ds.param_dtype", note=note)
     else:
         given.fields.refuse("stage.dtype", "--ds.param_dtype is bf16 or fp16", "dtype: bf16")
 
@@ -71,23 +76,42 @@ def optimizer(given: Arguments, prefixes: Sequence[str], *, updates: int, update
         _every(given, "stage.beta1", f"--{prefix}adam.betas", stage.beta1, stage.beta2)
         _every(given, "stage.beta2", f"--{prefix}adam.betas", stage.beta1, stage.beta2)
         given.give(f"--{prefix}optim", "adam")
-        given.give(f"--{prefix}adam.eps", 1e-8)
+        if prefix != CRITIC:
+            given.give(f"--{prefix}adam.eps", ADAM_EPSILON)
     decayed = "biases and norms are not decayed (utils/deepspeed/deepspeed_utils.py)"
     _all(given, "stage.weight_decay", [f"--{prefix}adam.weight_decay" for prefix in prefixes], note=decayed)
-    _all(given, "stage.gradient_clip", [f"--{prefix}max_norm" for prefix in prefixes])
+    note = "the value model's is divided by value_loss_weight" if CRITIC in prefixes else ""
+    _all(given, "stage.gradient_clip", [f"--{prefix}max_norm" for prefix in prefixes if prefix != CRITIC], note=note)
     _schedule(given, prefixes, updates=updates, updates_per_step=updates_per_step)
 
 
 def optimizers(given: Arguments, stage: PpoStage, updates: int) -> None:
     """Those of the policy and, where there is one, the value model; `updates` in a step of the stage."""
-    prefixes = ("actor.", "critic.") if stage.has_value_model else ("actor.",)
+    prefixes = ("actor.", CRITIC) if stage.has_value_model else ("actor.",)
     optimizer(given, prefixes, updates=given.handover.target_steps * updates, updates_per_step=updates)
     given.to("stage.learning_rate", "--actor.adam.lr")
     if stage.has_value_model:
         given.to("stage.value_learning_rate", "--critic.adam.lr")
+        _value_weight(given, stage)
     else:
         given.unused("stage.value_learning_rate", "the estimator has no value model")
     given.to("stage.ppo_epochs", "--train.max_epochs")
+
+
+def _value_weight(given: Arguments, stage: PpoStage) -> None:
+    """Half the squared error is its whole loss (models/loss.py ValueLoss), with an optimizer of its own; here weighted.
+
+    Adam's update of weight x loss is that of the loss with its epsilon divided by the weight, and so is the clip.
+    """
+    weight = stage.value_loss_weight
+    if weight > 0:
+        given.give(f"--{CRITIC}adam.eps", ADAM_EPSILON / weight)
+        given.give(f"--{CRITIC}max_norm", stage.gradient_clip / weight)
+        note = "Adam's epsilon and the critic's clip divided by the weight make the same update"
+        options = (f"--{CRITIC}adam.eps", f"--{CRITIC}max_norm")
+        given.fields.to("stage.value_loss_weight", *options, how="computed", note=note)
+    else:
+        given.fields.refuse("stage.value_loss_weight", "a value model that does not learn cannot be told to it")
 
 
 def _schedule(given: Arguments, prefixes: Sequence[str], *, updates: int, updates_per_step: int) -> None:

@@ -57,6 +57,14 @@ def test_grpo_has_its_penalty_in_the_loss_and_its_scale_from_the_group():
     assert found["router_aux_loss_coef"] == 0.0
 
 
+@pytest.mark.parametrize("aggregation", ["sequence", "constant"])
+def test_entropy_is_a_mean_over_tokens_or_refused(aggregation):
+    # grpo_trainer.py, _compute_loss: its bonus does not depend on how the loss of the policy is normalised.
+    refusal = refused("grpo", entropy_weight=0.01, loss_aggregation=aggregation)
+    assert "mean over tokens" in refusal["entropy_weight"]
+    assert settings_of("grpo", loss_aggregation=aggregation)["entropy_coef"] == 0.0
+
+
 def test_rloo_is_one_update_of_a_whole_rollout():
     found = settings_of("rloo", kl_coefficient=0.02, whiten_advantages=False, clip_ratio=0.3)
     assert (found["beta"], found["normalize_advantages"], found["epsilon"]) == (0.02, False, 0.3)

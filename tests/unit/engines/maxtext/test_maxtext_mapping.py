@@ -131,6 +131,15 @@ def test_gpus_and_sizes_that_are_no_slice_are_refused():
     )
 
 
+def test_no_loss_balances_experts_whatever_its_files_say():
+    # configs/models/qwen3-235b-a22b.yml: load_balance_loss_weight: 0.001, which a stage's own file cannot change.
+    words = ("override_model_config=true", "load_balance_loss_weight=0.0")
+    qwen = replace(models.get("Qwen3-235B-A22B").architecture, rope_theta=5_000_000.0)  # as its release of July 2025
+    for model in (qwen, MIXTRAL):
+        assert set(words) <= set(render_maxtext(handover(PRETRAIN, model=model)).command)
+    assert not set(words) & set(render_maxtext(handover(PRETRAIN)).command)
+
+
 def test_models_are_known_by_their_whole_shape():
     assert model_name(LLAMA) == "llama3.1-8b"
     assert model_name(MIXTRAL) == "mixtral-8x7b"

@@ -211,7 +211,7 @@ def test_estimators_are_told_by_its_names_and_their_kl_where_ours_is():
     ("stage", "field"),
     [
         (replace(PPO, kl_target=6.0), "kl_target"),
-        (replace(PPO, value_loss_weight=1.0), "value_loss_weight"),
+        (replace(PPO, value_loss_weight=0.0), "value_loss_weight"),
         (replace(PPO, whiten_advantages=False), "whiten_advantages"),
         (replace(RLOO, whiten_advantages=True), "whiten_advantages"),
         (replace(GRPO, reward_clip=5.0), "reward_clip"),
@@ -240,6 +240,15 @@ def test_the_policy_waits_for_the_value_model_in_as_many_rollouts():
     # trainer/ppo_trainer.py: the policy learns in rollout r, from 0, where r > freezing_steps.
     assert options(handover(PPO))["--critic.freezing_steps"] == "-1"
     assert options(handover(replace(PPO, value_warmup_rollouts=3)))["--critic.freezing_steps"] == "2"
+
+
+@pytest.mark.parametrize("weight", [0.5, 1.0, 0.125])
+def test_a_weighted_value_loss_makes_the_same_update(weight):
+    # models/loss.py ValueLoss: 0.5 x the larger squared error, which is clipped_value_loss before its weight.
+    found = options(handover(replace(PPO, value_loss_weight=weight, gradient_clip=1.5)))
+    assert float(found["--critic.max_norm"]) == 1.5 / weight
+    assert float(found["--critic.adam.eps"]) == 1e-8 / weight
+    assert (found["--actor.max_norm"], found["--actor.adam.eps"]) == ("1.5", "1e-08")
 
 
 def test_rewards_are_held_in_the_range_of_the_file_and_in_none_without_one():
