@@ -93,7 +93,7 @@ def test_megatron_takes_what_megatron_llm_published(changes, nodes, stages):
     assert seconds[0] == pytest.approx(seconds[1], rel=0.06)
 
 
-def test_half_of_what_megatron_llm_published_is_too_little_or_just_enough():
+def test_half_as_many_devices_are_too_few_or_just_enough():
     """The FAQ knows no smaller machine: Falcon-40B has none by the plan, Llama-2-70B one that it fills."""
     assert "does not fit" in refused("finetune-70b", *FALCON, "resources.num_nodes=1")
     (half,) = planned("finetune-70b", "resources.num_nodes=2").stages

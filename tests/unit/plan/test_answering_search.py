@@ -76,7 +76,7 @@ def test_servers_pad_nothing_and_answers_make_room():
 
 
 @pytest.mark.parametrize(("positions", "most"), [(4096, 4096), (131_072, 8192)])
-def test_servers_take_no_more_tokens_than_the_model_has_positions(lab, positions, most):
+def test_servers_take_no_more_tokens_than_positions(lab, positions, most):
     """With `--max-model-len 8192` for a model of 4,096 positions vLLM does not start."""
     models = {"judge": ModelSpec(architecture=replace(lab.LLAMA_8B, max_position_embeddings=positions))}
     (stage,) = lab.planned(lab.project(models=models, pipeline=JUDGED)).stages
