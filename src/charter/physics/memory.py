@@ -339,15 +339,13 @@ def training_memory(
     precision: TrainingPrecision = FSDP_MIXED,
     adapter: Adapter | None = None,
     head: Head = "lm",
-    logit_share: float = 1.0,
     accelerator: Accelerator | None = None,
     profile: MemoryProfile = NATIVE,
     constants: TrainingMemoryConstants | None = None,
 ) -> MemoryBreakdown:
     """Bytes of the fullest rank at the fullest phase of a training step.
 
-    `logit_share` is the share of positions whose logits are computed; `profile` says whose code runs. Reading it:
-    docs/concepts/memory.md.
+    `profile` says whose code runs. Reading it: docs/concepts/memory.md.
 
     >>> from charter.catalog import models
     >>> from charter.spec.layout import Recompute, ZeroStage
@@ -364,7 +362,6 @@ def training_memory(
         profile=profile,
         adapter=AdapterUse.of(adapter) if adapter else None,
         head=head,
-        logit_share=logit_share,
         accelerator=accelerator,
     )
     return job_memory(job, layout, constants)

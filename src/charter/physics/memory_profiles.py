@@ -26,6 +26,7 @@ CrossEntropy = Literal[
     "inplace",
     "compiled",
     "scaled",
+    "blocks",
     "tiled",
     "each",
 ]
@@ -41,6 +42,7 @@ LOSS_BYTES: dict[str, float] = {
     "inplace": 1.0,
     "compiled": 2.0,
     "scaled": 2.0,
+    "blocks": 16.0,
     "tiled": 6.0,
     "each": 6.0,
 }
@@ -59,7 +61,9 @@ bound for them); native: log-probabilities and gradients in 16 bits, 2 + 2
 (litgpt); inplace: the gradient overwrites the logits (flash-attn's fused loss, as llm-foundry uses it);
 compiled: its gradient in 16 bits, 2: XLA fuses the element-wise chain between the two products (MaxText); scaled: the
 gradient overwrites logits that were divided by a temperature, and is divided in its turn, 2 (flash-attn's loss as a
-policy's log-probabilities, without entropy); tiled:
+policy's log-probabilities, without entropy); blocks: of `LOSS_BLOCK` logits, made again in the backward pass: scaled
+logits, probabilities, the gradient and what it becomes, 4 x 4, beside those of output projection and input (prime-rl's
+`_SequenceChunkedLogProbEntropyFn`); tiled:
 Charter's own summed loss, `LOSS_TILE` logits at a time, log-probabilities and probabilities in fp32, beside the fp32
 gradient of the output projection, which is made in the forward pass (`charter.models.token_forward`); each: the same
 tiles for the log-probability of each token (PPO, DPO), whose gradients come in the backward pass, from fp32
@@ -84,6 +88,8 @@ VISITING_BYTES = 2.0**28
 """Moments in host memory that Charter's optimizer has beside their weights at once, or those of one weight."""
 LOSS_CHUNK = 1024.0
 """Positions whose logits exist at once under a chunked loss (torchtune: 8 chunks; Unsloth: by memory)."""
+LOSS_BLOCK = 8192.0**2
+"""Logits of a block of positions and words that exist at once (prime-rl: `fused_lm_head_token_chunk_size`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +102,8 @@ class MemoryProfile:
     freed_logits: float = 0.0
     """Bytes of a logit that the allocator keeps when a loss in 32 bits is differentiated: 16-bit logits, or a copy of
     them, are gone, but no tensor of 32 bits fits where they were."""
+    scored_bytes: float = 6.0
+    """Bytes per logit where log-probabilities are read and nothing is learnt: in 16 bits, and them in 32."""
     loss_parts: float = 1.0
     """Parts of a micro-batch whose logits exist one after the other."""
     persistent_gradients: bool = False
@@ -182,6 +190,11 @@ class MemoryProfile:
     at a time. Every policy computes again what lies between products; a selective one attention, too."""
     source: str = ""
 
+    @property
+    def with_entropy(self) -> MemoryProfile:
+        """Return the stack where entropy is learnt from, which reads the logits again: nothing overwrites them."""
+        return replace(self, cross_entropy="eager") if self.cross_entropy == "scaled" else self
+
 
 MEGATRON_STACK = MemoryProfile(
     name="megatron",
@@ -265,8 +278,12 @@ FSDP = MemoryProfile(
     step_bytes=4.0,
     source="PyTorch FSDP2: one layer in use and one prefetched; Adam over lists of tensors makes one fp32 copy",
 )
-FSDP_POLICY = replace(FSDP, cross_entropy="scaled")
+FSDP_POLICY = replace(FSDP, cross_entropy="scaled", scored_bytes=2.0)
 """An update of a policy whose log-probabilities come from flash-attn's loss."""
+FSDP_BLOCKS = replace(FSDP, cross_entropy="blocks")
+"""An update of a policy whose output projection gives log-probabilities, and never all logits."""
+FSDP_OR_COPIES = replace(FSDP, ddp_buckets=True, autocasts=True)
+"""FSDP, or torch's DDP under autocast where nothing is sharded."""
 HUGGINGFACE = MemoryProfile(
     name="huggingface",
     step_bytes=4.0,
@@ -370,6 +387,8 @@ PROFILES = {
         NATIVE,
     )
 }
+OF_ENGINES = PROFILES | {"fsdp-policy": FSDP_POLICY, "fsdp-blocks": FSDP_BLOCKS, "fsdp-or-copies": FSDP_OR_COPIES}
+"""By what engines call them (`Capabilities.memory`); the name of one says whose constants it takes."""
 
 
 # -------- One training job without its layout: model, batch shape, precision, adapters, and whose code runs.
@@ -453,7 +472,7 @@ def loss_numbers(job: MemoryJob) -> dict[str, float]:
     kind, a, has_logits = job.cross_entropy or job.profile.cross_entropy, job.architecture, job.head == "lm"
     freed = job.profile.freed_logits * (job.reserved and job.idle) * (kind in ("released", "eager"))
     head = float(a.hidden_size * a.vocab_size * (has_logits and job.adapter is None))
-    is_liger, value = kind == "liger", job.precision.compute_bytes
+    makes_gradients, value = kind in ("liger", "blocks"), job.precision.compute_bytes
     return {
         "vocabulary": a.vocab_size,
         "loss_bytes": (value + LOSS_BYTES[kind] + freed) * has_logits,
@@ -463,8 +482,8 @@ def loss_numbers(job: MemoryJob) -> dict[str, float]:
         "loss_parts": _loss_parts(job, kind),
         "loss_head": head * (kind in OWN_LOSSES),
         "loss_kept": (CPU_KEPT_LOGITS if _on_cpu(job) else KEPT_LOGITS) * (kind == "each" and has_logits),
-        "loss_gradient": value * head * is_liger,
-        "loss_input": value * a.hidden_size * (is_liger and has_logits),
+        "loss_gradient": value * head * makes_gradients,
+        "loss_input": value * a.hidden_size * (makes_gradients and has_logits),
     }
 
 
@@ -472,6 +491,8 @@ def _loss_rows(job: MemoryJob, kind: str) -> float:
     """Return the positions whose logits exist at once."""
     if kind in OWN_LOSSES:
         return max((CPU_LOSS_TILE if _on_cpu(job) else LOSS_TILE) // job.architecture.vocab_size, LEAST_TILE_ROWS)
+    if kind == "blocks":
+        return LOSS_BLOCK / job.architecture.vocab_size
     return LOSS_CHUNK if kind == "chunked" else math.inf
 
 

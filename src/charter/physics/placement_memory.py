@@ -61,8 +61,6 @@ class PpoJob:
     precision: TrainingPrecision = FSDP_MIXED
     profile: MemoryProfile = NATIVE
     accelerator: Accelerator | None = None
-    logit_share: float = 1.0
-    """Share of the positions whose logits training computes: those of answers."""
 
     @property
     def policy(self) -> PpoRole:
@@ -114,7 +112,6 @@ def _training(job: PpoJob, role: PpoRole) -> MemoryBreakdown:
         adapter=role.adapter,
         head=role.head,
         profile=job.profile,
-        logit_share=job.logit_share,
         accelerator=job.accelerator,
     )
 
@@ -170,19 +167,19 @@ def _scoring(job: PpoJob) -> dict[str, tuple[tuple[str, Term], ...]]:
         )
         parts = [(role.name, term) for term in memory.phases["prefill"] if term.part == "activations"]
         if role.head == "lm":
-            parts.append((role.name, _scored_logits(role, layout, tokens)))
+            parts.append((role.name, _scored_logits(job, role, tokens)))
         phases[f"score with {role.name}"] = tuple(parts)
     return phases
 
 
-def _scored_logits(role: PpoRole, layout: Layout, tokens: float) -> Term:
-    size = 6.0 * tokens * role.architecture.vocab_size / layout.tensor
+def _scored_logits(job: PpoJob, role: PpoRole, tokens: float) -> Term:
+    each, tensor = job.profile.scored_bytes, job.layout.tensor
     return bytes_term(
         name="logits",
         part="logits",
-        value=size,
-        formula=f"6 B x {tokens:,.0f} positions x vocabulary / TP {layout.tensor}",
-        source="16-bit logits and fp32 log-probabilities of every position",
+        value=each * tokens * role.architecture.vocab_size / tensor,
+        formula=f"{each:g} B x {tokens:,.0f} positions x vocabulary / TP {tensor}",
+        source="logits of every position, and their log-probabilities unless one kernel reads those of the tokens",
     )
 
 
@@ -317,7 +314,6 @@ def _trained_columns(job: PpoJob, role: PpoRole, layouts: Layouts, count: int) -
             profile=job.profile,
             adapter=AdapterUse.of(role.adapter) if role.adapter else None,
             head=role.head,
-            logit_share=job.logit_share,
             accelerator=job.accelerator,
         )
     )
@@ -349,7 +345,7 @@ def _frozen_columns(job: PpoJob, role: PpoRole, layouts: Sequence[Layout]) -> Ro
         )
     )
     per_token = sum(term.value for term in one.phases["prefill"] if term.part == "activations")
-    per_token += 6.0 * role.architecture.vocab_size if role.head == "lm" else 0.0
+    per_token += job.profile.scored_bytes * role.architecture.vocab_size if role.head == "lm" else 0.0
     tokens = array([layout.micro_batch * job.seq_len / layout.tensor for layout in layouts])
     sharded_parameters = frozen_parameters(role.architecture, Layouts.of(layouts), scalar_head=role.scalar_head)
     return RoleColumns(resident=2.0 * sharded_parameters, transient=tokens * per_token)

@@ -19,6 +19,7 @@ from charter.physics.constants import (
 )
 from charter.physics.fitted import WIDEST, Bundle, Pace, QuantityFit, Spread, bundled
 from charter.physics.fitted import Knowledge as Situation
+from charter.physics.memory_profiles import OF_ENGINES
 from charter.physics.precision import FP32, TrainingPrecision
 from charter.physics.runs import RlConstants
 from charter.physics.serving_devices import GenerationEngine
@@ -295,7 +296,7 @@ def engine_knowledge(name: str, knowledge: Knowledge) -> EngineKnowledge:
 @cache
 def _shipped(name: str) -> EngineKnowledge:
     does = capabilities(name)
-    stack = memory_of_stack(does.memory, "training memory")
+    stack = memory_of_stack(OF_ENGINES[does.memory].name, "training memory")
     fitted = bundled().quantities[TRAINING].fitted
     return EngineKnowledge(
         does=does,

@@ -88,6 +88,8 @@ class RolePhase:
     """Share of the prompts' tokens that the native engine reads: those of answers to one prompt once."""
     logit_share: float = 1.0
     """Share of the positions whose logits, or scores of a scalar head, are asked for."""
+    entropy: bool = False
+    """A bonus for entropy is learnt from."""
     masked_positions: float = 0.0
     """Last positions of a row, in the mean, whose logits are made at once, of rows that are padded under a mask; 0: no
     row is padded, and logits are made in chunks."""

@@ -16,7 +16,7 @@ from charter.physics.columns import Array, array, stacked
 from charter.physics.constants import ServingConstants
 from charter.physics.devices import DeviceColumns
 from charter.physics.generation import Drain, issue_of, rollout_terms
-from charter.physics.memory_profiles import PROFILES as MEMORY_PROFILES
+from charter.physics.memory_profiles import OF_ENGINES
 from charter.physics.placement_memory import PpoJob, PpoTable, generation_bytes, ppo_table
 from charter.physics.runs import RlConstants, RlPhases, rl_step_terms
 from charter.physics.serving_devices import VLLM, ServingDevice, weight_format
@@ -98,15 +98,15 @@ class Groups:
         self.work, self.engine, self.accelerator, self.constants = work, engine, accelerator, constants
         self.sizes, self.per_node = tuple(sorted(set(sizes))), per_node
         self.layouts = tuple(trainer_layouts(work, engine, self.sizes, per_node, fixed))
+        profile = OF_ENGINES[engine.does.memory]
         self.job = PpoJob(
             roles=work.roles,
             layout=Layout(),
             seq_len=work.longest,
             rollout_sequences=1.0,
             precision=engine.does.precision,
-            profile=MEMORY_PROFILES[engine.does.memory],
+            profile=profile.with_entropy if work.entropy else profile,
             accelerator=accelerator,
-            logit_share=work.logit_share,
         )
         self._size = np.array([layout.num_accelerators for layout in self.layouts])
         self._seconds: dict[tuple[str, ...], tuple[Array, Array]] = {}

@@ -40,7 +40,8 @@ class RlWork:
     """Optimizer steps per rollout, of every trained role."""
     passes: Mapping[str, float]
     """Forward passes per rollout over as many sequences as an optimizer step has, of every role."""
-    logit_share: float
+    entropy: bool
+    """A bonus for entropy is learnt from."""
     ahead: bool = False
     """Rollouts are drawn a step before they are learnt from."""
 
@@ -109,7 +110,7 @@ def rl_work(work: Workload) -> RlWork:
         minibatch=first.batch,
         updates=updates,
         passes=passes,
-        logit_share=first.logit_share,
+        entropy=first.entropy,
         ahead=work.ahead,
     )
 

@@ -18,8 +18,7 @@ from charter.physics.memory import (
     least_state_bytes,
     offloaded_input_bytes,
 )
-from charter.physics.memory_profiles import PROFILES as MEMORY_PROFILES
-from charter.physics.memory_profiles import AdapterUse, Head, MemoryJob
+from charter.physics.memory_profiles import OF_ENGINES, AdapterUse, Head, MemoryJob
 from charter.physics.memory_shape import (
     MemoryShape,
     frozen_parameters,
@@ -272,7 +271,7 @@ def training_job(work: Workload, role: Role, accelerator: Accelerator, dtype: st
         architecture=role.architecture,
         seq_len=max(1, round(phase.longest_tokens)),
         precision=does.precision if training_precision(dtype, accelerator) is not FP32 else FP32,
-        profile=MEMORY_PROFILES[does.memory],
+        profile=OF_ENGINES[does.memory],
         adapter=AdapterUse.of(role.adapter) if role.adapter else None,
         head=_head(role),
         logit_share=phase.logit_share,

@@ -568,16 +568,10 @@ def _scoring(stage: PpoStage, roles: Iterable[str], rollouts: int, read: float) 
 
 
 def _updates(stage: PpoStage, role: str, rollouts: int, *, tokens: float, longest: float) -> RolePhase:
-    return train(
-        role,
-        steps=rollouts * ceil(stage.rollout_batch / stage.minibatch) * stage.ppo_epochs,
-        batch=min(stage.minibatch, stage.rollout_batch),
-        tokens=tokens,
-        longest=longest,
-        ragged=False,
-        unit=stage.unit,
-        logit_share=stage.max_new_tokens / tokens,
-    )
+    steps = rollouts * ceil(stage.rollout_batch / stage.minibatch) * stage.ppo_epochs
+    batch, share = min(stage.minibatch, stage.rollout_batch), stage.max_new_tokens / tokens
+    update = train(role, steps=steps, batch=batch, tokens=tokens, longest=longest, ragged=False, unit=stage.unit)
+    return replace(update, logit_share=share, entropy=stage.entropy_weight > 0)
 
 
 def workload(stage: Stage, models: Models, library: Library) -> Workload:

@@ -120,7 +120,7 @@ class Capabilities:
     stack: str
     """Profile of `physics.stacks`, whose constants time takes; empty: the native one of a device."""
     memory: str
-    """Profile of `physics.memory_profiles`, by which its memory is counted."""
+    """Traits of its code by which its memory is counted, in `physics.memory_profiles.OF_ENGINES`."""
     precision: TrainingPrecision
     zero: tuple[ZeroStage, ...]
     zero_searched: tuple[ZeroStage, ...] = ()

@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass, replace
 
 from charter.catalog.accelerators import Accelerator
+from charter.engines import rl_engines
 from charter.physics.columns import array
 from charter.physics.kept_activations import every_second_product
 from charter.physics.memory_profiles import (
@@ -12,8 +13,8 @@ from charter.physics.memory_profiles import (
     DEEPSPEED,
     DEEPSPEED_ALONE,
     DEEPSPEED_DIRECT,
+    FROZEN_WEIGHT_BYTES,
     FSDP,
-    FSDP_POLICY,
     HUGGINGFACE,
     INTERNEVO,
     INTERNEVO_FSDP,
@@ -25,6 +26,7 @@ from charter.physics.memory_profiles import (
     MEGATRON_STACK,
     NANOTRON,
     NATIVE,
+    OF_ENGINES,
     OWN_LOSSES,
     TORCHTITAN,
     TORCHTUNE,
@@ -66,11 +68,11 @@ _BY_WORD: tuple[tuple[str, MemoryProfile], ...] = (
     (r"torchtitan", TORCHTITAN),
     (r"megatron[- ]?deepspeed|gpt-neox", MEGATRON_DEEPSPEED),
     (r"megatron|nemo(?![- ]?rl)|simumax|slime", MEGATRON_STACK),
-    (r"\bverl", FSDP_POLICY),
-    (r"nemo[- ]?rl|areal|roll\b|skyrl|prime[- ]?rl", FSDP),
+    *((rf"\b{name.replace('_', '[- ]?')}", OF_ENGINES[engine.does.memory]) for name, engine in rl_engines().items()),
+    (r"areal|roll\b", FSDP),
     (r"^hf deepspeed", DEEPSPEED_ALONE),
     (r"deepspeed[- ]?chat", DEEPSPEED_DIRECT),
-    (r"deepspeed|openrlhf|trlx|colossal", DEEPSPEED),
+    (r"deepspeed|trlx|colossal", DEEPSPEED),
     (r"composer|foundry", COMPOSER),
     (r"fsdp|olmo", FSDP),
     (r"trainer|trl|peft|axolotl|llama-?factory|transformers|hugging|accelerate|swift|xtuner|firefly", HUGGINGFACE),
@@ -90,7 +92,7 @@ def profile_of(row: Measurement) -> MemoryProfile:
     named = next((profile for words, profile in _BY_WORD if re.search(words, text)), None)
     if named is MEGATRON_DEEPSPEED and row.dtype.startswith("bf16"):
         return MEGATRON_DEEPSPEED_BF16
-    if named in (FSDP, FSDP_POLICY) and parallel and _of_megatron(row):
+    if named is not None and named.name == FSDP.name and parallel and _of_megatron(row):
         return MEGATRON_STACK
     if named is HUGGINGFACE and shard.startswith(("zero2", "zero3")) and _steps_on_weights(row):
         return FSDP
@@ -231,9 +233,9 @@ def probe_of(row: Measurement, profile_name: str) -> tuple[bool, bool]:
 
 
 BASE_BYTES: tuple[tuple[str, float], ...] = (
-    (r"nf4-?dq|dq|double", 4.127 / 8),
+    (r"nf4-?dq|dq|double", FROZEN_WEIGHT_BYTES[4]),
     (r"bnb\.?nf4$|nf4$", 0.5 + 4 / 64),
-    (r"int8|8-?bit(?![- ]*(adam|optim))", 1.02),
+    (r"int8|8-?bit(?![- ]*(adam|optim))", FROZEN_WEIGHT_BYTES[8]),
     (r"gptq|awq|int4|4-?bit|nf4|fp4|qlora", 0.5 + 2.5 / 128),
 )
 """Bytes per frozen weight by how the base is stored, with scales."""
@@ -400,7 +402,7 @@ def loss_kernel(row: Measurement, profile: MemoryProfile, architecture: Architec
     own: dict[str, tuple[CrossEntropy, ...]] = {
         "full": ("eager", "released", "sharded", "native", "inplace", "compiled", "scaled"),
         "fused": ("fused", "inplace", "compiled", "native"),
-        "chunked": ("chunked", "liger", *OWN_LOSSES) + (("native",) if profile is LITGPT else ()),
+        "chunked": ("chunked", "liger", "blocks", *OWN_LOSSES) + (("native",) if profile is LITGPT else ()),
     }
     sixteen = profile.name == "deepspeed" and _has_master(row) and architecture.model_type in KEEP_SIXTEEN
     if sixteen and row.logits_kernel == "full":
@@ -446,7 +448,7 @@ def base_bytes(row: Measurement, profile: MemoryProfile) -> float:
     for words, size in BASE_BYTES:
         if re.search(words, dtype):
             return size
-    return 4.127 / 8 if row.adapter == "qlora" else 2.0
+    return FROZEN_WEIGHT_BYTES[4 if row.adapter == "qlora" else 16]
 
 
 def layout_of(row: Measurement, profile: MemoryProfile, size: float, adapter: bool) -> Layout:
