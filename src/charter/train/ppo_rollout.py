@@ -446,13 +446,11 @@ class Sampler:
         (old_BR, *read_BR), value_BS = self._evaluate(
             step, sequences, minibatches, (models.trained, models.reference, models.teacher), models.value
         )
-        version_BR = None
+        version_BR, penalty = None, spec.missing_end_penalty
         if flight is not None:
             version_BR = flight.padded("versions", width, self.setup.device)
             old_BR = torch.where(version_BR == step, old_BR, flight.padded("old", width, self.setup.device))
-        score_B = answer_scores(
-            score_B, ended_B, reward_clip=spec.reward_clip, missing_end_penalty=spec.missing_end_penalty
-        )
+        score_B = answer_scores(score_B, ended_B, reward_clip=spec.reward_clip, missing_end_penalty=penalty)
         learnt_BR = mask_BR if scored.counted_B is None else mask_BR & scored.counted_B[:, None]
         advantage_BR, return_BR = self._advantages(
             score_B, scored, ended_B, old_BR, read_BR, value_BS, learnt_BR, kl_coefficient=kl_coefficient

@@ -135,8 +135,10 @@ def test_a_fifth_of_errors_changes_no_answer(calls, tmp_path):
         sums = other.totals().sums
     assert found == wanted
     assert len({line["fault"] for line in server.requests}) > len(DRAWN) / 2
-    assert sum(stats.retries.values()) == len(server.requests) - 120 > 15
-    assert sums.requests == len(server.requests)
+    assert sum(stats.retries.values()) == sums.requests - 120 > 15
+    # A server that closes a connection while a request is on its way never sees that request: it counts as sent.
+    lost = sums.requests - len(server.requests)
+    assert 0 <= lost <= stats.retries["broken"]
     assert sums.settled_micro_usd <= bill(server) <= sums.most_micro_usd
 
 

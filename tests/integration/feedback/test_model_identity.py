@@ -82,7 +82,9 @@ def test_a_server_that_stays_the_same_is_asked_now_and_then(workshop, undisturbe
     with CallStore.open(
         stage.path / CALLS_FILE, run=stage.job.run, stage=stage.job.stage, fingerprint=stage.job.fingerprint
     ) as calls:
-        assert checked_totals(calls).sums.requests == len(server.requests), "every request is in the ledger"
+        # A server that closes a connection never sees a request that was on its way.
+        lost = checked_totals(calls).sums.requests - len(server.requests)
+        assert lost >= 0 if faults else lost == 0, "every request is in the ledger"
 
 
 @pytest.mark.parametrize("swap_after", [BASELINE, BASELINE + 21])

@@ -364,11 +364,7 @@ class Measurement:
 
     @property
     def prefix(self) -> str:
-        """The source family: what stands before the first dash of the id, in capitals of at most three letters.
-
-        >>> Measurement(id="KOR-0001", metric="step_time_s", value=1.0).prefix
-        'KOR'
-        """
+        """The source family: three letters before the first dash of the id, in capitals; `KOR` of kor-0001."""
         return self.id.partition("-")[0][:3].upper()
 
     @property
