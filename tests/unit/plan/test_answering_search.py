@@ -24,7 +24,7 @@ from charter.spec.checks import check_project
 from charter.spec.project import ModelSpec, Serving
 from charter.spec.quantity import EXECUTION
 from charter.spec.stage import GenerateStage, LabelStage, SftStage
-from charter.spec.stage_base import StageResources
+from charter.spec.stage_base import ServerPool, StageResources
 
 ENDPOINT = "https://judge.example/v1"
 CHEAP = Serving(
@@ -352,3 +352,16 @@ def test_servers_are_kept_through_a_billing_granule(lab):
     (found,) = shared_servers(plan.stages, pause)
     assert found.gap.granule_seconds == 3600.0
     assert "are kept: " in found.line
+
+
+def test_servers_of_the_file_that_divide_no_heads_are_refused():
+    question = answering_question()
+    role = replace(question.work.roles[0], architecture=models.get("Qwen/Qwen2.5-7B").architecture)
+    work = replace(question.work, roles=(role,), phases=question.work.phases[:1])
+    place = NodeOffer(
+        infra="any", region=None, accelerator=accelerators.get("H100"), per_node=8, instance="", price=UNPRICED
+    )
+    pools = {role.model: ServerPool(replicas=1, tensor=8)}
+    options, missed = answering_search.answering_options(replace(question, work=work, pools=pools), place, 1)
+    assert options == ()
+    assert "8 accelerators of a server, as the file says, do not divide the heads" in missed.rejected[0].reason
