@@ -20,6 +20,35 @@ def size(config: Config, *names: str) -> int:
     raise KeyError(names[0])
 
 
+def stored_format(config: Config) -> str:
+    """Return the format of a checkpoint's matrices by its `quantization_config`, by the names of `physics.precision`.
+
+    Methods that are not listed are taken for 16 bits, which errs on the safe side.
+
+    >>> stored_format({"quantization_config": {"quant_method": "awq", "bits": 4}}), stored_format({})
+    ('int4', 'bf16')
+    """
+    settings: Any = config.get("quantization_config")
+    if not isinstance(settings, dict):
+        return "bf16"
+    method = str(settings.get("quant_method", "")).replace("_", "-")
+    if method == "bitsandbytes":
+        return "nf4" if settings.get("load_in_4bit") else "bnb-int8"
+    if method in ("fp8", "fbgemm-fp8", "mxfp4"):
+        return "mxfp4" if method == "mxfp4" else "fp8"
+    if method == "modelopt":
+        return {"FP8": "fp8", "NVFP4": "fp4"}.get(str(settings.get("quant_algo")), "bf16")
+    weights: Any = settings if method in ("awq", "gptq") else None
+    if method == "compressed-tensors" and isinstance(groups := settings.get("config_groups"), dict):
+        first: Any = next(iter(groups.values()), None)
+        weights = first.get("weights") if isinstance(first, dict) else None
+    if not isinstance(weights, dict):
+        return "bf16"
+    bits: Any = weights.get("num_bits", weights.get("bits"))
+    by_bits = {8: "fp8", 4: "fp4"} if weights.get("type") == "float" else {8: "int8", 4: "int4"}
+    return by_bits.get(bits, "bf16")
+
+
 def rope_theta(config: Config) -> float:
     """Base of the rotary positions, where versions of transformers keep it."""
     nested: Any = config.get("rope_parameters") or {}

@@ -15,6 +15,7 @@ from charter.catalog.config_readers import (
     Config,
     gated,
     size,
+    stored_format,
     windowed,
 )
 from charter.errors import DataError, loads_json
@@ -335,6 +336,7 @@ class ConfigReading:
     """Empty where a reader of the `model_type` read it."""
     left_out: tuple[str, ...] = ()
     """Keys of the parts beside the decoder that are not in the architecture: `vision_config`, `audio_config`."""
+    stored: str = "bf16"
 
     @property
     def sentence(self) -> str:
@@ -364,7 +366,7 @@ def read_config(path: Path | str) -> ConfigReading:
         raise DataError(f"{file} cannot be read ({error.strerror})") from None
     if not isinstance(config, dict):
         raise DataError(f"{file} holds {type(config).__name__}, not a JSON object as a Hugging Face config.json does")
-    return reading_of_mapping(config, str(file))
+    return replace(reading_of_mapping(config, str(file)), stored=stored_format(config))
 
 
 def architecture_from_mapping(config: Config) -> Architecture | None:

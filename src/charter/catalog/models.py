@@ -34,6 +34,8 @@ class CatalogModel:
     aliases: tuple[str, ...]
     note: str
     provenance: Provenance
+    stored: str = "bf16"
+    """Format of the released weights, which servers compute with as it is; by the names of `physics.precision`."""
     assumption: str = ""
     """Assumptions behind reading a `config.json`, and parts of it that are not in the architecture."""
 
@@ -127,6 +129,7 @@ def resolve(text: str) -> CatalogModel:
         aliases=(),
         note="",
         provenance=Provenance(source=str(path), as_of="now", confidence="read from the file"),
+        stored=reading.stored,
     )
 
 
@@ -160,6 +163,7 @@ def _model(block: Mapping[str, Any], file: str, number: int) -> CatalogModel:
         note=block.get("note", ""),
         provenance=Provenance(source=block["source"], as_of=block["as_of"], confidence=block["confidence"]),
         assumption=_assumed(architecture),
+        stored=block.get("stored", "bf16"),
     )
 
 

@@ -64,16 +64,16 @@ def _assumptions(project: "Project", directory: Path) -> list[str]:
     from charter.plan.pipeline_names import Models
     from charter.plan.project_plan import read_model
 
-    lines, architectures = [], {}
+    lines, readings = [], {}
     for name in project.models:
         try:
-            architecture, assumptions = read_model(name, project, directory)
+            readings[name] = read_model(name, project, directory)
         except (DataError, SpecError, UsageError):
             continue
-        if architecture is not None:
-            architectures[name] = architecture
-        lines += [f"assumed, {item.name}: {item.source}" for item in assumptions]
-    if problems := list(Models(project=project, architectures=architectures).too_large_adapters()):
+        lines += [f"assumed, {item.name}: {item.source}" for item in readings[name].assumptions]
+    architectures = {name: item.architecture for name, item in readings.items() if item.architecture is not None}
+    stored = {name: item.stored for name, item in readings.items()}
+    if problems := list(Models(project=project, architectures=architectures, stored=stored).problems()):
         raise SpecError(problems)
     return lines
 

@@ -9,6 +9,7 @@ ends or hangs is started again. One that says it serves something else than it w
 
 import argparse
 import contextlib
+import http.client
 import json
 import os
 import secrets
@@ -18,7 +19,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -59,6 +59,8 @@ class PoolSpec:
     max_num_seqs: int | None = None
     max_tokens: int | None = None
     memory_share: float | None = None
+    quantization: str | None = None
+    """vLLM's method of bringing the weights to fewer bits as it loads them."""
     first_slot: int = 0
     """Groups of accelerators of the first node that the stage itself has."""
     threads: int = 1
@@ -153,6 +155,7 @@ def server_command(
         ("--max-num-seqs", pool.max_num_seqs),
         ("--max-model-len", pool.max_tokens),
         ("--gpu-memory-utilization", pool.memory_share if on_accelerator else None),
+        ("--quantization", pool.quantization),
     ):
         words += [] if value is None else [option, f"{value:g}" if isinstance(value, float) else str(value)]
     return tuple(words)
@@ -292,7 +295,7 @@ class Replica(threading.Thread):
             with urllib.request.urlopen(request, timeout=HEALTH_TIMEOUT_SECONDS) as reply:
                 answer: object = json.load(reply)
                 return answer
-        except (OSError, ValueError, urllib.error.URLError):
+        except (OSError, ValueError, http.client.HTTPException):  # the last: a server that ends while it answers
             return None
 
     def _other_model(self, answer: object) -> str:

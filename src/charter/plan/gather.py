@@ -118,6 +118,8 @@ class Facts:
 
     architectures: Mapping[str, Architecture]
     """Of every entry of `models` that has one."""
+    stored: Mapping[str, str]
+    """Formats of the models' files."""
     data: "Mapping[str, DataFacts]"
     """Of every data set that is there."""
     machine: Machine | None
@@ -144,7 +146,7 @@ class Gathered:
 def gather(project: Project, facts: Facts) -> Gathered:
     """Everything that fits, for every stage; raises `InfeasibleError` for the first that fits nowhere."""
     library = Library(project=project, facts=facts.data, assumptions=[])
-    models = Models(project=project, architectures=facts.architectures)
+    models = Models(project=project, architectures=facts.architectures, stored=facts.stored)
     candidates: list[Candidates] = []
     for name in execution_order(project):
         asked_before = {model for item in candidates for model in item.work.watches}
@@ -180,7 +182,9 @@ def _candidates(
     if not work.needs_accelerator:
         where = tuple(_at_no_cost(place) for place in where)
     meanwhile = bool(work.trained and work.asked)
-    if own_roles(stage, work) and (stage.resources is None or stage.resources.num_nodes is None):
+    own = own_roles(stage, work)
+    work = replace(work, roles=tuple(replace(role, stored="bf16") if role.name in own else role for role in work.roles))
+    if own and (stage.resources is None or stage.resources.num_nodes is None):
         # An evaluation is one process with a judge beside it.
         where = tuple(replace(place, nodes=(1,)) for place in where)
     question = StageQuestion(

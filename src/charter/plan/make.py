@@ -270,6 +270,7 @@ def make_plan(
     *,
     architectures: Mapping[str, Architecture],
     data_facts: "Mapping[str, DataFacts]",
+    stored: Mapping[str, str] | None = None,
     machine: Machine | None = None,
     knowledge: Knowledge | None = None,
     prices: PriceBook | None = None,
@@ -278,14 +279,15 @@ def make_plan(
 ) -> Plan:
     """Place, time and price all stages together, for the project's objective within its deadline and other limits.
 
-    `architectures` of every entry of `models`, `data_facts` of every data set that is there; `machine` is needed for
-    local plans; `knowledge` is the shipped calibration and `prices` the bundled book unless given. `alternatives` asks
-    for so many further plans, `start` gives the plan dates. A deadline that nothing keeps gives the earliest plan with
-    advice in it. Raises `InfeasibleError` when a stage fits nowhere, and `BudgetError` when `fastest` or `balanced`
-    was asked for and no plan keeps the budget.
+    `architectures` of every entry of `models`, `data_facts` of every data set that is there; `stored` is the format of
+    the models' files where it is not bf16; `machine` is needed for local plans; `knowledge` is the shipped calibration
+    and `prices` the bundled book unless given. `alternatives` asks for so many further plans, `start` gives the plan
+    dates. A deadline that nothing keeps gives the earliest plan with advice in it. Raises `InfeasibleError` when a
+    stage fits nowhere, and `BudgetError` when `fastest` or `balanced` was asked for and no plan keeps the budget.
     """
     facts = Facts(
         architectures=architectures,
+        stored=stored or {},
         data=data_facts,
         machine=machine,
         knowledge=replace(knowledge or shipped(), memory_risk=project.risk.out_of_memory),

@@ -32,6 +32,8 @@ class Role:
     scalar_head: bool = False
     """One number per token instead of a distribution over the vocabulary."""
     adapter: Adapter | None = None
+    stored: str = "bf16"
+    """Format in which vLLM holds its matrices; a stage's own process computes with 16 bits or more."""
 
     @property
     def vocab_size(self) -> int:

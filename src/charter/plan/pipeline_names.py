@@ -1,7 +1,7 @@
 """Names of a pipeline: rows and tokens of a data set or of an earlier stage, and the model behind a name."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from charter.errors import DataError, Problem, SpecError
@@ -12,7 +12,7 @@ from charter.plan.risk import Assumption
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
 from charter.spec.ppo_stage import PpoStage
-from charter.spec.project import MOST_BATCHED, DataSpec, Project, Serving
+from charter.spec.project import MOST_BATCHED, QUANTISED, DataSpec, Project, Serving
 from charter.spec.stage import VOTE_TOKENS, CritiqueStage, GenerateStage, LabelStage, PrepareStage
 from charter.spec.stage_base import Stage
 
@@ -201,6 +201,8 @@ class Models:
     project: Project
     architectures: Mapping[str, Architecture]
     """Of every entry of `models` that has one: those that are only reached by address may have none."""
+    stored: Mapping[str, str] = field(default_factory=dict)
+    """Formats of the models' files, by entry of `models`; bf16 where nothing is said."""
 
     def base_name(self, name: str) -> str:
         """The entry of `models` that a name goes back to through the stages that trained it."""
@@ -224,7 +226,16 @@ class Models:
             "here with its weights\n  give a catalog name, the path of a config.json, or an architecture"
         )
 
-    def too_large_adapters(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[Problem]:
+        """Yield what the file asks of models that they cannot be."""
+        yield from self._too_large_adapters()
+        for name, spec in self.project.models.items():
+            files = self.stored.get(name, "bf16")
+            if spec.precision in QUANTISED and files != "bf16":
+                message = f"the files of {spec.model} are in {files} already, and servers compute with them as they are"
+                yield Problem(path=f"models.{name}.precision", message=message, hint="leave `precision` out")
+
+    def _too_large_adapters(self) -> Iterator[Problem]:
         """Yield the stages whose adapters would be no smaller than the model they train, as far as it is known."""
         for name, stage in self.project.pipeline.items():
             adapter, start = getattr(stage, "adapter", None), getattr(stage, "policy", getattr(stage, "init", None))
@@ -253,7 +264,14 @@ class Models:
             trained=trained,
             scalar_head=scalar,
             adapter=adapter if trained else None,
+            stored="bf16" if trained else self._stored(name),
         )
+
+    def _stored(self, name: str) -> str:
+        """Return the format in which vLLM holds a model: as the file asks for, else as its files are."""
+        if name not in self.project.models:
+            return "bf16"  # a stage has trained it
+        return QUANTISED.get(self.project.models[name].precision, self.stored.get(name, "bf16"))
 
     def answering(self, role: str, name: str) -> Role | EndpointUse:
         """A model of which a stage wants answers alone: here, or at its address."""

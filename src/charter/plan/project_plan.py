@@ -1,7 +1,7 @@
 """Plan a project as it lies on disk: read the facts, probe the machine if it matters, call `make_plan`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,6 +56,7 @@ def plan_project(
     plan = make_plan(
         project,
         architectures=inputs.architectures,
+        stored=inputs.stored,
         data_facts=inputs.facts,
         machine=machine,
         knowledge=knowledge,
@@ -93,19 +94,33 @@ class PlanInputs:
     architectures: Mapping[str, Architecture]
     """Of every entry of `models` that has one; a model that is only reached by address needs none."""
     facts: "Mapping[str, DataFacts]"
+    stored: Mapping[str, str] = field(default_factory=dict)
+    """Formats of the models' files."""
     assumptions: tuple[Assumption, ...] = ()
     """Assumptions about the models, and parts of them that are not planned."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelReading:
+    """Facts of an entry of `models`, and what a plan has to tell of how it was read."""
+
+    architecture: Architecture | None
+    """None of a model that is only reached by address, where nobody here knows the name."""
+    stored: str = "bf16"
+    assumptions: tuple[Assumption, ...] = ()
 
 
 def read_inputs(project: Project, directory: Path) -> PlanInputs:
     """Read what `project` names relative to `directory`; a data set that is not there is left out."""
     readings = {name: read_model(name, project, directory) for name in project.models}
-    architectures = {name: shape for name, (shape, _) in readings.items() if shape is not None}
-    if problems := list(Models(project=project, architectures=architectures).too_large_adapters()):
+    architectures = {name: item.architecture for name, item in readings.items() if item.architecture is not None}
+    stored = {name: item.stored for name, item in readings.items()}
+    if problems := list(Models(project=project, architectures=architectures, stored=stored).problems()):
         raise SpecError(problems)
     return PlanInputs(
         architectures=architectures,
-        assumptions=tuple(item for _, items in readings.values() for item in items),
+        stored=stored,
+        assumptions=tuple(item for reading in readings.values() for item in reading.assumptions),
         facts=_data_facts(project, directory),
     )
 
@@ -121,14 +136,11 @@ def _data_facts(project: Project, directory: Path) -> "dict[str, DataFacts]":
     return {name: data_facts(path, project.data[name]) for name, path in paths.items() if is_there(path)}
 
 
-def read_model(name: str, project: Project, directory: Path) -> tuple[Architecture | None, tuple[Assumption, ...]]:
-    """The architecture of an entry of `models`, and what a plan has to tell of how it was read.
-
-    None of a model that is only reached by address, where nobody here knows the name.
-    """
+def read_model(name: str, project: Project, directory: Path) -> ModelReading:
+    """Read an entry of `models`: its architecture, the format of its files, and what a plan has to tell of them."""
     spec = project.models[name]
     if spec.architecture is not None:
-        return spec.architecture, _of_encoder(name, spec.architecture)
+        return ModelReading(architecture=spec.architecture, assumptions=_of_encoder(name, spec.architecture))
     if spec.model is None:
         raise SpecError(f"models.{name} has neither model nor architecture")
     inside = directory / spec.model
@@ -137,11 +149,15 @@ def read_model(name: str, project: Project, directory: Path) -> tuple[Architectu
     except (UsageError, DataError):
         if inside.exists() or name not in project.serving or not project.serving[name].is_by_address:
             raise
-        return None, (_by_address(name, spec.model),)
+        return ModelReading(architecture=None, assumptions=(_by_address(name, spec.model),))
     assumed: tuple[Assumption, ...] = ()
     if model.assumption:
         assumed = (Assumption(name=f"{MODEL}{name}", value=spec.model, source=model.assumption),)
-    return model.architecture, (*assumed, *_of_encoder(name, model.architecture))
+    if model.stored != "bf16":
+        text = f"its files are in {model.stored}, which its servers compute with; stages that train it, in 16 bits"
+        assumed = (*assumed, Assumption(name=f"{MODEL}{name}.files", value=model.stored, source=text))
+    assumed = (*assumed, *_of_encoder(name, model.architecture))
+    return ModelReading(architecture=model.architecture, stored=model.stored, assumptions=assumed)
 
 
 def _by_address(name: str, model: str) -> Assumption:

@@ -198,10 +198,11 @@ def answering_peak(
     batches: dict[str, float],
     accelerator: Accelerator,
     knowledge: Knowledge,
-    weights: str = "bf16",
+    weights: str | None = None,
     together: bool = False,
 ) -> Peak:
-    """Peak of a stage that only answers; `batches` are sequences per replica by phase.
+    """Peak of a stage that only answers; `batches` are sequences per replica by phase; `weights` their format if it is
+    not that of each model's servers.
 
     The fullest of its phases where its models are loaded one after another; the sum over the models, each in its
     fullest phase, where all are there `together`.
@@ -216,7 +217,7 @@ def answering_peak(
                     batch=batches[phase.name] if phase.work == "generate" else 0.0,
                     tokens_per_sequence=max(phase.longest_tokens, 1.0),
                     tensor=tensor,
-                    weights=weights,
+                    weights=weights or work.role(phase.role).stored,
                     prefill_tokens=max(phase.longest_tokens, PASS_TOKENS),
                     head=_head(work.role(phase.role)),
                     accelerator=accelerator,

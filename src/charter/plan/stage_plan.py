@@ -119,6 +119,7 @@ def _answering(
     first = ""
     for model in dict.fromkeys(role.model for role in served):
         names = [role.name for role in served if role.model == model]
+        stored = work.role(names[0]).stored
         yield (
             names[0],
             RoleExecution(
@@ -129,7 +130,7 @@ def _answering(
                     data=layout.data - (1 if alone else 0),
                     tensor=layout.tensor,
                     micro_batch=layout.micro_batch,
-                    dtype="bf16",
+                    dtype=stored,
                 ),
                 engine=pools[model].engine if model in pools else POOL_ENGINE,
                 models=(model,),

@@ -248,9 +248,14 @@ def _decoding(
         replicas=replicas,
         engine=engine,
         read_share=1.0 if role.architecture.state_space else phase.read_share,
+        weights=_weights(role, engine),
         constants=knowledge.serving_constants(engine),
     )
     return over_steps(phase, turns, one.terms)
+
+
+def _weights(role: Role, engine: serving_devices.GenerationEngine) -> str:
+    return role.stored if engine is serving_devices.SERVER else "bf16"
 
 
 def _scoring(
@@ -272,6 +277,7 @@ def _scoring(
         seq_len=width,
         tensor=tensor,
         head_positions=share * tokens,
+        dtype=_weights(role, engine),
         engine=engine,
         constants=knowledge.serving_constants(engine),
     )

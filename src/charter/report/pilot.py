@@ -317,7 +317,7 @@ def _parameters(name: str, project: Project, root: Path) -> float:
         name = str(getattr(stage, "init", None) or getattr(stage, "policy", ""))
     if name not in project.models:
         raise UsageError(f"{name!r} is no model whose size is known, so it is no point of a learning curve")
-    shape, _ = read_model(name, project, root)
+    shape = read_model(name, project, root).architecture
     if shape is None:
         raise UsageError(f"model {name!r} is only reached by address: its size is not known, so it is on no curve")
     return float(count_parameters(shape).total)

@@ -17,6 +17,9 @@ from charter.spec.project import Project, batches_under_way
 from charter.spec.stage import STAGE_KINDS
 from charter.spec.stage_base import MODEL, Sampling
 
+QUANTIZATION = {"fp8": "fp8", "int4": "bitsandbytes"}
+"""vLLM's names for `spec.project.QUANTISED`."""
+
 
 def stage_pools(project: Project, stage: PlannedStage) -> tuple[PoolSpec, ...]:
     """Return the servers that are started beside a stage, one entry for each model that it asks."""
@@ -36,6 +39,7 @@ def stage_pools(project: Project, stage: PlannedStage) -> tuple[PoolSpec, ...]:
                 max_num_seqs=pool.most_at_once,
                 max_tokens=pool.max_tokens,
                 memory_share=pool.memory_share,
+                quantization=QUANTIZATION.get(project.models[name].precision) if name in project.models else None,
                 first_slot=0 if shares_accelerators(stage.spec) else 1,
                 threads=max(1, stage_threads(project, stage.spec) // pool.replicas),
             )

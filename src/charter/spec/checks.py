@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from charter.errors import Problem
 from charter.spec.architecture import Architecture
 from charter.spec.launching import Launch
-from charter.spec.project import DataSpec, ModelSpec, Place, Project, Resources, Serving
+from charter.spec.project import QUANTISED, DataSpec, ModelSpec, Place, Project, Resources, Serving
 from charter.spec.quantity import (
     ABOVE_ONE,
     AT_LEAST_ONE,
@@ -30,6 +30,7 @@ from charter.spec.sections import (
     check_risk,
     check_tracking,
 )
+from charter.spec.stage import MAKES_RECORDS, references
 from charter.spec.stage_base import ServerPool
 from charter.spec.sweep import check_sweeps
 
@@ -153,6 +154,11 @@ def check_project(project: Project) -> Iterator[Problem]:
     yield from _check_ledger(project.storage.ledger)
     yield from _check_resources(project.resources)
     yield from _check_serving(project)
+    for name, model in project.models.items():
+        if model.precision in QUANTISED and (why := _not_served(name, project)) is not None:
+            message = f"{model.precision} is what vLLM brings a model to that it serves, and {why}"
+            hint = "leave `precision` out; stages that train say `dtype`, and their adapters `base_bits`"
+            yield Problem(message=message, path=f"models.{name}.precision", hint=hint)
     yield from check_costs(project.costs)
     yield from check_risk(project.risk)
     yield from check_tracking(project.tracking)
@@ -238,6 +244,24 @@ def check_accelerators(names: Iterable[str], path: str) -> Iterator[Problem]:
         if not ACCELERATOR.fullmatch(name) or int(count) < 1:
             hint = "write it like H100:8 (8 per node), A100-80GB, or cpu"
             yield Problem(message=f"{name!r} is not an accelerator", path=path, hint=hint)
+
+
+def _not_served(name: str, project: Project) -> str | None:
+    """Return the reason for which no vLLM that Charter starts holds a model; None where it does everywhere."""
+    serving = project.serving.get(name)
+    pool = None if serving is None else serving.pool
+    if serving is not None and serving.is_by_address:
+        return f"{name} is reached by address"
+    if pool is not None and pool.engine != "vllm":
+        return f"the servers of {name} are of the engine {pool.engine}"
+    if pool is None and {item.partition(":")[0] for item in project.resources.accelerators} == {"cpu"}:
+        return "on processors a stage computes with its models itself"
+    for stage_name, stage in project.pipeline.items():
+        for role, names in references(stage).items():
+            judges = role in ("judge", "also_judges") or name in getattr(stage, "judges", ())
+            if name in names and not judges and stage.kind not in MAKES_RECORDS:
+                return f"stage {stage_name} computes with the weights of {name} itself, as its `{role}`"
+    return None
 
 
 def _check_serving(project: Project) -> Iterator[Problem]:

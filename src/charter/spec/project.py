@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from charter.spec.architecture import Architecture
@@ -35,6 +36,10 @@ class TokenizerSpec:
     vocab_size: Count = 2048
 
 
+QUANTISED: Mapping[str, str] = MappingProxyType({"fp8": "fp8", "int4": "nf4"})
+"""Precisions to which vLLM brings a model as it loads it, and the format that its matrices then have."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """A model: a catalog name or the path of a Hugging Face directory, or an inline architecture."""
@@ -47,6 +52,8 @@ class ModelSpec:
     tokenizer: TokenizerSpec | None = None
     """Needed with an inline architecture that is trained from scratch."""
     precision: Literal["fp32", "bf16", "fp8", "int4"] = "bf16"
+    """`fp8`, `int4`: vLLM brings a model that only answers to it as it loads it (`int4`: bitsandbytes' nf4). Files that
+    are quantised already stay as they are. Stages that train say `dtype`."""
     reward_model: bool = False
     """It gives scores, not text: may stand as a `reward` without a preference_model stage. Planned; not run yet."""
 

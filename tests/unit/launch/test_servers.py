@@ -30,9 +30,15 @@ SERVER = """
 import json, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 port, name, root = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+cut = 2
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
+        global cut
         body = json.dumps({"data": [{"id": name, "root": root}]}).encode()
+        if root == "cut" and cut:
+            cut -= 1
+            self.wfile.write([b"rubbish", b"HTTP/1.0 200 OK\\r\\nContent-Length: 99\\r\\n\\r\\n{"][cut])
+            return
         self.send_response(200); self.send_header("Content-Length", str(len(body))); self.end_headers()
         self.wfile.write(body)
     def log_message(self, *_): pass
@@ -113,13 +119,23 @@ def test_replicas_on_processors_are_spread_over_the_nodes():
 
 
 def test_a_server_is_started_as_it_was_planned():
-    pool = PoolSpec(**{**vars(POOL), "tensor": 2, "max_num_seqs": 64, "max_tokens": 4096, "memory_share": 0.45})
+    pool = PoolSpec(
+        **{
+            **vars(POOL),
+            "tensor": 2,
+            "max_num_seqs": 64,
+            "max_tokens": 4096,
+            "memory_share": 0.45,
+            "quantization": "fp8",
+        }
+    )
     words = server_command(pool, ReplicaPlace(replica=0, devices=(0, 1)), host="127.0.0.1", port=8000, key=Path("/k"))
     options = dict(pairwise(words))
     assert options["--tensor-parallel-size"] == "2"
     assert options["--max-num-seqs"] == "64"
     assert options["--max-model-len"] == "4096"
     assert options["--gpu-memory-utilization"] == "0.45"
+    assert options["--quantization"] == "fp8"
     assert (options["--dtype"], options["--served-model-name"]) == ("bfloat16", "org/judge")
     assert not any("key" in word.lower() for word in words), "the key is in the environment alone"
 
@@ -155,6 +171,12 @@ def test_a_server_with_other_weights_is_refused(tmp_path, keep, more, why):
     assert why in failed.why
     with pytest.raises(StageError, match="no server of 'judge' has come up"):
         await_servers(tmp_path, "judge", 1, alive=lambda: None, should_stop=lambda: False)
+
+
+def test_an_answer_that_is_cut_off_is_none(tmp_path, keep):
+    """A server that ends while it answers, or speaks no HTTP yet, ends nothing but that look at it."""
+    keep(root="cut")
+    assert until(tmp_path, lambda now: now.state != "starting").state == "ready"
 
 
 def test_a_stage_waits_for_every_address_and_one_answer(tmp_path, keep):
