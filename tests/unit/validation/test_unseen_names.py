@@ -211,3 +211,11 @@ def test_a_need_of_answering_beyond_the_device_is_not_cut() -> None:
     long = SERVED | {"framework": "transformers", "gpu": "A100-80GB", "isl": 32768, "osl": 2048, "mbs": 512}
     peak = one(**long | {"metric": "peak_mem_gib", "dtype": "bf16"}) * 2**30
     assert peak > accelerator_of(row(gpu="A100-80GB")).memory_bytes
+
+
+@pytest.mark.parametrize("framework", ["verl", "OpenRLHF", "NeMo RL", "TRL"])
+def test_phases_of_a_step_add_up_to_it(framework: str) -> None:
+    learnt: dict[str, Any] = {"kind": "grpo", "model": "Qwen2.5-7B", "gpu": "H100", "gpus": 8, "samples_per_step": 512}
+    learnt |= {"isl": 256, "osl": 1024, "framework": framework}
+    phases = [one(**learnt, metric=f"ppo_{phase}_time_s") for phase in ("generate", "train", "other")]
+    assert sum(phases) == pytest.approx(one(**learnt, metric="step_time_s"), rel=1e-3)
