@@ -219,3 +219,14 @@ def test_phases_of_a_step_add_up_to_it(framework: str) -> None:
     learnt |= {"isl": 256, "osl": 1024, "framework": framework}
     phases = [one(**learnt, metric=f"ppo_{phase}_time_s") for phase in ("generate", "train", "other")]
     assert sum(phases) == pytest.approx(one(**learnt, metric="step_time_s"), rel=1e-3)
+
+
+def test_a_run_that_states_its_samples_is_no_pretraining() -> None:
+    run: dict[str, Any] = {"kind": "run_total", "metric": "gpu_hours", "model": "Qwen2.5-7B", "gpu": "H100", "gpus": 8}
+    samples, tokens = (
+        one(**run, notes=notes) for notes in ("52k samples, 2 epochs, batch of 128 sequences", "53M tokens")
+    )
+    assert samples == pytest.approx(tokens, rel=0.05)
+    whole = one(**run)
+    assert whole > 1000 * samples
+    assert one(**run, notes="batch of 1024 sequences, 8 samples per device") == whole
