@@ -22,7 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, stdev
 from textwrap import wrap
 from typing import Any
 
@@ -182,13 +182,17 @@ def draws_of(stacks: Stacks, name: str, own: Sequence[Case], fitted: Fitted, dra
     return [stacks.scored(own, fitted, choice) for choice in choices]
 
 
-def before_and_after(items: Sequence[ScoredRow], trials: Sequence[Sequence[ScoredRow]]) -> tuple[float, float]:
-    """Mean over draws of the median error of the rows that did not calibrate, before the calibration and after."""
-    before = [[replace(a, used=b.used) for a, b in zip(items, trial, strict=True)] for trial in trials]
-    return mean(median(votes(rows)) for rows in before), mean(median(votes(rows)) for rows in trials)
+def before_and_after(items: Sequence[ScoredRow], trials: Sequence[Sequence[ScoredRow]]) -> tuple[float, float, float]:
+    """Mean over draws of the median error of the rows that did not calibrate, before the calibration and after, and
+    the standard error of their difference: what of it is chance of the draws.
+    """
+    rows = [[replace(a, used=b.used) for a, b in zip(items, trial, strict=True)] for trial in trials]
+    before, after = [median(votes(each)) for each in rows], [median(votes(trial)) for trial in trials]
+    gains = [late - early for early, late in zip(before, after, strict=True)]
+    return mean(before), mean(after), stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else math.inf
 
 
-def sources_moved(stacks: Stacks, draws: int) -> dict[str, tuple[float, float]]:
+def sources_moved(stacks: Stacks, draws: int) -> dict[str, tuple[float, float, float]]:
     """Errors of each source before and after a few of its rows, from constants that saw none of its stacks."""
     moved = {}
     for prefix in sorted({case.row.prefix for case in stacks.cases}):
@@ -358,8 +362,8 @@ class Scores:
     """Of each draw: stack and row after a calibration."""
     undrawn: list[list[tuple[str, ScoredRow]]] = field(default_factory=list)
     """The same rows before it."""
-    moved: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Errors of sources before and after."""
+    moved: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    """Errors of sources before and after, and the standard error of the difference."""
     ladders: dict[str, dict[str, float]] = field(default_factory=dict)
     refused: int = 0
     flagged: int = 0
@@ -384,7 +388,7 @@ def scores_of(name: str, rows: Sequence[Measurement], draws: int) -> Scores:
             drawn += [(stack, item) for item in trial]
             undrawn += [(stack, replace(item, used=later.used)) for item, later in zip(items, trial, strict=True)]
         if trials:
-            before, later = before_and_after(items, trials)
+            before, later, _ = before_and_after(items, trials)
             scores.compared += 1
             scores.worse += later > before
     scores.moved = sources_moved(stacks, draws)
@@ -500,15 +504,19 @@ def spaced(text: str) -> str:
     return text.replace("%", " %").replace("  %", " %")
 
 
-def sources_line(moved: Mapping[str, tuple[float, float]], draws: int) -> str:
-    """Sources whose rows are predicted worse after five of them, and how much worse where it is more than a little."""
-    worse = {name: (before, later) for name, (before, later) in moved.items() if later > before}
-    listed = ", ".join(f"{name} {before:.1%} to {later:.1%}" for name, (before, later) in worse.items())
-    clearly = sum(later > 1.05 * before for before, later in worse.values())
+def sources_line(moved: Mapping[str, tuple[float, float, float]], draws: int) -> str:
+    """Sources whose rows are predicted worse after five of them, by how much, and which by more than chance."""
+    worse = {name: figures for name, figures in moved.items() if figures[1] > figures[0]}
+    beyond = {name: later - before > 2 * error for name, (before, later, error) in worse.items()}
+    listed = ", ".join(
+        f"{name}{'*' * beyond[name]} {before:.1%} to {later:.1%}" for name, (before, later, _) in worse.items()
+    )
+    clearly = sum(later > 1.05 * before for before, later, _ in worse.values())
     share = percent(len(worse) / len(moved)) if moved else "-"
     return (
         f"sources made worse by 5 rows (mean over {draws} draws): {len(worse)} of {len(moved)} ({share}), "
-        f"{clearly} by more than a twentieth: {listed or 'none'}"
+        f"{clearly} by more than a twentieth, {sum(beyond.values())} by more than twice the standard error over the "
+        f"draws (*): {listed or 'none'}"
     )
 
 

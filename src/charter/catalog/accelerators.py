@@ -326,6 +326,7 @@ def plain(name: str) -> str:
         "amd ",
         "amd-",
         "google ",
+        "cloud ",
         "aws ",
         "intel ",
         "huawei ",

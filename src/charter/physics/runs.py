@@ -40,11 +40,11 @@ DPO = Algorithm(name="DPO", old_policy=False, generates=False)
 REINFORCE = Algorithm(name="REINFORCE++")
 _NAMES: tuple[tuple[str, Algorithm], ...] = (
     (r"\bdapo\b", DAPO),
-    (r"\bgrpo\b|dr\.? ?grpo|gspo", GRPO),
+    (r"\bgrpo\b|dr\.? ?grpo|gspo|cispo", GRPO),
     (r"\brloo\b", RLOO),
     (r"reinforce|remax", REINFORCE),
     (r"\bdpo\b|\bipo\b|\bkto\b|simpo|orpo", DPO),
-    (r"\bppo\b", PPO),
+    (r"\bppo\b|\bvapo\b", PPO),
 )
 
 

@@ -115,6 +115,9 @@ OLD_INSTRUCTION_SHARE = {"hopper": 0.62, "blackwell": 0.62}
 """Of the rate of products, that kernels reach which expand 4- or 8-bit weights (Marlin, ExLlama): they are written with
 the warp-level instructions of Ampere (`mma.sync`), which on Hopper reach about 62 % of what its own warp-group
 instructions do (from memory of arXiv:2402.13499); Blackwell the same (judgement)."""
+WARP_ROWS = ("volta", "ampere", "ada", "blackwell-rtx", "cdna")
+"""Generations whose products work on 16 rows (`mma.m16n8k16`, CUDA PTX ISA; 16 or 32 of AMD's MFMA); those of Hopper
+and of Blackwell's data-centre boards have 64 at least (`wgmma`, `tcgen05`)."""
 ATTENTION_ROWS = {"flash1": 64.0, "flash2": 64.0, "flash3": 64.0, "recent": 8.0}
 """Queries that a tile of attention has at least, by the generation of the kernel: FlashAttention's splits have 64 rows
 (`run_mha_fwd_splitkv_dispatch`, kBlockM; wgmma of FlashAttention-3 has 64), TensorRT-LLM's XQA puts queries where an
@@ -145,6 +148,9 @@ class ServingDevice:
     bytes_per_weight: Array
     head_bytes: Array
     weight_only: Array
+    few_rows: Array
+    """1 where a product pads to 16 rows: kernels that expand weights, devices of `WARP_ROWS`, and plain 32-bit
+    arithmetic, which has no matrix instructions."""
     expanded_share: Array
     """Of the rate of products, where weights are expanded inside the kernel; else 1."""
     sixteen: Array
@@ -187,6 +193,7 @@ class ServingDevice:
         rate, latency = _group_link(accelerator, tensor)
         send, _ = _group_link(accelerator, tensor * pipeline)
         expands = weights.weight_only or not native
+        plain = compute == "fp32" or generation_of(accelerator.name) in WARP_ROWS
         old = OLD_INSTRUCTION_SHARE.get(generation_of(accelerator.name), 1.0)
         columns = {
             "matmul_flops": _ceiling(accelerator, compute),
@@ -198,6 +205,7 @@ class ServingDevice:
             "bytes_per_weight": weights.bytes_per_weight,
             "head_bytes": weights.head_bytes,
             "weight_only": 1.0 if expands else 0.0,
+            "few_rows": 1.0 if expands or plain else 0.0,
             "expanded_share": old if expands else 1.0,
             "sixteen": 1.0 if compute in ("bf16", "fp16") else 0.0,
             "python_share": weights.python_share,

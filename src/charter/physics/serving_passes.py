@@ -159,8 +159,8 @@ def _windows(a: Architecture) -> tuple[int, float]:
 
 OVERLAP_NORM = 4.0
 """Reading and multiplying overlap: `(a^4 + b^4)^(1/4)`, 19 % above the larger one where both are equal (judgement)."""
-WEIGHT_ONLY_TILE = 0.25
-"""Rows that a kernel which expands weights works on, over those of a plain one: 16 (`mma.m16n8k16`, CUDA PTX ISA)."""
+FEW_ROWS = 0.25
+"""Rows of a product with warp-level instructions, over those of a warp group's: 16 (`mma.m16n8k16`, CUDA PTX ISA)."""
 GROUPED_TILE = 0.25
 """Rows that a grouped kernel of 16-bit experts pads to, over those of a plain product: 16, the fewest of a product in
 Triton, which vLLM's and SGLang's fused experts take where there are fewer tokens than experts (`get_default_config`);
@@ -275,12 +275,13 @@ def _weights(
     stream = group.memory_bytes_per_second * constants.stream_share
     rate = group.matmul_flops * constants.matmul_share * np.where(group.narrow > 0, constants.narrow_share, 1.0)
     rate = rate * group.expanded_share
-    tile = constants.tile_rows * issue.tile_share * np.where(group.weight_only > 0, WEIGHT_ONLY_TILE, 1.0)
+    most = constants.tile_rows * issue.tile_share
+    tile = most * np.where(group.few_rows > 0, FEW_ROWS, 1.0)
     dense = _overlapped(
         model.passed_weights * group.bytes_per_weight / stream, 2 * model.passed_weights * np.maximum(rows, tile) / rate
     )
     reached = model.experts_reached(rows)
-    grouped = tile * np.where((group.sixteen > 0) & (group.weight_only <= 0), GROUPED_TILE, 1.0)
+    grouped = most * np.where((group.sixteen > 0) | (group.weight_only > 0), GROUPED_TILE, 1.0)
     padded = np.maximum(rows * model.active_experts, reached * grouped)
     experts = _overlapped(
         model.one_expert * reached * group.bytes_per_weight / stream,

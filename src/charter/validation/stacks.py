@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from charter.physics.stacks import PROFILES, StackProfile
 from charter.spec.layout import ZeroStage
+from charter.validation.rows.accelerator import accelerator_of
+from charter.validation.rows.measurement import Refusal
 
 if TYPE_CHECKING:
     from charter.catalog.accelerators import Accelerator
@@ -51,10 +53,19 @@ def profile_of(row: "Measurement") -> StackProfile:
     >>> profile_of(row).name
     'megatron-2021'
     """
-    name = stack_name(row.framework, gpu=row.gpu, dtype=row.dtype, flash=row.flash, shard=row.shard)
+    gpu = _catalog_name(row)
+    name = stack_name(row.framework, gpu=gpu, dtype=row.dtype, flash=row.flash, shard=row.shard)
     if name == "generic" and max(row.tp or 1, row.pp or 1) > 1:
-        name = _megatron("", row.gpu, row.dtype, row.flash)
+        name = _megatron("", gpu, row.dtype, row.flash)
     return PROFILES[name]
+
+
+def _catalog_name(row: "Measurement") -> str:
+    """The device as the catalog calls it, however the row spells it (Trillium, `p4d.24xlarge`); else as printed."""
+    try:
+        return accelerator_of(row).name
+    except Refusal:
+        return row.gpu
 
 
 def stack_name(framework: str, *, gpu: str = "", dtype: str = "", flash: int | None = None, shard: str = "") -> str:
@@ -94,9 +105,10 @@ def update_stack(row: "Measurement", *, tensor: bool = False) -> StackProfile:
     text = re.sub(r"nemo[- ]?(rl|aligner)", "nemo", row.framework, flags=re.I)
     if re.search(r"verl|areal|slime|skyrl|\broll\b", text, re.I):
         text = "megatron-core" if "megatron" in text.casefold() else "fsdp"
-    name = stack_name(text, gpu=row.gpu, dtype=row.dtype, flash=row.flash, shard=row.shard)
+    gpu = _catalog_name(row)
+    name = stack_name(text, gpu=gpu, dtype=row.dtype, flash=row.flash, shard=row.shard)
     if name == "generic":
-        name = stack_name(row.model, gpu=row.gpu, dtype=row.dtype, flash=row.flash)
+        name = stack_name(row.model, gpu=gpu, dtype=row.dtype, flash=row.flash)
     if name == "generic":
         name = "megatron-core" if tensor else "fsdp"
     profile = PROFILES[name]

@@ -262,9 +262,12 @@ def _knowledge(item: ScoredRow, start: Fitted, *, calibrated: bool, source: bool
 
 @dataclass(frozen=True, kw_only=True)
 class _Measured:
-    """Stacks by their typed names, and kinds of devices, that the fitted rows of a quantity have."""
+    """Stacks by their typed names, and kinds of devices, that the fitted rows of a quantity have.
 
-    stacks: Collection[str]
+    A stack is known by group of rows: dense models trained under it say little of mixtures of experts.
+    """
+
+    stacks: Collection[tuple[str, str]]
     devices: Collection[str]
     of_memory: bool
 
@@ -273,14 +276,14 @@ class _Measured:
         """Of the shipped rows but for some sources; with a calibration of one's own no device is taken to be new."""
         rows = [row for row in _rows_of(quantity.name) if row.prefix not in absent]
         return cls(
-            stacks={row.stack for row in rows} - {"", "unknown"},
+            stacks={(row.stack, group_of(row)) for row in rows if row.stack not in ("", "unknown")},
             devices={_family(row) for row in rows},
             of_memory=own or quantity.name in MEMORY_NAMES,
         )
 
     def stack(self, row: Measurement) -> bool:
-        """Return True if rows of the stack were measured; a row without typed columns says no more than its profile."""
-        return not row.stack or row.stack in self.stacks
+        """Return True if such rows of the stack were measured; without typed columns it says no more than a profile."""
+        return not row.stack or (row.stack, group_of(row)) in self.stacks
 
     def device(self, row: Measurement) -> bool:
         """Return True if rows of such a device were measured, or if it hardly matters, as for memory."""

@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 
+from charter.physics.shapes import count_parameters
 from charter.validation.quantities.run_total import tokens_of
 from charter.validation.rows.accelerator import accelerator_of
-from charter.validation.rows.measurement import Measurement
+from charter.validation.rows.architecture import architecture_of
+from charter.validation.rows.measurement import Measurement, Refusal, kind_of
+from charter.validation.rows.metrics import algorithm_of
 from charter.validation.validate import validate
 
 
@@ -36,10 +39,56 @@ def one(**cells: Any) -> float:
         ("p5.48xlarge", "H100-SXM-80GB"),
         ("RTX 4090D", "RTX4090"),
         ("GPU 24GB", "RTX3090"),
+        ("Cloud TPU v3", "TPU-v3"),
     ],
 )
 def test_devices_by_the_names_of_clouds_and_systems(printed: str, name: str) -> None:
     assert accelerator_of(row(gpu=printed)).name == name
+
+
+@pytest.mark.parametrize(
+    ("known", "others"),
+    [
+        ("TPU-v6e", ("Trillium", "v6e-8", "TPU v6e")),
+        ("TPU7x", ("Ironwood",)),
+        ("TPU-v5e", ("v5litepod-8",)),
+        ("A100-SXM-40GB", ("p4d.24xlarge",)),
+    ],
+)
+@pytest.mark.parametrize("framework", ["HF Trainer", "Megatron-LM", ""])
+def test_a_device_computes_as_fast_by_any_name(known: str, others: tuple[str, ...], framework: str) -> None:
+    trained = {"model": "Llama-3.2-1B", "gpus": 1, "seq": 1024, "mbs": 4, "gbs": 16, "framework": framework}
+    assert {one(gpu=gpu, **trained) for gpu in others} == {one(gpu=known, **trained)}
+
+
+@pytest.mark.parametrize("kind", ["GSPO", "CISPO", "VAPO", "ReMax", "Dr. GRPO"])
+def test_algorithms_of_reinforcement_by_their_names(kind: str) -> None:
+    assert kind_of(kind) == "ppo"
+    assert algorithm_of(row(framework=f"verl {kind}")) is algorithm_of(row(notes=kind))
+
+
+@pytest.mark.parametrize(
+    ("model", "params_b"), [("Phi-4-mini-instruct", 3.8), ("GPT-3 XL", 1.3), ("Phi-4", 14.7), ("Phi-4-reasoning", 14.7)]
+)
+def test_a_smaller_sibling_is_a_model_of_its_own(model: str, params_b: float) -> None:
+    assert count_parameters(architecture_of(row(model=model))).total / 1e9 == pytest.approx(params_b, rel=0.03)
+
+
+def test_a_sibling_nobody_knows_is_refused() -> None:
+    with pytest.raises(Refusal, match="Phi-4-multimodal"):
+        architecture_of(row(model="Phi-4-multimodal"))
+
+
+@pytest.mark.parametrize("model", ["falcon-mamba-7b", "Zamba2-7B", "mamba2-2.7b"])
+def test_mixers_in_a_name_leave_few_layers_with_a_cache(model: str) -> None:
+    shape = architecture_of(row(model=model))
+    assert shape.attention_layers < 0.15 * shape.num_layers < shape.state_space_layers
+
+
+@pytest.mark.parametrize("model", ["RWKV-6-7B", "recurrentgemma-9b"])
+def test_recurrent_layers_of_other_kinds_are_refused(model: str) -> None:
+    with pytest.raises(Refusal, match="recurrent layers"):
+        architecture_of(row(model=model))
 
 
 @pytest.mark.parametrize(
@@ -65,6 +114,16 @@ SERVED |= {"metric": "out_tokens_per_s", "framework": "llama.cpp", "dtype": "Q4_
 def test_one_stream_of_llama_cpp_is_bound_by_memory_not_by_tiles(gpu: str, bandwidth: float) -> None:
     roof = bandwidth / (0.52 * 6.7e9)
     assert 0.3 * roof < one(**SERVED | {"gpu": gpu}) < roof
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "least"), [("RTX 3090", "bf16", 0.65), ("A10G", "bf16", 0.65), ("A100", "fp32", 0.4)]
+)
+def test_one_stream_of_a_server_is_bound_by_memory_too(gpu: str, dtype: str, least: float) -> None:
+    device = accelerator_of(row(gpu=gpu))
+    roof = device.memory_bytes_per_second / ((4 if dtype == "fp32" else 2) * 6.7e9)
+    served = SERVED | {"framework": "vLLM", "dtype": dtype, "isl": 16}
+    assert least * roof < one(**served | {"gpu": gpu}) < roof
 
 
 def test_a_prompt_without_answer_measures_the_reading_of_prompts() -> None:
@@ -152,3 +211,22 @@ def test_a_need_of_answering_beyond_the_device_is_not_cut() -> None:
     long = SERVED | {"framework": "transformers", "gpu": "A100-80GB", "isl": 32768, "osl": 2048, "mbs": 512}
     peak = one(**long | {"metric": "peak_mem_gib", "dtype": "bf16"}) * 2**30
     assert peak > accelerator_of(row(gpu="A100-80GB")).memory_bytes
+
+
+@pytest.mark.parametrize("framework", ["verl", "OpenRLHF", "NeMo RL", "TRL"])
+def test_phases_of_a_step_add_up_to_it(framework: str) -> None:
+    learnt: dict[str, Any] = {"kind": "grpo", "model": "Qwen2.5-7B", "gpu": "H100", "gpus": 8, "samples_per_step": 512}
+    learnt |= {"isl": 256, "osl": 1024, "framework": framework}
+    phases = [one(**learnt, metric=f"ppo_{phase}_time_s") for phase in ("generate", "train", "other")]
+    assert sum(phases) == pytest.approx(one(**learnt, metric="step_time_s"), rel=1e-3)
+
+
+def test_a_run_that_states_its_samples_is_no_pretraining() -> None:
+    run: dict[str, Any] = {"kind": "run_total", "metric": "gpu_hours", "model": "Qwen2.5-7B", "gpu": "H100", "gpus": 8}
+    samples, tokens = (
+        one(**run, notes=notes) for notes in ("52k samples, 2 epochs, batch of 128 sequences", "53M tokens")
+    )
+    assert samples == pytest.approx(tokens, rel=0.05)
+    whole = one(**run)
+    assert whole > 1000 * samples
+    assert one(**run, notes="batch of 1024 sequences, 8 samples per device") == whole

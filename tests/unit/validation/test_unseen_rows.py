@@ -353,3 +353,10 @@ def test_a_mixture_of_experts_has_its_width_however_it_is_told() -> None:
     named, dense = width_and_knowledge(model="Qwen3-30B-A3B"), width_and_knowledge(model="Qwen3-32B")
     assert named == width_and_knowledge(model="Qwen3-30B-A3B", n_experts=128, n_active_experts=8, expert_ffn=768)
     assert named[0] > dense[0]
+
+
+def test_a_stack_known_by_dense_models_is_new_to_experts() -> None:
+    trained = TUNING | {"kind": "pretrain", "seq": 4096, "gpus_per_node": 8, "stack": "torchtitan"}
+    dense, experts = validate([row(**trained), row(**trained | {"model": "Qwen3-30B-A3B", "ep": 8})])
+    measured = validate([row(**trained | {"model": "Qwen3-30B-A3B", "ep": 8, "stack": "megatron-bridge"})])[0]
+    assert [verdict.knowledge for verdict in (dense, experts, measured)] == ["seen", "unseen", "seen"]

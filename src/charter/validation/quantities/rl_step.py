@@ -355,8 +355,9 @@ class RlStep:
         busy = steps.part("score") + steps.part("update")
         generate = generate_seconds(prepared.phases, constants)
         generate = np.where(prepared.phases.side_by_side > 0, waited_seconds(generate, busy), generate)
-        generate = generate + prepared.wakes * (steps.part("weight sync") + constants.colocation_seconds)
-        other = steps.part("score", "weight sync", "other")
+        waking = prepared.wakes * (steps.part("weight sync") + constants.colocation_seconds)
+        generate = generate + waking
+        other = steps.part("score", "weight sync", "other") - waking
         parts = (
             steps.total,
             generate,

@@ -132,9 +132,15 @@ def amount(text: str, noun: str) -> float | None:
 
 def tokens_of(row: Measurement) -> float | None:
     """Tokens of the whole run: from the notes, else what is publicly known of the model (pretraining only)."""
+    return _said_tokens(row) or _known_tokens(row)
+
+
+def _said_tokens(row: Measurement) -> float | None:
     said = amount(_without_rates(row.notes), "tokens|tok") or amount(row.model, "tokens|tok")
-    if said and said > 1e6:
-        return said
+    return said if said and said > 1e6 else None
+
+
+def _known_tokens(row: Measurement) -> float | None:
     if row.kind != "run_total":
         return None
     named = re.sub(r"[_ ]+", "-", row.model.casefold())
@@ -181,6 +187,8 @@ def usd_per_accelerator_hour(row: Measurement, accelerator: Accelerator) -> floa
     return median(prices.values()) if prices else None
 
 
+_ROWS = "samples|examples|prompts|conversations|pairs|instructions|rows|sequences|questions|demonstrations|dialogues"
+"""What tables count where they do not count tokens."""
 PRETRAINING_BATCH, SMALL_BATCH, LARGE_BATCH, TUNING_BATCH = 4.0e6, 1.0e6, 16e6, 1.3e5
 """Tokens of a global batch where none is printed: of pretraining, below 3B, above 200B, of fine-tuning. Judgement."""
 SMALL_MODEL, SHARDED_MODEL, LARGE_MODEL = 3e9, 1.5e10, 2e11
@@ -277,24 +285,31 @@ def _is_plain_data_parallel(row: Measurement) -> bool:
 
 
 def _work(row: Measurement, seq: int) -> float:
-    """Tokens of the run: stated, or from steps, or from rows and epochs."""
-    tokens = tokens_of(row)
-    epochs = amount(row.notes, "epochs?") or 1.0
+    """Tokens of the run: stated, or from steps, or from rows and epochs; else what its model, or its kind, usually has.
+
+    A run that states its samples is no pretraining of its model, though it is listed among whole runs.
+    """
+    tokens, epochs = _said_tokens(row), amount(row.notes, "epochs?") or 1.0
     if tokens:
         return tokens * (epochs if re.search(r"tokens? (?:per|an|each) epoch", row.notes) else 1.0)
     steps = amount(row.notes, "steps|iterations|updates")
     if steps and row.gbs:
         return steps * row.gbs * (row.mean_len or seq)
-    rows = amount(
-        row.notes,
-        "samples|examples|prompts|conversations|pairs|instructions|rows|sequences|questions|demonstrations|dialogues",
-    )
+    rows = amount(_without_batches(row.notes), _ROWS)
     if rows:
         each = row.mean_len or min(seq, 512)
         return rows * epochs * each * (2 if re.search(r"pairs", row.notes) and row.kind == "rm" else 1)
+    if tokens := _known_tokens(row):
+        return tokens
     if row.kind in TUNING_WORK:
         return TUNING_WORK[row.kind] * min(seq, TUNING_SEQUENCE) * (SMALL_SET if "small" in row.notes else 1.0)
     raise Refusal("the row says neither tokens nor steps nor samples of the run, and the model's are not known")
+
+
+def _without_batches(notes: str) -> str:
+    """Notes without batches of samples (`batch of 1024 sequences`, `8 samples per device`)."""
+    notes = re.sub(r"batch(?:es)?(?: size)?(?: of)?\s*[~=:]?\s*" + _NUMBER + r"\s*\w*", "", notes, flags=re.I)
+    return re.sub(_NUMBER + rf"\s*(?:{_ROWS})\s*(?:/|per\b|a\b)\s*\w+", "", notes, flags=re.I)
 
 
 def _usual_length(row: Measurement, a: Architecture) -> int:

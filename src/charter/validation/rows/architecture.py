@@ -13,6 +13,8 @@ from charter.validation.rows.shapes import (
     architecture_of_size,
     deepened,
     fit_to_size,
+    is_hybrid_name,
+    is_recurrent_name,
     is_sparse_name,
     layers_in_name,
     model_named,
@@ -104,6 +106,8 @@ def architecture_of(row: Measurement) -> Architecture:
     (12, 8)
     """
     relative = _known(row)
+    if relative is None and is_recurrent_name(row.model):
+        raise Refusal(f"the model {row.model!r} has recurrent layers of a kind that Charter does not describe")
     if relative is None and (row.hidden is None or row.layers is None):
         relative = _of_size(row)
     base = plain_architecture(row) if relative is None else relative
@@ -207,7 +211,9 @@ def _with_mixture(shape: Architecture, row: Measurement) -> Architecture:
 
 
 def _with_state_space(shape: Architecture, row: Measurement) -> Architecture:
-    """The mixers of a hybrid that the catalog does not know."""
-    if row.attention.casefold() != "hybrid-mamba" or shape.state_space is not None:
+    """The mixers of a hybrid that the catalog does not know, by its column, or by its name where that is blank."""
+    mixes = row.attention.casefold() == "hybrid-mamba" or (not row.attention and is_hybrid_name(row.model))
+    if not mixes or shape.state_space is not None:
         return shape
-    return hybrid_architecture(shape, row.params_b, depth_is_known=row.layers is not None)
+    size = row.params_b or (None if row.layers else size_in_name(row.model))
+    return hybrid_architecture(shape, size, depth_is_known=row.layers is not None)

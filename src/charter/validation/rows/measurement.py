@@ -21,11 +21,11 @@ _KINDS: tuple[tuple[str, str], ...] = (
     (r"(full[- ])?fine-?tun\w*|full[- ]ft|dpo|orpo|kto|simpo|ipo|cpo", "sft"),
     (r"q?lora|peft|q?dora", "lora"),
     (r"reward([- _]model\w*)?", "rm"),
-    (r"grpo|dapo|rlhf|rl|rloo|rlvr|reinforce\S*", "ppo"),
+    (r"(dr\.? ?)?grpo|dapo|gspo|cispo|vapo|rlhf|rl|rloo|rlvr|remax|reinforce\S*", "ppo"),
     (r"serving|generation|infer", "inference"),
     (r"run([- ]total)?|total", "run_total"),
 )
-_ALGORITHMS = re.compile(r"dpo|orpo|kto|simpo|ipo|cpo|grpo|dapo|rloo|reinforce")
+_ALGORITHMS = re.compile(r"dpo|orpo|kto|simpo|ipo|cpo|grpo|dapo|gspo|cispo|vapo|rloo|remax|reinforce")
 _ADAPTERS: tuple[tuple[str, str], ...] = (
     (r"q-?[ld]ora", "qlora"),
     (r"lora|dora|\bpeft\b|ia3|adapter", ""),

@@ -30,6 +30,8 @@ _USES = (
     "dpo",
     "rlhf",
 )
+_SIBLINGS = frozenset(("nano", "tiny", "mini", "micro", "small", "lite", "medium", "large", "xl", "xxl", "multimodal"))
+"""Words behind a name without a size that make it another model's (Phi-4-mini has a quarter of Phi-4's parameters)."""
 _NOISE = frozenset((*_ORGANISATIONS, *_RELEASES, *_USES, "rlhf", "fp", "bf", "the", "model", "only"))
 
 
@@ -116,6 +118,24 @@ def is_sparse_name(name: str) -> bool:
     return bool(re.search(r"\d+[bt][-_ ]*a\d|\d+x\d|\bmoe\b|\d+e\b|(?<![a-z])a\d+(\.\d+)?b\b", name.casefold()))
 
 
+def is_hybrid_name(name: str) -> bool:
+    """Return True if a name is that of a family with Mamba's mixers.
+
+    >>> is_hybrid_name("falcon-mamba-7b"), is_hybrid_name("Zamba2-7B"), is_hybrid_name("Falcon-7B")
+    (True, True, False)
+    """
+    return bool(re.search(r"[mzsjb]amba|falcon-?h\d|nemotron-?h\b", name.casefold()))
+
+
+def is_recurrent_name(name: str) -> bool:
+    """Return True if a name is that of a family without softmax attention whose layers nothing here describes.
+
+    >>> is_recurrent_name("RWKV-6-7B"), is_recurrent_name("RecurrentGemma-9B"), is_recurrent_name("Gemma-7B")
+    (True, True, False)
+    """
+    return bool(re.search(r"rwkv|retnet|xlstm|hyena|griffin|recurrent-?gemma", name.casefold()))
+
+
 def active_in_name(name: str) -> float | None:
     """Billions of parameters that work on a token, as a name states them.
 
@@ -138,7 +158,9 @@ def _match(words: Tokens, *, sized: bool) -> CatalogModel | None:
     for length in range(len(words), 0, -1):
         for start in range(len(words) - length + 1):
             key = words[start : start + length]
-            if key in table and (_has_size(key) or not sized) and (length > 1 or len(words) == 1):
+            if key not in table or not (length > 1 or len(words) == 1):
+                continue
+            if _has_size(key) or not (sized or _SIBLINGS.intersection(words[start + length : start + length + 1])):
                 return table[key]
     return None
 
