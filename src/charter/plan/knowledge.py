@@ -25,7 +25,7 @@ from charter.physics.runs import RlConstants
 from charter.physics.serving_devices import GenerationEngine
 from charter.physics.stacks import PROFILES, StackProfile
 from charter.physics.step_time import native_profile
-from charter.physics.terms import Z90
+from charter.physics.terms import Z90, Interval, enough_memory
 from charter.spec.sections import RiskSettings
 from charter.spec.stage_base import FP8, NATIVE, Optimization, Stage
 
@@ -193,6 +193,11 @@ def memory_group(stage: Stage) -> tuple[str, str]:
     if time_group(stage, moe=False)[0] == TRAINING:
         return TRAINING_MEMORY, "adapter memory" if getattr(stage, "adapter", None) is not None else "training memory"
     return INFERENCE_MEMORY, "inference memory"
+
+
+def enough_bytes(need: Interval, group: str, accelerator: Accelerator) -> float:
+    """Bytes to plan with, by `enough_memory`; on processors, where nothing gives a width, the estimate itself."""
+    return need.p50 if accelerator.kind == CPU else enough_memory(need, group)
 
 
 @dataclass(frozen=True, kw_only=True)
