@@ -211,7 +211,7 @@ def mem(
 ) -> None:
     """Memory of a model on an accelerator, term by term; exit code 3 when it does not fit."""
     from charter.catalog import models
-    from charter.plan.knowledge import enough_bytes, shipped
+    from charter.plan.knowledge import shipped
     from charter.spec.layout import Layout, Recompute, ZeroStage
 
     mode = mode or ("train" if rank is None else "lora")
@@ -250,7 +250,7 @@ def mem(
         judge = _training(shape, device, seq_len=seq_len, precision=kind, stack=stack, mode=mode, rank=rank or 16)
         memory = judge(layout)
         changes = () if memory.fits(usable) else _changes(layout, judge, usable, stack)
-    enough = enough_bytes(memory.interval, _group(mode), device)
+    enough = shipped().enough_bytes(memory.interval, _group(mode), device)
     report = memory_json(catalog_model, device, count, mode, layout, memory, enough, usable, changes)
     if explain:
         from charter.physics.source_formulas import printed_formulas

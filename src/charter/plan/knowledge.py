@@ -160,6 +160,15 @@ class Knowledge:
             return CPU_USABLE_SHARE * accelerator.memory_bytes
         return self.below(accelerator.memory_bytes, self.half_width(TRAINING_MEMORY, "training memory"))
 
+    def enough_bytes(self, need: Interval, group: str, accelerator: Accelerator) -> float:
+        """Bytes to plan with, by `enough_memory`; the estimate itself where nothing measured gives a width.
+
+        Those are processors, and a calibration on a source alone.
+        """
+        spread = self.spreads.get(TRAINING_MEMORY, Spread(half_widths={}))
+        measured = spread.is_measured(group, self.situations.get(TRAINING_MEMORY, "unseen"))
+        return enough_memory(need, group) if measured and accelerator.kind != CPU else need.p50
+
     def below(self, limit_bytes: float, half_width: float) -> float:
         """Bytes whose need stays within a limit but for `memory_risk`, the half-width being that of 80 %."""
         return limit_bytes * exp(-half_width * NormalDist().inv_cdf(1 - self.memory_risk) / Z90)
@@ -193,11 +202,6 @@ def memory_group(stage: Stage) -> tuple[str, str]:
     if time_group(stage, moe=False)[0] == TRAINING:
         return TRAINING_MEMORY, "adapter memory" if getattr(stage, "adapter", None) is not None else "training memory"
     return INFERENCE_MEMORY, "inference memory"
-
-
-def enough_bytes(need: Interval, group: str, accelerator: Accelerator) -> float:
-    """Bytes to plan with, by `enough_memory`; on processors, where nothing gives a width, the estimate itself."""
-    return need.p50 if accelerator.kind == CPU else enough_memory(need, group)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,6 @@ from charter.plan.knowledge import (
     LOCAL_SIGMA_SOURCE,
     SERVING,
     Knowledge,
-    enough_bytes,
     memory_group,
     time_group,
 )
@@ -226,7 +225,7 @@ def peak_range(stage: Stage, option: Option, knowledge: Knowledge) -> PeakRange:
         width, source = knowledge.half_width(quantity, group), knowledge.told(quantity, group)
     peak = option.peak.total_bytes
     interval = Interval(p10=peak * exp(-width), p50=peak, p90=peak * exp(width))
-    enough = enough_bytes(interval, group, option.place.accelerator)
+    enough = knowledge.enough_bytes(interval, group, option.place.accelerator)
     return PeakRange(interval=interval, enough_bytes=enough, source=source)
 
 

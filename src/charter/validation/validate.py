@@ -244,7 +244,7 @@ def _verdicts(
         verdicts.append(
             RowVerdict(
                 row=item.row,
-                predicted=enough_memory(interval, group),
+                predicted=enough_memory(interval, group) if fit.spread.is_measured(group, knowledge) else interval.p50,
                 p10=interval.p10,
                 p50=interval.p50,
                 p90=interval.p90,

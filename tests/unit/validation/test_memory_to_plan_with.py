@@ -9,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from charter.catalog import accelerators
 from charter.cli.main import app
 from charter.physics.terms import MEMORY_QUANTILE, PLANNED_BY_QUANTILE, Interval, enough_memory
+from charter.plan.knowledge import Knowledge, shipped
 from charter.validation.alarms import bundled_measurements
-from charter.validation.intervals import group_of
+from charter.validation.intervals import group_of, make
+from charter.validation.quantities.memory import TRAINING_MEMORY
 from charter.validation.validate import RowVerdict, validate
 
 GROUPS = ("training memory", "adapter memory", "rl memory", "inference memory", "training dense")
@@ -58,6 +61,17 @@ def test_five_rows_bring_the_quantile_nearer() -> None:
     pairs = zip(verdicts(0), verdicts(5), strict=True)
     trained = [(a, b) for a, b in pairs if a.refused is None and group_of(a.row) == "training memory"]
     assert all(1 < margin(after) < margin(before) for before, after in trained)
+
+
+def test_a_source_alone_has_no_width_and_no_quantile() -> None:
+    rows = [item.row for item in verdicts(0) if item.row.prefix == "QFT" and item.refused is None]
+    alone = make([TRAINING_MEMORY], rows, source="own.csv", as_of="2026-11-29")
+    for item in validate(rows, bundle=alone):
+        assert item.predicted == item.p50
+    known = Knowledge.of(alone)
+    need, h100 = Interval.around(60.0, sigma=0.1), accelerators.get("H100")
+    assert known.enough_bytes(need, "training memory", h100) == need.p50
+    assert shipped().enough_bytes(need, "training memory", h100) == need.quantile(MEMORY_QUANTILE)
 
 
 def test_json_has_the_estimate_beside_the_prediction(tmp_path) -> None:
