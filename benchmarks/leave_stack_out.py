@@ -29,13 +29,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from charter.physics.fitted import WIDEST, Fitted  # noqa: E402
+from charter.physics.fitted import WIDEST, Fitted, Knowledge, Spread  # noqa: E402
+from charter.physics.terms import enough_memory  # noqa: E402
 from charter.validation.alarms import alarms_of  # noqa: E402
-from charter.validation.intervals import beside_device, group_of, spreads  # noqa: E402
+from charter.validation.intervals import beside_device, group_of, scatter_factor, spreads  # noqa: E402
 from charter.validation.quantities.memory import MEMORY_NAMES, out_of_memory  # noqa: E402
 from charter.validation.rows.accelerator import device_family  # noqa: E402
 from charter.validation.rows.measurement import Measurement, Refusal, read_measurements  # noqa: E402
-from charter.validation.score import (  # noqa: E402  # noqa: E402
+from charter.validation.score import (  # noqa: E402
     QUANTITIES,
     Case,
     Quantity,
@@ -45,6 +46,7 @@ from charter.validation.score import (  # noqa: E402  # noqa: E402
     predict,
     prepared_once,
     quantity_of,
+    spread_over,
 )
 from charter.validation.validate import safe_cases  # noqa: E402
 
@@ -113,6 +115,35 @@ def over_stacks(items: Sequence[tuple[str, ScoredRow]]) -> tuple[float | None, i
     return (mean(medians) if medians else None), len(medians), count
 
 
+@dataclass(frozen=True, kw_only=True)
+class Widths:
+    """Half-widths of intervals around rows of one stack, by what is known of it."""
+
+    spread: Spread
+    devices: frozenset[str]
+    of_memory: bool
+
+    def unseen(self, row: Measurement) -> float:
+        """The half-width of a stack that nobody measured."""
+        plain = self.spread.half_width(group_of(row), "unseen")
+        wider = beside_device(plain, plain, measured=self.of_memory or device_family(row) in self.devices)
+        return min(wider, WIDEST)
+
+    def planned(self, items: Sequence[ScoredRow]) -> list[ScoredRow]:
+        """Rows with the figure that a user plans with: of the memory of training a quantile above the estimate.
+
+        Rows that calibrated narrow or widen the interval of all, as `charter validate --calibrate-rows` has it.
+        """
+        knowledge: Knowledge = "calibrated" if any(item.used for item in items) else "unseen"
+        planned = []
+        for item in items:
+            group = group_of(item.row)
+            factor = scatter_factor(items, self.spread.half_width(group, knowledge))
+            interval = self.spread.interval(item.predicted, group, knowledge, factor=factor)
+            planned.append(replace(item, predicted=enough_memory(interval, group)))
+        return planned
+
+
 class Stacks:
     """The cases of one quantity, with a cache of constants fitted without some stacks."""
 
@@ -130,10 +161,10 @@ class Stacks:
         return [case for case in self.cases if stack_of(case.row) == stack]
 
     def without(self, *absent: str) -> Fitted:
-        """Constants fitted to all other stacks."""
+        """Constants fitted to all other stacks and sources."""
         key = frozenset(absent)
         if key not in self._fits:
-            others = [case for case in self.cases if stack_of(case.row) not in key]
+            others = [case for case in self.cases if not key & {stack_of(case.row), case.row.prefix}]
             self._fits[key] = fitted_to(self.quantity, others)
         return self._fits[key]
 
@@ -151,23 +182,37 @@ class Stacks:
             for index, (case, value) in enumerate(zip(own, values, strict=True))
         ]
 
-    def widths(self, stack: str) -> Callable[[Measurement], float]:
-        """Half-width of a row of a stack that nobody measured, from the errors of the others."""
+    def _by_source(self, stack: str) -> dict[Knowledge, list[ScoredRow]]:
+        """Rows of other stacks predicted without their source: where another has the stack's profile, and after a few.
+
+        As `fit_quantity` does for the widths that `charter validate` uses.
+        """
+        others = [case for case in self.cases if stack_of(case.row) != stack]
+        profiles: dict[str, set[str]] = {}
+        for case in others:
+            profiles.setdefault(case.stack, set()).add(case.row.prefix)
+        seen, later = [], []
+        for prefix in sorted({case.row.prefix for case in others}):
+            own, fitted = [case for case in others if case.row.prefix == prefix], self.without(stack, prefix)
+            seen += [item for item in self.scored(own, fitted) if len(profiles[item.stack]) > 1]
+            if len(own) > 2 * FEW:
+                later += self.scored(own, fitted, frozenset(spread_over(own, FEW)))
+        return {"seen": seen, "calibrated": later}
+
+    def widths(self, stack: str) -> "Widths":
+        """Half-widths of a stack that nobody measured, and after a few of its rows, from the errors of the others."""
         inner = [
             replace(item, stack=other)
             for other in self.names
             if other != stack
             for item in self.scored(self.own(other), self.without(stack, other))
         ]
-        spread, devices = spreads({"unseen": inner}), {device_family(item.row) for item in inner}
-
-        def width(row: Measurement) -> float:
-            plain = spread.half_width(group_of(row), "unseen")
-            hardly = self.quantity.name in MEMORY_NAMES
-            wider = beside_device(plain, plain, measured=hardly or device_family(row) in devices)
-            return min(wider, WIDEST)
-
-        return width
+        elsewhere = self._by_source(stack) if self.quantity.name in MEMORY_NAMES else {}
+        return Widths(
+            spread=spreads({"unseen": inner} | elsewhere),
+            devices=frozenset(device_family(item.row) for item in inner),
+            of_memory=self.quantity.name in MEMORY_NAMES,
+        )
 
 
 def draws_of(stacks: Stacks, name: str, own: Sequence[Case], fitted: Fitted, draws: int) -> list[list[ScoredRow]]:
@@ -358,8 +403,10 @@ class Scores:
 
     zero: list[tuple[str, ScoredRow, float]] = field(default_factory=list)
     """Stack, row before any calibration, half-width of its interval."""
+    planned: list[tuple[str, ScoredRow]] = field(default_factory=list)
+    """The same with what a user plans with."""
     drawn: list[list[tuple[str, ScoredRow]]] = field(default_factory=list)
-    """Of each draw: stack and row after a calibration."""
+    """Of each draw: stack and row after a calibration, with what a user plans with."""
     undrawn: list[list[tuple[str, ScoredRow]]] = field(default_factory=list)
     """The same rows before it."""
     moved: dict[str, tuple[float, float, float]] = field(default_factory=dict)
@@ -381,12 +428,14 @@ def scores_of(name: str, rows: Sequence[Measurement], draws: int) -> Scores:
     for stack in stacks.names:
         own, fitted = stacks.own(stack), stacks.without(stack)
         items = stacks.scored(own, fitted)
-        width = stacks.widths(stack)
-        scores.zero += [(stack, item, width(item.row)) for item in items]
+        widths = stacks.widths(stack)
+        scores.zero += [(stack, item, widths.unseen(item.row)) for item in items]
+        planned = widths.planned(items)
+        scores.planned += [(stack, item) for item in planned]
         trials = draws_of(stacks, stack, own, fitted, draws)
         for trial, drawn, undrawn in zip(trials, scores.drawn, scores.undrawn, strict=False):
-            drawn += [(stack, item) for item in trial]
-            undrawn += [(stack, replace(item, used=later.used)) for item, later in zip(items, trial, strict=True)]
+            drawn += [(stack, item) for item in widths.planned(trial)]
+            undrawn += [(stack, replace(item, used=later.used)) for item, later in zip(planned, trial, strict=True)]
         if trials:
             before, later, _ = before_and_after(items, trials)
             scores.compared += 1
@@ -422,7 +471,7 @@ def column(rows: Sequence[Measurement], draws: int, processes: int) -> dict[str,
         jobs = [pool.submit(scores_of, quantity.name, rows, draws) for quantity in QUANTITIES]
         judged = pool.submit(fits, rows)
         quantities = [job.result() for job in jobs]
-    zero = by_kind((stack, item) for scores in quantities for stack, item, _ in scores.zero)
+    zero = by_kind(pair for scores in quantities for pair in scores.planned)
     after = over_draws([[pair for scores in quantities for pair in scores.drawn[draw]] for draw in range(draws)])
     before = over_draws([[pair for scores in quantities for pair in scores.undrawn[draw]] for draw in range(draws)])
     widths: dict[str, list[tuple[str, ScoredRow, float]]] = {}

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from typer.testing import CliRunner
 
 from charter.catalog import accelerators
+from charter.cli.main import app
 from charter.physics.node import TEXT_SECONDS_PER_TOKEN, TOKENISED_SECONDS_PER_TOKEN, VERDICT_BYTES, log_bytes
 from charter.physics.shapes import count_parameters
 from charter.plan.knowledge import TRAINING, TRAINING_MEMORY, memory_group, shipped
@@ -18,6 +20,7 @@ from charter.plan.node_needs import Wires, storage_terms
 from charter.plan.option import DeviceGroup, RoleGroup
 from charter.plan.phase import Counters, Role, RolePhase, Workload
 from charter.plan.rl_work import characters
+from charter.report.plan_cells import gib, peak_of_limit
 from charter.report.plan_table import explain_stage
 from charter.spec.architecture import Architecture
 from charter.spec.layout import Adapter
@@ -218,6 +221,28 @@ def test_the_range_of_a_peak_is_the_shipped_half_width(lab):
         assert all(source in found.peak_range.source for source in known.measured[TRAINING_MEMORY])
         assert all(source in found.time_source for source in known.measured[TRAINING])
         assert json.loads(json.dumps(found.to_json()))["peak_bytes_range"]["p90"] == round(spread.p90)
+
+
+def test_a_plan_and_mem_show_one_figure_to_plan_with(lab):
+    """Both show the sum of terms times one factor; stages that answer or draw, and processors, show the sum."""
+    for stage, words in ((SFT, ()), (replace(SFT, adapter=Adapter(rank=16)), ("--rank", "16"))):
+        found = lab.one(stage).stages[0]
+        mem = CliRunner().invoke(app, ["plan", "mem", "Llama-3.1-8B", "--on", "H100:8", *words, "--json"])
+        report = json.loads(mem.stdout)
+        assert found.peak_range.margin == pytest.approx(report["enough_bytes"] / report["peak_bytes"])
+        line = found.to_json()
+        assert line["peak_bytes"] < line["enough_bytes"] < line["peak_bytes_range"]["p90"]
+        enough, limit = peak_of_limit(found)
+        assert enough == gib(line["enough_bytes"])
+        assert f"planned with {enough} GiB, which 80 % of such jobs" in " ".join(text_of(found, lab.one(stage)).split())
+        assert float(limit) < found.option.fullest_device.memory_bytes / GIB, (
+            "what may be filled stays below the device"
+        )
+    processors = Resources(infra="local", accelerators=("cpu",))
+    local = lab.one(SFT, processors, architecture=lab.TINY).stages[0].peak_range
+    drawn = lab.one(PPO).stages[0].peak_range
+    for peak in (local, drawn):
+        assert peak.enough_bytes == peak.interval.p50
 
 
 def test_a_plan_says_how_sure_it_is_that_a_stage_fits(lab):

@@ -27,6 +27,7 @@ def memory_json(
     mode: str,
     layout: "Layout",
     memory: "MemoryBreakdown",
+    enough: float,
     usable: float,
     changes: "tuple[Alternative, ...]",
 ) -> dict[str, Any]:
@@ -54,6 +55,7 @@ def memory_json(
         ],
         "breakdown": memory.by_part(),
         "peak_bytes": memory.total_bytes,
+        "enough_bytes": enough,
         "interval": asdict(memory.interval),
         "largest_term": memory.largest_term.name,
         "capacity_bytes": device.memory_bytes,
@@ -93,6 +95,7 @@ def print_memory(
     model: "CatalogModel", device: "Accelerator", report: dict[str, Any], memory: "MemoryBreakdown"
 ) -> None:
     """The same for people, as a table."""
+    from charter.report.plan_cells import enough_line
     from charter.units import format_bytes, format_count
 
     out = console()
@@ -116,6 +119,8 @@ def print_memory(
     capacity = f"of {usable / 2**30:.2f} usable ({device.memory_bytes / 2**30:.2f} on the device): {verdict}"
     table.add_row("total", f"{memory.total_bytes / 2**30:.2f}", "", capacity, style="bold")
     out.print(table)
+    if planned := enough_line(memory.total_bytes, report["enough_bytes"]):
+        out.print(planned)
     phases = ", ".join(f"{phase} {size / 2**30:.2f}" for phase, size in memory.phase_bytes.items())
     out.print(f"fullest in {memory.phase}; GiB by phase: {phases}")
     spread = memory.interval
@@ -245,7 +250,8 @@ def mem(
         judge = _training(shape, device, seq_len=seq_len, precision=kind, stack=stack, mode=mode, rank=rank or 16)
         memory = judge(layout)
         changes = () if memory.fits(usable) else _changes(layout, judge, usable, stack)
-    report = memory_json(catalog_model, device, count, mode, layout, memory, usable, changes)
+    enough = shipped().enough_bytes(memory.interval, _group(mode), device)
+    report = memory_json(catalog_model, device, count, mode, layout, memory, enough, usable, changes)
     if explain:
         from charter.physics.source_formulas import printed_formulas
 
@@ -259,6 +265,11 @@ def mem(
             print_printed(report["printed"])
     if not report["fits"]:
         raise typer.Exit(ExitCode.INFEASIBLE)
+
+
+def _group(mode: str) -> str:
+    """Return the group of measurements whose errors the memory of a mode shares."""
+    return {"train": "training memory", "infer": "inference memory"}.get(mode, "adapter memory")
 
 
 def _check_mode(mode: Mode, rank: int | None, *, explain: bool, offloaded: str) -> None:
@@ -347,7 +358,7 @@ def _training(
     adapter = None if mode == "train" else Adapter(rank=rank, base_bits=4 if mode == "qlora" else 16)
     if adapter is not None and (refusal := adapter.too_large(shape.hidden_size)):
         raise UsageError(f"--lora {rank}: {refusal}")
-    fitted = memory_of_stack(stack, "training memory" if adapter is None else "adapter memory")
+    fitted = memory_of_stack(stack, _group(mode))
 
     def judge(layout: "Layout") -> "MemoryBreakdown":
         memory = training_memory(
@@ -403,7 +414,7 @@ def _inference(
     from charter.physics.inference_memory import PASS_TOKENS, inference_memory
     from charter.plan.knowledge import INFERENCE_MEMORY, NATIVE_STACKS, memory_of_stack
 
-    fitted = memory_of_stack(NATIVE_STACKS[INFERENCE_MEMORY], "inference memory")
+    fitted = memory_of_stack(NATIVE_STACKS[INFERENCE_MEMORY], _group("infer"))
     memory = inference_memory(
         shape,
         batch=batch,

@@ -96,6 +96,7 @@ def _row(item: "RowVerdict") -> dict[str, Any]:
         "measured": measured,
         "predicted": item.predicted,
         "p10": item.p10,
+        "p50": item.p50,
         "p90": item.p90,
         "refused": item.refused,
         "stack": item.stack,

@@ -44,15 +44,19 @@ class Spread:
         >>> Spread(half_widths={"totals": {"unseen": 0.4}}).half_width("totals", "calibrated")
         0.4
         """
-        levels = SITUATIONS[SITUATIONS.index(knowledge) :: -1]
         if group.endswith(UNKNOWN) and group not in self.half_widths:
             return WIDEST
-        for name in (group, "*"):
-            widths = self.half_widths.get(name, {})
-            for situation in levels:
-                if situation in widths:
-                    return widths[situation]
-        return WIDEST / 2
+        width = self._measured(group, knowledge)
+        return WIDEST / 2 if width is None else width
+
+    def is_measured(self, group: str, knowledge: Knowledge) -> bool:
+        """Return True if measurements give the half-width, and not what stands where there are none."""
+        return self._measured(group, knowledge) is not None
+
+    def _measured(self, group: str, knowledge: Knowledge) -> float | None:
+        levels = SITUATIONS[SITUATIONS.index(knowledge) :: -1]
+        widths = [self.half_widths.get(name, {}) for name in (group, "*")]
+        return next((each[situation] for each in widths for situation in levels if situation in each), None)
 
     def interval(self, predicted: float, group: str, knowledge: Knowledge, *, factor: float = 1.0) -> Interval:
         """p10, p50 and p90 around a prediction.

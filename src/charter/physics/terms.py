@@ -66,9 +66,22 @@ class Interval:
         >>> need.probability_below(60.0), round(need.probability_below(need.p90), 3), need.probability_below(600.0)
         (0.5, 0.9, 0.999)
         """
-        sigma = max(math.log(self.p90 / self.p10) / (2 * Z90), 1e-6)
-        probability = NormalDist(0.0, sigma).cdf(math.log(limit / self.p50))
+        probability = NormalDist(0.0, max(self._sigma, 1e-6)).cdf(math.log(limit / self.p50))
         return min(max(probability, 0.001), 0.999)
+
+    def quantile(self, share: float) -> float:
+        """The value that the quantity stays under with this probability, its logarithm being normal with p10 and p90.
+
+        >>> need = Interval.around(60.0, sigma=0.1)
+        >>> need.quantile(0.5), round(need.quantile(0.8), 1), need.quantile(0.9) == need.p90
+        (60.0, 65.3, True)
+        """
+        return self.p50 * math.exp(self._sigma * NormalDist().inv_cdf(share)) if self.p50 else 0.0
+
+    @property
+    def _sigma(self) -> float:
+        """Standard deviation of the logarithm."""
+        return math.log(self.p90 / self.p10) / (2 * Z90)
 
     def scaled(self, factor: float) -> Interval:
         """The interval of a fixed multiple of the quantity."""
@@ -198,7 +211,29 @@ class PhaseTerms(Mapping[str, tuple[Term, ...]]):
         return len(self._tables)
 
 
-# -------- Memory of one configuration: the terms of its fullest phase, the other phases, and the interval.
+# -------- Memory of one configuration: the terms of its fullest phase, the other phases, the interval, and how much of
+# it to plan with.
+
+MEMORY_QUANTILE = 0.8
+"""The share of jobs like it that need no more than the memory a job is planned with: four in five.
+
+A quantile q costs least where too little costs q / (1 - q) times as much as the same distance too much: here four
+times. That ratio is judgement (a job that ran out of memory is lost, memory left over makes a step somewhat slower);
+docs/decisions/0043-memory-to-plan-with.md has what other quantiles would give on stacks left out of the fit.
+"""
+PLANNED_BY_QUANTILE = ("training memory", "adapter memory")
+"""Groups of measurements whose width comes from several stacks. That of answering is counted within a percent; that of
+reinforcement learning rests on two rows of one stack, which is no distribution to take a quantile of."""
+
+
+def enough_memory(need: Interval, group: str) -> float:
+    """Return what to plan a job of a group of measurements with: `MEMORY_QUANTILE` of its need, else the estimate.
+
+    >>> need = Interval.around(60.0, sigma=0.1)
+    >>> round(enough_memory(need, "training memory"), 1), enough_memory(need, "inference memory")
+    (65.3, 60.0)
+    """
+    return need.quantile(MEMORY_QUANTILE) if group in PLANNED_BY_QUANTILE else need.p50
 
 
 @dataclass(frozen=True, kw_only=True)

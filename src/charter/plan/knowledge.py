@@ -25,7 +25,7 @@ from charter.physics.runs import RlConstants
 from charter.physics.serving_devices import GenerationEngine
 from charter.physics.stacks import PROFILES, StackProfile
 from charter.physics.step_time import native_profile
-from charter.physics.terms import Z90
+from charter.physics.terms import Z90, Interval, enough_memory
 from charter.spec.sections import RiskSettings
 from charter.spec.stage_base import FP8, NATIVE, Optimization, Stage
 
@@ -159,6 +159,15 @@ class Knowledge:
         if accelerator.kind == CPU:
             return CPU_USABLE_SHARE * accelerator.memory_bytes
         return self.below(accelerator.memory_bytes, self.half_width(TRAINING_MEMORY, "training memory"))
+
+    def enough_bytes(self, need: Interval, group: str, accelerator: Accelerator) -> float:
+        """Bytes to plan with, by `enough_memory`; the estimate itself where nothing measured gives a width.
+
+        Those are processors, and a calibration on a source alone.
+        """
+        spread = self.spreads.get(TRAINING_MEMORY, Spread(half_widths={}))
+        measured = spread.is_measured(group, self.situations.get(TRAINING_MEMORY, "unseen"))
+        return enough_memory(need, group) if measured and accelerator.kind != CPU else need.p50
 
     def below(self, limit_bytes: float, half_width: float) -> float:
         """Bytes whose need stays within a limit but for `memory_risk`, the half-width being that of 80 %."""

@@ -204,10 +204,16 @@ def _of_group(stage: Stage, option: Option, group: RoleGroup, beside: DeviceGrou
 
 @dataclass(frozen=True, kw_only=True)
 class PeakRange:
-    """The 80 % interval of a stage's peak memory on one accelerator."""
+    """The 80 % interval of a stage's peak memory on one accelerator, and what of it to plan with."""
 
     interval: Interval
+    enough_bytes: float
     source: str
+
+    @property
+    def margin(self) -> float:
+        """Return the factor from the sum of terms to what to plan with; a limit of that sum moves by it, too."""
+        return self.enough_bytes / self.interval.p50 if self.interval.p50 else 1.0
 
 
 def peak_range(stage: Stage, option: Option, knowledge: Knowledge) -> PeakRange:
@@ -219,7 +225,9 @@ def peak_range(stage: Stage, option: Option, knowledge: Knowledge) -> PeakRange:
     else:
         width, source = knowledge.half_width(quantity, group), knowledge.told(quantity, group)
     peak = option.peak.total_bytes
-    return PeakRange(interval=Interval(p10=peak * exp(-width), p50=peak, p90=peak * exp(width)), source=source)
+    interval = Interval(p10=peak * exp(-width), p50=peak, p90=peak * exp(width))
+    enough = knowledge.enough_bytes(interval, group, option.place.accelerator)
+    return PeakRange(interval=interval, enough_bytes=enough, source=source)
 
 
 def time_source(stage: Stage, option: Option, work: Workload, knowledge: Knowledge) -> str:
@@ -417,6 +425,7 @@ class StagePlan:
             "idle_share": round(option.idle_share, 4),
             "peak_bytes": round(option.peak.total_bytes),
             "peak_bytes_range": {name: round(getattr(self.peak_range.interval, name)) for name in QUANTILES},
+            "enough_bytes": round(self.peak_range.enough_bytes),
             "capacity_bytes": round(option.capacity_bytes),
             "fits": option.peak.total_bytes <= option.capacity_bytes,
             "fits_probability": self.fits_probability,

@@ -315,7 +315,7 @@ HOW_WORDS: Mapping[str, str] = {
 }
 _PLAN_KEYS = (
     "accelerator", "count", "num_nodes", "infra", "region", "market", "price", "layout", "placement", "groups",
-    "peak_bytes", "peak_bytes_range", "capacity_bytes", "seconds", "gpu_hours", "usd", "node", "engine",
+    "peak_bytes", "peak_bytes_range", "enough_bytes", "capacity_bytes", "seconds", "gpu_hours", "usd", "node", "engine",
 )  # fmt: skip
 
 

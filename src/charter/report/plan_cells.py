@@ -10,14 +10,14 @@ from typing import Any
 
 from charter.catalog.price_book import STALE_DAYS, as_of_key
 from charter.cost.job import BUCKETS, micro_usd
-from charter.physics.terms import Interval
+from charter.physics.terms import MEMORY_QUANTILE, Interval
 from charter.plan.money import API, STORAGE, TRANSFER
 from charter.plan.option import DeviceGroup, Option
 from charter.plan.plan import PREFIX, Plan
 from charter.plan.stage_memory import Peak
-from charter.plan.stage_plan import MicroUsd
+from charter.plan.stage_plan import MicroUsd, StagePlan
 from charter.spec.stage_base import FP8
-from charter.units import GIB, format_usd
+from charter.units import GIB, format_bytes, format_usd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +192,24 @@ def held_groups(option: Option) -> list[tuple[str, Peak, float]]:
         return [(group.name, group.peak, group.capacity_bytes) for group in option.groups]
     beside = [(group.name, group.peak, group.capacity_bytes) for group in option.beside]
     return [("", option.peak, option.capacity_bytes), *beside]
+
+
+def peak_of_limit(stage: StagePlan) -> tuple[str, str]:
+    """GiB to plan a stage with, and what that may reach: the limit of the sum of terms, moved as the sum is."""
+    needs = stage.peak_range
+    return gib(needs.enough_bytes), gib(stage.option.capacity_bytes * needs.margin)
+
+
+def enough_line(sum_bytes: float, enough: float) -> str:
+    """The sum of a job's terms of memory, and what it is planned with; empty where they are the same.
+
+    >>> enough_line(2.0**36, 2.0**36), enough_line(2.0**36, 1.05 * 2.0**36)
+    ('', 'Terms sum to 64.0 GiB; planned with 67.2 GiB, which 80 % of such jobs stay under.')
+    """
+    if enough <= sum_bytes:
+        return ""
+    planned = f"planned with {format_bytes(enough)}, which {100 * MEMORY_QUANTILE:.0f} % of such jobs stay under"
+    return f"Terms sum to {format_bytes(sum_bytes)}; {planned}."
 
 
 def full_share(option: Option) -> float:

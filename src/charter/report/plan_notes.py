@@ -348,7 +348,8 @@ def engine_lines(plan: Plan) -> Iterator[str]:
         for other in stage.other_engines:
             yield (
                 f"  {other.engine}: {other.layout}, {format_seconds(other.seconds)} ({format_ratio(other.ratio)}), "
-                f"{other.peak_bytes / GIB:.1f} GiB" + (f"; not as written: {other.refused}" if other.refused else "")
+                f"{other.peak_bytes * stage.peak_range.margin / GIB:.1f} GiB"
+                + (f"; not as written: {other.refused}" if other.refused else "")
             )
 
 

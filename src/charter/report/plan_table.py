@@ -18,11 +18,12 @@ from charter.plan.stage_risk import StageRisk
 from charter.report.plan_cells import (
     beside_the_machines,
     dates_line,
+    enough_line,
     full_share,
-    gib,
     hardware,
     hours,
     layout,
+    peak_of_limit,
     seconds_range,
     usd_range,
 )
@@ -109,7 +110,7 @@ def _row(stage: StagePlan, *, mark: bool, apart: bool, full: bool) -> list[Text]
     option = stage.option
     place = [hardware(option), layout(option)] if apart else [f"{hardware(option)}\n{layout(option)}"]
     share = f"{option.peak.total_bytes / option.capacity_bytes:.0%}"
-    peak = f"{gib(option.peak.total_bytes)}/{gib(option.capacity_bytes)} {share}" if full else share
+    peak = f"{'/'.join(peak_of_limit(stage))} {share}" if full else share
     cells = [stage.name, CHOSEN if mark else "", *place, peak, seconds_range(option.seconds)]
     cells += [hours(stage.gpu_hours.p50)] if full else []
     return [Text(cell) for cell in (*cells, usd_range(stage.compute_usd))]
@@ -193,6 +194,7 @@ def explain_stage(stage: StagePlan, plan: Plan) -> RenderableType:
         head,
         _terms("Workload", stage.workload_terms),
         _terms(memory, peak.terms),
+        *([Text(planned)] if (planned := enough_line(peak.total_bytes, stage.peak_range.enough_bytes)) else []),
         Text(f"Width of the memory: {stage.peak_range.source}.", style="dim"),
         _terms(time, _time_terms(stage)),
         Text(f"Width of the time: {stage.time_source}.", style="dim"),
@@ -346,7 +348,9 @@ def _options(stage: StagePlan) -> list[RenderableType]:
     if tied:
         table = _titled("As good on the same machines", "Layout", "Work", "Peak")
         for item in tied:
-            table.add_row(Text(item.label), format_seconds(item.seconds), format_bytes(item.peak_bytes))
+            table.add_row(
+                Text(item.label), format_seconds(item.seconds), format_bytes(item.peak_bytes * stage.peak_range.margin)
+            )
         blocks.append(table)
     front, alike = pareto(stage.options), near_tied(stage.options, stage.option)
     marked = [o for o in stage.options if o is stage.option or any(o is one for one in (*front, *alike))]

@@ -16,10 +16,10 @@ from charter.plan.what_if import overrides_of
 from charter.report.plan_cells import (
     VERDICT_WORDS,
     full_share,
-    gib,
     hardware,
     held_groups,
     layout,
+    peak_of_limit,
     seconds_range,
     usd_range,
 )
@@ -325,7 +325,7 @@ def _stage(stage: StagePlan, base: StagePlan | None, pole: StagePlan) -> StageLi
         hardware=hardware(option),
         hardware_before=before if before != hardware(option) else "",
         layout=layout(option),
-        peak=f"{gib(option.peak.total_bytes)} / {gib(option.capacity_bytes)} GiB",
+        peak=f"{' / '.join(peak_of_limit(stage))} GiB",
         full_percent=round(100 * full_share(option)),
         seconds=seconds_range(option.seconds),
         seconds_change=_change(option.seconds.p50, None if base is None else base.option.seconds.p50),

@@ -8,10 +8,11 @@ from functools import cache
 from pathlib import Path
 
 from charter.errors import CharterError
+from charter.physics.kept_activations import layer_activations
 from charter.physics.shapes import count_parameters
 from charter.spec.layout import ZeroStage
 from charter.units import GB
-from charter.validation.quantities.memory_cases import training_case
+from charter.validation.quantities.memory_cases import MemoryCase, training_case
 from charter.validation.quantities.training_time import training_case as time_case
 from charter.validation.rows.accelerator import accelerator_of
 from charter.validation.rows.architecture import architecture_of
@@ -115,7 +116,9 @@ def _speed(row: Measurement) -> str:
 
 
 def _memory(row: Measurement) -> str:
-    """A peak below the states of its device, where nothing is offloaded and the types are given."""
+    """A peak below the states of its device, or those and what a forward pass without recomputation leaves.
+
+    Where nothing is offloaded and the types are given."""
     if not row.metric.startswith("peak_mem") or row.kind not in ("pretrain", "sft", "rm") or not row.parameter_dtype:
         return ""
     if row.offload not in ("", "none") or row.adapter not in ("", "full") or "unknown" in (row.shard_kind, row.shard):
@@ -128,11 +131,32 @@ def _memory(row: Measurement) -> str:
     shards = [lay.data * lay.context if lay.zero >= stage else 1 for stage in (
         ZeroStage.PARAMETERS, ZeroStage.GRADIENTS, ZeroStage.OPTIMIZER)]  # fmt: skip
     sizes = (states.parameter_bytes, states.gradient_bytes, states.optimizer_bytes)
-    least = each * sum(size / share for size, share in zip(sizes, shards, strict=True))
-    measured = row.value * case.unit / case.devices
+    weights, gradients, optimizer = (each * size / share for size, share in zip(sizes, shards, strict=True))
+    measured, least = row.value * case.unit / case.devices, weights + gradients + optimizer
+    if measured < SHARE_OF_STATES * least:
+        return f"{measured / GB:.1f} GB is less than the {least / GB:.1f} GB of weights, gradients and optimizer state"
+    outputs = _outputs_of_products(case) if row.recompute == "none" and row.seq and row.mbs else 0.0
+    least = weights + optimizer + outputs
     if measured >= SHARE_OF_STATES * least:
         return ""
-    return f"{measured / GB:.1f} GB is less than the {least / GB:.1f} GB of weights, gradients and optimizer state"
+    return (
+        f"{measured / GB:.1f} GB is less than weights, optimizer state and the {outputs / GB:.1f} GB of outputs of "
+        f"matrix products that a backward pass reads: samples are shorter than {row.seq}, or layers are recomputed"
+    )
+
+
+def _outputs_of_products(case: MemoryCase) -> float:
+    """Bytes that even compiled layers keep of one micro-batch where nothing is recomputed but what is between products.
+
+    Limit: a stack may choose to run a product twice to save memory, which it would call recomputation.
+    """
+    architecture, lay = case.job.architecture, case.layout
+    layer = layer_activations(architecture, seq_len=case.job.seq_len, bytes_per_value=2.0)
+    inner = (
+        layer.products_replicated / (lay.tensor if lay.sequence_parallel else 1) + layer.products_sharded / lay.tensor
+    )
+    tokens = case.job.seq_len * lay.micro_batch / lay.context
+    return tokens * inner * architecture.num_layers / lay.pipeline
 
 
 # -------- The published measurements that are shipped, those that were fitted, and the mark of a set of rows.

@@ -10,6 +10,7 @@ import numpy as np
 from charter.errors import CharterError
 from charter.physics.columns import Array
 from charter.physics.fitted import Bundle, Fitted, Knowledge, QuantityFit, bundled
+from charter.physics.terms import enough_memory
 from charter.spec.suggest import nearest
 from charter.validation.alarms import alarms_of, bundled_measurements, taught_measurements
 from charter.validation.intervals import beside_device, group_of, scatter_factor
@@ -41,7 +42,10 @@ class RowVerdict:
 
     row: Measurement
     predicted: float | bool | None = None
+    """The estimate; of the memory of training what a plan would take, `physics.terms.enough_memory`."""
     p10: float | bool | None = None
+    p50: float | None = None
+    """The estimate; None of rows that ask whether a job fits."""
     p90: float | bool | None = None
     refused: str | None = None
     quantity: str = ""
@@ -240,8 +244,9 @@ def _verdicts(
         verdicts.append(
             RowVerdict(
                 row=item.row,
-                predicted=item.predicted,
+                predicted=enough_memory(interval, group) if fit.spread.is_measured(group, knowledge) else interval.p50,
                 p10=interval.p10,
+                p50=interval.p50,
                 p90=interval.p90,
                 quantity=quantity.name,
                 stack=item.stack,

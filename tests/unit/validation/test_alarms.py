@@ -29,10 +29,11 @@ def test_a_sound_row_raises_no_alarm(row):
         (replace(STEP, metric="tokens_per_s_per_gpu", value=100_000.0), "implied MFU"),
         (replace(STEP, kind="lora", adapter="lora", value=0.5), "implied MFU"),
         (replace(PEAK, value=5.0), "weights, gradients and optimizer state"),
+        (replace(PEAK, recompute="none", mbs=8.0, value=45.0), "samples are shorter than 4096"),
         (replace(STEP, ep=4), "model without experts"),
         (replace(STEP, mem_gb=40.0), "is called H100-SXM-80GB"),
     ],
-    ids=["too-fast", "too-slow", "rate", "adapter", "memory", "experts", "device"],
+    ids=["too-fast", "too-slow", "rate", "adapter", "memory", "activations", "experts", "device"],
 )
 def test_an_impossible_row_raises_its_alarm(row, words):
     assert words in alarms_of(row)[0]

@@ -65,7 +65,7 @@ def kept_plan(plan: Mapping[str, Any]) -> KeptPlan:
 def _kept_stage(stage: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     number = f"{stage['count']} x " if stage.get("count") else ""
     hardware = " ".join(part for part in (f"{number}{stage.get('accelerator', '')}", stage.get("infra")) if part)
-    amount, peak = planned(stage), stage.get("peak_bytes")
+    amount, peak = planned(stage), stage.get("enough_bytes", stage.get("peak_bytes"))
     seconds = _ends(format_seconds(amount.p50.seconds), format_seconds(amount.p90.seconds))
     usd = _ends(format_usd(amount.p50.usd), format_usd(amount.p90.usd))
     return (str(stage.get("name")), hardware, format_bytes(peak) if peak else "", seconds, usd)

@@ -34,6 +34,7 @@ from charter.report.plan_cells import (
     is_stale,
     layout,
     less,
+    peak_of_limit,
     seconds_range,
     usd_range,
 )
@@ -91,7 +92,7 @@ def _stage_row(plan: Plan, stage: StagePlan, *, pole: bool) -> tuple[object, ...
         join((stage_name(plan, stage.name), mark)),
         hardware(option),
         layout(option),
-        f"{gib(option.peak.total_bytes)} / {gib(option.capacity_bytes)}",
+        " / ".join(peak_of_limit(stage)),
         f"{100 * full_share(option):.0f} %",
         seconds_range(option.seconds),
         hours(stage.gpu_hours.p50),
@@ -132,13 +133,14 @@ def memory_table(plan: Plan) -> Markup:
                 stage_name(plan, stage.name),
                 option.peak.moment,
                 _bytes_range(stage.peak_range.interval),
+                format_bytes(stage.peak_range.enough_bytes),
                 format_bytes(option.capacity_bytes),
                 ", ".join(f"{name.replace('_', ' ')} {format_bytes(value)}" for name, value in parts),
                 ", ".join(f"{name} {format_bytes(value)}" for name, value in roles.items()),
             )
         )
-    head = ("Stage", "Fullest moment", "Peak p10-p90", "Usable", "Largest parts", "By role")
-    return table(head, rows, numeric=(2, 3)) if rows else Markup("")
+    head = ("Stage", "Fullest moment", "Peak p10-p90", "Planned with", "Usable", "Largest parts", "By role")
+    return table(head, rows, numeric=(2, 3, 4)) if rows else Markup("")
 
 
 def _bytes_range(interval: Interval) -> str:
