@@ -33,8 +33,13 @@ DAY = "%Y-%m-%d"
 
 
 def add_fee(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help="What is paid for: reserved capacity, a licence; or why money came back.")],
-    usd: Annotated[str, typer.Option("--usd", metavar="USD", help="Its price for the whole time: 1200, 5k; a credit: -200.")],
+    what: Annotated[
+        str,
+        typer.Argument(metavar="WHAT", help="What is paid for: reserved capacity, a licence; or why money came back."),
+    ],
+    usd: Annotated[
+        str, typer.Option("--usd", metavar="USD", help="Its price for the whole time: 1200, 5k; a credit: -200.")
+    ],
     since: Annotated[datetime, typer.Option("--from", formats=[DAY], metavar="DAY", help="First UTC day.")],
     until: Annotated[datetime, typer.Option("--to", formats=[DAY], metavar="DAY", help="Day after the last one.")],
     provider: Annotated[str, typer.Option("--provider", metavar="NAME", help="Who is paid.")] = "",

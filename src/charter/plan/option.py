@@ -503,7 +503,7 @@ def _beside_other_programs(place: NodeOffer, terms: tuple[Term, ...]) -> tuple[T
             value=(place.slowdown - 1) * sum(term.value for term in terms),
             unit="seconds",
             formula=f"({place.slowdown:.2f} - 1) x the estimate: equal shares of the processors",
-            source="system load of the last five minutes, while others were at work, and stages side by side",
+            source="others at work in the last five minutes and now (the fewer), and stages side by side",
         ),
     )
 

@@ -72,7 +72,9 @@ def test_a_credit_lowers_the_cost_and_says_why(root):
 
 def test_a_credit_is_one_in_focus(root):
     assert charter(*ADD, "--provider", "aws").exit_code == 0
-    assert charter("cost", "add", "outage", "--usd", "-$200", "--from", "2026-11-03", "--to", "2026-11-04").exit_code == 0
+    assert (
+        charter("cost", "add", "outage", "--usd", "-$200", "--from", "2026-11-03", "--to", "2026-11-04").exit_code == 0
+    )
     (root / "run" / "plan.json").write_text('{"stages": []}')
     for version in ("1.2", "1.3"):
         assert charter("cost", "export", "--focus", "bill.csv", "--focus-version", version).exit_code == 0
