@@ -6,7 +6,8 @@ FILE holds real runs (`tools/record_runs.py`). Each is replayed in histories int
 pace and long evaluations are injected, stages one after another in the order in which they began. What the product's
 own forecast says at each share is compared with the end: |p50 - end| / end, and whether p10 to p90 holds it. Beside it
 stand the histories without slow starts, and the same forecast with plans that are right to the cent but for what is
-injected, so that the error left is that of the troubles. The last line is one JSON object.
+injected, so that the error left is that of the troubles. A second table has the stages beside their plans. The last
+line is one JSON object.
 """
 
 import argparse
@@ -38,6 +39,18 @@ class AttemptTimes:
     seconds: float
     kept_step: int
     """Steps after it were done again by the next attempt."""
+
+    @property
+    def step_seconds(self) -> float:
+        """Mean time from one step to the next."""
+        (began, first), (ended, last) = self.steps[0], self.steps[-1]
+        return (ended - began) / (last - first) if last > first else 0.0
+
+    @property
+    def start_seconds(self) -> float:
+        """Time before the first step, which is marked at its end."""
+        when, number = self.steps[0]
+        return max(0.0, when - number * self.step_seconds)
 
     def at(self, elapsed: float) -> tuple[int, int, float]:
         """Return the last step, and the recent pace as steps and seconds, after some seconds of it."""
@@ -191,7 +204,7 @@ def planned_exactly(stage: StageSoFar, recorded: StageHistory) -> StageSoFar:
         stage,
         planned_seconds=_as_wide(stage.planned_seconds, recorded.seconds),
         planned_usd=_as_wide(stage.planned_usd, recorded.usd),
-        planned_start_seconds=only.steps[0][0],
+        planned_start_seconds=only.start_seconds,
     )
 
 
@@ -221,6 +234,31 @@ def scores(run: InjectedRun) -> Iterator[ForecastScore]:
             exact_plan_error=abs(spent + exact.p50 - end) / end,
             starts_slowly=run.starts_slowly,
         )
+
+
+def beside_run(runs: Iterable[Sequence[StageHistory]]) -> dict[str, tuple[float, float, float]]:
+    """Return by stage, in the median of the runs: steps and start over their plans, and steps over those of their run.
+
+    The last is what is left of a plan's error once what all stages of a run have in common, such as other programs on
+    the machine, is taken out: the median of the run's stages.
+    """
+    by_stage: dict[str, list[tuple[float, float, float]]] = {}
+    for run in runs:
+        ratios = {}
+        for stage in run:
+            (only,), plan = stage.attempts, stage.plan
+            assert plan.planned_seconds is not None
+            steps = plan.planned_seconds.p50 - plan.planned_start_seconds
+            if only.step_seconds and steps > 0 and plan.target_step and plan.planned_start_seconds:
+                start = only.start_seconds / plan.planned_start_seconds
+                ratios[plan.name] = (only.step_seconds * plan.target_step / steps, start)
+        common = median(of_steps for of_steps, _ in ratios.values())
+        for name, (of_steps, of_start) in ratios.items():
+            by_stage.setdefault(name, []).append((of_steps, of_start, of_steps / common))
+    return {
+        name: (median(row[0] for row in rows), median(row[1] for row in rows), median(row[2] for row in rows))
+        for name, rows in by_stage.items()
+    }
 
 
 def replayed(lines: Iterable[Mapping[str, Any]], *, count: int, seed: int) -> Iterator[InjectedRun]:
@@ -260,6 +298,9 @@ def main() -> None:
         wanted = f"{100 * REQUIRED[share]:.0f} %" if share in REQUIRED else "-"
         columns = "".join(f"{100 * error:{width}.1f} %" for error, width in zip(errors, (7, 13, 8, 13), strict=True))
         print(f"{100 * share:4.0f} %{columns}   {wanted:>8}   {100 * is_held:.0f} %")
+    print("measured over planned: steps, start; steps with the run's own median taken out")
+    for name, (of_steps, of_start, alone) in beside_run(map(histories, lines)).items():
+        print(f"  {name:12} {of_steps:5.2f} {of_start:5.2f}   {alone:5.2f}")
     figures = {}
     for share, (error, steady, exact, exact_steady, is_held) in summary.items():
         percent = f"at_{100 * share:.0f}_percent"

@@ -30,7 +30,7 @@ FAULTS = (
     *("429", "429-after", "429-date", "500", "502", "503", "504"),
     *("slow-loris", "hang", "half-closed", "reset", "reset-mid-body", "truncated", "nan", "infinite"),
     *("duplicate-key", "duplicate-reply", "two-choices", "no-choice", "empty", "prose", "no-usage", "negative-tokens"),
-    *("surrogate", "deep", "html", "compressed", "huge-int"),
+    *("surrogate", "deep", "html", "compressed", "huge-int", "swollen"),
 )
 """After these the same question may be asked again."""
 DRAWN = tuple(name for name in FAULTS if name not in ("slow-loris", "hang", "429-date", "duplicate-reply"))
@@ -310,6 +310,7 @@ def spoilt(fault: str, value: dict[str, Any]) -> bytes:
         "compressed": "no gzip at all",
         "huge-int": text.replace('"index": 0', '"index": ' + "9" * 5000),
         "wrong-model": json.dumps({**value, "model": "another-model"}),
+        "swollen": text.replace('"index": 0', f'"index": 0, "seen": {[0] * 100_000}'),
     }
     if fault in texts:
         return texts[fault].encode()

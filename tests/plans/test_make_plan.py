@@ -332,6 +332,19 @@ def test_stages_side_by_side_slow_each_other_on_a_busy_machine(lab):
     assert all(stage.option.place.slowdown == 1.0 for stage in lab.planned(made).stages), "cores are free"
 
 
+def test_other_programs_do_not_slow_a_server_elsewhere(lab):
+    label, serving = LabelStage(judge="base", candidates=("pairs",)), {"base": Serving(endpoint="http://judge:8000/v1")}
+    parts = {"label": label}
+    asked = replace(lab.project(Resources(infra="local"), architecture=lab.TINY, pipeline=parts), serving=serving)
+    quiet, busy = (
+        lab.planned(asked, machine=replace(lab.MACHINE, busy_cores=cores)).stages[0].option for cores in (0.0, 20.0)
+    )
+    (others,) = (term for term in busy.time_terms if term.name == "other programs on this machine")
+    text, *answers = quiet.time_terms
+    assert others.value == pytest.approx((busy.place.slowdown - 1) * text.value)
+    assert sum(term.value for term in answers) > 100 * text.value, "the servers take most of it"
+
+
 def test_other_programs_make_a_local_plan_longer_and_wider(lab):
     local = lab.project(Resources(infra="local"), architecture=lab.TINY)
     quiet, busy = (lab.planned(local, machine=replace(lab.MACHINE, busy_cores=cores)).stages for cores in (0.0, 2.0))

@@ -33,8 +33,13 @@ DAY = "%Y-%m-%d"
 
 
 def add_fee(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help="What is paid for: reserved capacity, a licence.")],
-    usd: Annotated[str, typer.Option("--usd", metavar="USD", help="Its price for the whole time: 1200, 5k.")],
+    what: Annotated[
+        str,
+        typer.Argument(metavar="WHAT", help="What is paid for: reserved capacity, a licence; or why money came back."),
+    ],
+    usd: Annotated[
+        str, typer.Option("--usd", metavar="USD", help="Its price for the whole time: 1200, 5k; a credit: -200.")
+    ],
     since: Annotated[datetime, typer.Option("--from", formats=[DAY], metavar="DAY", help="First UTC day.")],
     until: Annotated[datetime, typer.Option("--to", formats=[DAY], metavar="DAY", help="Day after the last one.")],
     provider: Annotated[str, typer.Option("--provider", metavar="NAME", help="Who is paid.")] = "",
@@ -43,7 +48,8 @@ def add_fee(
 ) -> None:
     """Add a cost that nothing measures to the ledger: the fee of a reserved term, used or not; a licence.
 
-    It counts in budgets, groups, showback and FOCUS rows; what attempts cost stays as it is.
+    An amount below zero is a credit or refund. Both count in budgets, groups, showback and FOCUS rows; what attempts
+    cost stays as it is, and so does what was added before.
     """
     from charter.run.actions import add_charge
 
@@ -162,7 +168,7 @@ def export(
     focus_version: FocusVersionOption = None,
     directory: DirOption = Path("."),
 ) -> None:
-    """Write every attempt, call, stored byte and fee as charges in FOCUS 1.2 or 1.3, for FinOps tools.
+    """Write every attempt, call, stored byte, fee and credit as charges in FOCUS 1.2 or 1.3, for FinOps tools.
 
     Idle and lost money stands in columns of its own (x_IdleCost, x_LostCost): it is part of the cost, not beside it.
     """

@@ -17,7 +17,7 @@ from charter.ledger.account import MILLISECONDS_PER_HOUR, Accounted, totals_of_o
 from charter.ledger.attempt import NO_TAGS
 from charter.ledger.call import CallSums, RouteTotals
 from charter.ledger.focus_columns import BY_NAME, COLUMNS, Version
-from charter.ledger.stored import STORED_ON, OtherCharge
+from charter.ledger.stored import CREDIT, STORED_ON, OtherCharge
 
 PRICING_CATEGORIES = {"on_demand": "Standard", "spot": "Dynamic", "reserved": "Committed"}
 Charge = dict[str, str | int | float | None]
@@ -263,7 +263,7 @@ def rows_of_usage(usage: Iterable[ApiUsage], account: Account) -> Iterator[Row]:
 
 
 def rows_of_other(charges: Iterable[OtherCharge], account: Account) -> Iterator[Row]:
-    """One row per charge for storage, transfer or a fee."""
+    """One row per charge for storage, transfer or a fee, and per credit."""
     for item in charges:
         quantity = Decimal(item.quantity)
         effective = Decimal(item.micro_usd or 0).scaleb(-6)
@@ -295,7 +295,21 @@ def rows_of_other(charges: Iterable[OtherCharge], account: Account) -> Iterator[
             "x_PriceAsOf": item.price_as_of,
             "x_IsPriced": _flag(item.micro_usd is not None),
         }
-        yield row
+        yield _credited(row, effective) if item.service == CREDIT else row
+
+
+NOT_OF_CREDITS = (
+    "ConsumedQuantity", "ConsumedUnit", "ContractedUnitPrice", "ListUnitPrice", "PricingCategory", "PricingQuantity",
+    "PricingUnit", "PricingCurrencyContractedUnitPrice", "PricingCurrencyListUnitPrice", "SkuId", "SkuMeter",
+    "SkuPriceId",
+)  # fmt: skip
+"""Columns of a quantity at a price: nothing was used, and a unit price is never below zero."""
+
+
+def _credited(row: Row, effective: Decimal) -> Row:
+    """Return the row of a charge as that of money which a provider gives back."""
+    costs = {"ListCost": effective, "ContractedCost": effective}
+    return row | dict.fromkeys(NOT_OF_CREDITS) | costs | {"ChargeCategory": "Credit", "ChargeFrequency": "One-Time"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,7 @@ class OtherCharge:
     """Empty for what no stage alone has caused."""
     category: Category
     service: str
+    """A `CREDIT` lowers the cost: its money is below zero."""
     provider: str
     resource: str
     """What is paid for: a bucket, a volume."""
@@ -61,7 +62,7 @@ PRICED_BYTE_MILLISECONDS = GB * MILLISECONDS_PER_MONTH
 """What a price is for: a GB over a month."""
 NANO = Decimal("1e-9")
 STORED_ON = {True: "Disk", False: "Object storage"}
-SENT = "Transfer"
+SENT, FEE, CREDIT = "Transfer", "Fee", "Credit"
 
 
 @dataclass(frozen=True, kw_only=True)

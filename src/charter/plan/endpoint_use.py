@@ -10,7 +10,7 @@ from charter.plan.phase import RolePhase, Workload
 
 # -------- Use of endpoints by a stage: seconds of what they answer under their limits, and their bill.
 
-SOURCE = "serving in charter.yaml; answers stream at 60 tokens per second, judgement (plan/api_judge.py)"
+ENDPOINT_SOURCE = "serving in charter.yaml; answers stream at 60 tokens per second, judgement (plan/api_judge.py)"
 
 
 def endpoint_terms(work: Workload) -> tuple[Term, ...]:
@@ -23,7 +23,7 @@ def endpoint_terms(work: Workload) -> tuple[Term, ...]:
             unit="seconds",
             formula=f"{phase.sequences:,.0f} requests of {read:,.0f} + {written:,.0f} tokens, "
             f"bound by {usage.bound_by}",
-            source=SOURCE,
+            source=ENDPOINT_SOURCE,
         )
         for phase, usage in _judged(work)
         for read, written in [_request_tokens(work, phase)]

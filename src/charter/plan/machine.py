@@ -1,5 +1,6 @@
 """The machine that Charter runs on, as measured, and figures of the native engine on its processors."""
 
+import math
 import os
 import shutil
 import statistics
@@ -96,7 +97,11 @@ class Machine:
     gpu_name: str | None = None
     gpu_count: int = 0
     busy_cores: float = 0.0
-    """Cores' worth of other programs in the last minutes; 0 where nobody else was at work while it was measured."""
+    """Cores' worth of other programs that were at work both while it was measured and in the last minutes.
+
+    Each of the two counts too much: the system's load what has ended since, such as a run of one's own, and programs of
+    low priority; the moment of the probe its noise, and what begins only to end.
+    """
 
     def slowdown(self, threads: int) -> float:
         """Time on the clock over processor time of so many threads beside the other programs, all with equal shares.
@@ -128,25 +133,30 @@ LEAST_BUSY_CORES = 0.15
 
 @dataclass(kw_only=True)
 class ProbeClock:
-    """Processor time that the threads of a probe got, of what they could have got."""
+    """Processor time that the threads of the probes got, of what they could have got."""
 
     threads: int = 0
-    ratio: float = 1.0
-    """Time on the clock over processor time of each thread."""
+    wall: float = 0.0
+    used: float = 0.0
 
     def note(self, *, threads: int, wall: float, used: float) -> None:
-        """Take the figures of a probe."""
-        self.threads, self.ratio = threads, threads * wall / used if used > 0 else 1.0
+        """Add the figures of a probe, of as many threads as the one before."""
+        self.threads, self.wall, self.used = threads, self.wall + wall, self.used + used
 
-    def is_shared(self, cores: int) -> bool:
-        """Return True if others were at work: if all get equal shares, `cores x ratio - threads` cores' worth of them.
+    def others(self, cores: int) -> float:
+        """Return the cores' worth of other programs: of `n` at the probe's priority, it got `threads / (threads + n)`.
+
+        Programs of low priority count as little as they took. 0 where some cores were not probed, which may be free.
 
         >>> clock = ProbeClock()
         >>> clock.note(threads=2, wall=0.1, used=0.1)
-        >>> clock.is_shared(2), clock.is_shared(8)
-        (True, False)
+        >>> clock.others(2), clock.others(8)
+        (2.0, 0.0)
         """
-        return self.threads == cores and cores * self.ratio - self.threads >= LEAST_BUSY_CORES
+        if self.threads != cores or self.used <= 0:
+            return 0.0
+        others = cores * self.threads * self.wall / self.used - self.threads
+        return others if others >= LEAST_BUSY_CORES else 0.0
 
 
 def probe_machine(*, cpu_info: Path = Path("/proc/cpuinfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> Machine:
@@ -158,9 +168,9 @@ def probe_machine(*, cpu_info: Path = Path("/proc/cpuinfo"), cgroup: Path = Path
         name=_cpu_name(cpu_info),
         cores=cores,
         memory_bytes=usable_memory_bytes(cgroup),
-        flops_per_second=_matmul_flops_per_second(cores),
+        flops_per_second=_matmul_flops_per_second(cores, clock),
         memory_bytes_per_second=_copy_bytes_per_second(cores, clock),
-        busy_cores=recent_load() if clock.is_shared(cores) else 0.0,
+        busy_cores=min(clock.others(cores), recent_load()),
         bf16_speedup=_bf16_speedup(cpu_info),
         gpu_name=gpu_name,
         gpu_count=gpu_count,
@@ -168,15 +178,11 @@ def probe_machine(*, cpu_info: Path = Path("/proc/cpuinfo"), cgroup: Path = Path
 
 
 def recent_load() -> float:
-    """Return the mean number of processes that wanted to run in the last five minutes; 0 where the system does not say.
-
-    How much others take at one moment says little of the next minutes: in 17 runs on a shared machine it did not tell
-    the slow ones. Runs of one's own in these minutes count as others, as long as any others are at work at all.
-    """
+    """Return the mean number of processes that wanted to run in the last five minutes; infinite where nobody says."""
     try:
         return os.getloadavg()[1]
     except (AttributeError, OSError):
-        return 0.0
+        return math.inf
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
@@ -250,7 +256,7 @@ def _bf16_speedup(cpu_info: Path) -> float:
     return BF16_SPEEDUP if {"avx512_bf16", "amx_bf16"} & set(flags) else BF16_WITHOUT_INSTRUCTIONS
 
 
-def _matmul_flops_per_second(cores: int) -> float:
+def _matmul_flops_per_second(cores: int, clock: ProbeClock) -> float:
     """Operations per CPU second of one core while all of them multiply, times the cores."""
     import numpy
 
@@ -259,7 +265,7 @@ def _matmul_flops_per_second(cores: int) -> float:
         result = numpy.empty_like(stack)
         return lambda: numpy.matmul(stack, stack, out=result)
 
-    return cores * PROBE_REPEATS * 2 * PROBE_SIZE**3 / _usual_cpu_seconds(products, min(cores, PROBED_CORES))
+    return cores * PROBE_REPEATS * 2 * PROBE_SIZE**3 / _usual_cpu_seconds(products, min(cores, PROBED_CORES), clock)
 
 
 def _copy_bytes_per_second(cores: int, clock: ProbeClock) -> float:
@@ -276,7 +282,7 @@ def _copy_bytes_per_second(cores: int, clock: ProbeClock) -> float:
 def _usual_cpu_seconds(
     make: Callable[[], Callable[[], object]],
     cores: int,
-    clock: ProbeClock | None = None,
+    clock: ProbeClock,
 ) -> float:
     """Median CPU seconds of an action on one core while the same action runs on the others.
 
@@ -296,8 +302,7 @@ def _usual_cpu_seconds(
         start = time.thread_time()
         action()
         samples.append(time.thread_time() - start)
-    if clock is not None:
-        clock.note(threads=cores, wall=time.perf_counter() - began, used=time.process_time() - used)
+    clock.note(threads=cores, wall=time.perf_counter() - began, used=time.process_time() - used)
     finished.set()
     for thread in others:
         thread.join()

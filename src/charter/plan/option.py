@@ -14,7 +14,7 @@ from charter.cost.monte_carlo import lognormal
 from charter.engines import capabilities
 from charter.physics.columns import Array
 from charter.physics.terms import Interval, Term
-from charter.plan.endpoint_use import endpoint_terms
+from charter.plan.endpoint_use import ENDPOINT_SOURCE, endpoint_terms
 from charter.plan.knowledge import Knowledge
 from charter.plan.offers import NodeOffer, Price
 from charter.plan.phase import RolePhase, Workload
@@ -494,16 +494,17 @@ def _at_measured_pace(question: StageQuestion, place: NodeOffer, terms: tuple[Te
 
 
 def _beside_other_programs(place: NodeOffer, terms: tuple[Term, ...]) -> tuple[Term, ...]:
-    if place.slowdown <= 1.0:
+    here = sum(term.value for term in terms if term.source != ENDPOINT_SOURCE)  # a server elsewhere is not slowed
+    if place.slowdown <= 1.0 or not here:
         return ()
     return (
         Term(
             name="other programs on this machine",
             part="other programs",
-            value=(place.slowdown - 1) * sum(term.value for term in terms),
+            value=(place.slowdown - 1) * here,
             unit="seconds",
-            formula=f"({place.slowdown:.2f} - 1) x the estimate: equal shares of the processors",
-            source="system load of the last five minutes, while others were at work, and stages side by side",
+            formula=f"({place.slowdown:.2f} - 1) x what is computed here: equal shares of the processors",
+            source="others at work in the last five minutes and now (the fewer), and stages side by side",
         ),
     )
 

@@ -325,7 +325,9 @@ def risk_assumptions(
 def _shared_machine(place: NodeOffer) -> tuple[Assumption, ...]:
     if place.slowdown <= 1.0:
         return ()
-    source = "system load of the last five minutes, and stages side by side; that this does not change is a judgement"
+    source = (
+        "others at work in the last five minutes and now, and stages side by side; that this stays so is a judgement"
+    )
     name, value = "clock over processor time of a local stage", round(place.slowdown, 2)
     return (Assumption(name=name, value=value, source=source),)
 

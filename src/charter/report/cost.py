@@ -194,7 +194,7 @@ class CostFacts:
     """By stage, its newest attempt."""
     stored: tuple[StoredPlace, ...] = ()
     fees: tuple[OtherCharge, ...] = ()
-    """What nothing has measured: reserved terms, licences."""
+    """What nothing has measured: reserved terms, licences, credits."""
     plan: Mapping[str, Any] | None = None
     """The JSON of `plan.json`."""
 
@@ -434,14 +434,13 @@ def focus_dataset(project: Project | None, root: Path) -> list[Row]:
     account = Account(identifier=run.project)
     place = ledger_place(run_dir(root), project.storage.ledger if project else None)
     billed: dict[int, tuple[str, Decimal]] = {}
-    other: tuple[OtherCharge, ...] = ()
+    stored: tuple[OtherCharge, ...] = ()
     if has_ledger(place):
         with Ledger.open(place, create=False) as ledger:
             mine = project.run_in_ledger if project else None
-            billed, other = ledger.billed(run=mine), ledger.other_charges(run=mine)
-            other += tuple(charges_by_month(ledger.stored(run=mine)))
+            billed, stored = ledger.billed(run=mine), tuple(charges_by_month(ledger.stored(run=mine)))
     return [
         *rows_of_attempts(run.accounted, account, billed=billed),
         *rows_of_usage(billed_to(project, run.usage) if project else run.usage, account),
-        *rows_of_other(other, account),
+        *rows_of_other((*run.fees, *stored), account),
     ]

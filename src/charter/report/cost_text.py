@@ -11,6 +11,7 @@ from rich.text import Text
 
 from charter.cost.advice import Advice
 from charter.ledger.account import Accounted, day_of, totals_of
+from charter.ledger.stored import CREDIT
 from charter.ledger.sums import Sums, total_of
 from charter.metering.row import JOULES_PER_KILOWATT_HOUR
 from charter.report.cost import CostFacts, budget_json, print_storage, storage_json, titled_table, unit_costs
@@ -36,9 +37,11 @@ def groups_json(facts: CostFacts) -> dict[str, Any]:
         "fees": [
             {
                 "what": fee.resource,
+                "service": fee.service,
                 "provider": fee.provider,
                 "stage": fee.stage or None,
                 "micro_usd": fee.micro_usd,
+                "usd": None if fee.micro_usd is None else fee.micro_usd / MICRO_USD_PER_USD,
                 "started_at": fee.started_at,
                 "ended_at": fee.ended_at,
             }
@@ -139,7 +142,8 @@ def print_groups(facts: CostFacts, console: Console) -> None:
     for fee in facts.fees:
         days = " to ".join(day_of(at) for at in (fee.started_at, fee.ended_at))
         usd = format_usd((fee.micro_usd or 0) / MICRO_USD_PER_USD)
-        console.print(f"Fee: {escape(fee.resource)}, {escape(fee.provider)}, {days}: {usd} on top", highlight=False)
+        of = f"{fee.service}: {escape(fee.resource)}, {escape(fee.provider)}, {days}"
+        console.print(f"{of}: {usd}{'' if fee.service == CREDIT else ' on top'}", highlight=False)
     energy = energy_json(facts.spending.total, facts.project.metering.power_usage_effectiveness)
     if energy["facility_kwh"] is not None:
         share = 100 * (energy["metered_share"] or 0)

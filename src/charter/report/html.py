@@ -183,6 +183,7 @@ def report_html(run: RunFiles, *, now: float) -> str:
         sections.curves(view, charts),
         sections.memory(run, view, charts),
         sections.ledger(view, run.accounted),
+        sections.fees(run),
         sections.rejected(view),
         sections.assumptions(run),
         sections.versions(run, charter_version=__version__),

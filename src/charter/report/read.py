@@ -22,6 +22,7 @@ from charter.ledger.calls import CALLS_FILE
 from charter.ledger.focus import refuse_fewer
 from charter.ledger.rebuilding import rebuilt_attempts
 from charter.ledger.store import LEDGER_FILE, has_ledger, ledger_place
+from charter.ledger.stored import OtherCharge
 from charter.run.planned import plan_of_this_schema
 from charter.spec import PROJECT_FILE
 from charter.tracking import MeterSummary, meter_rows, summarise
@@ -65,6 +66,8 @@ class RunFiles:
     accounted: tuple[Accounted, ...] = ()
     usage: tuple[ApiUsage, ...] = ()
     """What calls to servers cost."""
+    fees: tuple[OtherCharge, ...] = ()
+    """What was added by hand: fees, and credits."""
     budget_limit_usd: float | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -105,7 +108,7 @@ def read_run(
     if kept_plan is not None:
         _refuse_absurd(kept_plan, run_dir / PLAN_FILE)
     project, notes = _project_of(project_dir)
-    accounted, usage = _read_ledger(run_dir, project, checked=check_calls)
+    accounted, usage, fees = _read_ledger(run_dir, project, checked=check_calls)
     if project is not None:
         name = project.name
     else:
@@ -130,6 +133,7 @@ def read_run(
         states=_states(project_dir, project, directories, accounted),
         accounted=accounted,
         usage=usage,
+        fees=fees,
         budget_limit_usd=project.budget.limit if project and project.budget else None,
         versions=_versions(stages),
         notes=tuple(notes),
@@ -164,8 +168,8 @@ def _lost_words(run_dir: Path, project: "Project | None", lost: Sequence[Attempt
 
 def _read_ledger(
     run_dir: Path, project: "Project | None", *, checked: bool
-) -> tuple[tuple[Accounted, ...], tuple[ApiUsage, ...]]:
-    """Attempts and calls. A file holds one run; on a server the project's name tells its own from others'.
+) -> tuple[tuple[Accounted, ...], tuple[ApiUsage, ...], tuple[OtherCharge, ...]]:
+    """Attempts, calls and fees. A file holds one run; on a server the project's name tells its own from others'.
 
     Calls are as their own stores have them, and those of stores that are gone as the ledger has them.
     """
@@ -173,9 +177,11 @@ def _read_ledger(
     run = project.name if project and server else None
     accounted: tuple[Accounted, ...] = ()
     usage: tuple[ApiUsage, ...] = ()
+    fees: tuple[OtherCharge, ...] = ()
     if has_ledger(place := ledger_place(run_dir, server)):
         with Ledger.open(place, create=False, check_whole=checked) as ledger:
             accounted, usage = ledger.accounted(run=run), ledger.usage(run=run)
+            fees = ledger.other_charges(run=run)
     places: list[str | Path] = [server] if server else sorted((run_dir / STAGES).glob(f"*/{CALLS_FILE}"))
     by_route = {(item.store_id, item.route.endpoint, item.route.model): item for item in usage}
     for place in filter(has_ledger, places):
@@ -184,7 +190,7 @@ def _read_ledger(
                 key = (item.store_id, item.route.endpoint, item.route.model)
                 refuse_fewer(by_route[key].route.sums.requests if key in by_route else None, item)
                 by_route[key] = item
-    return accounted, tuple(by_route.values())
+    return accounted, tuple(by_route.values()), fees
 
 
 def _stage_directories(directory: Path, latest: Mapping[str, str]) -> dict[str, Path]:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from itertools import starmap
 from typing import Any
 
-from charter.ledger.account import Accounted
+from charter.ledger.account import Accounted, day_of
 from charter.report.cost import budget_json
 from charter.report.cost_text import BEYOND_WORDS, time_ratio_text, unit_rows
 from charter.report.estimate_actual import process_memory, tensor_memory
@@ -14,7 +14,7 @@ from charter.report.overview import Overview, StageView, lost
 from charter.report.plan_cells import NO_SPREAD, AmountSpread
 from charter.report.read import RunFiles
 from charter.report.results import all_results, by_reason, interval_text, measured_charts, outcomes, value_text
-from charter.units import format_bytes, format_seconds, format_usd
+from charter.units import MICRO_USD_PER_USD, format_bytes, format_seconds, format_usd
 
 ROW = 30
 """Pixels of one row of a horizontal chart."""
@@ -297,6 +297,17 @@ def ledger(view: Overview, accounted: tuple[Accounted, ...]) -> Markup:
     wasted = view.totals.milliseconds - view.totals.useful_milliseconds
     foot += [format_usd(view.actual.usd), format_seconds(wasted / 1000)]
     return section("Ledger", table(head, rows, numeric=(1, 3, 5, 7, 8, 9), foot=foot))
+
+
+def fees(run: RunFiles) -> Markup:
+    """Return what was added to the ledger by hand."""
+    rows = [
+        (fee.service, fee.resource, fee.provider, " to ".join(day_of(at) for at in (fee.started_at, fee.ended_at)),
+         format_usd((fee.micro_usd or 0) / MICRO_USD_PER_USD))
+        for fee in run.fees
+    ]  # fmt: skip
+    head, note = ("What", "For", "Provider", "Days (UTC)", "Cost"), "On top of the cost of attempts and calls."
+    return section("Fees and credits", table(head, rows, numeric=(4,)), note=note) if rows else Markup("")
 
 
 def _attempt_row(view: Overview, item: Accounted) -> list[object]:

@@ -34,7 +34,7 @@ from charter.launch.scheduler import Scheduler
 from charter.ledger import Ledger
 from charter.ledger.attempt import tags_text
 from charter.ledger.store import ledger_place
-from charter.ledger.stored import OtherCharge
+from charter.ledger.stored import CREDIT, FEE, OtherCharge
 from charter.run.approval import Approval, approve, who_is_here
 from charter.run.events import Events
 from charter.run.graph import Acceptance, Pipeline, PlannedStage, build_pipeline, record_acceptance
@@ -246,15 +246,18 @@ LONGEST_FEE = timedelta(days=3653)
 def add_charge(
     project: Project, root: Path, *, what: str, usd: str, since: datetime, until: datetime, provider: str, stage: str
 ) -> OtherCharge:
-    """Add a fee to the ledger of a run, from one UTC day to before another; the same one is not added twice."""
+    """Add a fee, or below $0 a credit, to the ledger of a run, from one UTC day to before another; each only once."""
+    sign, service, size = (-1, CREDIT, usd.strip()[1:]) if usd.strip().startswith("-") else (1, FEE, usd)
     try:
-        amount = parse_usd(usd)
+        amount = parse_usd(size)
     except ValueError as error:
         raise UsageError(f"--usd {usd!r}: {error}") from None
     if stage and stage not in project.pipeline:
         raise UsageError(f"no stage is called {stage!r}; the stages are {', '.join(project.pipeline)}")
     if not 0 < amount <= MOST_USD:
-        raise UsageError(f"--usd {usd!r}: a fee is above $0 and at most {format_usd(MOST_USD)}")
+        raise UsageError(
+            f"--usd {usd!r}: a fee is above $0 and at most {format_usd(MOST_USD)}; a credit is as much below it"
+        )
     begin, end = (day.replace(tzinfo=UTC).timestamp() for day in (since, until))
     if not what.strip() or end <= begin:
         raise UsageError("a fee is for something, and its --to is after its --from")
@@ -266,14 +269,14 @@ def add_charge(
         run=project.name,
         stage=stage,
         category="Other",
-        service="Fee",
+        service=service,
         provider=provider or "unknown",
         resource=what.strip(),
         started_at=begin,
         ended_at=end,
         quantity="1",
         unit="Units",
-        micro_usd=round(amount * MICRO_USD_PER_USD),
+        micro_usd=sign * round(amount * MICRO_USD_PER_USD),
         price_source=f"charter cost add by {who_is_here()}",
         owner=project.owner,
         tags=tags_text(project.tags),
@@ -282,10 +285,10 @@ def add_charge(
     with Ledger.open(ledger_place(run_dir(root.resolve()), project.storage.ledger)) as ledger:
         before = ledger.other_charges(run=project.run_in_ledger)
         if any(replace(item, run=charge.run, price_source=charge.price_source) == charge for item in before):
-            raise UsageError(f"the fee for {charge.resource} over these days is in the ledger already")
+            raise UsageError(f"the {service.lower()} for {charge.resource} over these days is in the ledger already")
         ledger.record_other([charge])
-    said = f"{format_usd(amount)} for {charge.resource} added by {who_is_here()}"
-    _write_down(root, "fee_added", said, by=who_is_here())
+    said = f"{format_usd(sign * amount)} for {charge.resource} added by {who_is_here()}"
+    _write_down(root, f"{service.lower()}_added", said, by=who_is_here())
     return charge
 
 

@@ -17,7 +17,7 @@ TRANSIENT = frozenset({"stage_progress"})
 ACTIONS = frozenset(
     {
         "run_started", "start_requested", "start_failed", "stop_requested", "stop_failed", "stage_approved",
-        "stage_rerun", "budget_raised", "model_accepted", "fee_added", "sample_noted", "run_tagged",
+        "stage_rerun", "budget_raised", "model_accepted", "fee_added", "credit_added", "sample_noted", "run_tagged",
     }
 )  # fmt: skip
 """Events that a person has caused, with `by` in each but those that say why it failed."""

@@ -12,7 +12,7 @@ from waiting import eventually
 
 from charter.data.dataset import Turn
 from charter.errors import DataError, StageError, UsageError
-from charter.inference.endpoint import lanes, rules, settling, transport
+from charter.inference.endpoint import lanes, rules, settling
 from charter.inference.endpoint import pool as pool_client
 from charter.inference.endpoint.call import CallRequest
 from charter.inference.endpoint.pool import QUEUE_PER_SLOT, EndpointPool
@@ -115,9 +115,9 @@ def test_the_deadline_of_a_call_is_a_whole_one(calls, fault):
     assert set(stats.retries) <= {"timeout", "connect"}
 
 
-def test_an_endless_reply_is_cut_off(calls, monkeypatch):
-    monkeypatch.setattr(transport, "MOST_BYTES", 100_000)
-    with fault_server(Behaviour(script=["endless"])) as (url, _):
+@pytest.mark.parametrize("fault", ["endless", "swollen"])
+def test_a_reply_longer_than_what_was_asked_for_is_not_read(calls, fault):
+    with fault_server(Behaviour(script=[fault])) as (url, _):
         replies, stats = ask(url, calls, [question(1)])
     assert replies[0].text
     assert stats.retries == {"oversize": 1}

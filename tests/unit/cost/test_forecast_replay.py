@@ -55,3 +55,21 @@ def test_a_run_whose_plan_is_right_ends_near_its_forecast(runs):
     scores = list(replay.scores(replace(undisturbed, stages=right)))
     assert [score.error for score in scores] == pytest.approx([score.exact_plan_error for score in scores])
     assert all(score.is_held for score in scores)
+
+
+def test_an_exact_plan_has_the_first_step_in_the_steps(runs):
+    stage = next(stage for stage in runs[0] if stage.plan.name == "critique")
+    (only,) = stage.attempts
+    assert [step for _, step in only.steps] == [1, 2]
+    exact = replay.planned_exactly(stage.plan, stage)
+    assert only.steps[0][0] - exact.planned_start_seconds == pytest.approx(only.steps[1][0] - only.steps[0][0])
+
+
+def test_what_a_run_has_in_common_is_taken_out_of_its_plans(runs):
+    def slower(stage):
+        return replace(stage, plan=replace(stage.plan, planned_seconds=stage.plan.planned_seconds.scaled(0.5),
+                                           planned_start_seconds=0.5 * stage.plan.planned_start_seconds))  # fmt: skip
+
+    before, after = replay.beside_run(runs), replay.beside_run([[slower(stage) for stage in run] for run in runs])
+    for name, (steps, start, alone) in before.items():
+        assert after[name] == pytest.approx((2 * steps, 2 * start, alone))

@@ -81,10 +81,19 @@ def test_other_programs_slow_a_stage_here_by_equal_shares():
 
 
 def test_a_probe_with_half_the_processors_sees_as_many_others():
-    clock = ProbeClock()
-    clock.note(threads=4, wall=0.1, used=0.2)
-    assert clock.is_shared(4)
-    clock.note(threads=4, wall=0.1, used=0.398)
-    assert not clock.is_shared(4), "its own noise"
-    clock.note(threads=2, wall=0.1, used=0.1)
-    assert not clock.is_shared(4), "cores that were not probed may be free"
+    def others(threads: int, used: float) -> float:
+        clock = ProbeClock()
+        clock.note(threads=threads, wall=0.1, used=used / 2)
+        clock.note(threads=threads, wall=0.1, used=used / 2)
+        return clock.others(4)
+
+    assert others(4, used=0.4) == pytest.approx(4.0)
+    assert others(4, used=0.79) == 0.0, "its own noise"
+    assert others(2, used=0.2) == 0.0, "cores that were not probed may be free"
+
+
+@pytest.mark.parametrize(("now", "recent", "counted"), [(0.0, 3.0, 0.0), (1.0, 3.0, 1.0), (4.0, 3.0, 3.0)])
+def test_a_run_that_has_ended_is_no_other_program(now, recent, counted, monkeypatch):
+    monkeypatch.setattr(ProbeClock, "others", lambda clock, cores: now)
+    monkeypatch.setattr("charter.plan.machine.os.getloadavg", lambda: (9.0, recent, 9.0))
+    assert probe_machine().busy_cores == counted

@@ -1,5 +1,6 @@
 """A fee is in the ledger once, and wherever money is told."""
 
+import csv
 import json
 from datetime import UTC, datetime
 
@@ -51,6 +52,41 @@ def test_a_fee_counts_in_budget_groups_and_report_once(root):
         ledger.check_sums()
 
 
+def test_a_credit_lowers_the_cost_and_says_why(root):
+    assert charter(*ADD, "--provider", "aws").exit_code == 0
+    credit = [*ADD, "--provider", "aws", "--usd", "-$200"]
+    assert "-$200 for reserved capacity is in the ledger" in charter(*credit).stdout
+    assert "the credit for reserved capacity" in str(charter(*credit).exception), "not twice"
+    (root / "run" / "plan.json").write_text('{"stages": []}')
+    (limit, *_) = told("cost", "budget")["limits"]
+    assert limit["spent_usd"] == 1000.0
+    assert by_month(root) == {"2026-11": 1000.0}
+    assert [(fee["service"], fee["usd"]) for fee in told("cost", "report")["fees"]] == [("Fee", 1200), ("Credit", -200)]
+    assert "Credit: reserved capacity, aws, 2026-11-01 to 2026-12-01: -$200\n" in charter("cost").stdout
+    assert [json.loads(line)["event"] for line in (root / "run" / "events.jsonl").open()] == [
+        "fee_added", "credit_added",
+    ]  # fmt: skip
+    assert charter("report", "-o", "report.html").exit_code == 0
+    assert "<td>Credit</td><td>reserved capacity</td>" in (root / "report.html").read_text()
+
+
+def test_a_credit_is_one_in_focus(root):
+    assert charter(*ADD, "--provider", "aws").exit_code == 0
+    assert (
+        charter("cost", "add", "outage", "--usd", "-$200", "--from", "2026-11-03", "--to", "2026-11-04").exit_code == 0
+    )
+    (root / "run" / "plan.json").write_text('{"stages": []}')
+    for version in ("1.2", "1.3"):
+        assert charter("cost", "export", "--focus", "bill.csv", "--focus-version", version).exit_code == 0
+        assert "no problems" in charter("cost", "check", "bill.csv").stdout
+    fee, credit = csv.DictReader((root / "bill.csv").open())
+    assert (fee["ChargeCategory"], fee["EffectiveCost"]) == ("Usage", "1200.000000")
+    assert (credit["ChargeCategory"], credit["ChargeFrequency"]) == ("Credit", "One-Time")
+    assert {credit[name] for name in ("BilledCost", "EffectiveCost", "ListCost", "ContractedCost")} == {"-200.000000"}
+    assert {credit[name] for name in ("PricingQuantity", "ListUnitPrice", "ConsumedQuantity", "SkuId")} == {""}
+    assert credit["ChargeDescription"] == "Credit: outage"
+
+
 def by_month(root):
     with Ledger.open(root / "run" / "ledger.sqlite", create=False) as ledger:
         ledger.check_sums()
@@ -88,7 +124,10 @@ def test_a_fee_of_a_renamed_project_counts_once(root):
 @pytest.mark.parametrize(
     "wrong",
     [
-        ["--usd", "-5"],
+        ["--usd", "0"],
+        ["--usd", "-0"],
+        ["--usd", "--5"],
+        ["--usd", "-1e30"],
         ["--usd", "1e30"],
         ["--usd", "nan"],
         ["--to", "2026-11-01"],

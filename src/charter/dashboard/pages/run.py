@@ -367,7 +367,7 @@ class Split:
     calls: float
     """Paid to servers of models."""
     other: float
-    """Storage, transfer, fees."""
+    """Storage, transfer, fees, less credits."""
     accelerator_seconds: float
     attempts: int
 
@@ -375,6 +375,11 @@ class Split:
     def whole(self) -> float:
         """All of it."""
         return self.kept + self.lost + self.idle + self.calls + self.other
+
+    @property
+    def drawn(self) -> float:
+        """Length of its bar: all of it before credits, which have none."""
+        return self.whole - min(0.0, self.other)
 
 
 @dataclass(frozen=True, kw_only=True)

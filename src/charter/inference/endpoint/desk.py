@@ -40,7 +40,14 @@ from charter.inference.endpoint.lanes import Health, Lane, lane_for
 from charter.inference.endpoint.parsing import one_line, usage_in
 from charter.inference.endpoint.rules import Answered, GiveUp, Step, TryAgain, told_seconds, utc_now, wait_seconds
 from charter.inference.endpoint.settling import CallJournal, from_stored
-from charter.inference.endpoint.transport import Received, Transport, TransportFailure, body_of, path_of
+from charter.inference.endpoint.transport import (
+    Received,
+    Transport,
+    TransportFailure,
+    body_of,
+    most_bytes_of,
+    path_of,
+)
 from charter.inference.endpoint.wanted import Batch, Counts, PendingQuestion
 from charter.ledger.calls import NewCall
 from charter.physics.identity_questions import REPEATS
@@ -219,7 +226,8 @@ class ModelWatch:
             self._sent(request)
             is_sent = True
             body = body_of(request, self._reader.limit_name)
-            exchange = await self._transport.post(lane.endpoint + path_of(request), body, call.call_id)
+            url, most_bytes = lane.endpoint + path_of(request), most_bytes_of(request)
+            exchange = await self._transport.post(url, body, call.call_id, most_bytes=most_bytes)
         except asyncio.CancelledError:
             gone = settling.not_known if is_sent else settling.not_done
             await self._journal.settle(gone(call, "given up by the client"))
@@ -423,8 +431,9 @@ class Desk:
         try:
             await self._journal.intend(call)
             began, is_sent = self._loop.time(), True
-            url = lane.endpoint + path_of(wanted.request)
-            exchange = await self._transport.post(url, body_of(wanted.request, self._reader.limit_name), call.call_id)
+            url, most_bytes = lane.endpoint + path_of(wanted.request), most_bytes_of(wanted.request)
+            body = body_of(wanted.request, self._reader.limit_name)
+            exchange = await self._transport.post(url, body, call.call_id, most_bytes=most_bytes)
         except asyncio.CancelledError:
             gone = settling.not_known if is_sent else settling.not_done
             await self._journal.settle(gone(call, "given up by the client"))

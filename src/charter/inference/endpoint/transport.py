@@ -150,6 +150,23 @@ _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 MOST_BYTES = 16 << 20
 """Of a reply: 32k tokens with 20 alternatives each have about 40 bytes per alternative, 25 MB at the worst; a label
 has 2 kB."""
+BASE_BYTES, TOKEN_BYTES = 256 << 10, 1 << 10
+"""Of a reply without its tokens, and of a token or alternative: 128 characters, spelled again as a list of bytes, have
+900."""
+
+
+def most_bytes_of(request: CallRequest) -> int:
+    """Return the bytes that a reply may have: one with more than was asked for is read by nobody.
+
+    Reading a long one holds up all other requests, whose servers then seem late.
+
+    >>> label = CallRequest(declared="judge", model="m", max_new_tokens=1, top_log_probabilities=20)
+    >>> most_bytes_of(label), most_bytes_of(CallRequest(declared="judge", model="m", max_new_tokens=100_000))
+    (283648, 16777216)
+    """
+    return min(MOST_BYTES, BASE_BYTES + TOKEN_BYTES * request.max_new_tokens * (1 + request.top_log_probabilities))
+
+
 CONNECT_SECONDS = 10.0
 """TCP gives up a lost SYN after 1, 3 and 7 s; a server that has not taken a connection by then is away."""
 HEALTH_SECONDS = 5.0
@@ -210,10 +227,17 @@ class Transport:
         )
 
     async def post(
-        self, url: str, body: bytes, call_id: str, content_type: str = "application/json"
+        self,
+        url: str,
+        body: bytes,
+        call_id: str,
+        content_type: str = "application/json",
+        *,
+        most_bytes: int = MOST_BYTES,
     ) -> Received | TransportFailure:
         """Send one request and read the whole reply. Redirects are not followed: the key is for this host only."""
-        return await self._exchange("POST", url, {"X-Request-Id": call_id, "Content-Type": content_type}, body)
+        headers = {"X-Request-Id": call_id, "Content-Type": content_type}
+        return await self._exchange("POST", url, headers, body, most_bytes)
 
     async def fetch(self, url: str, *, most_bytes: int = MOST_BYTES) -> Received | TransportFailure:
         """Read what lies at an address."""
