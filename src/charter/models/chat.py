@@ -91,6 +91,18 @@ def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     return ids
 
 
+def turn_end(tokenizer: Any) -> int:
+    """The token that ends an assistant's turn in the chat template, where that ends it with a special token; else the
+    end-of-text token. Gemma's and Phi-3's templates, and ChatML over a base model's tokenizer, have one of their own.
+    """
+    tail = _texts(tokenizer, (Turn("user", _MARK),), _MARK)[1].partition(_MARK)[2]
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    own = next((number for number in _ids(tokenizer, tail) if number in special), tokenizer.eos_token_id)
+    if own is None:
+        raise DataError(f"{tokenizer.name_or_path}: neither chat template nor tokenizer says how an answer ends")
+    return int(own)
+
+
 def _texts(tokenizer: Any, turns: Sequence[Turn], answer: str) -> tuple[str, str]:
     """Return the text before an answer, and the answer with the template's end of turn."""
     prefix = _template(tokenizer, turns, generation=True)
