@@ -258,7 +258,10 @@ def _conversations(row: Row, spec: DataSpec | None) -> list[Conversation]:
     if kind not in ("messages", "completion"):
         row.refuse(f"holds `{kind}` only; a conversation needs `messages`, or a preference pair and `column`")
     _refuse_column(row, spec)
-    return [Conversation(row.id, conversation_of(row))]
+    turns = conversation_of(row)
+    if not any(turn.role == "assistant" for turn in turns[1:]):
+        row.refuse("the conversation begins with its only assistant turn, so there is no answer to learn from it")
+    return [Conversation(row.id, turns)]
 
 
 def _texts(row: Row, spec: DataSpec | None) -> list[Conversation]:

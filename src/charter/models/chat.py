@@ -73,10 +73,15 @@ def encode_reply(tokenizer: Any, text: str, *, role: str, most: int, end: int) -
 def encode_conversations(tokenizer: Any, conversations: Sequence[Sequence[Turn]], *, max_tokens: int) -> list[Encoded]:
     """Encode conversations with their assistant turns marked, by one call of the tokenizer, which uses threads.
 
-    One that is too long is cut at the left, so that its last answer stays.
+    One that is too long is cut at the left, so that its last answer stays. A turn that nothing comes before answers
+    nothing: it is read and not learnt.
     """
     pieces = [
-        [_texts(tokenizer, turns[:index], turn.content) for index, turn in enumerate(turns) if turn.role == "assistant"]
+        [
+            _texts(tokenizer, turns[:index], turn.content)
+            for index, turn in enumerate(turns)
+            if index and turn.role == "assistant"
+        ]
         for turns in conversations
     ]
     ids = iter(encode_texts(tokenizer, [text for row in pieces for pair in row for text in pair]))

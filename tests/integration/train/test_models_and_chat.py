@@ -42,6 +42,14 @@ def test_only_assistant_turns_and_their_end_token_are_counted(model):
     assert whole == "<|user|>tea?<|assistant|>yes<|endoftext|><|user|>rain?<|assistant|>no<|endoftext|>"
 
 
+def test_an_opening_of_the_assistant_is_read_and_not_learnt(model):
+    turns = (Turn("assistant", "tea"), Turn("user", "rain?"), Turn("assistant", "no"))
+    encoded = encode_conversations(model.tokenizer, [turns], max_tokens=100)[0]
+    counted = [token for token, keep in zip(encoded.ids, encoded.is_answer, strict=True) if keep]
+    assert model.tokenizer.decode(encoded.ids).startswith("<|assistant|>tea<|endoftext|><|user|>rain?")
+    assert model.tokenizer.decode(counted) == "no<|endoftext|>"
+
+
 def test_a_long_conversation_loses_its_beginning_not_its_answer(model):
     turns = (Turn("user", "tea " * 60), Turn("assistant", "yes"))
     encoded = encode_conversations(model.tokenizer, [turns], max_tokens=8)[0]
