@@ -46,7 +46,7 @@ VLLM_START_SECONDS, VLLM_SYNC_SECONDS, VLLM_SAMPLE_SECONDS = 900.0, 600.0, 3600.
 class PpoStage(Sampling, Stage):
     """Proximal policy optimisation against a preference model (Schulman et al. 2017; Ouyang et al. 2022)."""
 
-    REVISION: ClassVar[int] = 3
+    REVISION: ClassVar[int] = 4
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"policy": MODEL, "reward": MODEL, "judge": MODEL, "teacher": MODEL, "prompts": DATA, "ptx_data": DATA}
     )

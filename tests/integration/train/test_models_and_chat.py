@@ -70,6 +70,13 @@ CHATML = (
 )
 
 
+def test_turns_that_a_template_refuses_are_told_by_their_roles():
+    strict = tiny.language_model().tokenizer
+    strict.chat_template = "{{ raise_exception('System role not supported') }}"
+    with pytest.raises(DataError, match="these turns: system, user; it says: System role not supported"):
+        encode_prompt(strict, (Turn("system", "be brief"), Turn("user", "tea?")))
+
+
 @pytest.fixture
 def chatml():
     """A base model whose template ends turns with another token than texts end with (Qwen2.5, Gemma, Phi-3)."""
