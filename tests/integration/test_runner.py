@@ -336,12 +336,12 @@ def test_a_newer_revision_is_shown_and_can_be_accepted(finished, monkeypatch):
     job = read_sealed(old / "job.json")
     job["identity"]["revision"] = 0
     write_sealed(old / "job.json", job)
-    assert finished.status()["a"]["why"] == "Charter computes this kind differently (revision 0 -> 2)"
+    assert finished.status()["a"]["why"] == "Charter computes this kind differently (revision 0 -> 3)"
     refused = finished.charter("artifacts", "accept", "a")
     assert refused.code == 2
     accepted = finished.charter("artifacts", "accept", "a", "--yes")
     assert accepted.code == 0, accepted.err
-    assert "revision 0 -> 2" in accepted.out
+    assert "revision 0 -> 3" in accepted.out
     state = finished.status()["a"]
     assert (state["state"], state["why"], state["fingerprint"]) == (
         "done",

@@ -246,7 +246,21 @@ _TEXTS = frozenset({"id", "prompt", "messages", "text", "completion", "chosen", 
 
 
 def _columns(row: Row) -> dict[str, Any]:
-    return {name: value for name, value in row.value.items() if name not in _TEXTS}
+    return {name: _sendable(value) for name, value in row.value.items() if name not in _TEXTS}
+
+
+def _sendable(value: Any) -> Any:
+    """A value of a column as the process of a reward gets it, in JSON: a date of a Parquet file as text, no bytes."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case list() | tuple():
+            return [_sendable(item) for item in value]
+        case dict():
+            return {str(name): _sendable(item) for name, item in value.items()}
+        case bytes():
+            return None
+    return str(value)
 
 
 def _conversations(row: Row, spec: DataSpec | None) -> list[Conversation]:
@@ -258,7 +272,10 @@ def _conversations(row: Row, spec: DataSpec | None) -> list[Conversation]:
     if kind not in ("messages", "completion"):
         row.refuse(f"holds `{kind}` only; a conversation needs `messages`, or a preference pair and `column`")
     _refuse_column(row, spec)
-    return [Conversation(row.id, conversation_of(row))]
+    turns = conversation_of(row)
+    if not any(turn.role == "assistant" for turn in turns[1:]):
+        row.refuse("the conversation begins with its only assistant turn, so there is no answer to learn from it")
+    return [Conversation(row.id, turns)]
 
 
 def _texts(row: Row, spec: DataSpec | None) -> list[Conversation]:

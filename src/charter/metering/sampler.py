@@ -237,12 +237,14 @@ class Used:
 
 
 class HostMeter:
-    """Differences between looks; the first look starts the clock and counts nothing that was used before it."""
+    """Differences between looks; the first look starts the clock and counts nothing that was used before it.
 
-    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+    Intervals are by the clock that nobody sets: a correction of the time of day would be hours of an idle machine.
+    """
+
+    def __init__(self) -> None:
         self._psutil = _psutil()
-        self._clock = clock
-        self._at = clock()
+        self._at = time.monotonic()
         self._used: dict[tuple[int, float], Used] = {}
         self._there = set(self._psutil.pids())
         self._busy = _busy(self._psutil)
@@ -250,14 +252,14 @@ class HostMeter:
 
     def look(self, pids: Iterable[int]) -> HostSample:
         """Measure the use of these processes (given with all their descendants) and of the node since the last look."""
-        now, started = self._clock(), self._at
+        now, started = time.monotonic(), self._at
         used, resident = self._processes(pids)
         new = [(total, self._used.get(key) or self._first(key[0], total)) for key, total in used.items()]
         busy, network = _busy(self._psutil), _network(self._psutil)
         memory = self._psutil.virtual_memory()
         sample = HostSample(
-            time=now,
-            interval_seconds=max(0.0, now - started),
+            time=time.time(),
+            interval_seconds=now - started,
             processes=len(used),
             cpu_seconds=sum(max(0.0, total.cpu_seconds - before.cpu_seconds) for total, before in new),
             resident_bytes=resident,

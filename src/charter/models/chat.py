@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from charter.data.dataset import Turn
+from jinja2 import TemplateError
+
+from charter.data.dataset import TEXT_ROLE, Turn
 from charter.data.rows import messages
 from charter.errors import DataError
 
@@ -24,7 +26,14 @@ def _ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def _template(tokenizer: Any, turns: Sequence[Turn], *, generation: bool) -> str:
-    text: str = tokenizer.apply_chat_template(messages(turns), tokenize=False, add_generation_prompt=generation)
+    try:
+        text: str = tokenizer.apply_chat_template(messages(turns), tokenize=False, add_generation_prompt=generation)
+    except TemplateError as error:
+        roles = ", ".join(turn.role for turn in turns)
+        raise DataError(
+            f"the model's chat template takes no conversation of these turns: {roles}; it says: {error}\n"
+            "  leave such rows out, or change them (a system turn may become the beginning of the user's)"
+        ) from None
     return text
 
 
@@ -73,22 +82,57 @@ def encode_reply(tokenizer: Any, text: str, *, role: str, most: int, end: int) -
 def encode_conversations(tokenizer: Any, conversations: Sequence[Sequence[Turn]], *, max_tokens: int) -> list[Encoded]:
     """Encode conversations with their assistant turns marked, by one call of the tokenizer, which uses threads.
 
-    One that is too long is cut at the left, so that its last answer stays.
+    One that is too long is cut at the left, so that its last answer stays. A turn that nothing comes before answers
+    nothing: it is read and not learnt.
     """
     pieces = [
-        [_texts(tokenizer, turns[:index], turn.content) for index, turn in enumerate(turns) if turn.role == "assistant"]
+        [
+            _texts(tokenizer, turns[:index], turn.content)
+            for index, turn in enumerate(turns)
+            if index and turn.role == "assistant"
+        ]
         for turns in conversations
     ]
     ids = iter(encode_texts(tokenizer, [text for row in pieces for pair in row for text in pair]))
     return [_joined([(next(ids), next(ids)) for _ in row], max_tokens) for row in pieces]
 
 
-def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """The ids of many texts, each as if it were alone."""
+def encode_texts(tokenizer: Any, texts: Sequence[str], *, begins: bool = False) -> list[list[int]]:
+    """The ids of many texts, each as if it were alone; with `begins`, after what the tokenizer begins a text with."""
     if not texts:
         return []
-    ids: list[list[int]] = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    ids: list[list[int]] = tokenizer(list(texts), add_special_tokens=begins)["input_ids"]
     return ids
+
+
+def encode_documents(tokenizer: Any, conversations: Sequence[Sequence[Turn]]) -> list[list[int]]:
+    """The ids of what a language model is trained on, end to end, each with the end-of-text token behind it.
+
+    A conversation is as the chat template writes it; plain text is no turn of one, and has no template.
+    """
+    is_plain = [[turn.role for turn in turns] == [TEXT_ROLE] for turns in conversations]
+    texts = [turns[0].content for turns, plain in zip(conversations, is_plain, strict=True) if plain]
+    chats = [
+        _template(tokenizer, turns, generation=False)
+        for turns, plain in zip(conversations, is_plain, strict=True)
+        if not plain
+    ]
+    plain_ids, chat_ids = iter(encode_texts(tokenizer, texts, begins=True)), iter(encode_texts(tokenizer, chats))
+    end = tokenizer.eos_token_id
+    ordered = [next(plain_ids if plain else chat_ids) for plain in is_plain]
+    return [ids if ids[-1:] == [end] else [*ids, end] for ids in ordered]
+
+
+def turn_end(tokenizer: Any) -> int:
+    """The token that ends an assistant's turn in the chat template, where that ends it with a special token; else the
+    end-of-text token. Gemma's and Phi-3's templates, and ChatML over a base model's tokenizer, have one of their own.
+    """
+    tail = _texts(tokenizer, (Turn("user", _MARK),), _MARK)[1].partition(_MARK)[2]
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    own = next((number for number in _ids(tokenizer, tail) if number in special), tokenizer.eos_token_id)
+    if own is None:
+        raise DataError(f"{tokenizer.name_or_path}: neither chat template nor tokenizer says how an answer ends")
+    return int(own)
 
 
 def _texts(tokenizer: Any, turns: Sequence[Turn], answer: str) -> tuple[str, str]:

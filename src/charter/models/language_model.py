@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from charter.artifacts.safetensors_file import check_weight_files
 from charter.errors import DataError
-from charter.models.chat import load_tokenizer
+from charter.models.chat import load_tokenizer, turn_end
 from charter.models.engine_layout import DEFAULT_ATTENTION
 from charter.models.runtime import checked_attention, seeded
 from charter.models.sharded_load import empty_parameters, is_readable_in_parts
@@ -33,10 +34,10 @@ class LanguageModel:
     def __post_init__(self) -> None:
         give_token_forward(self.model)
 
-    @property
+    @cached_property
     def end_id(self) -> int:
         """The end-of-turn token: generation stops there."""
-        return int(self.tokenizer.eos_token_id)
+        return turn_end(self.tokenizer)
 
     @property
     def padding_id(self) -> int:
@@ -51,8 +52,18 @@ class LanguageModel:
         path.mkdir(parents=True, exist_ok=True)
         twice = self.model.all_tied_weights_keys
         unique = None if weights is None else {name: value for name, value in weights.items() if name not in twice}
+        self._stop_at_end()
         self.model.save_pretrained(str(path), state_dict=unique, safe_serialization=True)
         self.tokenizer.save_pretrained(str(path))
+
+    def _stop_at_end(self) -> None:
+        """Let servers of the saved model, which read `generation_config.json`, stop where generation here does."""
+        settings = getattr(self.model, "generation_config", None)
+        if settings is None or settings.eos_token_id is None:
+            return
+        stops = [settings.eos_token_id] if isinstance(settings.eos_token_id, int) else list(settings.eos_token_id)
+        if self.end_id not in stops:
+            settings.eos_token_id = [self.end_id, *stops]
 
 
 def new_language_model(

@@ -46,7 +46,7 @@ VLLM_START_SECONDS, VLLM_SYNC_SECONDS, VLLM_SAMPLE_SECONDS = 900.0, 600.0, 3600.
 class PpoStage(Sampling, Stage):
     """Proximal policy optimisation against a preference model (Schulman et al. 2017; Ouyang et al. 2022)."""
 
-    REVISION: ClassVar[int] = 3
+    REVISION: ClassVar[int] = 4
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"policy": MODEL, "reward": MODEL, "judge": MODEL, "teacher": MODEL, "prompts": DATA, "ptx_data": DATA}
     )
@@ -342,6 +342,26 @@ def check_asynchrony(stage: PpoStage, path: str) -> Iterator[Problem]:
         if is_there:
             hint = f"asynchrony: one_step_off, or change {name}"
             yield Problem(message=f"{reason}: not in_flight", path=f"{path}.{name}", hint=hint)
+
+
+MOST_ERROR = 0.2
+"""Bound of the relative error that the KL controller answers to (Ziegler et al. 2019, section 2.2)."""
+
+
+def check_controller(stage: PpoStage, path: str) -> Iterator[Problem]:
+    """Yield why the coefficient of the KL penalty cannot follow its target, where there is one."""
+    if stage.kl_target is None:
+        return
+    if stage.kl_coefficient == 0:
+        hint = "give kl_coefficient a start above 0, or remove kl_target"
+        yield Problem(message="a coefficient of 0 never adapts to a target", path=f"{path}.kl_target", hint=hint)
+    if MOST_ERROR * stage.rollout_batch >= stage.kl_horizon >= 1:
+        message = (
+            f"a rollout of {stage.rollout_batch} answers may take {MOST_ERROR:g} x {stage.rollout_batch} / "
+            f"{stage.kl_horizon} of the coefficient away, which is all of it or more: it would not stay above 0"
+        )
+        hint = f"kl_horizon: {10 * stage.rollout_batch}"
+        yield Problem(message=message, path=f"{path}.kl_horizon", hint=hint)
 
 
 _NOT_OF_PAIRS: tuple[tuple[str, object], ...] = (

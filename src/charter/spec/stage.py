@@ -42,6 +42,7 @@ class PrepareStage(Stage):
 class GenerateStage(Sampling, Stage):
     """Expand a seed set of prompts by few-shot continuation, or sample answers to prompts."""
 
+    REVISION: ClassVar[int] = 2
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"policy": MODEL, "prompts": DATA})
     kind: Literal["generate"] = "generate"
     policy: str
@@ -69,7 +70,7 @@ class GenerateStage(Sampling, Stage):
 class PretrainStage(Optimization, Stage):
     """Train a language model on plain text, from scratch or onwards."""
 
-    REVISION: ClassVar[int] = 2
+    REVISION: ClassVar[int] = 3
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"init": MODEL, "data": DATA})
     MAKES: ClassVar[str] = MODEL
     kind: Literal["pretrain"] = "pretrain"
@@ -119,7 +120,7 @@ class JudgeStage(Optimization, Stage):
 class CritiqueStage(Sampling, Stage):
     """Answer, criticise under a drawn principle, revise; in rounds (Bai et al. 2022, section 3)."""
 
-    REVISION: ClassVar[int] = 3
+    REVISION: ClassVar[int] = 4
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"policy": MODEL, "critic": MODEL, "prompts": DATA, "demonstrations": DATA}
     )
@@ -161,7 +162,7 @@ class LabelStage(Sampling, Stage):
     The label is soft: the normalised probability of the judge's choice, averaged over both orders.
     """
 
-    REVISION: ClassVar[int] = 3
+    REVISION: ClassVar[int] = 4
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"judge": MODEL, "policy": MODEL, "prompts": DATA, "candidates": DATA, "demonstrations": DATA}
     )
@@ -274,7 +275,7 @@ Suite = Literal[
 class EvalStage(Sampling, Stage):
     """Measure what was made, on data that no stage has seen; every figure with its 95 % interval."""
 
-    REVISION: ClassVar[int] = 3
+    REVISION: ClassVar[int] = 4
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
             "policy": MODEL,

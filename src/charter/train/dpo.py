@@ -21,7 +21,7 @@ from charter.models.runtime import on_device, precision
 from charter.models.token_forward import TokenFigures, own_targets
 from charter.spec.stage import DpoStage
 from charter.train.encoded_pairs import EncodedDpoPair, encode_dpo_pair
-from charter.train.losses import DpoLoss, dpo_loss, ipo_loss, kto_loss
+from charter.train.losses import DpoLoss, dpo_loss, ipo_loss, kto_loss, ranked_right
 from charter.train.models import frozen_model, stage_model, trained_model
 from charter.train.packing import own_parts
 from charter.train.setup import Setup, set_up
@@ -67,7 +67,7 @@ def summed_loss(loss: DpoLoss, probability_B: Tensor, pairs: Sequence[EncodedDpo
     answers = sum(len(pair.chosen) + len(pair.rejected) for pair in pairs)
     counters = {"pairs": len(pairs), "tokens": answers + 2 * sum(len(pair.prompt) for pair in pairs)}
     margin_B = loss.chosen_reward_B - loss.rejected_reward_B
-    right = ((margin_B > 0) == (probability_B >= 0.5)).sum()
+    right = ranked_right(margin_B, probability_B).sum()
     sums = {
         "accuracy": right,
         "reward_margin": margin_B.sum(),

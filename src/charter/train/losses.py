@@ -137,6 +137,18 @@ def smoothed(probability_B: Tensor, label_smoothing: float) -> Tensor:
     return probability_B * (1 - label_smoothing) + (1 - probability_B) * label_smoothing
 
 
+def ranked_right(difference_B: Tensor, probability_B: Tensor) -> Tensor:
+    """1 for each pair whose scores differ the way that its label says, else 0; one half where one of them is a tie.
+
+    Before its first update every preference model, and every policy beside its own reference, has ties alone.
+
+    >>> import torch
+    >>> ranked_right(torch.tensor([2.0, 2.0, 0.0, 2.0]), torch.tensor([0.9, 0.1, 0.1, 0.5])).tolist()
+    [1.0, 0.0, 0.5, 0.5]
+    """
+    return (1 + difference_B.detach().sign() * (probability_B - 0.5).sign()) / 2
+
+
 def preference_loss(
     chosen_B: Tensor,
     rejected_B: Tensor,
@@ -213,8 +225,8 @@ def ranked_dpo_loss(
     """Loss of DPO on pairs of answers that stand together, the one with the higher score chosen, and measures of them.
 
     A pair of equal scores says nothing and is not counted, nor is one with an answer that the mask leaves out whole.
-    `pair_accuracy`: pairs in which the policy, against its reference, prefers the better one; `pair_margin`: by how
-    much, in rewards (beta x nats).
+    `pair_accuracy`: pairs in which the policy, against its reference, prefers the better one (a tie is half a pair);
+    `pair_margin`: by how much, in rewards (beta x nats).
     Source: Guo et al. 2024 (arXiv:2402.04792), section 3.
 
     >>> mask = torch.ones(4, 1).bool()
@@ -232,7 +244,8 @@ def ranked_dpo_loss(
     )
     pairs = dpo_loss(chosen_P, rejected_P, first_P, second_P, torch.ones_like(chosen_P), beta=beta)
     margin_P, count = pairs.chosen_reward_B - pairs.rejected_reward_B, counted_P.sum()
-    measures = {"policy_loss": pairs.loss_B, "pair_accuracy": (margin_P > 0).float(), "pair_margin": margin_P}
+    accuracy_P = ranked_right(margin_P, torch.ones_like(margin_P))
+    measures = {"policy_loss": pairs.loss_B, "pair_accuracy": accuracy_P, "pair_margin": margin_P}
     return {name: Summed((value * counted_P).sum(), count) for name, value in measures.items()}
 
 

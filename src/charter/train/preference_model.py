@@ -24,7 +24,7 @@ from charter.physics.inference_memory import ROWS_OF_A_PASS, SCORING_ROWS, SCORI
 from charter.spec.stage import PreferenceModelStage
 from charter.train.encoded_pairs import EncodedPair, EncodedPairs
 from charter.train.loop import publish_model
-from charter.train.losses import preference_loss
+from charter.train.losses import preference_loss, ranked_right
 from charter.train.models import stage_model
 from charter.train.optimizers import make_optimizer
 from charter.train.packing import own_parts
@@ -87,8 +87,8 @@ def pair_loss(
         center_weight=spec.center_weight,
     )
     with torch.no_grad():
-        is_right = (chosen > rejected) == (label >= 0.5)
-        sums = {"accuracy": is_right.sum(), "score_margin": (chosen - rejected).sum(), "score": scores.sum() / 2}
+        right = ranked_right(chosen - rejected, label).sum()
+        sums = {"accuracy": right, "score_margin": (chosen - rejected).sum(), "score": scores.sum() / 2}
         extremes = {"score_min": scores.min(), "score_max": scores.max()}
     counters = {"pairs": len(pairs), "tokens": sum(len(row) for row in rows)}
     result = BatchLoss(loss.sum(), float(len(pairs)), sums, counters, extremes=extremes)

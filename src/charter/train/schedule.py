@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from charter.artifacts.draws import draw_seed, permuted
+from charter.spec.ppo_stage import MOST_ERROR
 
 
 class ScheduleSettings(Protocol):
@@ -91,7 +92,7 @@ class KlController:
         """Adapt to the mean KL per answer of the last rollout."""
         if self.target is None:
             return
-        error = min(max(kl_nats / self.target - 1, -0.2), 0.2)
+        error = min(max(kl_nats / self.target - 1, -MOST_ERROR), MOST_ERROR)
         self.coefficient *= 1 + error * answers / self.horizon
 
     def state_dict(self) -> dict[str, Any]:

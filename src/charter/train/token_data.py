@@ -21,10 +21,10 @@ from charter.artifacts.group import START
 from charter.artifacts.job import JobInput, each_stage_row
 from charter.artifacts.stage_dir import StageDir
 from charter.artifacts.whole_dir import MANIFEST, publish_dir, read_sealed, sealed_text
-from charter.data.dataset import Conversation, each_conversation, each_text
+from charter.data.dataset import each_conversation, each_text
 from charter.data.rows import SkippedRows
 from charter.errors import DataError
-from charter.models.chat import Encoded, encode_conversations, encode_texts
+from charter.models.chat import Encoded, encode_conversations, encode_documents
 from charter.models.ranks import Ranks
 
 SCHEMA = "charter.tokens/1"
@@ -234,9 +234,10 @@ def text_stream(stage: StageDir, tokenizer: Any, *, seq_len: int, ranks: Ranks) 
 
     def make(skipped: SkippedRows) -> Iterator[list[Encoded]]:
         for chunk in _chunks(each_stage_row(stage.job, "data", each_text, skipped)):
-            yield _encoded_texts(tokenizer, chunk)
+            documents = encode_documents(tokenizer, [item.turns for item in chunk])
+            yield [Encoded(tuple(ids), ()) for ids in documents]
 
-    tokens = cached_tokens(stage, ranks, role="data", tokenizer=tokenizer, how={"rows": "texts"}, make=make)
+    tokens = cached_tokens(stage, ranks, role="data", tokenizer=tokenizer, how={"rows": "documents"}, make=make)
     stream = TokenStream(tokens, seq_len)
     if not len(stream):
         raise DataError(
@@ -258,17 +259,6 @@ def conversation_rows(stage: StageDir, tokenizer: Any, *, seq_len: int, ranks: R
     if not len(tokens):
         raise DataError("no conversation with an assistant turn in the stage's data; the loss would count nothing")
     return tokens
-
-
-def _encoded_texts(tokenizer: Any, conversations: Sequence[Conversation]) -> list[Encoded]:
-    texts = [
-        tokenizer.apply_chat_template(
-            [{"role": turn.role, "content": turn.content} for turn in conversation.turns], tokenize=False
-        )
-        for conversation in conversations
-    ]
-    end = [tokenizer.eos_token_id]
-    return [Encoded(tuple(ids if ids[-1:] == end else ids + end), ()) for ids in encode_texts(tokenizer, texts)]
 
 
 def _chunks(items: Iterable[Item]) -> Iterator[list[Item]]:

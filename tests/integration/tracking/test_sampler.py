@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 
 from scheduler_contract import alive
 from waiting import eventually
@@ -52,6 +53,15 @@ def test_what_was_used_before_the_first_look_does_not_count():
     meter = HostMeter()
     assert meter.look([process.pid]).cpu_seconds == 0.0
     end(process)
+
+
+def test_a_clock_that_is_set_is_no_time_of_the_machine(monkeypatch):
+    meter, day = HostMeter(), 86_400.0
+    now = time.time() + day
+    monkeypatch.setattr(time, "time", lambda: now)
+    sample = meter.look([])
+    assert sample.time == now
+    assert sample.interval_seconds < day / 2
 
 
 def test_writes_are_counted(tmp_path):

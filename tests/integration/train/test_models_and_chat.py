@@ -1,5 +1,7 @@
 """What a model reads, and that saving and loading changes nothing."""
 
+import json
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -40,6 +42,14 @@ def test_only_assistant_turns_and_their_end_token_are_counted(model):
     assert whole == "<|user|>tea?<|assistant|>yes<|endoftext|><|user|>rain?<|assistant|>no<|endoftext|>"
 
 
+def test_an_opening_of_the_assistant_is_read_and_not_learnt(model):
+    turns = (Turn("assistant", "tea"), Turn("user", "rain?"), Turn("assistant", "no"))
+    encoded = encode_conversations(model.tokenizer, [turns], max_tokens=100)[0]
+    counted = [token for token, keep in zip(encoded.ids, encoded.is_answer, strict=True) if keep]
+    assert model.tokenizer.decode(encoded.ids).startswith("<|assistant|>tea<|endoftext|><|user|>rain?")
+    assert model.tokenizer.decode(counted) == "no<|endoftext|>"
+
+
 def test_a_long_conversation_loses_its_beginning_not_its_answer(model):
     turns = (Turn("user", "tea " * 60), Turn("assistant", "yes"))
     encoded = encode_conversations(model.tokenizer, [turns], max_tokens=8)[0]
@@ -52,6 +62,42 @@ def test_prompt_and_answer_join_to_the_conversation(model):
     joined = encode_prompt(model.tokenizer, turns) + encode_answer(model.tokenizer, turns, "Here.")
     (encoded,) = encode_conversations(model.tokenizer, [(*turns, Turn("assistant", "Here."))], max_tokens=100)
     assert tuple(joined) == encoded.ids
+
+
+CHATML = (
+    "{% for turn in messages %}{{ '<|im_start|>' + turn.role + '\n' + turn.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def test_turns_that_a_template_refuses_are_told_by_their_roles():
+    strict = tiny.language_model().tokenizer
+    strict.chat_template = "{{ raise_exception('System role not supported') }}"
+    with pytest.raises(DataError, match="these turns: system, user; it says: System role not supported"):
+        encode_prompt(strict, (Turn("system", "be brief"), Turn("user", "tea?")))
+
+
+@pytest.fixture
+def chatml():
+    """A base model whose template ends turns with another token than texts end with (Qwen2.5, Gemma, Phi-3)."""
+    own = tiny.language_model()
+    own.tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    own.tokenizer.chat_template = CHATML
+    return own
+
+
+def test_answers_end_where_the_template_ends_a_turn(model, chatml):
+    assert model.end_id == model.tokenizer.eos_token_id
+    assert chatml.end_id == chatml.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    learnt = encode_answer(chatml.tokenizer, (Turn("user", "tea?"),), "yes")
+    assert chatml.end_id in learnt
+    assert chatml.tokenizer.eos_token_id not in learnt
+
+
+def test_servers_of_a_saved_model_stop_at_that_token(chatml, tmp_path):
+    chatml.save(tmp_path)
+    stops = json.loads((tmp_path / "generation_config.json").read_text())["eos_token_id"]
+    assert stops == [chatml.end_id, chatml.tokenizer.eos_token_id]
 
 
 def test_saved_and_loaded_weights_are_the_same_bits(model, tmp_path):

@@ -56,6 +56,13 @@ def test_the_terms_reach_the_loss_of_a_pair(model, changes, wanted):
     assert found.terms == 2.0
 
 
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
+def test_a_tie_is_half_right_whatever_the_label_says(model, probability):
+    pair = replace(tiny.pairs()[0], chosen_probability=probability)
+    spec = PreferenceModelStage(init="b", data=("d",), dtype="fp32")
+    assert pair_loss(model, EncodedPairs(model, [pair])[:], spec).sums["accuracy"] == 0.5
+
+
 def test_the_last_scores_take_no_larger_passes_than_training(model, monkeypatch):
     torch.nn.init.normal_(model.scalar.head.weight, generator=torch.Generator().manual_seed(0))
     pairs, sizes = EncodedPairs(model, tiny.pairs()[:8]), []

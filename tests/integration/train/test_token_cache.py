@@ -87,9 +87,9 @@ def test_texts_end_to_end_are_the_rows_of_one_long_list(tmp_path, tokenizer):
     whole: list[int] = []
     for item in read_texts(tmp_path / "chat.jsonl"):
         messages = [{"role": turn.role, "content": turn.content} for turn in item.turns]
-        whole += tokenizer(tokenizer.apply_chat_template(messages, tokenize=False), add_special_tokens=False)[
-            "input_ids"
-        ]
+        is_plain = messages[0]["role"] == "text"
+        text = messages[0]["content"] if is_plain else tokenizer.apply_chat_template(messages, tokenize=False)
+        whole += tokenizer(text, add_special_tokens=is_plain)["input_ids"]
         whole += [tokenizer.eos_token_id] * (whole[-1] != tokenizer.eos_token_id)
     stream = text_stream(stage, tokenizer, seq_len=16, ranks=ALONE)
     assert len(stream) == len(whole) // 16 > 3
@@ -99,6 +99,13 @@ def test_texts_end_to_end_are_the_rows_of_one_long_list(tmp_path, tokenizer):
     assert stream[[]].shape == (0, 16)
     with pytest.raises(IndexError):
         stream[[len(stream)]]
+
+
+def test_plain_text_has_no_chat_template(tmp_path, tokenizer):
+    stage = stage_with(tmp_path, [{"text": "tea and rain"}, row(1)])
+    stream = text_stream(stage, tokenizer, seq_len=1, ranks=ALONE)
+    whole = tokenizer.decode(stream[range(len(stream))].flatten())
+    assert whole.startswith("tea and rain<|endoftext|><|user|>")
 
 
 def test_texts_of_another_row_length_are_not_tokenised_again(tmp_path, tokenizer):

@@ -40,6 +40,36 @@ def test_groups_cost_no_more_than_one_group_or_one_row_each(lengths, pass_tokens
     assert cost <= sum(lengths) + pass_tokens * len(lengths)
 
 
+def cut_anywhere(lengths, pass_tokens):
+    """The cost of the best cut, each place between two rows tried."""
+    ordered, best = sorted(lengths), [0]
+    for stop in range(1, len(ordered) + 1):
+        best.append(min(best[start] + pass_tokens + (stop - start) * ordered[stop - 1] for start in range(stop)))
+    return best[-1]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=40), st.integers(0, 30))
+def test_no_cut_is_better_than_those_between_lengths(lengths, pass_tokens):
+    groups = length_groups(lengths, pass_tokens=pass_tokens)
+    assert padded(groups, lengths) + pass_tokens * len(groups) == cut_anywhere(lengths, pass_tokens)
+
+
+class Length(int):
+    """A length that counts how often a group's width is worked out of it."""
+
+    uses = 0
+
+    def __rmul__(self, rows):
+        Length.uses += 1
+        return int(self) * rows
+
+
+def test_many_rows_of_few_lengths_are_grouped_at_once():
+    groups = length_groups([Length(1 + row % 20) for row in range(4000)], pass_tokens=10)
+    assert sum(map(len, groups)) == 4000
+    assert Length.uses <= 20 * 20
+
+
 @given(LENGTHS, st.integers(1, 8))
 def test_equal_groups_are_as_many_as_asked_whatever_the_lengths(lengths, count):
     groups = equal_groups(lengths, groups=count)

@@ -219,6 +219,12 @@ def test_a_kl_target_needs_a_coefficient_that_can_move():
     assert told(check_stage("s", replace(stage, kl_coefficient=0.01))) == {}
 
 
+def test_a_rollout_cannot_turn_the_kl_coefficient_negative():
+    stage = replace(PPO, kl_target=6.0, kl_horizon=PPO.rollout_batch // 5)
+    assert "would not stay above 0" in told(check_stage("s", stage))["pipeline.s.kl_horizon"]
+    assert told(check_stage("s", replace(stage, kl_horizon=PPO.rollout_batch))) == {}
+
+
 def test_epochs_and_steps_exclude_each_other():
     assert "give either epochs or steps" in told(check_stage("s", replace(SFT, steps=3)))["pipeline.s.steps"]
     assert told(check_stage("s", replace(SFT, epochs=None, steps=3))) == {}

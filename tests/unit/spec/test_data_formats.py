@@ -1,10 +1,12 @@
 """One data set in every format gives the same values; every kind of bad file or row is named; a choice is offered."""
 
+import datetime
 import gzip
 import io
 import json
 import sys
 import tarfile
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -183,6 +185,18 @@ def test_turns_stored_as_a_struct_of_lists_are_turns(tmp_path):
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
     (found,) = read_conversations(tmp_path / "rows.parquet")
     assert [(turn.role, turn.content) for turn in found.turns] == [("user", "Q"), ("assistant", "A")]
+
+
+def test_columns_for_rewards_hold_what_json_can_say(tmp_path):
+    day = datetime.datetime(2026, 1, 2, 3)
+    row = {"prompt": "Q", "answer": Decimal("1.5"), "at": day, "image": {"bytes": b"\xff", "path": "a.png"}}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "rows.parquet")
+    [prompt] = read_prompts(tmp_path / "rows.parquet")
+    assert json.loads(json.dumps(prompt.columns)) == {
+        "answer": "1.5",
+        "at": "2026-01-02 03:00:00",
+        "image": {"bytes": None, "path": "a.png"},
+    }
 
 
 def test_a_null_column_is_an_absent_field(tmp_path):

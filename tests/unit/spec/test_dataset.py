@@ -283,6 +283,13 @@ def test_prompts_are_not_conversations(write):
         read_conversations(write({"prompt": "Q"}))
 
 
+def test_an_opening_of_the_assistant_alone_is_no_answer(write):
+    with pytest.raises(DataError, match="begins with its only assistant turn"):
+        read_conversations(write({"messages": [assistant("Hello")]}))
+    with_answer = {"messages": [assistant("Hello"), user("Q"), assistant("A")]}
+    assert len(read_conversations(write(with_answer))[0].turns) == 3
+
+
 def test_a_conversation_without_an_answer_teaches_nothing(write):
     with pytest.raises(DataError, match="no assistant turn"):
         read_conversations(write({"messages": [user("Q")]}))
