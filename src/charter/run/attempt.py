@@ -252,6 +252,12 @@ class RunningAttempt:
         """Return the seconds for which it has run."""
         return time.monotonic() - self.started
 
+    @property
+    def is_overdue(self) -> bool:
+        """Return True if it has run longer than its stage may; time in a queue does not count."""
+        limit = self.stage.spec.timeout
+        return limit is not None and self.ledger_id is not None and limit < self.seconds
+
     def progress(self) -> dict[str, Any]:
         """Return what this attempt has reported; what an earlier one has left behind does not count."""
         latest = read_progress(self.stage.directory)

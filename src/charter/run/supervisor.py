@@ -307,7 +307,7 @@ class Supervisor:
     def _start_ready(self, waiting: list[PlannedStage], done: set[str]) -> None:
         now = time.monotonic()
         for stage in list(waiting):
-            if len(self._active) >= self._slots:
+            if len(self._active) >= self._slots or self._failure is not None:
                 return
             ready = done.issuperset(stage.stage_inputs) and now >= self._not_before.get(stage.name, 0.0)
             if ready and not self._gate.holds(stage) and not self._budget.holds(stage.name) and self._begin(stage):
@@ -320,7 +320,15 @@ class Supervisor:
         active = [attempt.stage.name for attempt in self._active]
         if not self._budget.before(stage, self._ledger, running=active, done=self._done):
             return False
-        self._start(stage)
+        try:
+            self._start(stage)
+        except CharterError as error:
+            if not self._active:
+                raise
+            # What runs beside it is not to blame: it stops at a safe point before the run ends.
+            self._failure = error
+            message = f"did not start: {str(error).splitlines()[0]}"
+            self._events.emit("stage_note", stage=stage.name, message=message)
         return True
 
     def _start(self, stage: PlannedStage) -> None:
@@ -373,7 +381,7 @@ class Supervisor:
             if exit_code is not None:
                 self._active.remove(attempt)
                 self._settle(attempt, exit_code, waiting, done)
-            elif (limit := attempt.stage.spec.timeout) is not None and limit < attempt.seconds:
+            elif attempt.is_overdue:
                 attempt.timed_out = True
                 attempt.handle.kill()
             else:
