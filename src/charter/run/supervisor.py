@@ -180,14 +180,15 @@ def begin_job(attempt: RunningAttempt, ledger: Ledger, project: Project) -> bool
         return False
     attempt.started, attempt.started_at = time.monotonic(), time.time()
     attempt.idle.started_at = attempt.started_at
+    # The job has run for a moment when it is seen to, or for hours under an earlier supervisor: the clock of here
+    # counts on from there.
+    before = max(0.0, time.time() - job.started_at) if job.busy_seconds is None else 0.0
+    attempt.started -= before
     key = start_key(job.job_id, restart=job.restart)
     rows = [row for row in ledger.running(run=project.run_in_ledger) if row.stage == stage.name and row.job_id == key]
     if rows:
         attempt.ledger_id, attempt.is_own_clock = rows[0].attempt_id, False
         return True
-    # The job has run for a moment when it is seen to: the clock of here counts on from there.
-    before = max(0.0, time.time() - job.started_at) if job.busy_seconds is None else 0.0
-    attempt.started -= before
     attempt.ledger_id = begin_job_attempt(
         ledger,
         project,
@@ -400,7 +401,7 @@ class Supervisor:
             self._events.emit("stage_done", stage=stage.name, seconds=attempt.seconds, number=attempt.number)
             return
         kills = oom_kills()
-        ending = ending_of(attempt, exit_code, out_of_memory=kills > self._oom_kills)
+        ending = ending_of(attempt, exit_code, out_of_memory=attempt.is_here and kills > self._oom_kills)
         self._oom_kills = kills
         what = describe_ending(attempt, ending)
         end_attempt(self._ledger, attempt, outcome_of(ending), note=what)

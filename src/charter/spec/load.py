@@ -154,7 +154,7 @@ def _env_path(name: str) -> list[str] | None:
 
 def _match_case(value: Any, parts: Sequence[str]) -> list[str]:
     """The parts in the spelling of the file's keys; variables are often written in capitals."""
-    renamed = []
+    renamed: list[str] = []
     for part in parts:
         stages = value if isinstance(value, dict) else {}
         spelled = next((key for key in stages if key == part), None)

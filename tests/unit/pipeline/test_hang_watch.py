@@ -171,6 +171,24 @@ def test_without_processes_no_time_passes():
     assert watch.look(3001.0, {4: (None, 0)}) is None
 
 
+@pytest.mark.parametrize(
+    ("where", "scheduler", "is_here"),
+    [
+        ("", None, True),
+        ("subprocess job 1", "subprocess", True),
+        ("slurm job 1", "slurm", False),
+        ("slurm job 1", None, False),
+    ],
+)
+def test_kills_of_this_machine_tell_nothing_of_a_cluster(where, scheduler, is_here):
+    """On a login node somebody else's process is killed for memory; the job has lost its node all the same."""
+    handle = SimpleNamespace(where=where, job=scheduler and SimpleNamespace(scheduler=scheduler))
+    attempt = RunningAttempt(
+        stage=None, handle=handle, number=1, ledger_id=1, first_step=0, calls=None, idle=None, started=0.0
+    )
+    assert attempt.is_here == is_here
+
+
 def test_time_in_a_queue_does_not_count_for_the_timeout(monkeypatch):
     now = SimpleNamespace(time=lambda: 0.0, monotonic=lambda: 7200.0)
     monkeypatch.setattr("charter.run.attempt.time", now)
