@@ -39,7 +39,11 @@ _BYTE_UNITS = {
 _SECOND_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 """By the first letter of a unit's name."""
 _COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-_NUMBER = r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"
+_DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)(?:\.[0-9]+)?"
+"""A comma groups thousands and does nothing else: `1,50` is one and a half to many people, and 150 to nobody."""
+THOUSANDS = re.compile(r"[-+]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]*)?")
+"""A number in a table whose commas group thousands; one with another comma may have a decimal comma, and is refused."""
+_NUMBER = rf"({_DIGITS}(?:[eE][+-]?[0-9]+)?)"
 
 
 def _number(text: str) -> float:
@@ -91,9 +95,9 @@ def parse_seconds(value: object) -> float:
             raise ValueError(f"{value!r} is not a duration; write it like 14d, 2h30m or 90s")
         return _seconds(float(value))
     unit = r"(?:sec(?:ond)?s?|min(?:ute)?s?|hours?|days?|weeks?|[smhdw])"
-    part = rf"[0-9][0-9_,]*(?:\.[0-9]+)?\s*{unit}"
+    part = rf"{_DIGITS}\s*{unit}"
     match = _match(rf"{part}(?:\s*{part})*", value, "a duration", "14d, 2h30m or 90s")
-    pieces = re.findall(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([smhdw])", match[0])
+    pieces = re.findall(rf"({_DIGITS})\s*([smhdw])", match[0])
     return _seconds(sum(_number(count) * _SECOND_UNITS[letter] for count, letter in pieces))
 
 

@@ -232,6 +232,8 @@ class Submission:
     market: str
     shards: tuple[int, ...] = ()
     """Of an array: which shards its tasks make."""
+    exclude_nodes: tuple[str, ...] = ()
+    """Nodes that were left out when it was submitted."""
     submitted_at: float = 0.0
     job_id: str | None = None
     """The scheduler's number; None until it has said it."""
@@ -257,6 +259,7 @@ def read_submission(files: JobFiles) -> Submission | None:
     try:
         content = durable.read_json(files.submission)
         fields = {**content, "scheduler": content[_SCHEDULER_KEY], "shards": tuple(content["shards"])}
+        fields["exclude_nodes"] = tuple(content.get("exclude_nodes", ()))
         del fields[_SCHEDULER_KEY]
         return Submission(**fields)
     except (DataError, TypeError, KeyError):

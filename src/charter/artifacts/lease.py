@@ -140,6 +140,21 @@ def read_holder(path: Path) -> Holder | None:
         return None
 
 
+def working_holder(path: Path) -> Holder | None:
+    """The holder that a lease file names, None where it has ended; one elsewhere counts while it touches the file.
+
+    A process of before this machine's last boot is one elsewhere that touches nothing.
+    """
+    holder = read_holder(path)
+    if holder is None or holder.is_alive:
+        return holder
+    try:
+        age_seconds = time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return None
+    return holder if not holder.is_here and age_seconds < STALE_AFTER_SECONDS else None
+
+
 def stop_orphan(directory: Path, *, wait_seconds: float = 60.0) -> Holder | None:
     """End the processes that still work in a directory whose supervisor is dead.
 

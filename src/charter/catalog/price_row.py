@@ -11,7 +11,7 @@ from charter.catalog.accelerators import get
 from charter.catalog.offer import Market
 from charter.catalog.rows import TableRow
 from charter.errors import UsageError
-from charter.units import MIB
+from charter.units import MIB, THOUSANDS
 
 
 class Severity(StrEnum):
@@ -136,8 +136,9 @@ def number(row: TableRow, column: str, findings: list[PriceFinding]) -> float | 
     raw = row.optional_text(column)
     if not raw:
         return None
+    plain = raw.removeprefix("$")
     try:
-        value = float(raw.removeprefix("$").replace(",", ""))
+        value = float(plain.replace(",", "") if THOUSANDS.fullmatch(plain) else plain)
     except ValueError:
         value = -1.0
     if 0 <= value < float("inf"):

@@ -86,7 +86,7 @@ def command_of(task: AgentTask, *, python: str) -> tuple[str, ...]:
         if value == vars(default)[name]:
             continue
         words.append(f"--{name.replace('_', '-')}")
-        words += [] if value is True else [f"{value:g}" if isinstance(value, float) else str(value)]
+        words += [] if value is True else [f"{value:.15g}" if isinstance(value, float) else str(value)]
     return tuple(words)
 
 

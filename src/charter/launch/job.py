@@ -157,7 +157,7 @@ def stage_command(module: str, stage_dir: Path) -> list[str]:
 def secrets_of(project: Project) -> Iterator[tuple[str, str]]:
     """Yield the variables that stages read keys from, with their references."""
     for serving in project.serving.values():
-        if serving.api_key and serving.api_key.startswith("env:"):
+        if serving.is_used and serving.api_key and serving.api_key.startswith("env:"):
             yield serving.api_key.removeprefix("env:"), serving.api_key
 
 

@@ -148,6 +148,8 @@ class JobHandle:
         """The last count of beats of each place, and when it was first read."""
         self._lost: dict[int, str] = {}
         """Places whose agents fell silent, and the scheduler's names of their nodes."""
+        self._refused_at: int | None = None
+        """Answers of the scheduler when it could not be told to end the job; None where it need not be told again."""
         self.note = ""
 
     @property
@@ -203,6 +205,8 @@ class JobHandle:
         if self._exit is None and now >= self._next_look:
             self._next_look = now + self._look_seconds()
             self._table.look(hurried=self._ended_at is not None or self._control.kill)
+            if self._refused_at is not None:
+                self._cancel()
             self._read(now)
             self._decide(now)
         return self._exit
@@ -211,13 +215,15 @@ class JobHandle:
         """Ask the agents; a job that still waits is taken out of the queue."""
         self._ask(replace(self._control, stop=True))
         if self.waits:
-            self._scheduler.cancel(self._live.job_id)
+            self._cancel()
 
     def kill(self) -> None:
         """End the job."""
         if not self._control.kill:
             self._ask(replace(self._control, kill=True))
-            self._scheduler.cancel(self._live.job_id)
+            if not self._cancel() and self.waits:
+                # Nobody can take it out of the queue now: its launcher tries once more at the end of the run.
+                self._exit, self.cause = LOST, "cancelled"
 
     def dump_stacks(self) -> None:
         """Let every process print where it is."""
@@ -226,6 +232,18 @@ class JobHandle:
     @property
     def _first(self) -> NodeRecord | None:
         return next((record for record in self._records.values() if record.first_rank == 0 and record.first_pid), None)
+
+    def _cancel(self) -> bool:
+        """Return True once the scheduler has been told to end the job; one that is away is told later."""
+        if self._refused_at == self._live.answered:
+            return False
+        try:
+            self._scheduler.cancel(self._live.job_id)
+        except CharterError as error:
+            self._table.trouble, self._refused_at = str(error), self._live.answered
+            return False
+        self._refused_at = None
+        return True
 
     def _ask(self, control: Control) -> None:
         if control != self._control:
@@ -359,8 +377,7 @@ class JobHandle:
         """
         self._ended_at = now if self._ended_at is None else self._ended_at
         left = [it for it in records if it.place not in self._lost and it.ended_at is None]
-        if not left or now - self._ended_at > WORD_SECONDS:
-            self._scheduler.cancel(self._live.job_id)
+        if (not left or now - self._ended_at > WORD_SECONDS) and self._cancel():
             self._end(LOST, "node_lost")
 
     def _give_failed_start_up(self, now: float) -> None:

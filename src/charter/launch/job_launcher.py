@@ -227,8 +227,10 @@ class JobLauncher:
         if live is None or not live.goes_on:
             return False
         submission = live.submission
-        order = self._asked(submission.number, submission.token, submission.shards)
-        if settings_of(self._job(replace(request, attempt=submission.attempt), order)) == submission.settings:
+        now = self._asked(submission.number, submission.token, submission.shards)
+        then = replace(now, exclude_nodes=submission.exclude_nodes)
+        is_same = settings_of(self._job(replace(request, attempt=submission.attempt), then)) == submission.settings
+        if is_same and not _may_meet(live, set(now.exclude_nodes).difference(then.exclude_nodes)):
             return True
         self.drop(live)
         return False
@@ -326,6 +328,11 @@ class JobLauncher:
         )
         path = facts_path(self._run_dir, bare, scheduler=self.name)
         return replace(bare, command=(bare.command[0], "-m", "charter.launch.job_launcher", str(path)))
+
+
+def _may_meet(live: LiveJob, nodes: set[str]) -> bool:
+    """Return True if a job runs, or may be about to run, on one of these nodes."""
+    return bool(nodes) and (live.state.phase != "running" or not nodes.isdisjoint(live.state.nodes))
 
 
 def left_job(scheduler: Scheduler, stage_dir: Path) -> LiveJob | None:

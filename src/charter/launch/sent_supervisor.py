@@ -9,7 +9,7 @@ from pathlib import Path
 from charter.artifacts import durable
 from charter.artifacts.fence import locked
 from charter.artifacts.job_files import JobFiles, numbers, read_submission, write_submission
-from charter.artifacts.lease import LEASE, STALE_AFTER_SECONDS, read_holder
+from charter.artifacts.lease import LEASE, working_holder
 from charter.errors import CharterError, UsageError
 from charter.launch.job_handle import LiveJob
 from charter.launch.job_launcher import left_job
@@ -80,11 +80,7 @@ def _refuse_a_second(project: Project, root: Path, scheduler: Scheduler) -> None
             raise UsageError(
                 f"{scheduler.name} job {live.job_id} has this project already: it is {live.state.phase}{reason}{NEXT}"
             )
-    lease = root / "run" / LEASE
-    holder = read_holder(lease)
-    if holder is not None and (
-        holder.is_alive or (not holder.is_here and time.time() - lease.stat().st_mtime < STALE_AFTER_SECONDS)
-    ):
+    if (holder := working_holder(root / "run" / LEASE)) is not None:
         raise UsageError(f"{holder} runs this project already{NEXT}")
 
 

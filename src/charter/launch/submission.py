@@ -160,6 +160,7 @@ def submission_of(
         count=job.nodes * max(1, job.accelerators_per_node),
         market="spot" if job.use_spot else "owned",
         shards=order.shards,
+        exclude_nodes=order.exclude_nodes,
         submitted_at=at,
     )
 

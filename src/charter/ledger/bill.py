@@ -7,7 +7,6 @@ import csv
 import hashlib
 import io
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from typing import Any, Literal
 from charter.errors import DataError, UsageError, loads_json
 from charter.ledger.account import Accounted
 from charter.ledger.attempt import Attempt, expand_nodes
+from charter.units import THOUSANDS
 
 JOB_TAGS = ("x_JobId", "job_id", "JobID", "job", "slurm_job_id", "charter_job")
 ATTEMPT_TAGS = ("x_AttemptId",)
@@ -337,7 +337,6 @@ SIMPLE = {
 TAG_PREFIXES = ("resourceTags/user:", "resource_tags_user_", "tag:", "tag_")
 
 
-THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?")
 MOST = Decimal(10**12)
 OWN_TAGS = ("run", "stage", "attempt", "job_id", "JobID")
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -279,6 +280,7 @@ class SchedulerRecords:
             return False
         if job_id is None:
             job_id, starts = submission.name, ()
+        starts = _own_starts(submission, starts)
         if self._goes_on(job_id):  # its scheduler has started it again; its starts are read when it has ended
             return False
         if not late and (any(start.ended_at is None for start in starts) or _lacks_tasks(submission, starts)):
@@ -291,7 +293,7 @@ class SchedulerRecords:
         return True
 
     def _write(self, stage: PlannedStage, submission: Submission, job_id: str, starts: Sequence[JobAttempt]) -> None:
-        rows = {row.job_id: row for row in self._rows(stage, job_id)}
+        rows = {row.job_id: row for row in self._rows(stage, submission, job_id)}
         if any(row.outcome == "running" for row in rows.values()):
             return
         of_array = _told_as(rows[job_id], starts) if job_id in rows else None
@@ -307,8 +309,10 @@ class SchedulerRecords:
                 nodes=",".join(start.nodes) or None,
             )
 
-    def _rows(self, stage: PlannedStage, job_id: str) -> Iterator[Attempt]:
+    def _rows(self, stage: PlannedStage, submission: Submission, job_id: str) -> Iterator[Attempt]:
         for row in self._ledger.attempts(run=self._project.run_in_ledger, stage=stage.name):
+            if row.infra != submission.scheduler or row.started_at < _earliest(submission):
+                continue
             if row.job_id is not None and (row.job_id == job_id or row.job_id.startswith((f"{job_id}_", f"{job_id}+"))):
                 yield row
 
@@ -330,6 +334,25 @@ class SchedulerRecords:
         note = "" if outcome == "done" else f"{submission.scheduler} says {start.state}"
         self._ledger.end(attempt_id, at=start.ended_at or start.started_at, outcome=outcome, note=note)
         return attempt_id
+
+
+CLOCKS_SECONDS = 300.0
+"""By so much may the clocks of a cluster's machines differ."""
+
+
+def _earliest(submission: Submission) -> float:
+    """Return when a start of a job may have begun: what is older is of another job that once had its number.
+
+    Numbers come back where a scheduler was set up anew, and two schedulers may give the same one.
+    """
+    return submission.submitted_at - CLOCKS_SECONDS
+
+
+def _own_starts(submission: Submission, starts: Sequence[JobAttempt]) -> tuple[JobAttempt, ...]:
+    """Leave out starts of an earlier job with the same number, which its scheduler has counted along."""
+    earlier = Counter(start.shard for start in starts if start.started_at < _earliest(submission))
+    own = (start for start in starts if start.started_at >= _earliest(submission))
+    return tuple(replace(start, restart=start.restart - earlier[start.shard]) for start in own)
 
 
 def _lacks_tasks(submission: Submission, starts: Sequence[JobAttempt]) -> bool:

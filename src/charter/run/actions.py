@@ -22,7 +22,7 @@ from pathlib import Path
 from charter.artifacts import durable
 from charter.artifacts.fingerprint import differences
 from charter.artifacts.job_files import Control, JobFiles, numbers, read_submission
-from charter.artifacts.lease import LEASE, Holder, ends_within, read_holder
+from charter.artifacts.lease import LEASE, Holder, ends_within, read_holder, working_holder
 from charter.artifacts.sample_prompts import SampleNote, append_note
 from charter.artifacts.stage_state import Phase
 from charter.engines.project import load_project, project_of
@@ -396,8 +396,7 @@ def tag_run(root: Path, tags: Sequence[str], *, remove: bool = False, by: str | 
 def stop(root: Path, *, wait_seconds: float, by: str | None = None) -> list[str]:
     """Stop a run at its next safe point, or the jobs that its supervisor has left; return what was stopped in words."""
     who = by or who_is_here()
-    holder = read_holder(run_dir(root) / LEASE)
-    if holder is not None and (holder.is_alive or not holder.is_here):
+    if working_holder(run_dir(root) / LEASE) is not None:
         _write_down(root, "stop_requested", f"asked to stop by {who}", by=who)
     stopped = stop_run(root, wait_seconds=wait_seconds)
     if stopped is not None:
@@ -425,8 +424,8 @@ def stop_beside(root: Path, *, by: str) -> None:
 
 
 def _refuse_active(root: Path) -> None:
-    holder = read_holder(run_dir(root) / LEASE)
-    if holder is not None and (holder.is_alive or not holder.is_here):
+    holder = working_holder(run_dir(root) / LEASE)
+    if holder is not None:
         raise UsageError(f"a run is active here already ({holder})")
 
 

@@ -22,7 +22,7 @@ from charter.artifacts.stage_process import DISK_FULL, INTERRUPTED_EXIT, OUT_OF_
 from charter.artifacts.stage_state import checkpoint_position, checkpoint_step, read_progress
 from charter.engines.installed import ENGINE
 from charter.errors import BudgetError, CharterError, DataError, ExitCode, MissingExtraError, StageError
-from charter.launch.launcher import Launcher, StageHandle
+from charter.launch.launcher import HERE, Launcher, StageHandle
 from charter.launch.machine import CPU, LAYOUT_DEFAULTS, asked_layout, processes_of
 from charter.ledger import Ledger, Outcome
 from charter.ledger.account import COUNTERS
@@ -251,6 +251,18 @@ class RunningAttempt:
     def seconds(self) -> float:
         """Return the seconds for which it has run."""
         return time.monotonic() - self.started
+
+    @property
+    def is_here(self) -> bool:
+        """Return True if it computes on this machine, whose kernel counts what it kills for memory."""
+        job = self.handle.job
+        return not self.handle.where or (job is not None and job.scheduler in HERE)
+
+    @property
+    def is_overdue(self) -> bool:
+        """Return True if it has run longer than its stage may; time in a queue does not count."""
+        limit = self.stage.spec.timeout
+        return limit is not None and self.ledger_id is not None and limit < self.seconds
 
     def progress(self) -> dict[str, Any]:
         """Return what this attempt has reported; what an earlier one has left behind does not count."""

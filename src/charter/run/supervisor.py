@@ -180,14 +180,15 @@ def begin_job(attempt: RunningAttempt, ledger: Ledger, project: Project) -> bool
         return False
     attempt.started, attempt.started_at = time.monotonic(), time.time()
     attempt.idle.started_at = attempt.started_at
+    # The job has run for a moment when it is seen to, or for hours under an earlier supervisor: the clock of here
+    # counts on from there.
+    before = max(0.0, time.time() - job.started_at) if job.busy_seconds is None else 0.0
+    attempt.started -= before
     key = start_key(job.job_id, restart=job.restart)
     rows = [row for row in ledger.running(run=project.run_in_ledger) if row.stage == stage.name and row.job_id == key]
     if rows:
         attempt.ledger_id, attempt.is_own_clock = rows[0].attempt_id, False
         return True
-    # The job has run for a moment when it is seen to: the clock of here counts on from there.
-    before = max(0.0, time.time() - job.started_at) if job.busy_seconds is None else 0.0
-    attempt.started -= before
     attempt.ledger_id = begin_job_attempt(
         ledger,
         project,
@@ -307,7 +308,7 @@ class Supervisor:
     def _start_ready(self, waiting: list[PlannedStage], done: set[str]) -> None:
         now = time.monotonic()
         for stage in list(waiting):
-            if len(self._active) >= self._slots:
+            if len(self._active) >= self._slots or self._failure is not None:
                 return
             ready = done.issuperset(stage.stage_inputs) and now >= self._not_before.get(stage.name, 0.0)
             if ready and not self._gate.holds(stage) and not self._budget.holds(stage.name) and self._begin(stage):
@@ -320,7 +321,15 @@ class Supervisor:
         active = [attempt.stage.name for attempt in self._active]
         if not self._budget.before(stage, self._ledger, running=active, done=self._done):
             return False
-        self._start(stage)
+        try:
+            self._start(stage)
+        except CharterError as error:
+            if not self._active:
+                raise
+            # What runs beside it is not to blame: it stops at a safe point before the run ends.
+            self._failure = error
+            message = f"did not start: {str(error).splitlines()[0]}"
+            self._events.emit("stage_note", stage=stage.name, message=message)
         return True
 
     def _start(self, stage: PlannedStage) -> None:
@@ -373,7 +382,7 @@ class Supervisor:
             if exit_code is not None:
                 self._active.remove(attempt)
                 self._settle(attempt, exit_code, waiting, done)
-            elif (limit := attempt.stage.spec.timeout) is not None and limit < attempt.seconds:
+            elif attempt.is_overdue:
                 attempt.timed_out = True
                 attempt.handle.kill()
             else:
@@ -392,7 +401,7 @@ class Supervisor:
             self._events.emit("stage_done", stage=stage.name, seconds=attempt.seconds, number=attempt.number)
             return
         kills = oom_kills()
-        ending = ending_of(attempt, exit_code, out_of_memory=kills > self._oom_kills)
+        ending = ending_of(attempt, exit_code, out_of_memory=attempt.is_here and kills > self._oom_kills)
         self._oom_kills = kills
         what = describe_ending(attempt, ending)
         end_attempt(self._ledger, attempt, outcome_of(ending), note=what)

@@ -5,7 +5,8 @@ Pure functions from a value to the problems found, so that a file's errors all c
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from urllib.parse import urlsplit
 
 from charter.errors import Problem
 from charter.spec.architecture import Architecture
@@ -112,7 +113,8 @@ def _check_parts(shape: Architecture, path: str) -> Iterator[Problem]:
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 PART = re.compile(r"([0-9]{1,6})\s*/\s*([0-9]{1,6})")
 ACCELERATOR = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]*(?::[0-9]+)?")
-"""A variable of the environment by the names that POSIX allows, or a file."""
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""A variable of the environment by the names that POSIX allows."""
 BYTE_ALPHABET = 256
 """Every byte is a token of a byte-level tokenizer, before special tokens and merges."""
 
@@ -165,6 +167,8 @@ def check_project(project: Project) -> Iterator[Problem]:
     yield from check_metering(project.metering)
     yield from check_idle(project.idle)
     yield from _check_launch(project.launch)
+    for engine, place in project.engines.items():
+        yield from _check_variables(place.environment, f"engines.{engine}.environment")
     yield from check_budget(project.budget, project.pipeline)
     yield from check_sweeps(project.sweeps, {name: stage.kind for name, stage in project.pipeline.items()})
     yield from check_alerts(project.alerts)
@@ -197,6 +201,17 @@ def _check_launch(launch: Launch) -> Iterator[Problem]:
     if launch.time_limit is not None and 0 < launch.time_limit <= launch.stop_before:
         message = f"an attempt of {launch.time_limit:g} s that ends {launch.stop_before:g} s before has no time at all"
         yield Problem(message=message, path="launch.time_limit", hint="raise it, or lower launch.stop_before")
+    yield from _check_variables(launch.environment, "launch.environment")
+
+
+def _check_variables(variables: Mapping[str, str], path: str) -> Iterator[Problem]:
+    """Variables that no process can be given; their values may be secrets, and are not shown."""
+    for name, value in variables.items():
+        if not VARIABLE.fullmatch(name):
+            message, hint = f"{name!r} cannot be the name of a variable", "letters, digits and _, a digit not first"
+            yield Problem(message=message, path=f"{path}.{name}", hint=hint)
+        elif "\0" in value:
+            yield Problem(message="its value holds a zero byte, which no variable can", path=f"{path}.{name}")
 
 
 def check_pool(pool: ServerPool, path: str) -> Iterator[Problem]:
@@ -292,11 +307,19 @@ def _check_serving(project: Project) -> Iterator[Problem]:
 
 def _check_address(address: str, path: str) -> Iterator[Problem]:
     """An address of a server holds no credentials: it is printed, logged and recorded."""
-    if not re.match(r"https?://[^/\s]+", address):
+    if not _is_url(address):
         yield Problem(message=f"{address!r} is not a URL", path=path, hint="write it like http://judge:8000/v1")
     elif "@" in address.split("/")[2] or "?" in address:
         hint = "give the key by  api_key: env:NAME"
         yield Problem(message="an address must not hold a user, a key or a query", path=path, hint=hint)
+
+
+def _is_url(address: str) -> bool:
+    try:
+        port = urlsplit(address).port
+    except ValueError:
+        return False
+    return port != 0 and re.fullmatch(r"https?://[^/\s]+\S*", address) is not None
 
 
 def _check_ledger(address: str | None) -> Iterator[Problem]:

@@ -154,10 +154,12 @@ def _env_path(name: str) -> list[str] | None:
 
 def _match_case(value: Any, parts: Sequence[str]) -> list[str]:
     """The parts in the spelling of the file's keys; variables are often written in capitals."""
-    renamed = []
+    renamed: list[str] = []
     for part in parts:
         stages = value if isinstance(value, dict) else {}
         spelled = next((key for key in stages if key == part), None)
+        if renamed[-1:] == [VARIABLES] and renamed[0] in ("launch", "engines"):
+            spelled = part  # the name of a variable, in which capitals count
         spelled = spelled or next((key for key in stages if key.lower() == part.lower()), part.lower())
         renamed.append(spelled)
         value = stages.get(spelled)

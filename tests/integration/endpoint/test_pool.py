@@ -292,6 +292,18 @@ def test_a_redirect_is_not_followed_with_the_key(calls, monkeypatch):
         assert not thief.requests
 
 
+def test_a_key_in_the_address_of_a_redirect_is_not_shown(calls, monkeypatch):
+    """A proxy that wants people to sign in may send the whole request along."""
+    key = "correct-horse-battery"  # nothing that any pattern knows
+    monkeypatch.setenv("JUDGE_KEY", key)
+    with (
+        fault_server(Behaviour(script=["redirect"], elsewhere=f"http://sso.test/{key}")) as (url, _),
+        pytest.raises(DataError, match="points to http://sso") as caught,
+    ):
+        ask(url, calls, [question(1)], api_key="env:JUDGE_KEY")
+    assert key not in str(caught.value)
+
+
 def test_a_question_without_an_answer_fails_the_stage_and_says_why(calls):
     with fault_server(Behaviour(faults=1.0)) as (url, server):
         with pytest.raises(StageError, match="gave no answer in 3 requests"):

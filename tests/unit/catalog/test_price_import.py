@@ -158,6 +158,14 @@ def test_every_bad_row_of_a_file_is_told_at_once_with_its_line():
     assert [row.number for row in checked.good_rows] == [2]
 
 
+@pytest.mark.parametrize(("price", "usd"), [("1,018.50", [1018.5]), ("98,32", [])])
+def test_a_decimal_comma_is_no_price(price, usd):
+    line = f'Standard_ND96isr_H100_v5,H100,8,96,1900,,"{price}",,eastus,e,,,,,'
+    checked = read(AWS, line, cloud="azure")
+    assert [row.on_demand for row in checked.good_rows] == usd
+    assert [finding.rule for finding in checked.errors] == ([] if usd else ["not-a-number", "no-price"])
+
+
 def test_a_catalog_that_does_not_name_its_cloud_needs_one():
     with pytest.raises(UsageError, match="--cloud aws"):
         read(AWS, aws_line("a", "18"))

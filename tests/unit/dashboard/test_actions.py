@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -287,6 +288,24 @@ def test_a_second_start_is_refused(enter, case):
     hold(case, os.getpid())
     answer = press(enter(TOKEN), case, "start")
     assert (answer.status_code, "a run is active here already" in answer.text) == (409, True)
+
+
+@pytest.mark.parametrize(("age", "is_refused"), [(0.0, True), (3600.0, False)])
+def test_a_holder_elsewhere_counts_while_it_gives_signs_of_life(case, monkeypatch, age, is_refused):
+    """Another machine, or this one before its last boot: nobody will ever take that lease away."""
+    holder = Holder(pid=7, start_ticks=1, host="n7/another boot", since=1.0)
+    lease = case.run / "lease.json"
+    lease.write_text(json.dumps(vars(holder)))
+    os.utime(lease, (time.time() - age, time.time() - age))
+    started = []
+    monkeypatch.setattr(actions.subprocess, "Popen", lambda command, **more: started.append(command) or Quiet())
+    monkeypatch.setattr(actions.threading, "Thread", lambda target, args, daemon: Quiet())
+    if is_refused:
+        with pytest.raises(UsageError, match="a run is active here already"):
+            actions.start(case.root)
+    else:
+        actions.start(case.root)
+        assert started
 
 
 def test_a_start_that_fails_says_why_in_an_event(case, monkeypatch):

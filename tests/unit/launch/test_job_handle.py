@@ -43,6 +43,8 @@ class Scheduler:
         return {job_id: self.state for job_id in job_ids}
 
     def cancel(self, job_id):
+        if self.away:
+            raise StageError("controller down")
         self.cancelled.append(job_id)
 
 
@@ -243,6 +245,39 @@ def test_a_stop_in_the_queue_takes_the_job_out_of_it(job):
     assert job.files.asked().stop
     job.scheduler.state = JobState(phase="ended", cause="cancelled")
     assert job.after(FILES_SECONDS + 2) == 6
+
+
+def test_a_stop_that_the_engine_does_not_hear_is_repeated(job):
+    job.scheduler.state = JobState(phase="queued", reason="Resources")
+    job.after(1)
+    job.scheduler.away = True
+    job.handle.stop()
+    assert (job.after(30), job.scheduler.cancelled) == (None, [])
+    job.scheduler.away = False
+    assert job.after(LONGEST_LOOK_SECONDS + 2) is None
+    assert job.scheduler.cancelled == ["7"]
+
+
+def test_a_kill_in_the_queue_of_an_engine_that_is_away_ends(job):
+    """Whoever presses Ctrl-C twice does not wait for a controller; the job is dropped by the end of the run."""
+    job.scheduler.state = JobState(phase="queued", reason="Resources")
+    job.after(1)
+    job.scheduler.away = True
+    job.handle.kill()
+    assert (job.after(1), job.handle.cause) == (-9, "cancelled")
+    assert job.table.all() == [job.live]
+
+
+def test_a_kill_of_a_running_job_needs_no_engine(job):
+    job.agent()
+    job.after(1)
+    job.scheduler.away = True
+    job.handle.kill()
+    assert job.files.asked().kill
+    assert job.after(5) is None
+    job.scheduler.away = False
+    job.after(LONGEST_LOOK_SECONDS)
+    assert job.scheduler.cancelled == ["7"]
 
 
 def test_a_stop_of_a_running_job_is_a_request_to_its_agents(job):

@@ -12,6 +12,7 @@ from charter.launch.agent import AgentTask, command_of, parse
 from charter.launch.job import secrets_of
 from charter.launch.job_launcher import JobLauncher
 from charter.launch.launcher import StageStart
+from charter.launch.scheduler import JobState
 from charter.launch.servers import PoolSpec
 from charter.launch.submission import (
     SubmissionFacts,
@@ -159,6 +160,8 @@ def test_keys_are_named_and_never_valued(monkeypatch):
     files = {"base": Serving(endpoint="http://judge/v1", api_key="file:/keys/judge")}
     assert dict(secrets_of(project(serving=serving))) == {"JUDGE_KEY": "env:JUDGE_KEY"}
     assert dict(secrets_of(project(serving=files))) == {}
+    left_aside = {"base": replace(serving["base"], mode="own")}
+    assert dict(secrets_of(project(serving=left_aside))) == {}, "nobody asks it"
     job = stage_job(project(serving=serving), request(), ASKED, scheduler="slurm")
     assert "sk-secret" not in repr(job)
 
@@ -222,7 +225,7 @@ def test_every_name_is_one_that_every_engine_takes(run, stage):
         processes=st.integers(1, 16),
         apart=st.booleans(),
         launcher=st.sampled_from(["direct", "torchrun"]),
-        time_limit_seconds=st.none() | st.integers(1, 10**6).map(float),
+        time_limit_seconds=st.none() | st.integers(1, 10**11).map(float),
         stop_before_seconds=st.integers(0, 10**5).map(float),
         check_disk_bytes=st.none() | st.integers(0, 2**50),
         expected=st.integers(0, 4096),
@@ -231,6 +234,50 @@ def test_every_name_is_one_that_every_engine_takes(run, stage):
 )
 def test_an_agent_is_told_exactly_what_was_meant(task):
     assert parse(command_of(task, python="python3")[3:]) == task
+
+
+class Holder:
+    """A scheduler that has a job, on the nodes that it says."""
+
+    name = "slurm"
+
+    def __init__(self):
+        self.state, self.cancelled = JobState(phase="running", nodes=("n1", "n2")), []
+
+    def submit(self, job):
+        return "7"
+
+    def poll(self, job_ids):
+        return dict.fromkeys(job_ids, self.state)
+
+    def cancel(self, job_id):
+        self.cancelled.append(job_id)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "state", "goes_on"),
+    [
+        ({"n3"}, {}, JobState(phase="running", nodes=("n1", "n2")), True),
+        ({}, {"n3"}, JobState(phase="running", nodes=("n1", "n2")), True),
+        ({}, {"n2"}, JobState(phase="running", nodes=("n1", "n2")), False),
+        ({}, {"n3"}, JobState(phase="queued"), False),
+        ({"n3"}, {}, JobState(phase="queued"), True),
+    ],
+    ids=["forgotten", "elsewhere", "its own", "in the queue", "in the queue, forgotten"],
+)
+def test_a_job_outlives_a_change_of_what_is_left_out(tmp_path, monkeypatch, before, after, state, goes_on):
+    """A node that was left out comes back after half an hour: a job that was sent without it goes on."""
+    nodes = dict.fromkeys(before, "fell silent")
+    monkeypatch.setattr("charter.launch.job_launcher.read_bad_nodes", lambda run_dir: nodes)
+    start, scheduler = replace(request("sft", processes=16), stage_dir=tmp_path / "sft-12345678"), Holder()
+    start.stage_dir.mkdir()
+    JobLauncher(scheduler, of_nodes(), tmp_path).start(start)
+    nodes = dict.fromkeys(after, "fell silent")
+    scheduler.state = state
+    again = JobLauncher(scheduler, of_nodes(), tmp_path)
+    assert again.recover([start.stage_dir])
+    assert again.under_way(start) == goes_on
+    assert scheduler.cancelled == ([] if goes_on else ["7"])
 
 
 def test_a_preview_is_the_job_that_a_run_would_submit():

@@ -1,6 +1,9 @@
+from types import SimpleNamespace
+
 import pytest
 
 from charter.artifacts.group import BEAT_EVERY_SECONDS, SAVE, Heartbeat, Sign, read_sign
+from charter.run.attempt import RunningAttempt
 from charter.run.watches import GAPS, LEAST_SECONDS, LONGEST_LOOK_SECONDS, START_SECONDS, HangWatch, read_signs
 from charter.spec.ppo_stage import VLLM_SAMPLE_SECONDS, VLLM_SYNC_SECONDS, PpoStage
 
@@ -166,3 +169,35 @@ def test_without_processes_no_time_passes():
     for second in range(3000):
         assert watch.look(float(second), {}) is None
     assert watch.look(3001.0, {4: (None, 0)}) is None
+
+
+@pytest.mark.parametrize(
+    ("where", "scheduler", "is_here"),
+    [
+        ("", None, True),
+        ("subprocess job 1", "subprocess", True),
+        ("slurm job 1", "slurm", False),
+        ("slurm job 1", None, False),
+    ],
+)
+def test_kills_of_this_machine_tell_nothing_of_a_cluster(where, scheduler, is_here):
+    """On a login node somebody else's process is killed for memory; the job has lost its node all the same."""
+    handle = SimpleNamespace(where=where, job=scheduler and SimpleNamespace(scheduler=scheduler))
+    attempt = RunningAttempt(
+        stage=None, handle=handle, number=1, ledger_id=1, first_step=0, calls=None, idle=None, started=0.0
+    )
+    assert attempt.is_here == is_here
+
+
+def test_time_in_a_queue_does_not_count_for_the_timeout(monkeypatch):
+    now = SimpleNamespace(time=lambda: 0.0, monotonic=lambda: 7200.0)
+    monkeypatch.setattr("charter.run.attempt.time", now)
+    stage = SimpleNamespace(spec=SimpleNamespace(timeout=3600.0))
+    attempt = RunningAttempt(
+        stage=stage, handle=None, number=1, ledger_id=None, first_step=0, calls=None, idle=None, started=0.0
+    )
+    assert not attempt.is_overdue, "it waits in the queue of its scheduler"
+    attempt.ledger_id = 1
+    assert attempt.is_overdue
+    attempt.started = 7000.0
+    assert not attempt.is_overdue

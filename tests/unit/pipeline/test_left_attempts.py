@@ -9,6 +9,7 @@ import pytest
 from charter.artifacts.job_files import JobFiles, NodeRecord, Submission, write_submission
 from charter.ledger import Ledger
 from charter.run import accounts
+from charter.run.supervisor import begin_job
 
 
 @pytest.fixture
@@ -93,3 +94,16 @@ def test_a_dropped_job_is_killed_unless_it_ended_well(ledger, stage):
     begin(ledger, "8", stage="other")
     accounts.end_dropped(ledger, stage, run="r")
     assert outcomes(ledger) == {"7": "done", "6": "killed", None: "running", "8": "running"}
+
+
+def test_a_job_under_a_new_supervisor_is_as_old_as_it_is(ledger, stage, monkeypatch):
+    """What its stage's `timeout` counts: it had begun anew with every supervisor."""
+    leave(stage, None)
+    number = begin(ledger, "7")
+    monkeypatch.setattr("charter.run.supervisor.time", SimpleNamespace(time=lambda: 7300.0, monotonic=lambda: 50.0))
+    job = SimpleNamespace(job_id="7", restart=0, started_at=100.0, busy_seconds=None, nodes=("h",))
+    attempt = SimpleNamespace(
+        handle=SimpleNamespace(job=job, pid=1), stage=stage, idle=SimpleNamespace(), ledger_id=None, first_step=0
+    )
+    assert begin_job(attempt, ledger, SimpleNamespace(run_in_ledger="r"))
+    assert (attempt.ledger_id, attempt.is_own_clock, attempt.started) == (number, False, 50.0 - 7200.0)

@@ -125,6 +125,23 @@ def test_starts_that_nobody_saw_are_there_and_settling_twice_changes_nothing(led
     assert settled(ledger, stage, engine) == first
 
 
+LATER = replace(SUBMISSION, number=2, submitted_at=10_000.0)
+
+
+@pytest.mark.parametrize("earlier", [SUBMISSION, replace(SUBMISSION, scheduler="ray")], ids=["anew", "elsewhere"])
+def test_a_number_that_comes_back_is_another_job(ledger, stage, earlier):
+    """Its scheduler was set up anew, or another one has given the same number: what was billed before stays."""
+    seen(ledger, stage, submission=earlier)
+    write_submission(JobFiles(stage.directory, 1), replace(earlier, ended=True))
+    write_submission(JobFiles(stage.directory, 2), LATER)
+    engine = Engine()
+    engine.starts = (start(), start(restart=1, begin=10_100.0, end=10_200.0))
+    first, second = settled(ledger, stage, engine)
+    assert (first.job_id, second.job_id) == ("7", "7"), "it is the first start of the new job"
+    assert (first.started_at, first.duration_milliseconds, first.clock) == (101.0, 62_000, "wall")
+    assert (second.started_at, second.duration_milliseconds, second.clock) == (10_100.0, 100_000, "engine")
+
+
 def test_records_that_are_late_are_waited_for(ledger, stage):
     engine = Engine()
     engine.starts = (replace(start(), ended_at=None),)

@@ -14,7 +14,7 @@ from charter.spec.ppo_stage import PpoStage
 from charter.spec.project import Budget, DataSpec, ModelSpec, Place, Project, Resources, Serving, Storage, TokenizerSpec
 from charter.spec.quantity import divisors_near
 from charter.spec.rewards import Environment, Mismatch, Reward, Rubric, check_turns
-from charter.spec.sections import Alerts, IdlePolicy
+from charter.spec.sections import Alerts, EngineEnvironment, IdlePolicy
 from charter.spec.stage import (
     CritiqueStage,
     DpoStage,
@@ -456,6 +456,9 @@ PROJECTS = {
     "serving.base.pool.memory_share": replace(PROJECT, serving={"base": Serving(pool=ServerPool(memory_share=90.0))}),
     "sweeps.rates.draws": replace(PROJECT, sweeps={"rates": Sweep(over={"seed": (1, 2)}, draws=0)}),
     "sweeps.rates.seeds": replace(PROJECT, sweeps={"rates": Sweep(seeds=0)}),
+    "launch.environment.A B": replace(PROJECT, launch=Launch(environment={"A B": "x"})),
+    "launch.environment.A": replace(PROJECT, launch=Launch(environment={"A": "x\0"})),
+    "engines.trl.environment.1A": replace(PROJECT, engines={"trl": EngineEnvironment(environment={"1A": "x"})}),
     "alerts.sender": replace(PROJECT, alerts=Alerts(sender="nobody")),
 }
 
@@ -470,6 +473,13 @@ def test_an_address_with_credentials_is_refused_and_not_shown(address):
     (problem,) = check_project(replace(PROJECT, serving={"base": Serving(endpoint=address)}))
     assert "word" not in str(problem)
     assert "0123456789" not in str(problem)
+
+
+@pytest.mark.parametrize("address", ["http://judge:99999/v1", "http://judge:x/v1", "http://[::1/v1", "http://a b/v1"])
+def test_an_address_that_cannot_be_one_is_refused(address):
+    assert list(told(check_project(replace(PROJECT, serving={"base": Serving(endpoint=address)})))) == [
+        "serving.base.endpoint"
+    ]
 
 
 @pytest.mark.parametrize("reference", ["env:JUDGE_KEY", "file:~/.keys/judge", "file:/run/secrets/the judge"])

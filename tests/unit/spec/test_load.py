@@ -287,3 +287,21 @@ def test_a_duration_of_ages_is_refused(write, deadline):
     (problem,) = problems_of(write(BASE + f"deadline: {deadline}\n"))
     assert problem.path == "deadline"
     assert "is more than 1e+11 s, the longest of any duration" in problem.message
+
+
+@pytest.mark.parametrize("limit", ["1,50", "$1,00", "10,0000", "1,5k"])
+def test_a_decimal_comma_is_no_money(write, limit):
+    """Half of Europe writes $1.50 so, and it had been $150."""
+    (problem,) = problems_of(write(f"{BASE}budget:\n  limit: {limit}\n"))
+    assert (problem.path, "is not an amount of money" in problem.message) == ("budget.limit", True)
+
+
+@pytest.mark.parametrize(("field", "value"), [("resources.memory", "1,5GB"), ("deadline", "1,5h")])
+def test_a_decimal_comma_is_no_size_and_no_time(write, field, value):
+    (problem,) = problems_of(write(BASE), overrides=[f"{field}={value}"])
+    assert problem.path == field
+
+
+def test_commas_group_thousands(write):
+    project = load_project(write(f"{BASE}budget:\n  limit: $25,000.50\n"), overrides=["deadline=1,000h"])
+    assert (project.budget.limit, project.deadline) == (25_000.5, 3_600_000.0)

@@ -42,6 +42,14 @@ def test_optional_keys_that_the_file_lacks_can_be_given(load):
     assert project.pipeline["sft"].adapter.rank == 8
 
 
+def test_names_of_variables_stay_as_they_are_written(load):
+    """NCCL reads no nccl_debug: what was set for it had no effect, and nothing said so."""
+    env = {"CHARTER_LAUNCH__ENVIRONMENT__NCCL_DEBUG": "INFO", "CHARTER_ENGINES__TRL__ENVIRONMENT__HF_HOME": "/hub"}
+    project = load(env=env)
+    assert project.launch.environment == {"NCCL_DEBUG": "INFO"}
+    assert project.engines["trl"].environment == {"HF_HOME": "/hub"}
+
+
 def test_a_shorthand_can_be_refined(load):
     assert load("data.chats.limit=5").data["chats"].limit == 5
 

@@ -259,15 +259,16 @@ class Transport:
                 if response.headers.get("Content-Encoding", "identity") != "identity":
                     response.close()
                     return TransportFailure("broken", "the reply is compressed, which was not asked for", was_sent=True)
-                if self._key:
-                    content = self._key.blotted_bytes(content)
                 response_headers = response.headers
+                location = response_headers.get("Location", "")
+                if self._key:
+                    content, location = self._key.blotted_bytes(content), self._key.blotted(location)
                 line = getattr(response, "line", None)
                 return Received(
                     response.status,
                     content,
                     response_headers.get("Retry-After", ""),
-                    response_headers.get("Location", ""),
+                    location,
                     line,
                 )
         except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:

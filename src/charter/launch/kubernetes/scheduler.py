@@ -374,9 +374,12 @@ class Kubectl:
 
     def items(self, *arguments: str) -> list[Mapping[str, Any]]:
         """The objects of `get ... --output json`."""
-        document = json.loads(self.text("get", *arguments, "--output", "json"))
-        items: list[Mapping[str, Any]] = document["items"] if document.get("kind", "").endswith("List") else [document]
-        return items
+        said = self.text("get", *arguments, "--output", "json")
+        try:
+            document = json.loads(said)
+            return list(document["items"]) if document.get("kind", "").endswith("List") else [document]
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise StageError(f"kubectl get printed no JSON of objects: {said.strip()[:200]!r}") from None
 
 
 def failure(arguments: Sequence[str], answer: KubectlOutput) -> StageError | UsageError:

@@ -118,7 +118,12 @@ class BridgeClient:
                 raise EOFError
             self._buffer += received
         line, _, self._buffer = self._buffer.partition(b"\n")
-        message: dict[str, Any] = json.loads(line)
+        try:
+            message: dict[str, Any] = json.loads(line)
+        except ValueError:
+            # Something printed into the bridge's answers: what comes after it may belong to anything.
+            self._process.kill()
+            raise EOFError from None
         return message
 
     def _said(self) -> str:

@@ -146,12 +146,26 @@ def texts_for(
             files |= {f"{model.name}.{part}": body for part, body in managed.endpoint(project, model).items()}
     names = chosen(project, stages)
     tasks = [task_of(project, stage, target, words=words) for stage in names]
+    _refuse_namesakes(tasks, target)
     tasks = [replace(task, after=tuple(name for name in task.after if name in names)) for task in tasks]
     if managed:
         files |= {f"{task.name}.{managed.job_file}": managed.job(project, task) for task in tasks}
     if target.pipeline:
         files |= target.pipeline(project, tasks)
     return {name: _text(name, body) for name, body in files.items()}
+
+
+def _refuse_namesakes(tasks: Sequence[RenderedTask], target: Target) -> None:
+    """Refuse stages that would have one name there, of which all but the last would be missing."""
+    names = dict[str, str]()
+    for task in tasks:
+        for name in (task.name, skypilot.task_name(task.stage)):
+            other = names.setdefault(name, task.stage)
+            if other != task.stage:
+                raise UsageError(
+                    f"the stages {other} and {task.stage} would both be called {name} on {target.title}, which takes "
+                    "fewer letters\n  rename one of them, or give the project a shorter name"
+                )
 
 
 def _text(name: str, body: Body) -> str:
@@ -277,7 +291,8 @@ def _machine(project: Project, stage: Stage, target: Target) -> ServiceInstance:
 
 def _refuse_keys(project: Project, target: Target) -> None:
     """Refuse keys that stand in variables: they cannot travel in the text of a job."""
-    keys = [serving.api_key for serving in project.serving.values() if (serving.api_key or "").startswith("env:")]
+    used = (serving for serving in project.serving.values() if serving.is_used)
+    keys = [serving.api_key for serving in used if (serving.api_key or "").startswith("env:")]
     if keys:
         raise UsageError(
             f"{', '.join(map(str, keys))} would have to stand in the text of the job: {target.name} takes no "

@@ -176,14 +176,17 @@ def exit_code_of(text: str) -> int | None:
 
     A shell's 128 + n is signal n, too: batch scripts end with what their step ended with.
 
-    >>> [exit_code_of(text) for text in ("0", "768", "9", "0:9", "6:0", "137:0", "")]
-    [0, 3, -9, -9, 6, -9, None]
+    >>> [exit_code_of(text) for text in ("0", "768", "9", "0:9", "6:0", "137:0", "", "4294967294")]
+    [0, 3, -9, -9, 6, -9, None, None]
     """
     code, colon, number = text.strip().partition(":")
     if not code.isdecimal():
         return None
     if not colon:
-        return _unshell(os.waitstatus_to_exitcode(int(code)))
+        try:
+            return _unshell(os.waitstatus_to_exitcode(int(code)))
+        except (ValueError, OverflowError):  # a number for "none", or of a process that is only stopped
+            return None
     return -int(number) if number.isdecimal() and int(number) else _unshell(int(code))
 
 

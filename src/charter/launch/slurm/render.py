@@ -15,11 +15,15 @@ from charter.catalog import accelerators
 from charter.errors import UsageError
 from charter.launch.job import ENGINE_JOB, NODE_NAME, NODE_RANK, RESTART, SHARD, SUPERVISOR, StageJob
 from charter.launch.slurm.commands import INTERRUPTED_EXIT
+from charter.launch.tags import OWN_KEYS
+from charter.spec.checks import VARIABLE
 from charter.spec.launching import SlurmSettings
 
 MIB = 1024**2
 LONGEST_SIGNAL_SECONDS = 65535
 """What `--signal` takes (`man sbatch`)."""
+COMMENT_CHARACTERS = 1024
+"""slurmctld refuses a job with a longer comment (Slurm 22.05, tried)."""
 _PLAIN = re.compile(r"^[A-Za-z0-9_@%+=:,./|&*!()\[\]{}~^-]+$")
 _UNWRITABLE = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -32,7 +36,7 @@ def directives(job: StageJob, settings: SlurmSettings, *, after: tuple[str, ...]
     yield from _lines(
         {
             "job-name": job.name,
-            "comment": urlencode(sorted(job.labels.items())),
+            "comment": _comment(job.labels),
             "partition": settings.partition,
             "account": settings.account,
             "qos": settings.qos,
@@ -50,6 +54,15 @@ def directives(job: StageJob, settings: SlurmSettings, *, after: tuple[str, ...]
     )
     for option in settings.options:
         yield f"#SBATCH {_one_line('launch.slurm.options', option)}"
+
+
+def _comment(labels: Mapping[str, str]) -> str:
+    """The tags for which a comment has room, Charter's own before those of the file."""
+    fitting: dict[str, str] = {}
+    for name in sorted(labels, key=lambda name: (name not in OWN_KEYS, name)):
+        longer = {**fitting, name: labels[name]}
+        fitting = longer if len(urlencode(longer)) <= COMMENT_CHARACTERS else fitting
+    return urlencode(sorted(fitting.items()))
 
 
 def gres_type(accelerator: str, names: Mapping[str, str]) -> str:
@@ -150,7 +163,6 @@ def _one_line(name: str, value: str) -> str:
     return value
 
 
-_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 _ALONE = f'export {NODE_RANK}=0 {NODE_NAME}="$SLURMD_NODENAME"'
 _PLACE = f'export {NODE_RANK}="$SLURM_NODEID" {NODE_NAME}="$SLURMD_NODENAME"'
 _ENGINE_JOB = f'export {RESTART}="${{SLURM_RESTART_COUNT:-0}}" {ENGINE_JOB}='
@@ -243,7 +255,7 @@ def _step(job: StageJob) -> Iterator[str]:
 
 
 def _variable(name: str) -> str:
-    if not _NAME.match(name):
+    if not VARIABLE.fullmatch(name):
         raise UsageError(f"{name!r} cannot be the name of a variable\n  letters, digits and _ can, a digit not first")
     return name
 

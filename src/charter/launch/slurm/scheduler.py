@@ -6,6 +6,7 @@ asked ever less often, and its silence says nothing about jobs: they stand as th
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -259,12 +260,16 @@ class Watch:
             raise
 
 
+_SUBMITTED = re.compile(r"([0-9]+)(?:;\S*)?")
+"""What `sbatch --parsable` prints; a site's own wrapper may print more around it, or nothing at all."""
 SUBMISSIONS = 5
 """How often a job is submitted to a controller that does not answer, before that is the stage's failure."""
 PAUSE_SECONDS = 2.0
 """Before the second try; twice as long before each further one."""
 TOO_FEW = "Requested node configuration is not available"
 """Slurm's word for a job that its nodes could never run, also where only those are missing that the job leaves out."""
+NO_SUCH_NODE = "Invalid node name specified"
+"""Slurm's word for a node that it does not know, also where the job only leaves it out."""
 SETTLE_ROUNDS, SETTLE_SECONDS = 10, 1.0
 """slurmdbd hears of an end a moment after the controller: so often, so far apart, its records are read again."""
 SECONDS_AFTER_REVOKED = 2
@@ -324,9 +329,10 @@ class SlurmScheduler:
                     raise
                 self._pause(PAUSE_SECONDS * 2**number)
             except SlurmRefusedError as error:
-                if not job.exclude_nodes or TOO_FEW not in str(error):
+                if not job.exclude_nodes or not any(words in str(error) for words in (TOO_FEW, NO_SUCH_NODE)):
                     raise self._refused(job, error) from None
                 # Without the nodes that were left out there are too few of them: better to wait for one to come back.
+                # Or one of them is no longer part of the cluster.
                 job = replace(job, exclude_nodes=())
                 script = render(job, self._settings, after=after)
         self._watch.submitted(job_id, job)
@@ -390,7 +396,10 @@ class SlurmScheduler:
 
     def _sbatch(self, script: str, environment: Mapping[str, str]) -> str:
         said = self._commands.run("sbatch", "--parsable", text=script, environment=environment)
-        return said.strip().splitlines()[-1].partition(";")[0]
+        numbers = [match[1] for line in said.splitlines() if (match := _SUBMITTED.fullmatch(line.strip()))]
+        if not numbers:
+            raise SlurmUnreachableError(f"sbatch named no job; it said {said.strip()[:200]!r}")
+        return numbers[-1]
 
     def _refused(self, job: StageJob, error: SlurmRefusedError) -> Exception:
         if job.shards > 1 and "array" in str(error).lower():

@@ -47,6 +47,13 @@ def test_a_cluster_that_stays_out_of_reach_is_said_after_a_few_tries():
         KubernetesScheduler(SETTINGS, kubectl=kubectl(faults)).poll(["job/a"])
 
 
+@pytest.mark.parametrize("said", ["", "W1129 deprecated\n{}", "null", "[]", '{"kind": "List"}', '{"kind": 5}'])
+def test_rubbish_is_an_error_and_no_news_of_jobs(said):
+    faults = Faults(KubectlOutput(code=0, out=said, err=""))
+    with pytest.raises(StageError, match="printed no JSON"):
+        KubernetesScheduler(SETTINGS, kubectl=kubectl(faults)).poll(["job/a"])
+
+
 def test_a_submission_that_got_through_unheard_is_not_made_twice():
     exists = 'Error from server (AlreadyExists): error when creating "STDIN": jobs.batch "x" already exists'
     faults = Faults(KubectlOutput(code=1, out="", err=REFUSED), KubectlOutput(code=1, out="", err=exists))

@@ -61,6 +61,12 @@ def test_a_bridge_that_dies_under_the_same_question_twice_is_a_failure_and_not_a
         bridge_of(ECHO).ask("poll", "die")
 
 
+def test_a_bridge_that_talks_nonsense_is_left_for_another(bridge_of):
+    chatty = ECHO.replace("    if message", "    print('ray: hello', flush=True)\n    if message", 1)
+    with pytest.raises(StageError, match="the connection broke twice"):
+        bridge_of(chatty).ask("knows", "a")
+
+
 def test_a_cluster_that_is_not_there_is_told_with_what_would_work(bridge_of):
     program = 'import json; print(json.dumps({"error": "no such cluster", "kind": "ConnectionError"}), flush=True)'
     with pytest.raises(UsageError, match=r"10\.0\.0\.7:6379: no such cluster\n(.|\n)*ray start --head"):

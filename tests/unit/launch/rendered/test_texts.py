@@ -50,6 +50,17 @@ def test_a_key_that_stands_in_a_variable_is_refused(tmp_path):
         texts_for(replace(project, serving={"judge": judge}), "sagemaker")
 
 
+@pytest.mark.parametrize("service", SERVICES)
+def test_stages_that_would_have_one_name_are_refused(tmp_path, service):
+    """All but the last had been missing from what was rendered, without a word."""
+    project = project_on(service, tmp_path)
+    alike = replace(project, pipeline={**project.pipeline, "sl-cai": project.pipeline["sl_cai"]})
+    with pytest.raises(UsageError, match="sl_cai and sl-cai would both be called"):
+        texts_for(alike, service)
+    with pytest.raises(UsageError, match="shorter name"):
+        texts_for(replace(project, name="n" * 64), service)
+
+
 @pytest.mark.parametrize("service", MANAGED)
 def test_without_an_image_to_serve_it_an_address_is_not_hosted(tmp_path, service):
     project = project_on(service, tmp_path)

@@ -7,6 +7,7 @@ import string
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import pytest
 from hypothesis import given
@@ -89,6 +90,14 @@ def test_no_label_can_add_an_option(label):
     script = render(job(labels={"owner": label, label or "k": "v"}), SlurmSettings()).splitlines()
     assert len(script) == len(plain)
     assert [line for line in script if "comment" not in line] == [line for line in plain if "comment" not in line]
+
+
+def test_a_comment_has_the_tags_that_slurm_has_room_for():
+    labels = {"owner": "ann", "a": "é" * 100, "b": "b" * 450, "z": "z"}
+    (line,) = [it for it in render(job(labels=labels), SlurmSettings()).splitlines() if "comment" in it]
+    comment = line.partition("--comment=")[2].strip('"')
+    assert len(comment) <= 1024
+    assert dict(parse_qsl(comment)) == {"owner": "ann", "a": "é" * 100, "z": "z"}
 
 
 @pytest.mark.parametrize("name", ["one_node", "several_nodes", "spare_nodes"])

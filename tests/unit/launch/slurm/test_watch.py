@@ -235,6 +235,32 @@ def test_a_job_that_never_had_a_node_has_no_start_to_wait_for():
     assert script.calls["sacct"] == 1
 
 
+@pytest.mark.parametrize("said", ["7\n", "7;cluster\n", "Welcome to Frontera\n7;f\nYou have used 12 % of your quota\n"])
+def test_a_sites_own_words_around_a_number_do_not_matter(tmp_path, said):
+    assert scheduler(Script(sbatch=said)).submit(job(tmp_path)) == "7"
+
+
+def test_a_submission_without_a_number_is_looked_for_by_its_name(tmp_path):
+    """A wrapper that says nothing may have submitted all the same: a second job would run beside the first."""
+    script = Script(sbatch=["\n", "8\n"], squeue="7\n")
+    assert scheduler(script).submit(job(tmp_path)) == "7"
+    assert script.calls["sbatch"] == 1
+
+
+def test_a_submitter_that_never_names_a_job_is_told(tmp_path):
+    with pytest.raises(SlurmUnreachableError, match="sbatch named no job; it said 'ok'"):
+        scheduler(Script(sbatch="ok")).submit(job(tmp_path))
+
+
+def test_a_node_that_left_the_cluster_is_no_longer_left_out(tmp_path):
+    """Its name alone would have every later job refused."""
+    unknown = SlurmRefusedError("sbatch: error: Batch job submission failed: Invalid node name specified")
+    script = Script(sbatch=[unknown, "7\n"])
+    assert scheduler(script).submit(job(tmp_path, exclude_nodes=("n9",))) == "7"
+    with pytest.raises(UsageError, match="Invalid node name"):
+        scheduler(Script(sbatch=[unknown])).submit(job(tmp_path))
+
+
 def test_too_few_other_nodes_submits_without_exclusion(tmp_path):
     refused = SlurmRefusedError(
         "sbatch: error: Batch job submission failed: Requested node configuration is not available"
