@@ -95,7 +95,14 @@ OTHER_VALUES = {
         "use_margin": [True],
         "center_weight": [0.01],
     },
-    "dpo": {**EVERY_STAGE, **_optimization(), **PREFERENCES, "beta": [0.3], "loss": ["ipo", "kto"]},
+    "dpo": {
+        **EVERY_STAGE,
+        **_optimization(),
+        **PREFERENCES,
+        "beta": [0.3],
+        "loss": ["ipo", "kto", "simpo", "orpo"],
+        "target_margin": [0.5],
+    },
     "ppo": {
         **EVERY_STAGE,
         **{name: values for name, values in _optimization().items() if name in {item.name for item in fields(PPO)}},

@@ -42,6 +42,7 @@ from charter.spec.stage import (
     LabelStage,
     PreferenceModelStage,
     PrepareStage,
+    check_dpo,
     references,
 )
 from charter.spec.stage_base import Guard, Optimization, Sampling, Stage, StageResources
@@ -509,10 +510,6 @@ def _check_preference_model(stage: PreferenceModelStage, path: str) -> Iterator[
     yield from check_ranges(stage, path, _PREFERENCE_MODEL)
 
 
-def _check_dpo(stage: DpoStage, path: str) -> Iterator[Problem]:
-    yield from check_ranges(stage, path, [("beta", POSITIVE), ("label_smoothing", SHARE_BELOW_HALF)])
-
-
 def _check_eval(stage: EvalStage, path: str) -> Iterator[Problem]:
     if not stage.suites:
         yield Problem(message="is empty; name at least one", path=f"{path}.suites")
@@ -562,7 +559,7 @@ _BY_KIND: Mapping[type[Stage], Callable[..., Iterator[Problem]]] = {
     GenerateStage: check_generate,
     LabelStage: check_label,
     PreferenceModelStage: _check_preference_model,
-    DpoStage: _check_dpo,
+    DpoStage: check_dpo,
     EvalStage: _check_eval,
     PpoStage: check_ppo,
 }

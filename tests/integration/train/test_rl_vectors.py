@@ -18,7 +18,9 @@ from charter.train.losses import (
     dpo_loss,
     ipo_loss,
     kto_loss,
+    orpo_loss,
     reinforce_loss,
+    simpo_loss,
 )
 from charter.train.ppo_math import (
     clipped_policy_loss,
@@ -50,8 +52,6 @@ NOT_OFFERED = {
     "advantage.reinforce_pp_baseline.bessel": "batches are whitened with N",
     "loss.ppo.clip_fraction": "clip_fraction counts tokens outside the bounds, whatever the sign of A",
     "reward.dapo.overlong.unbounded": "the paper's penalty is held at -1",
-    "loss.simpo": "dpo has the losses dpo, ipo and kto alone",
-    "loss.orpo.ratio": "dpo has the losses dpo, ipo and kto alone",
     "loss.distill.forward": "a teacher rates sampled tokens alone",
     "loss.distill.reverse": "a teacher rates sampled tokens alone",
     "loss.distill.jsd": "a teacher rates sampled tokens alone",
@@ -189,6 +189,19 @@ def of_pairs(loss, name, probability=1.0, **more):
     return loss(*figures, labels, beta=entry["beta"], **more).loss_B.mean()
 
 
+def by_token(loss, name, **settings):
+    """A loss of pairs without a reference, by the mean log-probability of each answer's tokens."""
+    lengths = tensor(ENTRIES[name]["lengths"])
+    sums = (tensor(ENTRIES["loss.dpo"][f"log_policy_{answer}"]) for answer in ("chosen", "rejected"))
+    return loss(*(item / count for item, count in zip(sums, lengths, strict=True)), tensor([1.0] * 2), **settings)
+
+
+def odds_alone():
+    """ORPO less its language loss."""
+    both, language = (by_token(orpo_loss, "loss.orpo.ratio", beta=beta).loss_B for beta in (1.0, 0.0))
+    return (both - language).mean()
+
+
 CONSTANT = {"aggregation": "constant", "divisor_B": tensor([8.0] * 4)}
 COMPUTED = {
     "advantage.grpo": lambda: of_answers(grpo_advantages(SCORE, MASK, samples=2)),
@@ -266,6 +279,8 @@ COMPUTED = {
     "loss.dpo.soft": lambda: of_pairs(dpo_loss, "loss.dpo.soft", 0.9),
     "loss.ipo": lambda: of_pairs(ipo_loss, "loss.ipo"),
     "loss.kto": lambda: of_pairs(kto_loss, "loss.kto", reference_point=tensor(ENTRIES["loss.kto"]["z"])),
+    "loss.simpo": lambda: by_token(simpo_loss, "loss.simpo", beta=2.0, target_margin=1.0).loss_B.mean(),
+    "loss.orpo.ratio": odds_alone,
     "loss.bradley_terry": lambda: bradley_terry(tensor([1.0 - 0.2, 0.5 - 0.9]), tensor([1.0, 1.0])).mean(),
 }  # fmt: skip
 

@@ -181,6 +181,14 @@ def test_kto_reads_answers_to_other_prompts_with_both_models(work):
     assert of["kto"].counters == of["dpo"].counters
 
 
+@pytest.mark.parametrize("loss", ["simpo", "orpo"])
+def test_losses_without_a_reference_plan_none(work, loss):
+    plain, dpo = (work(DpoStage(init="base", data=("pairs",), steps=5, loss=one))[0] for one in (loss, "dpo"))
+    assert plain.phases == dpo.phases[1:]
+    assert plain.roles == dpo.roles[:1]
+    assert plain.counters == dpo.counters
+
+
 def test_judge_behind_an_endpoint_is_not_here(work):
     stage = LabelStage(judge="base", candidates=("pairs",))
     found, _ = work(stage, serving={"base": Serving(endpoint="http://judge:8000/v1")})
