@@ -566,6 +566,8 @@ def _scoring(stage: PpoStage, roles: Iterable[str], rollouts: int, read: float) 
     computed = capabilities(stage.engine).read_by_update(stage)
     for role in roles:
         share, rows = stage.max_new_tokens / read, stage.rollout_batch - (computed if role == "policy" else 0)
+        if role == "teacher" and stage.divergence is not None:
+            rows *= 1 + stage.ppo_epochs  # and its words, in every epoch
         if rows > 0:
             yield forward(f"score {role}", role, rollouts, rows, read, logit_share=share)
 

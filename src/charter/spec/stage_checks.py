@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields
 from charter.errors import Problem
 from charter.spec.checks import check_accelerators, check_name, check_pool
 from charter.spec.layout import Adapter
-from charter.spec.ppo_stage import PpoStage, check_asynchrony, check_online_dpo
+from charter.spec.ppo_stage import PpoStage, check_asynchrony, check_divergence, check_online_dpo
 from charter.spec.quantity import (
     ABOVE_ONE,
     AT_LEAST_ONE,
@@ -133,6 +133,7 @@ def check_ppo(stage: PpoStage, path: str) -> Iterator[Problem]:
     yield from _check_loss(stage, path)
     yield from check_asynchrony(stage, path)
     yield from check_online_dpo(stage, path)
+    yield from check_divergence(stage, path)
     if stage.kl_target is not None and stage.kl_coefficient == 0:
         hint = "give kl_coefficient a start above 0, or remove kl_target"
         yield Problem(message="a coefficient of 0 never adapts to a target", path=f"{path}.kl_target", hint=hint)

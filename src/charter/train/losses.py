@@ -110,21 +110,6 @@ def bradley_terry(margin_B: Tensor, probability_B: Tensor) -> Tensor:
     return -(probability_B * functional.logsigmoid(margin_B) + (1 - probability_B) * functional.logsigmoid(-margin_B))
 
 
-def distillation_advantages(teacher_BR: Tensor, sampled_BR: Tensor, mask_BR: Tensor) -> Tensor:
-    """Log-probability of each sampled token by a teacher, less that of the sampling policy; 0 outside of the mask.
-
-    A_t = log t(y_t) - log q(y_t), the negative reverse KL(q | t) by one sample, in nats: each token gets its own alone,
-    as with a discount of 0. Its gradient is that of the KL where the policy is still q.
-    Sources: on-policy distillation, Agarwal et al. 2024 (arXiv:2306.13649), with the one-sample estimate of the reverse
-    KL as Gu et al. 2024 (arXiv:2306.08543) derive it.
-
-    >>> teacher, sampled = torch.tensor([[-1.0, -2.0, -9.0]]), torch.tensor([[-1.5, -1.0, -1.0]])
-    >>> distillation_advantages(teacher, sampled, torch.tensor([[True, True, False]])).tolist()
-    [[0.5, -1.0, 0.0]]
-    """
-    return torch.where(mask_BR, teacher_BR - sampled_BR, 0.0)
-
-
 def smoothed(probability_B: Tensor, label_smoothing: float) -> Tensor:
     """Labels moved towards the other answer: p (1 - s) + (1 - p) s, as if a share s of them were wrong.
 

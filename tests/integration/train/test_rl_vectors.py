@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from charter.data.reward_functions import overlong
+from charter.train.distillation import distillation_advantages, divergence
 from charter.train.losses import (
     aggregate,
     bradley_terry,
-    distillation_advantages,
     dpo_loss,
     ipo_loss,
     kto_loss,
@@ -52,11 +52,6 @@ NOT_OFFERED = {
     "advantage.reinforce_pp_baseline.bessel": "batches are whitened with N",
     "loss.ppo.clip_fraction": "clip_fraction counts tokens outside the bounds, whatever the sign of A",
     "reward.dapo.overlong.unbounded": "the paper's penalty is held at -1",
-    "loss.distill.forward": "a teacher rates sampled tokens alone",
-    "loss.distill.reverse": "a teacher rates sampled tokens alone",
-    "loss.distill.jsd": "a teacher rates sampled tokens alone",
-    "loss.distill.jsd_0.25": "a teacher rates sampled tokens alone",
-    "loss.distill.top1_tail": "a teacher rates sampled tokens alone",
     "loss.opd": "the advantage is of the weights that sampled, not of those of each minibatch",
 }
 
@@ -202,6 +197,14 @@ def odds_alone():
     return (both - language).mean()
 
 
+def distilled(name, kind, **settings):
+    """Over the words that a teacher finds likeliest, all of them where no `top` is named."""
+    entry = ENTRIES[name]
+    student, teacher = (tensor(entry[role]).log() for role in ("student", "teacher"))
+    top = torch.tensor(entry["top"]) if "top" in entry else teacher.argsort(1, descending=True)
+    return divergence(student.gather(1, top), teacher.gather(1, top), kind, **settings).mean()
+
+
 CONSTANT = {"aggregation": "constant", "divisor_B": tensor([8.0] * 4)}
 COMPUTED = {
     "advantage.grpo": lambda: of_answers(grpo_advantages(SCORE, MASK, samples=2)),
@@ -275,6 +278,11 @@ COMPUTED = {
     "loss.bypass": lambda: ppo(old=GENERATOR).mean,
     "loss.value": value_loss,
     "advantage.opd": lambda: distillation_advantages(REFERENCE, GENERATOR, MASK),
+    "loss.distill.forward": lambda: distilled("loss.distill.forward", "forward"),
+    "loss.distill.reverse": lambda: distilled("loss.distill.reverse", "reverse"),
+    "loss.distill.jsd": lambda: distilled("loss.distill.jsd", "jsd"),
+    "loss.distill.jsd_0.25": lambda: distilled("loss.distill.jsd_0.25", "jsd", teacher_share=0.25),
+    "loss.distill.top1_tail": lambda: distilled("loss.distill.top1_tail", "reverse"),
     "loss.dpo": lambda: of_pairs(dpo_loss, "loss.dpo"),
     "loss.dpo.soft": lambda: of_pairs(dpo_loss, "loss.dpo.soft", 0.9),
     "loss.ipo": lambda: of_pairs(ipo_loss, "loss.ipo"),

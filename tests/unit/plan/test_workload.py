@@ -399,6 +399,16 @@ def test_what_an_update_computes_is_not_scored_before(work, changes, rows):
     assert {phase.batch for phase in scores if phase.role != "policy"} == {256}
 
 
+def test_words_of_a_teacher_are_read_again_in_every_epoch(work):
+    settings = {"reward": None, "estimator": "distill", "teacher": "base", "ppo_epochs": 2}
+    plain, compared = (grouped(work, **settings, divergence=kind) for kind in (None, "jsd"))
+    [once, more] = [next(one for one in found.phases if one.role == "teacher") for found in (plain, compared)]
+    assert more == replace(once, batch=3 * once.batch)
+    assert [one for one in compared.phases if one.role != "teacher"] == [
+        one for one in plain.phases if one.role != "teacher"
+    ]
+
+
 def test_a_teacher_reads_every_answer(work):
     found = grouped(work, reward=None, estimator="distill", teacher="base")
     assert [role.name for role in found.roles] == ["policy", "teacher"]

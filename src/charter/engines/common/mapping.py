@@ -62,6 +62,9 @@ NATIVE_REWARDS: Mapping[str, tuple[object, ...]] = {
     "asynchrony": (None,),
     "max_age": (None,),
     "teacher": (None,),
+    "divergence": (None,),
+    "divergence_words": (100,),
+    "teacher_share": (0.5,),
 }
 """Options of `kind: ppo` that only the native engine has, and their values elsewhere."""
 KNOWN_ELSEWHERE: Mapping[str, tuple[object, ...]] = {

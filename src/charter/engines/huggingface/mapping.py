@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from charter.engines.common.adapter import ROW
-from charter.engines.common.formulas import NO_LOWER, name_formulas
+from charter.engines.common.formulas import NO_LOWER, TOKEN_ENTROPY, has_token_entropy, name_formulas
 from charter.engines.common.rendered import RenderedRun, Resume
 from charter.engines.common.request import Handover
 from charter.engines.common.reward_file import UNLIMITED, ExportedRewards, map_rewards
@@ -265,13 +265,8 @@ def _map_estimator(configuration: Configuration, stage: PpoStage) -> None:
 
 def _map_entropy(configuration: Configuration, stage: PpoStage) -> None:
     """A mean over tokens, whatever the loss of the policy is (grpo_trainer.py, _compute_loss)."""
-    if stage.entropy_weight and stage.loss_aggregation != "token":
-        reason = "its entropy is a mean over tokens, however the policy's loss is reduced"
-        hint = "loss_aggregation: token, or entropy_weight: 0"
-        configuration.mapper.refuse("stage.entropy_weight", reason, hint)
-    else:
-        note = "over the tokens of a micro-batch, here of a minibatch"
-        configuration.write("stage.entropy_weight", {"entropy_coef": stage.entropy_weight}, note=note)
+    if has_token_entropy(configuration.mapper, stage):
+        configuration.write("stage.entropy_weight", {"entropy_coef": stage.entropy_weight}, note=TOKEN_ENTROPY)
 
 
 def _map_clip_above(configuration: Configuration, stage: PpoStage) -> None:
