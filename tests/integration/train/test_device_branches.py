@@ -406,7 +406,7 @@ def test_more_probabilities_stay_for_the_backward_pass_there(monkeypatch):
 
         hidden = types.SimpleNamespace(is_cuda=is_cuda, shape=(2000, 4), new_empty=new_empty)
         monkeypatch.setattr(token_forward, "matmul_inputs", lambda *_: (hidden, torch.empty(100_000, 4)))
-        monkeypatch.setattr(token_forward, "_chunks", lambda *_: iter(()))
+        monkeypatch.setattr(token_forward, "logit_chunks", lambda *_: iter(()))
         token_forward._TokenFigures.forward(context, torch.empty(2000, 4), torch.empty(1), None, 1.0, None)
         return sizes
 
