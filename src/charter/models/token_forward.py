@@ -8,7 +8,7 @@ Legend: B sequences, T tokens, N positions that are asked for, H hidden size, V 
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -52,6 +52,16 @@ class LossFigures(NamedTuple):
     log_probability_N: Tensor
     entropy_N: Tensor
     is_likeliest_N: Tensor
+
+
+class HiddenQuestion(Protocol):
+    """A question to a model about the positions that are asked for, in place of figures of one token at each."""
+
+    def of_hidden(self, hidden_NH: Tensor, weight_VH: Tensor, own: "VocabularyPart | None") -> Any:
+        """Answer from hidden states and the output projection."""
+
+    def of_logits(self, logits_NV: Tensor) -> Any:
+        """Answer from logits that are there already."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +135,7 @@ def figures_of_logits(logits_NV: Tensor, target_N: Tensor, *, temperature: float
     return TokenFigures(chosen_N, -(all_NV.exp() * all_NV).sum(-1), chosen_N >= all_NV.amax(-1))
 
 
-def _chunks(hidden_NH: Tensor, weight_VH: Tensor, own: VocabularyPart | None = None) -> Iterator[slice]:
+def logit_chunks(hidden_NH: Tensor, weight_VH: Tensor, own: VocabularyPart | None = None) -> Iterator[slice]:
     """Ranges of positions whose logits are made together: a function of the shapes alone."""
     limit = CUDA_CHUNK if hidden_NH.is_cuda else CPU_CHUNK
     size = max(limit // (weight_VH.shape[0] if own is None else own.widest), LEAST_ROWS)
@@ -133,7 +143,7 @@ def _chunks(hidden_NH: Tensor, weight_VH: Tensor, own: VocabularyPart | None = N
         yield slice(start, min(start + size, hidden_NH.shape[0]))
 
 
-def _matmul_inputs(hidden_NH: Tensor, weight_VH: Tensor) -> tuple[Tensor, Tensor]:
+def matmul_inputs(hidden_NH: Tensor, weight_VH: Tensor) -> tuple[Tensor, Tensor]:
     """Both as autocast would give them to a linear layer."""
     kind = hidden_NH.device.type
     if torch.is_autocast_enabled(kind):
@@ -142,7 +152,9 @@ def _matmul_inputs(hidden_NH: Tensor, weight_VH: Tensor) -> tuple[Tensor, Tensor
     return hidden_NH, weight_VH.to(hidden_NH.dtype)
 
 
-def _log_softmax(hidden_CH: Tensor, weight_VH: Tensor, temperature: float, own: VocabularyPart | None = None) -> Tensor:
+def chunk_log_softmax(
+    hidden_CH: Tensor, weight_VH: Tensor, temperature: float, own: VocabularyPart | None = None
+) -> Tensor:
     """fp32 log-softmax of one chunk's logits, in place where the logits are fp32 already."""
     logits_CV = torch.mm(hidden_CH, weight_VH.t()).float()
     if temperature != 1:
@@ -218,7 +230,7 @@ class _SummedLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the loss and the figures of every token."""
         rows = _PositionFigures(hidden_NH)
-        hidden, weight = _matmul_inputs(hidden_NH, weight_VH)
+        hidden, weight = matmul_inputs(hidden_NH, weight_VH)
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         if hidden.dtype == torch.float16 and (needs_hidden or needs_weight):
             by, by_hidden, by_weight = torch.float32, hidden.float(), weight.float()
@@ -226,13 +238,13 @@ class _SummedLoss(torch.autograd.Function):
             by, by_hidden, by_weight = hidden.dtype, hidden, weight
         gradient_NH = torch.empty_like(hidden, dtype=by) if needs_hidden else None
         gradient_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if needs_weight else None
-        for part in _chunks(hidden, weight, own):
+        for part in logit_chunks(hidden, weight, own):
             target_C = target_N[part]
-            probability_CV = rows.fill(part, _log_softmax(hidden[part], weight, 1.0, own), target_C, own=own)
+            probability_CV = rows.fill(part, chunk_log_softmax(hidden[part], weight, 1.0, own), target_C, own=own)
             if not (needs_hidden or needs_weight):
                 continue
             by_logits_CV = _less_one_at(probability_CV, target_C, own)
-            _add_gradients(by_logits_CV.to(by), by_hidden[part], by_weight, gradient_NH, gradient_VH, part)
+            add_gradients(by_logits_CV.to(by), by_hidden[part], by_weight, gradient_NH, gradient_VH, part)
             del probability_CV, by_logits_CV  # else they would live beside the next chunk's
         if own is not None and gradient_NH is not None:
             own.sum(gradient_NH)
@@ -265,14 +277,14 @@ class _TokenFigures(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return log p, entropy and rank of every token."""
         rows = _PositionFigures(hidden_NH)
-        hidden, weight = _matmul_inputs(hidden_NH, weight_VH)
+        hidden, weight = matmul_inputs(hidden_NH, weight_VH)
         size = (hidden.shape[0], weight.shape[0])
         limit = CUDA_KEPT if hidden.is_cuda else CPU_KEPT
         keep = any(ctx.needs_input_grad[:2]) and size[0] * (size[1] if own is None else own.widest) <= limit
         probability_NV = hidden.new_empty(size, dtype=torch.float32) if keep else None
-        for part in _chunks(hidden, weight, own):
+        for part in logit_chunks(hidden, weight, own):
             out = None if probability_NV is None else probability_NV[part]
-            rows.fill(part, _log_softmax(hidden[part], weight, temperature, own), target_N[part], out, own)
+            rows.fill(part, chunk_log_softmax(hidden[part], weight, temperature, own), target_N[part], out, own)
         ctx.save_for_backward(hidden, weight, target_N, rows.entropy_N, probability_NV)
         ctx.temperature, ctx.own, ctx.dtypes = temperature, own, (hidden_NH.dtype, weight_VH.dtype)
         ctx.set_materialize_grads(False)
@@ -286,9 +298,9 @@ class _TokenFigures(torch.autograd.Function):
         by_log_probability_N, by_entropy_N = upstream[:2]
         gradient_NH = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         gradient_VH = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        for part in _chunks(hidden, weight, ctx.own):
+        for part in logit_chunks(hidden, weight, ctx.own):
             if probability_NV is None:
-                probability_CV = _log_softmax(hidden[part], weight, ctx.temperature, ctx.own).exp_()
+                probability_CV = chunk_log_softmax(hidden[part], weight, ctx.temperature, ctx.own).exp_()
             else:
                 probability_CV = probability_NV[part].clone()
             by_logits_CV = _by_logits(
@@ -299,7 +311,7 @@ class _TokenFigures(torch.autograd.Function):
                 None if by_entropy_N is None else by_entropy_N[part] / ctx.temperature,
                 ctx.own,
             )
-            _add_gradients(by_logits_CV.to(hidden.dtype), hidden[part], weight, gradient_NH, gradient_VH, part)
+            add_gradients(by_logits_CV.to(hidden.dtype), hidden[part], weight, gradient_NH, gradient_VH, part)
             del probability_CV, by_logits_CV
         if ctx.own is not None and gradient_NH is not None:
             ctx.own.sum(gradient_NH)
@@ -327,7 +339,7 @@ def _by_logits(
     return torch.zeros_like(probability_CV) if found_CV is None else found_CV
 
 
-def _add_gradients(
+def add_gradients(
     by_logits_CV: Tensor,
     hidden_CH: Tensor,
     weight_VH: Tensor,
@@ -369,40 +381,39 @@ class TokenForward:
         self,
         at_N: Tensor,
         *,
-        target_N: Tensor,
+        target_N: Tensor | None = None,
         summed: bool = False,
         temperature: float = 1.0,
+        question: HiddenQuestion | None = None,
         **inputs: Any,
-    ) -> TokenFigures | LossFigures:
-        """Figures of `target_N` as the tokens that follow the positions `at_N`, counted through all of B x T."""
+    ) -> Any:
+        """Figures of `target_N` as the tokens that follow the positions `at_N`, counted through all of B x T.
+
+        Or the answer to a question about those positions.
+        """
         model: Any = self
+        answered = question or _TokenQuestion(target_N, summed, temperature)
         head: nn.Module = model.get_output_embeddings()
         if model.config.model_type not in PLAIN_HEADS:
             logits_BTV = super().forward(use_cache=False, **inputs).logits  # type: ignore[misc]
-            return _of_logits(logits_BTV.flatten(0, 1).index_select(0, at_N), target_N, summed, temperature)
+            return answered.of_logits(logits_BTV.flatten(0, 1).index_select(0, at_N))
         hidden_NH = asked_hidden(model.get_decoder(), at_N, inputs)
         if isinstance(head, AskedHead):
-            return head(hidden_NH, target_N=target_N, summed=summed, temperature=temperature)  # type: ignore[no-any-return]
+            return head(hidden_NH, question=answered)
         if (own := _vocabulary_part(head)) is not None:
             part_VH: Tensor = head.weight.to_local()  # type: ignore[operator,union-attr]
-            return _of_hidden(hidden_NH, part_VH, target_N, summed, temperature, own)  # type: ignore[no-any-return]
+            return _answer(answered, hidden_NH, part_VH, own)
         if not _is_plain(head):
-            return _of_logits(head(hidden_NH[None])[0], target_N, summed, temperature)
-        weight_VH: Tensor = head.get_parameter("weight")
-        result: TokenFigures | LossFigures = _of_hidden(hidden_NH, weight_VH, target_N, summed, temperature)
-        return result
+            return answered.of_logits(head(hidden_NH[None])[0])
+        return _answer(answered, hidden_NH, head.get_parameter("weight"))
 
 
 class AskedHead(nn.Linear):
     """An output projection that is sharded by itself: it is called, so that what gathers its weight knows of it."""
 
-    def forward(
-        self, hidden: Tensor, *, target_N: Tensor | None = None, summed: bool = False, temperature: float = 1.0
-    ) -> Any:
-        """Logits; with `target_N` its figures, as `_asked` has them."""
-        if target_N is None:
-            return super().forward(hidden)
-        return _of_hidden(hidden, self.weight, target_N, summed, temperature)
+    def forward(self, hidden: Tensor, *, question: HiddenQuestion | None = None) -> Any:
+        """Logits, or the answer to a question, as `_asked` has it."""
+        return super().forward(hidden) if question is None else _answer(question, hidden, self.weight)
 
 
 def _is_plain(head: nn.Module) -> bool:
@@ -433,25 +444,33 @@ def _vocabulary_part(head: nn.Module) -> VocabularyPart | None:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _of_hidden(
-    hidden_NH: Tensor,
-    weight_VH: Tensor,
-    target_N: Tensor,
-    summed: bool,
-    temperature: float,
-    own: VocabularyPart | None = None,
-) -> TokenFigures | LossFigures:
-    if summed:
-        return summed_token_loss(hidden_NH, weight_VH, target_N, own=own)
-    return token_figures(hidden_NH, weight_VH, target_N, temperature=temperature, own=own)
+def _answer(question: HiddenQuestion, hidden_NH: Tensor, weight_VH: Tensor, own: VocabularyPart | None = None) -> Any:
+    return question.of_hidden(hidden_NH, weight_VH, own)
 
 
-def _of_logits(logits_NV: Tensor, target_N: Tensor, summed: bool, temperature: float) -> TokenFigures | LossFigures:
-    figures = figures_of_logits(logits_NV, target_N, temperature=temperature)
-    if not summed:
-        return figures
-    detached = (figures.log_probability_N.detach(), figures.entropy_N.detach(), figures.is_likeliest_N)
-    return LossFigures(-figures.log_probability_N.sum(), *detached)
+@dataclass(frozen=True)
+class _TokenQuestion:
+    """Figures of one token at each position, or their summed loss."""
+
+    target_N: Tensor | None
+    summed: bool
+    temperature: float
+
+    def of_hidden(self, hidden_NH: Tensor, weight_VH: Tensor, own: VocabularyPart | None) -> TokenFigures | LossFigures:
+        """Answer from hidden states."""
+        assert self.target_N is not None, "positions without a token to ask about"
+        if self.summed:
+            return summed_token_loss(hidden_NH, weight_VH, self.target_N, own=own)
+        return token_figures(hidden_NH, weight_VH, self.target_N, temperature=self.temperature, own=own)
+
+    def of_logits(self, logits_NV: Tensor) -> TokenFigures | LossFigures:
+        """Answer from logits."""
+        assert self.target_N is not None, "positions without a token to ask about"
+        figures = figures_of_logits(logits_NV, self.target_N, temperature=self.temperature)
+        if not self.summed:
+            return figures
+        detached = (figures.log_probability_N.detach(), figures.entropy_N.detach(), figures.is_likeliest_N)
+        return LossFigures(-figures.log_probability_N.sum(), *detached)
 
 
 def own_targets(ids_BT: Tensor, counted_BT: Tensor, parts: RowParts | None) -> tuple[Tensor, Tensor, Tensor]:

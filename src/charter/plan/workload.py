@@ -447,7 +447,10 @@ def judge(stage: JudgeStage, models: Models, library: Library) -> Workload:
 
 
 def dpo(stage: DpoStage, models: Models, library: Library) -> Workload:
-    """Both answers of every pair through the trained policy and the frozen reference; by kto those to others first."""
+    """Both answers of every pair through the trained policy and the frozen reference, if there is one.
+
+    By kto answers to other prompts are read first.
+    """
     policy = models.role("policy", stage.init, trained=True, adapter=stage.adapter)
     corpus = library.corpus(stage.data, policy.vocab_size)
     tokens = min(corpus.row_tokens, stage.seq_len)
@@ -455,12 +458,12 @@ def dpo(stage: DpoStage, models: Models, library: Library) -> Workload:
     assume_padding(library)
     longest, share = stage.seq_len, stage.ANSWER_SHARE if capabilities(stage.engine).logits_of_answers else 1.0
     update = train("policy", steps=steps, batch=batch, tokens=tokens, longest=longest, unit=2, logit_share=share)
-    passes = {"reference log-probabilities": "reference"}
+    passes = {"reference log-probabilities": "reference"} if stage.has_reference else {}
     if stage.loss == "kto":
         passes |= {f"answers to other prompts by {role}": role for role in ("policy", "reference")}
     scores = [forward(one, role, steps, batch, update.prompt_tokens, logit_share=share) for one, role in passes.items()]
     return Workload(
-        roles=(policy, models.role("reference", stage.init)),
+        roles=(policy, *((models.role("reference", stage.init),) if stage.has_reference else ())),
         phases=(*scores, update),
         counters=Counters(tokens=update.sequences * tokens, pairs=steps * stage.global_batch),
         together=True,
@@ -563,6 +566,8 @@ def _scoring(stage: PpoStage, roles: Iterable[str], rollouts: int, read: float) 
     computed = capabilities(stage.engine).read_by_update(stage)
     for role in roles:
         share, rows = stage.max_new_tokens / read, stage.rollout_batch - (computed if role == "policy" else 0)
+        if role == "teacher" and stage.divergence is not None:
+            rows *= 1 + stage.ppo_epochs  # and its words, in every epoch
         if rows > 0:
             yield forward(f"score {role}", role, rollouts, rows, read, logit_share=share)
 

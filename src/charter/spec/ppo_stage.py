@@ -7,7 +7,15 @@ from typing import ClassVar, Literal, Self
 
 from charter.errors import Problem
 from charter.spec.layout import Adapter
-from charter.spec.quantity import Count, Names, added, execution
+from charter.spec.quantity import (
+    AT_LEAST_ONE,
+    SHARE_BETWEEN,
+    Count,
+    Names,
+    added,
+    check_ranges,
+    execution,
+)
 from charter.spec.rewards import (
     CONSTITUTION,
     ENVIRONMENT_SOURCES,
@@ -16,6 +24,7 @@ from charter.spec.rewards import (
     REWARD_SOURCES,
     RUBRICS,
     AdvantageScale,
+    Divergence,
     Environment,
     Estimator,
     KlEstimator,
@@ -97,6 +106,14 @@ class PpoStage(Sampling, Stage):
     measured, if there are any, and not learnt from, and there is no KL penalty."""
     teacher: str | None = None
     """A model of the same tokens, whose log-probabilities the estimator `distill` raises the policy's towards."""
+    divergence: Divergence | None = added(None)
+    """`distill`: how the distributions of policy and teacher are compared at each token of an answer, instead of the
+    log-probabilities of the sampled token alone: KL(policy | teacher) (`reverse`), KL(teacher | policy) (`forward`), or
+    of both from a mixture (`jsd`; GKD, Agarwal et al. 2024)."""
+    divergence_words: Count = added(100)
+    """The teacher's likeliest words, which are compared one by one; all others count as one."""
+    teacher_share: float = added(0.5)
+    """`jsd`: the teacher's share in the mixture."""
     reward_from: Literal["preference_model", "judge"] = added("preference_model")
     """What `reward` names: a preference model, or a language model whose expected rating from 1 to 10 is the reward
     (direct RLAIF, Lee et al. 2023)."""
@@ -379,6 +396,25 @@ _NOT_OF_PAIRS: tuple[tuple[str, object], ...] = (
     ("mismatch_clip", None),
 )
 """Options of a loss of tokens, and what they are unless given."""
+
+
+_NOT_OF_DIVERGENCES = frozenset(("kl_target", "kl_in", "loss_aggregation"))
+"""Options of tokens' losses that say nothing of a ratio."""
+
+
+def check_divergence(stage: PpoStage, path: str) -> Iterator[Problem]:
+    """Yield what goes with a teacher alone, and options of a ratio, which a divergence does not have."""
+    ranges = (("divergence_words", AT_LEAST_ONE), ("teacher_share", SHARE_BETWEEN))
+    yield from check_ranges(stage, path, ranges)
+    if stage.divergence is None:
+        return
+    if stage.estimator != "distill":
+        message = f"the estimator {stage.estimator} compares no distributions of words"
+        yield Problem(message=message, path=f"{path}.divergence", hint="estimator: distill, or remove divergence")
+    for name, unset in _NOT_OF_PAIRS:
+        if name not in _NOT_OF_DIVERGENCES and (value := getattr(stage, name)) != unset:
+            message = f"a divergence has no ratio of probabilities, and no bonus beside it; found {value}"
+            yield Problem(message=message, path=f"{path}.{name}", hint=f"remove {name}")
 
 
 def check_online_dpo(stage: PpoStage, path: str) -> Iterator[Problem]:

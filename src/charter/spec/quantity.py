@@ -87,6 +87,7 @@ AT_LEAST_ONE: Range = (lambda value: 1 <= value < math.inf, "must be 1 or more")
 ABOVE_ONE: Range = (lambda value: 1 < value < math.inf, "must be greater than 1 and finite")
 SHARE: Range = (lambda value: 0 <= value <= 1, "must be between 0 and 1")
 SHARE_BELOW_ONE: Range = (lambda value: 0 <= value < 1, "must be 0 or more and below 1")
+SHARE_BETWEEN: Range = (lambda value: 0 < value < 1, "must be above 0 and below 1")
 SHARE_BELOW_HALF: Range = (lambda value: 0 <= value < 0.5, "must be 0 or more and below 0.5")
 SHARE_ABOVE_ZERO: Range = (lambda value: 0 < value <= 1, "must be above 0 and at most 1")
 

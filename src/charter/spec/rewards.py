@@ -28,6 +28,8 @@ SAPO_TEMPERATURES = (1.0, 1.05)
 """Steepness of the gate of `sapo` for advantages above 0, and for the others, as TRL, verl and SkyRL have it."""
 DPPO_ANCHOR = 1e-3
 """Weight of the squared log-ratio that `dppo` adds, as prime-rl has it (`kl_tau`)."""
+Divergence = Literal["forward", "reverse", "jsd"]
+"""Of two distributions of words: of the teacher's from the policy's, the other way, or of both from a mixture."""
 MismatchMethod = Literal["tis", "icepop", "sequence_mask"]
 Estimator = Literal[
     "gae", "rloo", "grpo", "reinforce", "reinforce_pp", "reinforce_pp_baseline", "online_dpo", "distill"

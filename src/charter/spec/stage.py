@@ -1,13 +1,23 @@
 """The kinds of stage: one frozen dataclass each, and what is known of all kinds."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from types import MappingProxyType
 from typing import ClassVar, Literal, Self
 
+from charter.errors import Problem
 from charter.spec.ppo_stage import PpoStage
-from charter.spec.quantity import Count, Names, added, execution
+from charter.spec.quantity import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE_BELOW_HALF,
+    Count,
+    Names,
+    added,
+    check_ranges,
+    execution,
+)
 from charter.spec.rewards import (
     ENVIRONMENT_SOURCES,
     Environment,
@@ -232,7 +242,7 @@ class PreferenceModelStage(Optimization, Stage):
 
 @dataclass(frozen=True, kw_only=True)
 class DpoStage(Optimization, Stage):
-    """Direct preference optimisation (Rafailov et al. 2023)."""
+    """Direct preference optimisation (Rafailov et al. 2023) and its relatives."""
 
     REVISION: ClassVar[int] = 2
     REFERENCES: ClassVar[Mapping[str, str]] = MappingProxyType({"init": MODEL, "data": DATA})
@@ -242,15 +252,33 @@ class DpoStage(Optimization, Stage):
     """Of `seq_len`, at most, for an answer, whose tokens alone have a loss; a prompt is cut at the left to the rest."""
     kind: Literal["dpo"] = "dpo"
     init: str
-    """Where the policy starts, and the frozen reference."""
+    """Where the policy starts, and the frozen reference of a loss that has one."""
     data: Names
     beta: float = 0.1
-    loss: Literal["dpo", "ipo", "kto"] = added("dpo")
+    loss: Literal["dpo", "ipo", "kto", "simpo", "orpo"] = added("dpo")
     """`dpo`: logistic loss of the difference of both rewards, which keeps growing apart; `ipo`: squared distance of the
     difference of both log-ratios from 1 / (2 beta) nats (Azar et al. 2023); `kto`: each answer by itself, against what
-    answers to other prompts have gained (Ethayarajh et al. 2024)."""
+    answers to other prompts have gained (Ethayarajh et al. 2024). Without a reference model: `simpo`, logistic loss of
+    the difference of both mean log-probabilities of a token, times beta (Meng et al. 2024); `orpo`, language loss of
+    the chosen answer, plus beta times the logistic loss of the difference of both log-odds (Hong et al. 2024)."""
+    target_margin: float = added(0.0)
+    """`simpo`: by how much the chosen answer's reward, beta x nats of a token, should exceed the other's."""
     label_smoothing: float = added(0.0)
     """Share of labels taken to be wrong (conservative DPO, Mitchell 2023)."""
+
+    @property
+    def has_reference(self) -> bool:
+        """Return True if the loss compares the policy with where it starts."""
+        return self.loss in ("dpo", "ipo", "kto")
+
+
+def check_dpo(stage: DpoStage, path: str) -> Iterator[Problem]:
+    """Yield what is out of range, and a margin that the loss does not have."""
+    ranges = (("beta", POSITIVE), ("label_smoothing", SHARE_BELOW_HALF), ("target_margin", NOT_NEGATIVE))
+    yield from check_ranges(stage, path, ranges)
+    if stage.target_margin > 0 and stage.loss != "simpo":
+        message = f"the loss {stage.loss} has no margin to reach; found {stage.target_margin}"
+        yield Problem(message=message, path=f"{path}.target_margin", hint="loss: simpo, or remove target_margin")
 
 
 Suite = Literal[

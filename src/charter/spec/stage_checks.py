@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields
 from charter.errors import Problem
 from charter.spec.checks import check_accelerators, check_name, check_pool
 from charter.spec.layout import Adapter
-from charter.spec.ppo_stage import PpoStage, check_asynchrony, check_controller, check_online_dpo
+from charter.spec.ppo_stage import PpoStage, check_asynchrony, check_controller, check_divergence, check_online_dpo
 from charter.spec.quantity import (
     ABOVE_ONE,
     AT_LEAST_ONE,
@@ -42,6 +42,7 @@ from charter.spec.stage import (
     LabelStage,
     PreferenceModelStage,
     PrepareStage,
+    check_dpo,
     references,
 )
 from charter.spec.stage_base import Guard, Optimization, Sampling, Stage, StageResources
@@ -133,6 +134,7 @@ def check_ppo(stage: PpoStage, path: str) -> Iterator[Problem]:
     yield from check_asynchrony(stage, path)
     yield from check_online_dpo(stage, path)
     yield from check_controller(stage, path)
+    yield from check_divergence(stage, path)
     batch = stage.rollout_batch
     if batch < 1 or stage.episodes < 1 or stage.minibatch < 1:
         return
@@ -507,10 +509,6 @@ def _check_preference_model(stage: PreferenceModelStage, path: str) -> Iterator[
     yield from check_ranges(stage, path, _PREFERENCE_MODEL)
 
 
-def _check_dpo(stage: DpoStage, path: str) -> Iterator[Problem]:
-    yield from check_ranges(stage, path, [("beta", POSITIVE), ("label_smoothing", SHARE_BELOW_HALF)])
-
-
 def _check_eval(stage: EvalStage, path: str) -> Iterator[Problem]:
     if not stage.suites:
         yield Problem(message="is empty; name at least one", path=f"{path}.suites")
@@ -560,7 +558,7 @@ _BY_KIND: Mapping[type[Stage], Callable[..., Iterator[Problem]]] = {
     GenerateStage: check_generate,
     LabelStage: check_label,
     PreferenceModelStage: _check_preference_model,
-    DpoStage: _check_dpo,
+    DpoStage: check_dpo,
     EvalStage: _check_eval,
     PpoStage: check_ppo,
 }

@@ -52,6 +52,8 @@ HABITS = {
 
 METHODS = {
     "kto": "dpo {rest} --set pipeline.dpo.loss=kto",
+    "simpo": "dpo {rest} --set pipeline.dpo.loss=simpo --set pipeline.dpo.beta=2",
+    "orpo": "dpo {rest} --set pipeline.dpo.loss=orpo",
     "ipo": "dpo {rest} --set pipeline.dpo.loss=ipo",
     "rloo": "grpo {rest} --set pipeline.rl.estimator=rloo",
     "reinforce++": "grpo {rest} --set pipeline.rl.estimator=reinforce_pp",

@@ -21,7 +21,7 @@ from charter.models.runtime import on_device, precision
 from charter.models.token_forward import TokenFigures, own_targets
 from charter.spec.stage import DpoStage
 from charter.train.encoded_pairs import EncodedDpoPair, encode_dpo_pair
-from charter.train.losses import DpoLoss, dpo_loss, ipo_loss, kto_loss, ranked_right
+from charter.train.losses import DpoLoss, dpo_loss, ipo_loss, kto_loss, orpo_loss, ranked_right, simpo_loss
 from charter.train.models import frozen_model, stage_model, trained_model
 from charter.train.packing import own_parts
 from charter.train.setup import Setup, set_up
@@ -79,7 +79,7 @@ def summed_loss(loss: DpoLoss, probability_B: Tensor, pairs: Sequence[EncodedDpo
 
 def pairs_loss(
     policy: Callable[..., Any],
-    reference: Callable[..., Any],
+    reference: Callable[..., Any] | None,
     pairs: Sequence[EncodedDpoPair],
     spec: DpoStage,
     *,
@@ -99,9 +99,11 @@ def pairs_loss(
         return sums_B.view(-1, 2).unbind(1)
 
     chosen_B, rejected_B = both(policy)
+    probability_B = on_device(torch.tensor([pair.chosen_probability for pair in pairs]), device)
+    if reference is None:
+        return summed_loss(_without_reference(chosen_B, rejected_B, probability_B, pairs, spec), probability_B, pairs)
     with torch.no_grad():
         reference_chosen_B, reference_rejected_B = both(reference)
-    probability_B = on_device(torch.tensor([pair.chosen_probability for pair in pairs]), device)
     figures = (chosen_B, rejected_B, reference_chosen_B, reference_rejected_B, probability_B)
     beta, smoothing = spec.beta, spec.label_smoothing
     if spec.loss == "kto":
@@ -111,6 +113,19 @@ def pairs_loss(
         return replace(result, sums={**result.sums, "reference_point": reference_point * len(pairs)})
     loss_of = {"dpo": dpo_loss, "ipo": ipo_loss}[spec.loss]
     return summed_loss(loss_of(*figures, beta=beta, label_smoothing=smoothing), probability_B, pairs)
+
+
+def _without_reference(
+    chosen_B: Tensor, rejected_B: Tensor, probability_B: Tensor, pairs: Sequence[EncodedDpoPair], spec: DpoStage
+) -> DpoLoss:
+    """Loss of pairs by the mean log-probability of each answer's tokens."""
+    lengths_B2 = torch.tensor([[len(pair.chosen), len(pair.rejected)] for pair in pairs], dtype=chosen_B.dtype)
+    of_chosen_B, of_rejected_B = on_device(lengths_B2, chosen_B.device).unbind(1)
+    means = (chosen_B / of_chosen_B, rejected_B / of_rejected_B, probability_B)
+    if spec.loss == "orpo":
+        return orpo_loss(*means, beta=spec.beta, label_smoothing=spec.label_smoothing)
+    margin, smoothing = spec.target_margin, spec.label_smoothing
+    return simpo_loss(*means, beta=spec.beta, target_margin=margin, label_smoothing=smoothing)
 
 
 def others_of(data: Sequence[EncodedDpoPair]) -> list[int]:
@@ -190,19 +205,23 @@ def run(stage: StageDir) -> None:
     setup = set_up(stage)
     spec = setup.job.spec_as(DpoStage)
     policy = stage_model(setup)
-    reference = frozen_model(setup, copy.deepcopy(policy.model), spec.dtype, weights=policy.source)
+    reference = None
+    if spec.has_reference:
+        reference = frozen_model(setup, copy.deepcopy(policy.model), spec.dtype, weights=policy.source).module
     trained = trained_model(setup, policy, spec, dropout=spec.dropout)
     pairs = setup.rows("data", read_pairs)
     data = [encode_dpo_pair(policy.tokenizer, pair, max_tokens=spec.seq_len) for pair in pairs]
 
-    models, padding = (trained.parallel.module, reference.module), policy.padding_id
+    padding = policy.padding_id
     parts = own_parts(setup.ranks, policy.model.config, setup.layout.attention, spec.seq_len)
-    point = ReferencePoint(setup, *models, data, spec, padding, parts) if spec.loss == "kto" else None
+    point = None
+    if spec.loss == "kto" and reference is not None:
+        point = ReferencePoint(setup, trained.parallel.module, reference, data, spec, padding, parts)
 
     def loss_of(rows: Sequence[int], step: int) -> BatchLoss:
         result = pairs_loss(
             trained.parallel.call,
-            reference.module,
+            reference,
             [data[row] for row in rows],
             spec,
             padding=padding,
@@ -221,7 +240,7 @@ def run(stage: StageDir) -> None:
         len(data),
         loss_of,
         sequences_per_row=2,
-        reads_reference=True,
+        reads_reference=spec.has_reference,
         before_step=None if point is None else point.measure,
     )
 

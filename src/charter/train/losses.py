@@ -110,21 +110,6 @@ def bradley_terry(margin_B: Tensor, probability_B: Tensor) -> Tensor:
     return -(probability_B * functional.logsigmoid(margin_B) + (1 - probability_B) * functional.logsigmoid(-margin_B))
 
 
-def distillation_advantages(teacher_BR: Tensor, sampled_BR: Tensor, mask_BR: Tensor) -> Tensor:
-    """Log-probability of each sampled token by a teacher, less that of the sampling policy; 0 outside of the mask.
-
-    A_t = log t(y_t) - log q(y_t), the negative reverse KL(q | t) by one sample, in nats: each token gets its own alone,
-    as with a discount of 0. Its gradient is that of the KL where the policy is still q.
-    Sources: on-policy distillation, Agarwal et al. 2024 (arXiv:2306.13649), with the one-sample estimate of the reverse
-    KL as Gu et al. 2024 (arXiv:2306.08543) derive it.
-
-    >>> teacher, sampled = torch.tensor([[-1.0, -2.0, -9.0]]), torch.tensor([[-1.5, -1.0, -1.0]])
-    >>> distillation_advantages(teacher, sampled, torch.tensor([[True, True, False]])).tolist()
-    [[0.5, -1.0, 0.0]]
-    """
-    return torch.where(mask_BR, teacher_BR - sampled_BR, 0.0)
-
-
 def smoothed(probability_B: Tensor, label_smoothing: float) -> Tensor:
     """Labels moved towards the other answer: p (1 - s) + (1 - p) s, as if a share s of them were wrong.
 
@@ -179,7 +164,7 @@ def preference_loss(
 
 @dataclass(frozen=True)
 class DpoLoss:
-    """Loss of DPO, IPO or KTO on some pairs, and its measures; the rewards carry no gradient."""
+    """Loss of DPO or a relative on some pairs, and its measures; the rewards carry no gradient."""
 
     loss_B: Tensor
     chosen_reward_B: Tensor
@@ -311,3 +296,65 @@ def kto_loss(
         above_B = beta * (nats_B - reference_point)
         loss_B = loss_B + desirable_B * (-above_B).sigmoid() + (1 - desirable_B) * above_B.sigmoid()
     return DpoLoss(loss_B / 2, beta * chosen_nats_B.detach(), beta * rejected_nats_B.detach())
+
+
+def simpo_loss(
+    chosen_B: Tensor,
+    rejected_B: Tensor,
+    probability_B: Tensor,
+    *,
+    beta: float,
+    target_margin: float = 0.0,
+    label_smoothing: float = 0.0,
+) -> DpoLoss:
+    """Bradley-Terry loss of rewards without a reference: beta times the mean log-probability of an answer's tokens.
+
+    -p log s(h - m) - (1 - p) log s(-h - m), with h the reward of the chosen answer less that of the rejected one, m the
+    target margin and p the label, soft or smoothed: the expectation over which answer is the better one. Arguments are
+    means over the tokens of an answer, in nats.
+    Source: Meng et al. 2024 (arXiv:2405.14734), eq. 6.
+
+    >>> import torch
+    >>> pair = torch.tensor([-1.0]), torch.tensor([-2.0]), torch.ones(1)
+    >>> round(simpo_loss(*pair, beta=2.0, target_margin=2.0).loss_B.item(), 4)
+    0.6931
+    """
+    label_B, margin_B = smoothed(probability_B, label_smoothing), beta * (chosen_B - rejected_B)
+    loss_B = label_B * -functional.logsigmoid(margin_B - target_margin)
+    loss_B = loss_B + (1 - label_B) * -functional.logsigmoid(-margin_B - target_margin)
+    return DpoLoss(loss_B, beta * chosen_B.detach(), beta * rejected_B.detach())
+
+
+def log_odds(mean_B: Tensor) -> Tensor:
+    """log(p / (1 - p)) of a probability p given as its logarithm, finite where p rounds to 1.
+
+    >>> round(log_odds(torch.tensor(0.5).log()).item(), 4), round(log_odds(torch.tensor(0.8).log()).item(), 4)
+    (0.0, 1.3863)
+    """
+    below_B = mean_B.clamp_max(-torch.finfo(mean_B.dtype).eps)
+    return below_B - torch.log(-torch.expm1(below_B))
+
+
+def orpo_loss(
+    chosen_B: Tensor,
+    rejected_B: Tensor,
+    probability_B: Tensor,
+    *,
+    beta: float,
+    label_smoothing: float = 0.0,
+) -> DpoLoss:
+    """Language loss of the chosen answer, plus beta times the Bradley-Terry loss of both answers' log-odds.
+
+    -l_c - beta log s(o_c - o_r), with l the mean log-probability of an answer's tokens and o = log(e^l / (1 - e^l)); by
+    a soft or smoothed label p the expectation over which answer is the better one. The rewards are beta l.
+    Source: Hong et al. 2024 (arXiv:2403.07691), eq. 6 and 7, where beta is called lambda.
+
+    >>> import torch
+    >>> pair = torch.tensor([0.5]).log(), torch.tensor([0.5]).log(), torch.ones(1)
+    >>> round(orpo_loss(*pair, beta=1.0).loss_B.item(), 4)
+    1.3863
+    """
+    label_B = smoothed(probability_B, label_smoothing)
+    language_B = -label_B * chosen_B - (1 - label_B) * rejected_B
+    odds_B = bradley_terry(log_odds(chosen_B) - log_odds(rejected_B), label_B)
+    return DpoLoss(language_B + beta * odds_B, beta * chosen_B.detach(), beta * rejected_B.detach())

@@ -346,6 +346,7 @@ def ppo_task(setup: Setup, stack: ExitStack | None = None) -> tuple[PpoTask, Tra
         models.value,
         value_optimizer,
         pretraining_mix(setup, spec, policy),
+        models.teacher,
     )
     task = PpoTask(setup, spec, models, sampler, update, lambda: _warm(setup, policy, models.value))
     for module in (policy.parallel.module, *task.frozen):

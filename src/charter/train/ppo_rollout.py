@@ -22,8 +22,8 @@ from charter.models.ranks import Ranks
 from charter.models.runtime import is_queued, on_device
 from charter.spec.ppo_stage import PpoStage
 from charter.spec.rewards import KlEstimator
+from charter.train.distillation import distillation_advantages
 from charter.train.judge_reward import JudgeReward
-from charter.train.losses import distillation_advantages
 from charter.train.ppo_answers import Flight, Scored, gathered, read_record, record_path
 from charter.train.ppo_math import (
     answer_scores,
@@ -533,7 +533,7 @@ class Sampler:
     def _keeps_first(self, step: int, micro_batches: Sequence[Tensor]) -> bool:
         """Return True if passes over the first minibatch wait for its update; on accelerators memory is short."""
         is_next = self.spec.asynchrony is None and step >= self.spec.value_warmup_rollouts
-        is_plain = self.setup.layout.is_plain and not is_queued(self.setup.device)
+        is_plain = self.setup.layout.is_plain and not is_queued(self.setup.device) and self.spec.divergence is None
         return is_next and is_plain and len(micro_batches) == 1
 
     def _advantages(

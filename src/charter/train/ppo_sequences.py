@@ -125,30 +125,52 @@ def answer_log_probabilities(
 
     `call` runs the model or what wraps it. Differentiable; the entropy only when asked.
     """
-    mask_BR, read_BT, masks = sequences.answer_mask_BR, sequences.ids_BT[:, :-1], sequences.masks
+    read_BT, places = sequences.ids_BT[:, :-1], answer_places(sequences)
+    with precision(dtype, read_BT.device):
+        figures: TokenFigures = call(
+            input_ids=read_BT, at_N=places.at_N, target_N=places.target_N, temperature=temperature or 1.0
+        )
+    entropy_N = figures.entropy_N if entropy_gradient else figures.entropy_N.detach()
+    return places.spread(figures.log_probability_N), places.spread(entropy_N)
+
+
+@dataclass(frozen=True)
+class AnswerPlaces:
+    """Places of the tokens of answers, N in all."""
+
+    at_N: Tensor
+    """The position before each, counted through all that is read."""
+    target_N: Tensor
+    """The tokens themselves."""
+    place_N: Tensor
+    """Their places among the answers."""
+    shape: torch.Size
+
+    def spread(self, value_N: Tensor) -> Tensor:
+        """Return values of tokens at their places, [B, R], and 0 elsewhere."""
+        return _spread(value_N, self.place_N, self.shape)
+
+
+def answer_places(sequences: Sequences) -> AnswerPlaces:
+    """Return the places at which a pass over all but the last token says something of the answers' tokens."""
+    masks, (width, device) = sequences.masks, (sequences.ids_BT.shape[1], sequences.ids_BT.device)
     if bool((masks.prompt_tokens_B < 1).any()):
         raise DataError(
             "an answer without a prompt: nothing comes before its first token, so it has no probability; give every "
             "prompt at least one token (a chat template that begins with one, or a longer max_prompt_tokens)"
         )
     row_N, token_N = masks.answer_mask_BR.nonzero().unbind(1)
-    column_N, device = masks.prompt_tokens_B[row_N] + token_N, read_BT.device
-    target_N = on_device(row_N * sequences.ids_BT.shape[1] + column_N, device)
-    with precision(dtype, device):
-        figures: TokenFigures = call(
-            input_ids=read_BT,
-            at_N=on_device(row_N * read_BT.shape[1] + column_N - 1, device),
-            target_N=sequences.ids_BT.flatten().index_select(0, target_N),
-            temperature=temperature or 1.0,
-        )
-    entropy_N = figures.entropy_N if entropy_gradient else figures.entropy_N.detach()
-    place_N = on_device(row_N * mask_BR.shape[1] + token_N, device)
-    return _spread(figures.log_probability_N, place_N, mask_BR), _spread(entropy_N, place_N, mask_BR)
+    column_N, shape = masks.prompt_tokens_B[row_N] + token_N, sequences.answer_mask_BR.shape
+    return AnswerPlaces(
+        at_N=on_device(row_N * (width - 1) + column_N - 1, device),
+        target_N=sequences.ids_BT.flatten().index_select(0, on_device(row_N * width + column_N, device)),
+        place_N=on_device(row_N * shape[1] + token_N, device),
+        shape=shape,
+    )
 
 
-def _spread(value_N: Tensor, place_N: Tensor, mask_BR: Tensor) -> Tensor:
-    """Values of real answer tokens at their places, 0 elsewhere."""
-    return value_N.new_zeros(mask_BR.numel()).index_copy(0, place_N, value_N).view(mask_BR.shape)
+def _spread(value_N: Tensor, place_N: Tensor, shape: torch.Size) -> Tensor:
+    return value_N.new_zeros(shape.numel()).index_copy(0, place_N, value_N).view(shape)
 
 
 def answer_values(call: Callable[..., Tensor], sequences: Sequences, *, dtype: str) -> Tensor:
@@ -164,4 +186,4 @@ def answer_values(call: Callable[..., Tensor], sequences: Sequences, *, dtype: s
     at_N = on_device((row_B1 * ids_BT.shape[1] + column_BS)[is_state_BS], device)
     with precision(dtype, device):
         value_N = call(ids_BT, at_N=at_N)
-    return _spread(value_N, on_device(is_state_BS.flatten().nonzero().squeeze(1), device), is_state_BS)
+    return _spread(value_N, on_device(is_state_BS.flatten().nonzero().squeeze(1), device), is_state_BS.shape)

@@ -12,8 +12,9 @@ from charter.errors import StageError
 from charter.models.parallel import Parallel
 from charter.models.runtime import on_device
 from charter.spec.ppo_stage import PpoStage
+from charter.train.distillation import answer_divergences
 from charter.train.loop import DivergenceGuard
-from charter.train.losses import Summed, ranked_dpo_loss, reinforce_loss
+from charter.train.losses import Summed, aggregate, ranked_dpo_loss, reinforce_loss
 from charter.train.optimizers import GradientScaler
 from charter.train.ppo_math import (
     clipped_policy_loss,
@@ -49,6 +50,8 @@ class Update:
     value: Parallel | None
     value_optimizer: torch.optim.Optimizer | None
     mix: PretrainingMix | None = None
+    teacher: Parallel | None = None
+    """Read beside the policy where their distributions are compared."""
     scaler: GradientScaler = field(init=False)
 
     def __post_init__(self) -> None:
@@ -112,17 +115,15 @@ class Update:
         reference = None if rollout.reference_BR is None else rollout.reference_BR[rows]
         divisor = self._divisor(rollout, rows)
         with torch.set_grad_enabled(learns), self.policy.accumulating() if waits else contextlib.nullcontext():
-            log_probability, entropy = _first(self.policy, at) or answer_log_probabilities(
-                self.policy.call,
-                part,
-                temperature=spec.temperature,
-                dtype=spec.dtype,
-                entropy_gradient=spec.entropy_weight > 0,
-            )
+            log_probability, entropy, *nats = self._read(part, at)
             if spec.old_from_update and at.is_first:
                 rollout.log_probability_BR[rows] = log_probability.detach() * rollout.mask_BR[rows]
             old = rollout.log_probability_BR[rows]
-            measured = self._policy_loss(log_probability, rollout, rows, divisor)
+            if nats:
+                how = spec.loss_aggregation
+                measured = {"policy_loss": aggregate(nats[0], mask, how, divisor_B=divisor)}
+            else:
+                measured = self._policy_loss(log_probability, rollout, rows, divisor)
             # A rollout drawn ahead is an older policy's.
             if spec.version_of(at.step) == at.step and at.is_first and not spec.old_from_update:
                 differs_BR = log_probability.detach() * rollout.mask_BR[rows] != old
@@ -146,6 +147,19 @@ class Update:
             RATIO: beyond,
             RATIO_SQUARE: squared,
         }
+
+    def _read(self, part: Sequences, at: "MinibatchPosition") -> tuple[Tensor, ...]:
+        """Log-probabilities and entropies of the policy; and its distances from a teacher where they are the loss."""
+        spec = self.spec
+        if spec.divergence is not None and self.teacher is not None:
+            return answer_divergences(self.policy.call, self.teacher.module, part, spec)
+        return _first(self.policy, at) or answer_log_probabilities(
+            self.policy.call,
+            part,
+            temperature=spec.temperature,
+            dtype=spec.dtype,
+            entropy_gradient=spec.entropy_weight > 0,
+        )
 
     def _divisor(self, rollout: Rollout, rows: Tensor) -> Tensor | None:
         """Return the divisor of each answer's sum: the horizon, or the tokens of all answers to its prompt."""

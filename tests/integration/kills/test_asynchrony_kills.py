@@ -19,6 +19,7 @@ SPEC = replace(KINDS["ppo"].spec, episodes=4 * 8, ppo_epochs=2, asynchrony="one_
 IN_FLIGHT = replace(SPEC, asynchrony="in_flight", max_age=2)
 PAIRS = replace(IN_FLIGHT, estimator="online_dpo", samples_per_prompt=2, kl_target=None)
 TAUGHT = replace(SPEC, reward=None, estimator="distill", teacher="t", kl_target=None)
+COMPARED = replace(TAUGHT, divergence="jsd", divergence_words=20)
 
 
 def staged(bench, name: str, spec=SPEC):
@@ -40,9 +41,9 @@ def calm(bench):
     return directory
 
 
-@pytest.mark.parametrize("case", in_turn(["ahead", "taught", "in flight", "pairs"]))
+@pytest.mark.parametrize("case", in_turn(["ahead", "taught", "compared", "in flight", "pairs"]))
 def test_killed_at_every_boundary_ends_in_the_same_bits(bench, case):
-    spec = {"ahead": SPEC, "taught": TAUGHT, "in flight": IN_FLIGHT, "pairs": PAIRS}[case]
+    spec = {"ahead": SPEC, "taught": TAUGHT, "compared": COMPARED, "in flight": IN_FLIGHT, "pairs": PAIRS}[case]
     calm, killed = (staged(bench, f"{name} {case}", spec) for name in ("calm", "killed"))
     assert bench.finish(calm) == 0, (calm / "log.txt").read_text()
     for place, when in in_turn(boundaries("ppo", spec)):

@@ -385,7 +385,7 @@ def test_passes_and_tiles_are_larger_there(monkeypatch):
         sizes = {}
         for device in (GPU, CPU):
             hidden = torch.empty(rows, 4, device=device)
-            parts = [*token_forward._chunks(hidden, torch.empty(vocabulary, 4, device=device))]
+            parts = [*token_forward.logit_chunks(hidden, torch.empty(vocabulary, 4, device=device))]
             sizes[device.type] = parts[0].stop
     assert sizes == {"cuda": token_forward.CUDA_CHUNK // vocabulary, "cpu": token_forward.LEAST_ROWS}
 
@@ -405,8 +405,8 @@ def test_more_probabilities_stay_for_the_backward_pass_there(monkeypatch):
             return sizes.append(size)
 
         hidden = types.SimpleNamespace(is_cuda=is_cuda, shape=(2000, 4), new_empty=new_empty)
-        monkeypatch.setattr(token_forward, "_matmul_inputs", lambda *_: (hidden, torch.empty(100_000, 4)))
-        monkeypatch.setattr(token_forward, "_chunks", lambda *_: iter(()))
+        monkeypatch.setattr(token_forward, "matmul_inputs", lambda *_: (hidden, torch.empty(100_000, 4)))
+        monkeypatch.setattr(token_forward, "logit_chunks", lambda *_: iter(()))
         token_forward._TokenFigures.forward(context, torch.empty(2000, 4), torch.empty(1), None, 1.0, None)
         return sizes
 

@@ -1,6 +1,7 @@
 """The DPO stage on a very small real model: what it learns, what it leaves alone, and kills."""
 
 import json
+import math
 import os
 import signal
 import sys
@@ -250,6 +251,20 @@ def test_kto_learns_and_tells_its_reference_point(made):
     assert seen[-1]["reward_margin"] > 0.1
 
 
+@pytest.mark.parametrize(("loss", "settings"), [("simpo", {"target_margin": 0.5}), ("orpo", {})])
+def test_losses_without_a_reference_read_none(made, monkeypatch, loss, settings):
+    monkeypatch.setattr(dpo, "frozen_model", None)
+    run = stage(made, loss, replace(SPEC, loss=loss, **settings))
+    dpo.run(run)
+    seen = metrics(run)
+    assert seen[-1]["loss"] < seen[0]["loss"]
+    assert seen[-1]["reward_margin"] > seen[0]["reward_margin"]
+    assert seen[0]["chosen_reward"] < 0
+    # a mean over tokens: near the uniform distribution's, whatever the length of an answer
+    uniform = math.log(tiny.language_model().model.config.vocab_size)
+    assert seen[0]["chosen_reward"] == pytest.approx(-SPEC.beta * uniform, rel=0.1)
+
+
 def test_beta_smoothing_and_dropout_reach_the_training(made):
     changed = [SPEC, replace(SPEC, beta=0.1), replace(SPEC, label_smoothing=0.3), replace(SPEC, dropout=0.2)]
     found = set()
@@ -265,6 +280,8 @@ def test_beta_smoothing_and_dropout_reach_the_training(made):
     [
         ("step:3:after", "dpo"),
         ("step:3:after", "kto"),
+        ("step:3:after", "simpo"),
+        pytest.param("step:3:after", "orpo", marks=pytest.mark.thorough),
         pytest.param("checkpoint:4:after", "dpo", marks=pytest.mark.thorough),
         pytest.param("checkpoint:4:after", "kto", marks=pytest.mark.thorough),
     ],

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from charter.train.losses import dpo_loss, ipo_loss, kto_loss, preference_loss, smoothed
+from charter.train.losses import dpo_loss, ipo_loss, kto_loss, orpo_loss, preference_loss, simpo_loss, smoothed
 
 pytestmark = pytest.mark.torch
 
@@ -133,3 +133,31 @@ def test_kto_pushes_each_answer_by_itself():
     # beta s(x) (1 - s(x)) / 2 at x = 0 and at x = 0.4 * 4
     assert chosen.grad.item() == pytest.approx(-0.4 * 0.25 / 2, abs=1e-6)
     assert rejected.grad.item() == pytest.approx(0.4 * sigmoid(1.6) * sigmoid(-1.6) / 2, abs=1e-6)
+
+
+@pytest.mark.parametrize(("label", "smoothing", "share"), [(1.0, 0.0, 1.0), (0.0, 0.0, 0.0), (0.8, 0.25, 0.65)])
+def test_simpo_by_hand(label, smoothing, share):
+    """The margin is asked of whichever answer is the better one."""
+    chosen, rejected, probability = tensors(-0.5, -1.5, label)
+    found = simpo_loss(chosen, rejected, probability, beta=2.0, target_margin=0.5, label_smoothing=smoothing)
+    wanted = -share * math.log(sigmoid(1.5)) - (1 - share) * math.log(sigmoid(-2.5))
+    assert found.loss_B.item() == pytest.approx(wanted, abs=1e-6)
+    assert (found.chosen_reward_B.item(), found.rejected_reward_B.item()) == (-1.0, -3.0)
+
+
+@pytest.mark.parametrize(("label", "smoothing", "share"), [(1.0, 0.0, 1.0), (0.0, 0.0, 0.0), (0.8, 0.25, 0.65)])
+def test_orpo_by_hand(label, smoothing, share):
+    """Probabilities of a token of 0.8 and 0.5: odds of 4 and 1."""
+    chosen, rejected, probability = tensors(math.log(0.8), math.log(0.5), label)
+    found = orpo_loss(chosen, rejected, probability, beta=0.1, label_smoothing=smoothing)
+    right = -math.log(0.8) - 0.1 * math.log(4 / 5)
+    swapped = -math.log(0.5) - 0.1 * math.log(1 / 5)
+    assert found.loss_B.item() == pytest.approx(share * right + (1 - share) * swapped, abs=1e-6)
+    assert found.chosen_reward_B.item() == pytest.approx(0.1 * math.log(0.8), abs=1e-6)
+
+
+def test_orpo_of_a_certain_answer_is_finite():
+    chosen, rejected = torch.zeros(1, requires_grad=True), torch.zeros(1, requires_grad=True)
+    loss = orpo_loss(chosen, rejected, torch.ones(1), beta=0.1).loss_B
+    loss.sum().backward()
+    assert all(item.isfinite().all() for item in (loss, chosen.grad, rejected.grad))

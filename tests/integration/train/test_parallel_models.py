@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+
 pytestmark = pytest.mark.torch
 
 import tiny
@@ -28,6 +29,7 @@ from charter.models.ranks import Ranks
 from charter.models.sequence_split import split_gradient
 from charter.models.sharded_load import decoder_layers
 from charter.models.token_forward import token_losses
+from charter.train.distillation import GivenWords, LikeliestWords
 
 IDS = torch.arange(4 * 12).view(4, 12) % 400
 MASK = torch.ones_like(IDS)
@@ -201,6 +203,12 @@ def split_figures(ranks, temperature, size):
             total = (figures.log_probability_N * weights[0] + figures.entropy_N * weights[1]).sum()
         total.backward()
         values += [total, *figures[-3:], hidden_NH.grad, part_VH.grad]
+    hidden_NH.grad = part_VH.grad = None
+    likeliest = LikeliestWords(5, temperature).of_hidden(hidden_NH, part_VH, own)
+    words = GivenWords(torch.cat([target_N[:, None], likeliest.word_NK], 1), temperature)
+    given = words.of_hidden(hidden_NH, part_VH, own)
+    (given.log_probability_NK * weights[0][:, None]).sum().backward()
+    values += [*likeliest, given.log_probability_NK, given.entropy_N, hidden_NH.grad, part_VH.grad]
     return [item.detach().double().numpy().copy() for item in values]
 
 

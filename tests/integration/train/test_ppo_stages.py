@@ -1,5 +1,6 @@
 """PPO over several steps, on a very small real model: divergence, one step off, distillation, a kill."""
 
+import math
 import multiprocessing
 import os
 import signal
@@ -160,9 +161,24 @@ def test_distillation_learns_from_its_own_answers(taught):
     assert torch.equal(weights(found.models.teacher.module), before)
 
 
-def test_a_stopped_distillation_ends_in_the_same_bits(taught):
+@pytest.mark.parametrize("divergence", ["reverse", "forward", "jsd"])
+def test_distributions_are_learnt_from_as_a_whole(taught, divergence):
+    """The loss falls, in nats of a token, and so does the estimate from sampled tokens; no ratio is clipped."""
+    found = taught(episodes=96, minibatch=8, ppo_epochs=1, divergence=divergence, divergence_words=20)
+    Loop(found.setup, found)
+    reports = [whole_step(found, step) for step in range(12)]
+    loss, gaps = ([report.metrics[name] for report in reports] for name in ("policy_loss", "teacher_kl"))
+    assert all(value > 0 for value in loss)
+    assert sum(loss[-3:]) < 0.8 * sum(loss[:3])
+    assert sum(gaps[-3:]) < 0.9 * sum(gaps[:3])
+    assert "clip_fraction" not in reports[0].metrics
+    assert all(math.isfinite(report.metrics["entropy"]) for report in reports)
+
+
+@pytest.mark.parametrize("divergence", [None, "jsd"])
+def test_a_stopped_distillation_ends_in_the_same_bits(taught, divergence):
     """Two rollouts at once, and one, a checkpoint and one in a new process's objects: the same weights."""
-    whole, first = taught(episodes=16), taught(episodes=16)
+    whole, first = (taught(episodes=16, divergence=divergence) for _ in range(2))
     whole.train()
     loop = Loop(first.setup, first)
     whole_step(first, 0)

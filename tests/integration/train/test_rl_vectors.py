@@ -11,14 +11,16 @@ import pytest
 import torch
 
 from charter.data.reward_functions import overlong
+from charter.train.distillation import distillation_advantages, divergence
 from charter.train.losses import (
     aggregate,
     bradley_terry,
-    distillation_advantages,
     dpo_loss,
     ipo_loss,
     kto_loss,
+    orpo_loss,
     reinforce_loss,
+    simpo_loss,
 )
 from charter.train.ppo_math import (
     clipped_policy_loss,
@@ -50,13 +52,6 @@ NOT_OFFERED = {
     "advantage.reinforce_pp_baseline.bessel": "batches are whitened with N",
     "loss.ppo.clip_fraction": "clip_fraction counts tokens outside the bounds, whatever the sign of A",
     "reward.dapo.overlong.unbounded": "the paper's penalty is held at -1",
-    "loss.simpo": "dpo has the losses dpo, ipo and kto alone",
-    "loss.orpo.ratio": "dpo has the losses dpo, ipo and kto alone",
-    "loss.distill.forward": "a teacher rates sampled tokens alone",
-    "loss.distill.reverse": "a teacher rates sampled tokens alone",
-    "loss.distill.jsd": "a teacher rates sampled tokens alone",
-    "loss.distill.jsd_0.25": "a teacher rates sampled tokens alone",
-    "loss.distill.top1_tail": "a teacher rates sampled tokens alone",
     "loss.opd": "the advantage is of the weights that sampled, not of those of each minibatch",
 }
 
@@ -189,6 +184,27 @@ def of_pairs(loss, name, probability=1.0, **more):
     return loss(*figures, labels, beta=entry["beta"], **more).loss_B.mean()
 
 
+def by_token(loss, name, **settings):
+    """A loss of pairs without a reference, by the mean log-probability of each answer's tokens."""
+    lengths = tensor(ENTRIES[name]["lengths"])
+    sums = (tensor(ENTRIES["loss.dpo"][f"log_policy_{answer}"]) for answer in ("chosen", "rejected"))
+    return loss(*(item / count for item, count in zip(sums, lengths, strict=True)), tensor([1.0] * 2), **settings)
+
+
+def odds_alone():
+    """ORPO less its language loss."""
+    both, language = (by_token(orpo_loss, "loss.orpo.ratio", beta=beta).loss_B for beta in (1.0, 0.0))
+    return (both - language).mean()
+
+
+def distilled(name, kind, **settings):
+    """Over the words that a teacher finds likeliest, all of them where no `top` is named."""
+    entry = ENTRIES[name]
+    student, teacher = (tensor(entry[role]).log() for role in ("student", "teacher"))
+    top = torch.tensor(entry["top"]) if "top" in entry else teacher.argsort(1, descending=True)
+    return divergence(student.gather(1, top), teacher.gather(1, top), kind, **settings).mean()
+
+
 CONSTANT = {"aggregation": "constant", "divisor_B": tensor([8.0] * 4)}
 COMPUTED = {
     "advantage.grpo": lambda: of_answers(grpo_advantages(SCORE, MASK, samples=2)),
@@ -262,10 +278,17 @@ COMPUTED = {
     "loss.bypass": lambda: ppo(old=GENERATOR).mean,
     "loss.value": value_loss,
     "advantage.opd": lambda: distillation_advantages(REFERENCE, GENERATOR, MASK),
+    "loss.distill.forward": lambda: distilled("loss.distill.forward", "forward"),
+    "loss.distill.reverse": lambda: distilled("loss.distill.reverse", "reverse"),
+    "loss.distill.jsd": lambda: distilled("loss.distill.jsd", "jsd"),
+    "loss.distill.jsd_0.25": lambda: distilled("loss.distill.jsd_0.25", "jsd", teacher_share=0.25),
+    "loss.distill.top1_tail": lambda: distilled("loss.distill.top1_tail", "reverse"),
     "loss.dpo": lambda: of_pairs(dpo_loss, "loss.dpo"),
     "loss.dpo.soft": lambda: of_pairs(dpo_loss, "loss.dpo.soft", 0.9),
     "loss.ipo": lambda: of_pairs(ipo_loss, "loss.ipo"),
     "loss.kto": lambda: of_pairs(kto_loss, "loss.kto", reference_point=tensor(ENTRIES["loss.kto"]["z"])),
+    "loss.simpo": lambda: by_token(simpo_loss, "loss.simpo", beta=2.0, target_margin=1.0).loss_B.mean(),
+    "loss.orpo.ratio": odds_alone,
     "loss.bradley_terry": lambda: bradley_terry(tensor([1.0 - 0.2, 0.5 - 0.9]), tensor([1.0, 1.0])).mean(),
 }  # fmt: skip
 

@@ -18,6 +18,7 @@ from charter.models.token_forward import (
     token_figures,
     token_losses,
 )
+from charter.train.distillation import GivenWords, LikeliestWords
 
 pytestmark = pytest.mark.torch
 POSITIONS, HIDDEN, VOCABULARY = 23, 8, 37
@@ -209,3 +210,34 @@ def test_other_plain_heads_give_what_their_logits_give(model_type):
     give_token_forward(model)
     found = token_losses(model, ids_BT, torch.ones_like(ids_BT, dtype=torch.bool))
     torch.testing.assert_close(found.log_probability_N, expected.log_probability_N)
+
+
+@pytest.mark.usefixtures("_chunks")
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_figures_of_several_words_are_those_of_the_logits(given, temperature):
+    hidden, weight, target = given
+    plain_NV = torch.log_softmax(hidden @ weight.T / temperature, -1)
+    likeliest = LikeliestWords(5, temperature).of_hidden(hidden, weight, None)
+    wanted_NK, words_NK = plain_NV.topk(5, -1)
+    assert torch.equal(likeliest.word_NK, words_NK)
+    torch.testing.assert_close(likeliest.log_probability_NK, wanted_NK)
+    assert not likeliest.log_probability_NK.requires_grad
+    words = GivenWords(torch.cat([target[:, None], words_NK], 1), temperature)  # a word may stand there twice
+    upstream = torch.randn(POSITIONS, 6, generator=torch.Generator().manual_seed(4))
+    plain = gradients((upstream * plain_NV.gather(1, words.word_NK)).sum(), hidden, weight)
+    for found in (words.of_hidden(hidden, weight, None), words.of_logits(hidden @ weight.T)):
+        torch.testing.assert_close(found.log_probability_NK, plain_NV.gather(1, words.word_NK))
+        torch.testing.assert_close(found.entropy_N, -(plain_NV.exp() * plain_NV).sum(-1).detach())
+        assert not found.entropy_N.requires_grad
+        torch.testing.assert_close(gradients((upstream * found.log_probability_NK).sum(), hidden, weight), plain)
+    assert torch.equal(
+        LikeliestWords(99, 1.0).of_logits(hidden @ weight.T).word_NK.sort(1).values[0], torch.arange(VOCABULARY)
+    )
+
+
+def test_words_have_the_bits_of_one_token(given):
+    """So that the first ratio of policies is 1 whichever way a token was asked for."""
+    hidden, weight, target = given
+    one = token_figures(hidden, weight, target, temperature=0.7).log_probability_N
+    both = GivenWords(torch.stack([target, target.flip(0)], 1), 0.7).of_hidden(hidden, weight, None)
+    assert torch.equal(both.log_probability_NK[:, 0], one)

@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import json
 import math
+import struct
 import sys
 import threading
 from collections import namedtuple
@@ -241,6 +242,17 @@ def test_ten_answers_get_the_numbers_of_charter(engine, tmp_path, monkeypatch):
     assert not (tmp_path / "scores").exists(), "beside an export nobody reads them"
 
 
+@pytest.mark.parametrize("engine", ["verl", "openrlhf", "nemo_rl", "prime_rl", "skyrl"])
+@pytest.mark.parametrize("weight", [0.1, -2.3, 1000 / 3, 1e-7])
+def test_means_of_equal_scores_are_exact_in_32_bits(engine, weight, tmp_path, monkeypatch):
+    """Engines subtract a group's mean: of 0.1, eight times, it had been off by an ulp, which OpenRLHF took for 0.9."""
+    run = rendered(engine, replace(FUNCTIONS[0], weight=weight))
+    total, _ = loaded(run, tmp_path, monkeypatch).rewards_of("4", TEXTS[0])
+    assert total == pytest.approx(weight, rel=4e-6)
+    sums = [count * total for count in range(1, 65)]
+    assert [*struct.unpack("64f", struct.pack("64f", *sums))] == sums
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_file_needs_the_standard_library_alone(engine):
     tree = ast.parse(rendered(engine, *FUNCTIONS).files["rewards.py"])
@@ -474,7 +486,7 @@ def test_a_judge_is_asked_by_every_engine(engine, tmp_path, monkeypatch, judges)
         2 * len(answer) / 10 + functions.rewards_of(answer, text)[0]
         for answer, text in zip(ANSWERS, TEXTS, strict=True)
     ]
-    assert CALLS[engine](module, monkeypatch) == pytest.approx(totals, abs=1e-12)
+    assert CALLS[engine](module, monkeypatch) == pytest.approx(totals, rel=4e-6)
     questions, _ = judges
     assert {key for key, _ in questions} == {"Bearer secret"}
     turns = [{"role": "user", "content": "2 + 2?"}]

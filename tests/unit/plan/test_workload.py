@@ -181,6 +181,14 @@ def test_kto_reads_answers_to_other_prompts_with_both_models(work):
     assert of["kto"].counters == of["dpo"].counters
 
 
+@pytest.mark.parametrize("loss", ["simpo", "orpo"])
+def test_losses_without_a_reference_plan_none(work, loss):
+    plain, dpo = (work(DpoStage(init="base", data=("pairs",), steps=5, loss=one))[0] for one in (loss, "dpo"))
+    assert plain.phases == dpo.phases[1:]
+    assert plain.roles == dpo.roles[:1]
+    assert plain.counters == dpo.counters
+
+
 def test_judge_behind_an_endpoint_is_not_here(work):
     stage = LabelStage(judge="base", candidates=("pairs",))
     found, _ = work(stage, serving={"base": Serving(endpoint="http://judge:8000/v1")})
@@ -389,6 +397,16 @@ def test_what_an_update_computes_is_not_scored_before(work, changes, rows):
     scores = [phase for phase in grouped(work, **changes).phases if phase.work == "score"]
     assert sum(phase.batch for phase in scores if phase.role == "policy") == rows
     assert {phase.batch for phase in scores if phase.role != "policy"} == {256}
+
+
+def test_words_of_a_teacher_are_read_again_in_every_epoch(work):
+    settings = {"reward": None, "estimator": "distill", "teacher": "base", "ppo_epochs": 2}
+    plain, compared = (grouped(work, **settings, divergence=kind) for kind in (None, "jsd"))
+    [once, more] = [next(one for one in found.phases if one.role == "teacher") for found in (plain, compared)]
+    assert more == replace(once, batch=3 * once.batch)
+    assert [one for one in compared.phases if one.role != "teacher"] == [
+        one for one in plain.phases if one.role != "teacher"
+    ]
 
 
 def test_a_teacher_reads_every_answer(work):

@@ -115,6 +115,7 @@ OUT_OF_RANGE = [
     (PM, "label_smoothing", -0.1),
     (PM, "center_weight", -0.1),
     (DPO, "label_smoothing", 0.5),
+    (DPO, "target_margin", -0.1),
     (PPO, "samples_per_prompt", 0),
     (PPO, "missing_end_penalty", -1.0),
     (PPO, "stop_update_kl", 0.0),
@@ -136,6 +137,11 @@ def test_a_value_out_of_range_is_refused_with_the_range(stage):
         if len(problems) != 1 or not text.startswith("must be ") or f"found {value}" not in text:
             wrong.append((field, value, problems))
     assert wrong == []
+
+
+def test_a_margin_is_of_simpo_alone():
+    assert told(check_stage("s", replace(DPO, loss="simpo", target_margin=0.5))) == {}
+    assert "has no margin" in told(check_stage("s", replace(DPO, target_margin=0.5)))["pipeline.s.target_margin"]
 
 
 ON_THE_EDGE = [

@@ -128,3 +128,12 @@ def test_a_teacher_needs_no_reward():
 )
 def test_a_teacher_leaves_no_use_for_options_of_rewards(name, value):
     assert f"ppo.{name}" in problems(**TAUGHT, samples_per_prompt=4, **{name: value})
+
+
+def test_a_divergence_has_no_ratio_to_clip():
+    assert problems(**TAUGHT, divergence="jsd", teacher_share=0.25, loss_aggregation="sequence") == {}
+    assert "compares no distributions" in problems(divergence="reverse")["ppo.divergence"]
+    for name, value in (("clip_ratio", 0.1), ("entropy_weight", 0.01), ("surrogate", "cispo"), ("mismatch_clip", 2.0)):
+        assert "has no ratio" in problems(**TAUGHT, divergence="reverse", **{name: value})[f"ppo.{name}"]
+    assert "above 0 and below 1" in problems(**TAUGHT, divergence="jsd", teacher_share=1.0)["ppo.teacher_share"]
+    assert "1 or more" in problems(**TAUGHT, divergence="jsd", divergence_words=0)["ppo.divergence_words"]

@@ -107,3 +107,19 @@ def name_formulas(mapper: FieldMapper, stage: PpoStage) -> None:
         mapper.refuse(f"{STAGE}.loss_aggregation", "the value loss would be divided by it too", hint)
     if stage.mismatch is not None and stage.mismatch.level != "token":
         mapper.refuse(f"{STAGE}.mismatch", "the weight of a whole answer is rendered for the native engine alone", hint)
+
+
+TOKEN_ENTROPY = "over the tokens of a micro-batch, here of a minibatch"
+"""Note of an entropy bonus that is a mean of its own in every micro-batch."""
+
+
+def has_token_entropy(mapper: FieldMapper, stage: PpoStage) -> bool:
+    """Return True if a bonus that is a mean over tokens, however the loss is reduced, is what the stage says.
+
+    Else it is refused.
+    """
+    if not stage.entropy_weight or stage.loss_aggregation == "token":
+        return True
+    reason = "its entropy is a mean over tokens, however the policy's loss is reduced"
+    mapper.refuse(f"{STAGE}.entropy_weight", reason, "loss_aggregation: token, or entropy_weight: 0")
+    return False

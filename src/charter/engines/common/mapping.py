@@ -62,6 +62,9 @@ NATIVE_REWARDS: Mapping[str, tuple[object, ...]] = {
     "asynchrony": (None,),
     "max_age": (None,),
     "teacher": (None,),
+    "divergence": (None,),
+    "divergence_words": (100,),
+    "teacher_share": (0.5,),
 }
 """Options of `kind: ppo` that only the native engine has, and their values elsewhere."""
 KNOWN_ELSEWHERE: Mapping[str, tuple[object, ...]] = {
@@ -73,6 +76,7 @@ KNOWN_ELSEWHERE: Mapping[str, tuple[object, ...]] = {
 NATIVE_ONLY = "the rule of this value is rendered for the native engine alone"
 REASONS_OF_VALUES: Mapping[object, str] = {
     "online_dpo": "its losses weigh answers by advantages, and none compares two answers that were just drawn",
+    **dict.fromkeys(("simpo", "orpo"), "its DPO compares with a reference model, and no loss of pairs is without one"),
     "kto": "its DPO compares the two answers of a pair, and it has no loss of each answer by itself",
 }
 """Reasons of single values that are known better than `NATIVE_ONLY`."""

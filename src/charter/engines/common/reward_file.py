@@ -228,6 +228,16 @@ def note_scores(text, each, seconds):
             os.close(file)
 
 
+def in_digits(total, digits=18):
+    """A number of so many binary digits: sums of up to 64 equal ones are exact in 32 bits.
+
+    So is their mean. Else a group of equal scores differs from it by rounding, and OpenRLHF divides that by a deviation
+    as small: advantages near 1, where there are none.
+    """
+    mantissa, exponent = math.frexp(total)
+    return math.ldexp(round(math.ldexp(mantissa, digits)), exponent - digits)
+
+
 def rewards_of(answer, text, **more):
     """The weighted sum over the rewards that apply, and each of them (NaN where one does not)."""
     import time
@@ -241,7 +251,7 @@ def rewards_of(answer, text, **more):
     finally:
         note_scores(text, each, seconds)
     total = sum(REWARDS[name]["weight"] * reward for name, reward in each.items() if reward is not None)
-    return float(total), {{name: math.nan if reward is None else reward for name, reward in each.items()}}
+    return in_digits(total), {{name: math.nan if reward is None else reward for name, reward in each.items()}}
 
 '''
 

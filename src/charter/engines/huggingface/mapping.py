@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from charter.engines.common.adapter import ROW
-from charter.engines.common.formulas import NO_LOWER, name_formulas
+from charter.engines.common.formulas import NO_LOWER, TOKEN_ENTROPY, has_token_entropy, name_formulas
 from charter.engines.common.rendered import RenderedRun, Resume
 from charter.engines.common.request import Handover
 from charter.engines.common.reward_file import UNLIMITED, ExportedRewards, map_rewards
@@ -236,7 +236,8 @@ def _map_estimator(configuration: Configuration, stage: PpoStage) -> None:
         else:
             mapper.charter("stage.loss_horizon", "decides nothing here: it is max_new_tokens, or there is no constant")
         write("stage.clip_ratio", {"epsilon": stage.clip_ratio})
-        mapper.same("stage.scale_advantages", ("group", "batch", "none"), "scale_rewards has no other value")
+        deviation = "scale_rewards has no other value; it adds 1e-4 to every deviation, here 1e-6 to that of a group"
+        mapper.same("stage.scale_advantages", ("group", "batch", "none"), deviation)
         _map_clip_above(configuration, stage)
         _map_entropy(configuration, stage)
         configuration.put({"scale_rewards": stage.scale_advantages})
@@ -264,13 +265,8 @@ def _map_estimator(configuration: Configuration, stage: PpoStage) -> None:
 
 def _map_entropy(configuration: Configuration, stage: PpoStage) -> None:
     """A mean over tokens, whatever the loss of the policy is (grpo_trainer.py, _compute_loss)."""
-    if stage.entropy_weight and stage.loss_aggregation != "token":
-        reason = "its entropy is a mean over tokens, however the policy's loss is reduced"
-        hint = "loss_aggregation: token, or entropy_weight: 0"
-        configuration.mapper.refuse("stage.entropy_weight", reason, hint)
-    else:
-        note = "over the tokens of a micro-batch, here of a minibatch"
-        configuration.write("stage.entropy_weight", {"entropy_coef": stage.entropy_weight}, note=note)
+    if has_token_entropy(configuration.mapper, stage):
+        configuration.write("stage.entropy_weight", {"entropy_coef": stage.entropy_weight}, note=TOKEN_ENTROPY)
 
 
 def _map_clip_above(configuration: Configuration, stage: PpoStage) -> None:
@@ -369,20 +365,23 @@ def _map_preference_model(configuration: Configuration, stage: PreferenceModelSt
 
 def _map_dpo(configuration: Configuration, stage: DpoStage) -> None:
     map_supervised(configuration, stage)
+    mapper = configuration.mapper
     configuration.put({"disable_dropout": True, "precompute_ref_log_probs": False, "router_aux_loss_coef": 0.0})
     configuration.write("stage.beta", {"beta": stage.beta})
+    mapper.same("stage.target_margin", 0.0, "of simpo, for which TRL has no script")
     if stage.loss == "kto":
         _map_kto(configuration, stage)
         return
-    others = "ipo of DPOTrainer divides log-probabilities by the length of their answer first"
+    others = {"ipo": "ipo of DPOTrainer divides log-probabilities by the length of their answer first"}
     if stage.loss == "dpo":
         configuration.write(
             "stage.loss", {"loss_type": ["sigmoid"]}, how="computed", note=f"dpo: DPOTrainer; {KTO_NOTE}"
         )
     else:
-        configuration.mapper.refuse("stage.loss", others, "loss: dpo or kto")
+        reason = others.get(stage.loss, "TRL's trainer of it is experimental, and has no script")
+        mapper.refuse("stage.loss", reason, "loss: dpo or kto")
     smoothing = "the sigmoid loss of DPOTrainer has no label smoothing, and its robust loss is another one"
-    configuration.mapper.same("stage.label_smoothing", 0.0, smoothing)
+    mapper.same("stage.label_smoothing", 0.0, smoothing)
 
 
 KTO_NOTE = (

@@ -67,6 +67,7 @@ def dpo_sheet(mapper: FieldMapper, stage: DpoStage) -> Sheet:
         sheet.put(f"dpo.{name}", False)
     mapper.same("stage.loss", "dpo", REASONS_OF_VALUES.get(stage.loss, NATIVE_ONLY))
     mapper.same("stage.label_smoothing", 0.0, "its loss takes labels as they are (DPOLossFn)")
+    mapper.same("stage.target_margin", 0.0, "of simpo, which it does not have")
     return sheet
 
 

@@ -111,6 +111,7 @@ def _dpo(given: Arguments, stage: DpoStage) -> None:
     _pairs(given)
     given.give("--ref.model_name_or_path", given.handover.paths.models["init"])
     given.to("stage.beta", "--model.beta")
+    given.fields.same("stage.target_margin", 0.0, "of simpo, which it does not have")
     if stage.loss == "ipo":
         given.switch("stage.loss", "--model.ipo_enable", how="computed", note="eq. 17 of IPO, as here")
         given.fields.same("stage.label_smoothing", 0.0, "its IPO takes every label for certain")
@@ -142,7 +143,8 @@ def estimator_arguments(given: Arguments, stage: PpoStage) -> None:
         name = "dr_grpo"
         given.fields.to("stage.scale_advantages", "--algo.advantage.estimator", how="computed", note="dr_grpo: none")
     else:
-        given.fields.same("stage.scale_advantages", "group", "it has the group's deviation, or none, of grpo alone")
+        deviation = "it has the group's deviation, plus 1e-9 where it is 1e-6 here, or none, of grpo alone"
+        given.fields.same("stage.scale_advantages", "group", deviation)
     note = {"reinforce": "whole returns less the value are GAE with lambda 1", "grpo": "its name of GRPO"}
     how: How = "computed" if stage.estimator in note else "as_is"
     option = "--algo.advantage.estimator"

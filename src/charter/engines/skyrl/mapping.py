@@ -13,7 +13,7 @@ backends/skyrl_train/distributed/fsdp_strategy.py; in skyrl-gym 0.4.0 envs/base_
 from collections.abc import Mapping
 
 from charter.engines.common.adapter import ROW
-from charter.engines.common.formulas import name_formulas
+from charter.engines.common.formulas import TOKEN_ENTROPY, has_token_entropy, name_formulas
 from charter.engines.common.mapping import FieldMapper, Sheet, without_value_model
 from charter.engines.common.rendered import RAY_SCRIPT, RenderedRun, Resume, ray_script
 from charter.engines.common.request import Handover
@@ -374,8 +374,9 @@ def _loss(sheet: Sheet, stage: PpoStage) -> None:
         sheet.computed("stage.loss_horizon", horizon, "max_new_tokens where none is given; it cuts no answer")
     else:
         sheet.idle("stage.loss_horizon", "it belongs to loss_aggregation: constant")
-    reason = "its entropy is a mean over the tokens of a micro-batch"
-    mapper.same("stage.entropy_weight", 0.0, reason)
+    sheet.put(f"{ALGORITHM}.use_entropy_loss", stage.entropy_weight != 0)
+    if has_token_entropy(mapper, stage):
+        sheet.as_is("stage.entropy_weight", f"{ALGORITHM}.entropy_loss_coef", note=TOKEN_ENTROPY)
     _correction(sheet, stage)
 
 

@@ -232,6 +232,7 @@ def test_dpo():
     assert found["precompute_ref_log_probs"] is False
     assert "robust" in refused("dpo", label_smoothing=0.1)["pipeline.stage.label_smoothing"]
     assert "by the length" in refused("dpo", loss="ipo")["pipeline.stage.loss"]
+    assert "no script" in refused("dpo", loss="orpo")["pipeline.stage.loss"]
 
 
 def test_kto_is_a_trainer_of_its_own():

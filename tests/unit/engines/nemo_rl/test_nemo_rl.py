@@ -150,6 +150,7 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("dpo", "label_smoothing", {"label_smoothing": 0.1}),
     ("dpo", "loss", {"loss": "ipo"}),
     ("dpo", "loss", {"loss": "kto"}),
+    ("dpo", "loss", {"loss": "simpo"}),
     ("grpo", "estimator", {"estimator": "gae", "whiten_advantages": False}),
     ("grpo", "estimator", {"estimator": "reinforce", "whiten_advantages": False}),
     ("grpo", "kl_coefficient", {"estimator": "rloo", "whiten_advantages": False}),

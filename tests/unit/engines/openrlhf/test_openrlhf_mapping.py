@@ -66,7 +66,7 @@ OTHER = {
     "estimator": ("reinforce", "rloo", "grpo"),
     "reward_from": ("judge",),
     "kl_estimator": ("k3",),
-    "loss": ("ipo", "kto"),
+    "loss": ("ipo", "kto", "simpo", "orpo"),
     "loss_aggregation": ("sequence",),
     "generator": ("vllm",),
     "ptx_data": (("more",),),

@@ -133,6 +133,7 @@ VALUES: list[tuple[dict[str, Any], dict[str, Any]]] = [
             "rank": 8, "alpha": 16, "dropout": 0.0, "target_modules": "all-linear", "lora_sync_path": "./lora",
         },
     }),
+    ({"entropy_weight": 0.01}, {f"{ALGORITHM}.use_entropy_loss": True, f"{ALGORITHM}.entropy_loss_coef": 0.01}),
     ({"mismatch": Mismatch(method="tis", high=3.0)}, {f"{CORRECTION}.token_tis_ratio_clip_high": 3.0}),
     ({"mismatch": Mismatch(method="icepop", high=3.0)}, {f"{CORRECTION}.token_mask_is_threshold_low": 0.0}),
     ({"resources": StageResources(attention="sdpa")}, {
@@ -170,7 +171,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mismatch", {"mismatch": Mismatch(method="tis", low=0.5, high=2.0)}, "no lower bound"),
     ("equal_groups", {"equal_groups": "drop"}, "filter of equal groups does not act"),
     ("equal_groups", {"equal_groups": "refill"}, "takes the prompts of later rollouts"),
-    ("entropy_weight", {"entropy_weight": 0.1}, "micro-batch"),
+    ("entropy_weight", {"entropy_weight": 0.1, "loss_aggregation": "sequence"}, "mean over tokens"),
     ("min_new_tokens", {"min_new_tokens": 0}, "fixed to 1"),
     ("min_learning_rate_ratio", {"schedule": "cosine"}, "ends at 0"),
     ("dtype", {"dtype": "fp32"}, "bfloat16"),
