@@ -48,10 +48,11 @@ def report(
     from charter.report.html import report_html
     from charter.report.read import read_run
 
-    run = read_run(root, plan=_plan_before_the_first_run(directory))
+    plan = _plan_before_the_first_run(directory)
+    run = read_run(root, plan=plan)
     path = output or root / "report.html"
     write_asked("--output", path, report_html(run, now=time.time()), make_directory=True)
-    typer.echo(f"Wrote {path}")
+    typer.echo(f"Wrote {path}" + ("" if plan is None else ": the plan; nothing has run yet"))
 
 
 def _print_sweep(directory: Path, name: str, *, as_json: bool) -> None:
