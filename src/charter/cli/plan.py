@@ -52,7 +52,8 @@ from charter.errors import BudgetError, InfeasibleError, UsageError
 from charter.units import format_seconds, format_usd
 
 if TYPE_CHECKING:
-    from charter.cli.inquiry import KindFile, Reader
+    from charter.cli.inquiry import Reader
+    from charter.plan.ask import KindFile
     from charter.plan.knowledge import Knowledge
     from charter.plan.plan import Plan
     from charter.run.probe import ProbeReport

@@ -397,5 +397,7 @@ def words_of(result: SweepResult) -> str:
         f"Better than {first!r}: {', '.join(better)}" if better else f"No setting is shown to be better than {first!r}"
     )
     many = "comparison" if result.comparisons == 1 else "comparisons"
-    joint = f"{said}. {result.comparisons} {many}, paired by seed; at a level of 95 %, all joint intervals hold at once."
+    joint = (
+        f"{said}. {result.comparisons} {many}, paired by seed; at a level of 95 %, all joint intervals hold at once."
+    )
     return f"{joint} {without}" if equal else joint
