@@ -72,7 +72,7 @@ def test_a_directory_without_a_run_is_an_error_of_usage(command, tmp_path):
 
 def test_before_the_first_run_the_report_is_of_the_plan(tmp_path):
     charter("init", "--template", "cai-8b", tmp_path / "demo")
-    charter("report", "-C", tmp_path / "demo")
+    assert charter("report", "-C", tmp_path / "demo").endswith("report.html: the plan; nothing has run yet\n")
     page = (tmp_path / "demo" / "report.html").read_text()
     assert "Plan report" in page
     assert "nothing spent yet" in page

@@ -283,9 +283,10 @@ def going_on(context: typer.Context, template: str | None, file: "KindFile | Non
     return again, " ".join(["charter run", *words_of(context, {"config", "directory", "overrides"})])
 
 
-def show_assumed(file: "KindFile", save: Path | None) -> None:
-    """Say what was filled in, and where the file is or how to get it."""
-    typer.echo("Assumed: " + "; ".join(file.assumed) + ".")
+def say_what_file(file: "KindFile", save: Path | None, *, listed: bool) -> None:
+    """Say where the file of a question is or how to get it, and what was filled in unless the plan has listed it."""
+    if not listed:
+        typer.echo("Assumed: " + "; ".join(file.assumed) + ".")
     if save is None:
         typer.echo("--save charter.yaml writes the file that this question stands for.")
     else:

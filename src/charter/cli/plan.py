@@ -46,13 +46,14 @@ from charter.cli.inquiry import (
     project_reader,
     question_file,
     said_in_options,
-    show_assumed,
+    say_what_file,
 )
 from charter.errors import BudgetError, InfeasibleError, UsageError
 from charter.units import format_seconds, format_usd
 
 if TYPE_CHECKING:
     from charter.cli.inquiry import Reader
+    from charter.plan.ask import KindFile
     from charter.plan.knowledge import Knowledge
     from charter.plan.plan import Plan
     from charter.run.probe import ProbeReport
@@ -376,9 +377,9 @@ def plan(
         show(result, what_if_answers(what_if, project, read, planned), as_json=as_json, more=more)
     else:
         further = going_on(context, template, inquiry)
-        _show(result, as_json=as_json, explain=explain, more=more, further=further)
+        _show(result, as_json=as_json, explain=explain, more=more, further=further, file=inquiry)
     if inquiry is not None and not as_json:
-        show_assumed(inquiry, save)
+        say_what_file(inquiry, save, listed=explain is None and not what_if)
     for line in () if as_json else deviations:
         typer.echo(line)
     if not allow_over_budget:
@@ -431,47 +432,32 @@ def _knowledge(calibration: Path | None) -> "Knowledge | None":
 
 
 def _show(
-    result: "Plan", *, as_json: bool, explain: str | None, more: dict[str, object], further: tuple[str, str]
+    result: "Plan",
+    *,
+    as_json: bool,
+    explain: str | None,
+    more: dict[str, object],
+    further: tuple[str, str],
+    file: "KindFile | None",
 ) -> None:
     if as_json:
         print_json(result.to_json() | more)
         return
     from charter.report.plan_table import explain_stage, plan_table
 
-    if explain is None:
-        command, then = further
-        plan_console().print(plan_table(result, today=datetime.now(tz=UTC).date(), command=command, then=then))
-        if result.start is not None:
-            plan_console().print(_finish(result), highlight=False)
-        if result.alternatives:
-            from charter.report.plan_table import alternatives_table
-
-            plan_console().print(alternatives_table(result))
-        from charter.plan.what_if import with_quickest_engines
-        from charter.report.plan_notes import engine_line, engine_lines
-
-        for line in engine_lines(result):
-            plan_console().print(line, markup=False, highlight=False)
-        if not any(stage.other_engines for stage in result.stages) and (
-            line := engine_line(with_quickest_engines(result))
-        ):
-            plan_console().print(line, markup=False, highlight=False)
+    if explain is not None:
+        stage = result.stage(explain)
+        assert stage is not None, "asked for before the plan was made"
+        plan_console().print(explain_stage(stage, result))
         return
-    stage = result.stage(explain)
-    assert stage is not None, "asked for before the plan was made"
-    plan_console().print(explain_stage(stage, result))
+    from charter.plan.what_if import with_quickest_engines
 
-
-def _finish(result: "Plan") -> str:
-    """Return the dates on which the plan ends."""
-    from charter.plan.timeline import finish_date
-
-    assert result.start is not None
-    median, high = (
-        finish_date(value, result.start).strftime("%Y-%m-%d %H:%M")
-        for value in (result.seconds.p50, result.seconds.p90)
-    )
-    return f"Dates: started on {result.start:%Y-%m-%d %H:%M} UTC, the run ends on {median} (p50) to {high} (p90)."
+    if not any(stage.other_engines for stage in result.stages):
+        result = with_quickest_engines(result)
+    command, then = further
+    assumed = () if file is None else file.assumed
+    today = datetime.now(tz=UTC).date()
+    plan_console().print(plan_table(result, today=today, command=command, then=then, assumed=assumed))
 
 
 def _write(result: "Plan", output: Path) -> None:

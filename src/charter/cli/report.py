@@ -48,10 +48,11 @@ def report(
     from charter.report.html import report_html
     from charter.report.read import read_run
 
-    run = read_run(root, plan=_plan_before_the_first_run(directory))
+    plan = _plan_before_the_first_run(directory)
+    run = read_run(root, plan=plan)
     path = output or root / "report.html"
     write_asked("--output", path, report_html(run, now=time.time()), make_directory=True)
-    typer.echo(f"Wrote {path}")
+    typer.echo(f"Wrote {path}" + ("" if plan is None else ": the plan; nothing has run yet"))
 
 
 def _print_sweep(directory: Path, name: str, *, as_json: bool) -> None:
@@ -148,14 +149,12 @@ def samples(
         return
     out = console()
     for sample in listed.samples:
-        facts = [sample.principle, f"{sample.probability:.0%} preferred" if sample.probability is not None else ""]
-        facts += ["the orders disagree" if sample.agreed is False else ""]
-        facts += [f"{name} {'none' if value is None else f'{value:.3g}'}" for name, value in sample.rewards.items()]
-        facts += ["flagged" if sample.note is not None and sample.note.flagged else ""]
-        out.rule(" · ".join(fact for fact in (sample.stage, sample.id, *facts) if fact), align="left")
+        mark = "flagged" if sample.note is not None and sample.note.flagged else ""
+        facts = (sample.stage, sample.id, *sample.facts, mark)
+        out.rule(" · ".join(fact for fact in facts if fact), align="left")
         out.print(f"prompt: {sample.prompt}", markup=False, highlight=False)
         for part in sample.parts:
-            out.print(f"{part.label}: {part.text}", markup=False, highlight=False)
+            out.print(f"{part.words}: {part.text}", markup=False, highlight=False)
         if sample.note is not None and sample.note.note:
             out.print(f"note of {sample.note.by}: {sample.note.note}", markup=False, highlight=False)
     if not listed.samples:

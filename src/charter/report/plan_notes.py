@@ -1,6 +1,7 @@
 """Notes below the table of a plan: what decides it, the alternatives, the uncertainties."""
 
 from collections.abc import Iterator
+from itertools import chain
 
 from rich.text import Text
 
@@ -15,6 +16,7 @@ from charter.plan.purchase import shared_servers
 from charter.plan.rl_work import AGE_OF_TOKENS
 from charter.plan.stage_plan import StagePlan
 from charter.plan.stage_risk import StageRisk
+from charter.plan.timeline import finish_date
 from charter.report.plan_cells import VERDICT_WORDS, layout, median_usd, short_date
 from charter.spec.stage_base import NATIVE
 from charter.units import GIB, format_bytes, format_ratio, format_seconds, format_usd
@@ -117,29 +119,68 @@ WORTH_NAMING = 1.02
 """An alternative must be at least this much cheaper or faster; judgement, well inside the width of any estimate."""
 
 
-def notes(plan: Plan, *, command: str, then: str) -> Iterator[Text]:
-    """The lines below the table, most important first; the last one says how to go on from `command`."""
-    yield from _limits(plan)
-    yield from _inexpressible(plan)
-    yield from _models(plan)
-    yield _pole_line(plan)
-    yield from _advice(plan)
-    yield from (Text(line, style="yellow") for line in memory_lines(plan))
-    yield from _alternatives(plan)
+def note_groups(plan: Plan) -> Iterator[tuple[str, tuple[Text, ...]]]:
+    """Yield the notes below the table under their headings, what decides about a run first; no group is empty."""
+    groups: tuple[tuple[str, Iterator[Text]], ...] = (
+        ("Before you start", chain(_inexpressible(plan), _models(plan), _in_yellow(memory_lines(plan)))),
+        ("Limits and dates", chain(_limits(plan), _advice(plan), _dates(plan))),
+        ("What decides time and cost", chain([_pole_line(plan)], _alternatives(plan), _engines(plan), _details(plan))),
+        ("Also in this plan", chain(_plain(placement_lines(plan)), _plain(generator_lines(plan)), _beside(plan))),
+        ("How far to trust it", chain(_uncertain(plan), _sources(plan))),
+    )
+    for heading, notes in groups:
+        if lines := tuple(notes):
+            yield heading, lines
+
+
+def next_line(plan: Plan, *, command: str, then: str) -> Text:
+    """Say how to go on from `command`."""
+    steps = (f"{command} --explain {longest_pole(plan).name}", *NEXT, then)
+    return Text("Next: " + " \N{MIDDLE DOT} ".join(steps), style="dim")
+
+
+def _plain(lines: Iterator[str]) -> Iterator[Text]:
+    return (Text(line) for line in lines)
+
+
+def _in_yellow(lines: Iterator[str]) -> Iterator[Text]:
+    return (Text(line, style="yellow") for line in lines)
+
+
+def _details(plan: Plan) -> Iterator[Text]:
     yield from _market_and_risk(plan)
+    yield from _why_not(plan)
     yield from _ties(plan)
-    yield from (Text(line) for line in (*placement_lines(plan), *generator_lines(plan)))
+
+
+def _engines(plan: Plan) -> Iterator[Text]:
+    if line := engine_line(plan):
+        yield Text(line)
+
+
+def _beside(plan: Plan) -> Iterator[Text]:
     for item in plan.assumptions:
         if item.name == AGE_OF_TOKENS:
             yield Text(f"Updates behind what PPO learns from, by token: {item.value}.")
-    yield from (Text(line) for line in sample_lines(plan))
-    yield from _uncertain(plan)
+    yield from _plain(sample_lines(plan))
+
+
+def _sources(plan: Plan) -> Iterator[Text]:
     if NO_NATIVE_ROW in plan.assumptions:
         yield Text(f"Native engine on accelerators: {NO_NATIVE_ROW.source}.")
     yield from _price_lines(plan)
-    yield from _why_not(plan)
-    steps = (f"{command} --explain {longest_pole(plan).name}", *NEXT, then)
-    yield Text("Next: " + " \N{MIDDLE DOT} ".join(steps), style="dim")
+
+
+def _dates(plan: Plan) -> Iterator[Text]:
+    """Yield the dates on which the plan ends."""
+    if plan.start is None:
+        return
+    median, high = (
+        f"{finish_date(value, plan.start):%Y-%m-%d %H:%M}" for value in (plan.seconds.p50, plan.seconds.p90)
+    )
+    yield Text(
+        f"Dates: if it starts on {plan.start:%Y-%m-%d %H:%M} UTC, the run ends on {median} (p50) to {high} (p90)."
+    )
 
 
 def _inexpressible(plan: Plan) -> Iterator[Text]:
@@ -222,6 +263,8 @@ def _verdict(verdict: str) -> tuple[str, str]:
 def _pole_line(plan: Plan) -> Text:
     pole = longest_pole(plan)
     phase = dominant_phase(pole)
+    if len(plan.stages) == 1 and phase is not None:
+        return Text(f"Most of the time of {pole.name}: {phase[0]!r}, {100 * phase[1]:.0f} %.")
     most = "" if phase is None else f", {100 * phase[1]:.0f} % of its time in {phase[0]!r}"
     path = plan.timeline().critical_path
     return Text(f"Bottleneck (✔): {pole.name}{most}. Critical path: {' > '.join(path)}.")

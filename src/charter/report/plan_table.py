@@ -1,6 +1,6 @@
 """The table of a plan for a terminal, its alternatives, and every term of one stage (`--explain STAGE`)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 
@@ -27,7 +27,7 @@ from charter.report.plan_cells import (
     seconds_range,
     usd_range,
 )
-from charter.report.plan_notes import longest_pole, notes
+from charter.report.plan_notes import engine_lines, longest_pole, next_line, note_groups
 from charter.units import format_bytes, format_count, format_pace, format_seconds, format_usd
 
 COLUMNS_FOR_TABLE = 66
@@ -41,13 +41,19 @@ CHOSEN = "\N{HEAVY CHECK MARK}"
 
 
 def plan_table(
-    plan: Plan, *, today: date | None = None, command: str = "charter plan", then: str = "charter run"
+    plan: Plan,
+    *,
+    today: date | None = None,
+    command: str = "charter plan",
+    then: str = "charter run",
+    assumed: Sequence[str] = (),
 ) -> "PlanTable":
     """The stages, the totals and what decides them; the age of prices where `today` is given.
 
-    `command` asks for this plan again, and `then` goes on from it: the last line names both.
+    `command` asks for this plan again, and `then` goes on from it: the last line names both. `assumed` is what a
+    question without a file left open, and how it was taken.
     """
-    return PlanTable(plan=plan, today=today, command=command, then=then)
+    return PlanTable(plan=plan, today=today, command=command, then=then, assumed=tuple(assumed))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +64,30 @@ class PlanTable:
     today: date | None
     command: str
     then: str
+    assumed: tuple[str, ...]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Title, table, notes."""
+        """Title, table, alternatives, notes in groups, and how to go on."""
         yield _title(self.plan, self.today)
         narrow = options.max_width < COLUMNS_FOR_TABLE
         yield Text(_paragraphs(self.plan)) if narrow else _table(self.plan, options.max_width)
-        yield from notes(self.plan, command=self.command, then=self.then)
+        if self.plan.alternatives:
+            yield alternatives_table(self.plan)
+        for heading, lines in note_groups(self.plan):
+            yield from _listed(heading, lines)
+        if self.assumed:
+            yield from _listed("Assumed, where the question says nothing", map(Text, self.assumed))
+        if blocks := [*engine_lines(self.plan)]:
+            yield from (Text("Other engines on the same accelerators", style="bold"), *map(Text, blocks), Text())
+        yield next_line(self.plan, command=self.command, then=self.then)
+
+
+def _listed(heading: str, lines: Iterable[Text]) -> Iterator[RenderableType]:
+    """A heading, a line for each note with its further lines indented, and an empty line."""
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    for line in lines:
+        grid.add_row("\N{MIDDLE DOT}", line)
+    yield from (Text(heading, style="bold"), grid, Text())
 
 
 def _title(plan: Plan, today: date | None) -> Text:

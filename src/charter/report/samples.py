@@ -44,6 +44,11 @@ class SampleText:
     tone: str = ""
     """`chosen`, `rejected` or nothing."""
 
+    @property
+    def words(self) -> str:
+        """The label as people read it: figures, too, say `model before` of what an evaluation calls `against`."""
+        return "model before" if self.label == "against" else self.label
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShownSample:
@@ -76,6 +81,23 @@ class ShownSample:
         """
         first, last = (part.text[:COMPARED_TEXT].split() for part in (self.parts[0], self.parts[-1]))
         return 1 - difflib.SequenceMatcher(None, first, last, autojunk=False).ratio()
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """Return what is known of it beside its texts, in words.
+
+        >>> parts = (SampleText(label="chosen", text="Yes"),)
+        >>> ShownSample(stage="label", id="1", prompt="?", parts=parts, principle="kind", probability=0.961).facts
+        ('principle kind', 'preferred with 96 %')
+        """
+        rewards = (f"{name} {'none' if value is None else f'{value:.3g}'}" for name, value in self.rewards.items())
+        facts = (
+            f"principle {self.principle}" if self.principle else "",
+            "" if self.probability is None else f"preferred with {100 * self.probability:.0f} %",
+            "the two orders disagree" if self.agreed is False else "",
+            *rewards,
+        )
+        return tuple(fact for fact in facts if fact)
 
     @property
     def length(self) -> int:

@@ -48,14 +48,14 @@ class SettingSummary:
     mean: float | None
     low: float | None
     high: float | None
-    """Student's t over seeds; None with fewer than two."""
+    """Student's t over seeds; None with fewer than two, or where all are equal."""
     difference: float | None = None
     """Mean of the differences from the first setting, seed by seed."""
     difference_low: float | None = None
     difference_high: float | None = None
     pairs: int = 0
     p_value: float | None = None
-    """Of no difference, two-sided, after Holm's correction for all comparisons."""
+    """Of no difference, two-sided, after Holm's correction for all comparisons; None where differences are equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,20 +168,20 @@ def sweep_result(name: str, metric: SweepMetric, measured: Sequence[PointFigure]
         setting: [values[setting][seed] - first[seed] for seed in sorted(values[setting].keys() & first.keys())]
         for setting in names[1:]
     }
-    comparisons = sum(len(differences) > 1 for differences in paired.values())
     corrected = holm(
-        {setting: _p_value(differences) for setting, differences in paired.items() if len(differences) > 1}
+        {setting: _p_value(differences) for setting, differences in paired.items() if _have_spread(differences)}
     )
+    comparisons = len(corrected)
     read = next((item for item in measured if item.value is not None), None)
     bounds = (-math.inf, math.inf) if read is None else _bounds(read)
     settings = []
     for setting in names:
         own = tuple(values[setting].values())
-        mean, low, high = _cut(interval(own, LEVEL), *bounds)
+        mean, low, high = _cut(_by_spread(own, LEVEL), *bounds)
         # Bonferroni's level for intervals: together they hold with LEVEL, however many settings the sweep has.
         level = 1 - (1 - LEVEL) / max(1, comparisons)
         span = bounds[1] - bounds[0]
-        difference = _cut(interval(paired.get(setting, ()), level), -span, span)
+        difference = _cut(_by_spread(paired.get(setting, ()), level), -span, span)
         missing = dict.fromkeys(item.why for item in by_setting[setting].values() if item.value is None)
         settings.append(
             SettingSummary(
@@ -237,6 +237,17 @@ def interval(values: Sequence[float], level: float) -> Ends:
     return mean, mean - half, mean + half
 
 
+def _have_spread(values: Sequence[float]) -> bool:
+    """Return True if values say how far chance moves them: two or more, and not equal but for rounding."""
+    return len(values) > 1 and not math.isclose(min(values), max(values), rel_tol=1e-9, abs_tol=1e-12)
+
+
+def _by_spread(values: Sequence[float], level: float) -> Ends:
+    """Return Student's interval; the mean alone where equal values would make it a point that claims to be sure."""
+    mean, low, high = interval(values, level)
+    return (mean, low, high) if _have_spread(values) else (mean, None, None)
+
+
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     """Return p-values that hold for all of them together (Holm 1979).
 
@@ -251,11 +262,8 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def _p_value(differences: Sequence[float]) -> float:
-    error = _standard_error(differences)
     mean = math.fsum(differences) / len(differences)
-    if error == 0:
-        return 1.0 if mean == 0 else 0.0
-    return 1 - t_within(abs(mean) / error, len(differences) - 1)
+    return 1 - t_within(abs(mean) / _standard_error(differences), len(differences) - 1)
 
 
 def _standard_error(values: Sequence[float]) -> float:
@@ -325,7 +333,7 @@ def sweep_table(result: SweepResult) -> SweepTable:
             (
                 setting.name, str(len(setting.values)), text(setting.mean), ends(setting.low, setting.high),
                 text(setting.difference), ends(setting.difference_low, setting.difference_high),
-                "" if setting.p_value is None else f"{setting.p_value:.3f}",
+                _p_text(setting.p_value),
             )
             for setting in result.settings
         ),
@@ -334,6 +342,17 @@ def sweep_table(result: SweepResult) -> SweepTable:
         words=words_of(result),
         headings=HEADINGS,
     )  # fmt: skip
+
+
+def _p_text(value: float | None) -> str:
+    """Return a p-value as people read it.
+
+    >>> _p_text(None), _p_text(0.0421), _p_text(1e-9)
+    ('', '0.042', '< 0.001')
+    """
+    if value is None:
+        return ""
+    return "< 0.001" if value < 0.0005 else f"{value:.3f}"
 
 
 def _missing(settings: Sequence[SettingSummary]) -> tuple[str, ...]:
@@ -359,8 +378,14 @@ def print_sweep(result: SweepResult, console: "Console") -> None:
 def words_of(result: SweepResult) -> str:
     """Say what the table shows: which settings differ, out of how many comparisons."""
     first = result.settings[0].name if result.settings else ""
+    equal = [setting.name for setting in result.settings if setting.pairs > 1 and setting.p_value is None]
+    without = (
+        f"No interval and no p for {', '.join(equal)}: the difference is the same at every seed, so nothing shows how "
+        "far chance moves it. Do the seeds reach a stage that the figure depends on (`seeded`)?"
+    )
     if not result.comparisons:
-        return "No setting can be compared: that needs two seeds that both settings have."
+        alone = "No setting can be compared: that needs two seeds that both settings have."
+        return without if equal else alone
     better = [
         setting.name
         for setting in result.settings
@@ -372,4 +397,7 @@ def words_of(result: SweepResult) -> str:
         f"Better than {first!r}: {', '.join(better)}" if better else f"No setting is shown to be better than {first!r}"
     )
     many = "comparison" if result.comparisons == 1 else "comparisons"
-    return f"{said}. {result.comparisons} {many}, paired by seed; at a level of 95 %, all joint intervals hold at once."
+    joint = (
+        f"{said}. {result.comparisons} {many}, paired by seed; at a level of 95 %, all joint intervals hold at once."
+    )
+    return f"{joint} {without}" if equal else joint

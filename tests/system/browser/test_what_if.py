@@ -68,6 +68,16 @@ def test_a_what_if_changes_the_plan(rented, dashboard_of, visit):
     assert page.complaints == []
 
 
+def test_a_run_before_its_start_shows_its_plan(rented, dashboard_of, visit, axe):
+    page = visit(dashboard_of(rented.parent))
+    page.goto(plan_page(rented).removesuffix("/plan"))
+    page.locator("#piece[data-state=ready]").wait_for(timeout=PLANNED)
+    assert page.get_by_text("Budget $900").is_visible()
+    assert "H100" in page.locator("#piece table").inner_text()
+    assert axe(page) == []
+    assert page.complaints == []
+
+
 def test_an_invalid_value_says_what_would_work_and_the_next_one_plans(rented, dashboard_of, visit):
     page = visit(dashboard_of(rented.parent))
     page.goto(plan_page(rented))

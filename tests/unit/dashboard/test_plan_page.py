@@ -5,6 +5,7 @@ import os
 import re
 
 import pytest
+from dashboard_case import ProjectCase
 from direct_work import work_directly
 
 from charter.dashboard.reading import key_of
@@ -141,6 +142,31 @@ def test_a_broken_file_is_an_error_on_the_page_and_not_of_the_server(client, add
     assert page.status_code == 200
     assert "There is no such plan" in page.text
     assert "sftt" in page.text
+
+
+def test_a_run_that_has_not_started_shows_its_plan(client, address, at):
+    """It had said that the time left was unknown, for want of a plan, and so of every stage."""
+    run, piece = address.removesuffix("/plan"), f"{address}/piece"
+    page = client.get(run).text
+    assert f'data-piece="{piece}"' in page
+    assert "no plan and no rate yet" not in page
+    answer = client.get(piece).json()
+    assert answer["state"] == "ready"
+    for words in ("Budget $900", "helpful", "x H100-SXM-80GB aws", "p50 to p90"):
+        assert words in answer["html"], words
+    assert answer["html"] in client.get(run, params={"wait": "1"}).text, "without scripts, by waiting"
+    assert "data-piece" not in client.get(at()).text, "a run that has started says what is left"
+
+
+def test_a_finished_run_stands_beside_its_plan(client, settings):
+    case = ProjectCase(settings.roots[0] / "finished")
+    for number, name in enumerate(case.stages):
+        case.done(name, 10)
+        case.attempt(name, seconds=100, after=100 * number)
+    total = {"seconds": {"p10": 200.0, "p50": 300.0, "p90": 450.0}, "usd": {"p10": 1.0, "p50": 2.0, "p90": 3.0}}
+    (case.run / "plan.json").write_text(json.dumps({"stages": [], "total": total}))
+    page = client.get(f"/p/{key_of(case.root.resolve())}").text
+    assert f"planned 5 min 0 s to 7 min 30 s; {format_seconds(100.0 * len(case.stages))} of machine time" in page
 
 
 def test_a_run_shows_first_the_plan_it_was_started_with(client, at, case, address):

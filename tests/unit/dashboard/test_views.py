@@ -272,6 +272,15 @@ def test_the_first_page_puts_what_runs_first(tmp_path, snapshot):
     assert (view.running, view.spent_usd) == (1, pytest.approx(2.8))
 
 
+def test_what_has_no_price_has_not_spent_nothing(snapshot):
+    """The sum over projects without a price had been $0."""
+    totals = replace(snapshot.ledger.whole.totals, priced_attempts=0, micro_usd=0)
+    whole = replace(snapshot.ledger.whole, totals=totals)
+    unpriced = replace(snapshot, ledger=replace(snapshot.ledger, whole=whole))
+    assert (home_view([unpriced]).spent_usd, home_view([unpriced]).groups[0].spent_usd) == (None, None)
+    assert home_view([snapshot, unpriced]).spent_usd == pytest.approx(1.4)
+
+
 def projects(snapshot, count):
     """Many projects: every third is done, each with a name and an owner of its own."""
     done = tuple(replace(stage, phase=Phase("done")) for stage in snapshot.stages)

@@ -2,7 +2,7 @@
 
 import io
 from dataclasses import replace
-from datetime import date
+from datetime import date, datetime
 
 import pytest
 from planner_case import one
@@ -75,7 +75,8 @@ def test_narrow_tables_drop_hours_and_keep_the_layout(plan):
 def test_the_mark_stands_at_the_longest_stage(plan):
     pole = longest_pole(plan)
     marked = [line for line in shown(plan_table(plan)).splitlines() if CHOSEN in line]
-    assert [line.split()[0] for line in marked] == [pole.name, "Bottleneck"], "the line below says what the mark means"
+    assert [line.split()[0] for line in marked] == [pole.name, "\N{MIDDLE DOT}"]
+    assert "Bottleneck (\N{HEAVY CHECK MARK})" in marked[1], "the line below says what the mark means"
     assert pole.option.seconds.p50 == max(stage.option.seconds.p50 for stage in plan.stages)
 
 
@@ -86,6 +87,23 @@ def test_the_title_has_sizes_dates_and_ages(plan):
     assert "(293 days old, stale)" in shown(plan_table(dated(plan, "2026-01-31"), today=TODAY))
     assert "days old" not in shown(plan_table(dated(plan, "2026"), today=TODAY))
     assert "prices 2026" in shown(plan_table(dated(plan, "2026"), today=TODAY))
+
+
+def test_notes_stand_in_groups_and_the_next_step_ends_them(plan):
+    """Dates and what was assumed had stood below the next step."""
+    dated_plan = replace(plan, start=datetime(2026, 11, 20))
+    text = shown(plan_table(dated_plan, assumed=("--nodes 1: one machine",)))
+    parts = ("Limits and dates", "if it starts on 2026-11-20", "What decides time and cost", "How far to trust it")
+    places = [text.index(part) for part in (*parts, "Assumed, where", "one machine", "Next: ")]
+    assert places == sorted(places)
+    assert text.splitlines()[-1].startswith("Next: ")
+
+
+def test_one_stage_has_no_mark_to_explain(plan):
+    alone = replace(plan, stages=plan.stages[:1], cost=None)
+    text = shown(plan_table(alone))
+    assert CHOSEN not in text
+    assert f"Most of the time of {alone.stages[0].name}: " in text
 
 
 def test_a_plan_over_its_budget_says_by_how_much(plan):

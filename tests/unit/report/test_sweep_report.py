@@ -89,6 +89,21 @@ def test_one_seed_has_no_interval_and_nothing_is_claimed():
     assert "two seeds" in words_of(made)
 
 
+def test_equal_differences_show_no_p_value_and_no_interval():
+    """Seeds that reach nothing had been p = 0.000 and an interval of one point: shown to be better, by no evidence."""
+    made = result({1: [0.1, 0.1, 0.1], 2: [0.3, 0.3, 0.3], 3: [0.2, 0.3, 0.25], 4: [0.1, 0.1, 0.1]})
+    first, second, third, fourth = made.settings
+    assert (first.low, second.difference_low, second.p_value, fourth.p_value) == (None, None, None, None)
+    assert second.difference == pytest.approx(0.2)
+    assert (made.comparisons, third.p_value is not None) == (1, True)
+    words = words_of(made)
+    assert words.startswith("Better than 'x 1': x 3. 1 comparison,")
+    assert "No interval and no p for x 2, x 4: the difference is the same at every seed" in words
+    rounded = result({1: [0.1, 0.2], 2: [0.4, 0.5]})
+    assert (rounded.comparisons, rounded.settings[1].p_value) == (0, None), "equal but for rounding"
+    assert words_of(rounded).startswith("No interval and no p for x 2")
+
+
 def test_more_settings_widen_the_intervals_of_all():
     own = {1: [0.1, 0.5, 0.9], 2: [0.2, 0.61, 0.99]}
     alone, among = result(own), result({**own, **{number: [0.1, 0.5, 0.91] for number in range(3, 9)}})

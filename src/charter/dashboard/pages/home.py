@@ -102,7 +102,7 @@ class RunGroup:
     rows: tuple[ProjectRow, ...]
     all: int
     """Projects of the group, on whichever page they stand."""
-    spent_usd: float
+    spent_usd: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,8 @@ class HomeView:
     """States that there are, with how many projects are in each."""
     running: int
     per_hour_usd: float
-    spent_usd: float
+    spent_usd: float | None
+    """None where no project has a price."""
     needs_somebody: int
     """Failed, or waiting for approval."""
     unread: int
@@ -163,10 +164,16 @@ def home_view(snapshots: Sequence[Snapshot], query: TableQuery | None = None, *,
         states=tuple((state, count) for state, count in counted if count),
         running=sum(row.state == "running" for row in rows),
         per_hour_usd=sum(row.money.per_hour_usd or 0.0 for row in rows),
-        spent_usd=sum(row.money.spent_usd or 0.0 for row in rows),
+        spent_usd=_spent(rows),
         needs_somebody=sum(row.state in ("failed", "waiting") for row in rows),
         unread=unread,
     )
+
+
+def _spent(rows: Sequence[ProjectRow]) -> float | None:
+    """Return what projects with a price have spent; None where none has one."""
+    priced = [row.money.spent_usd for row in rows if row.money.spent_usd is not None]
+    return sum(priced) if priced else None
 
 
 GROUPINGS = ("name", "owner", "state")
@@ -198,7 +205,7 @@ def _groups(shown: Sequence[ProjectRow], wanted: Sequence[ProjectRow], group: st
                 name=name,
                 rows=tuple(row for row in shown if _group_of(row, group) == name),
                 all=len(of_all),
-                spent_usd=sum(row.money.spent_usd or 0.0 for row in of_all),
+                spent_usd=_spent(of_all),
             )
         )
     return tuple(groups)

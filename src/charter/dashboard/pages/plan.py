@@ -193,8 +193,17 @@ def _fragment(*, result: Mapping[str, Any] | None = None, error: str = "") -> st
     return template.render(result=result, error=error, state="error" if error else "ready")
 
 
+def before_the_start(project: Snapshot) -> PieceJob:
+    """Return the job that plans a project as its file is, for the page of a run that has not started."""
+    job, arguments, state = _asked(project.root, WhatIfQuestion())
+    return PieceJob(job=job, arguments=arguments, state=state, template="run_plan.html")
+
+
 PLAN = WebPage(name="plan", path="/p/{project}/plan", template="plan.html", build=build_plan, label="Plan")
-PLAN_ROUTES = (Route("/p/{project}/plan/what-if", what_if, methods=["POST"]),)
+PLAN_ROUTES = (
+    Route("/p/{project}/plan/what-if", what_if, methods=["POST"]),
+    project_piece("/p/{project}/plan/piece", before_the_start),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

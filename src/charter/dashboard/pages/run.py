@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from charter.artifacts.group import LOG
+from charter.dashboard.pages.pieces import Piece, piece
+from charter.dashboard.pages.plan import KeptPlan, before_the_start, kept_plan
 from charter.dashboard.render import Context, NoSuchPageError, PageValues, Params, WebPage
 from charter.dashboard.site import DrawnMetrics
 from charter.dashboard.snapshot import CostGroup, LogTail, Snapshot, StageNow, log_lines_with, log_tail
@@ -21,7 +23,7 @@ from charter.dashboard.view.run_parts import (
     meter_view,
     stage_files,
 )
-from charter.dashboard.view.run_view import Money, StageRow, money_of, run_view
+from charter.dashboard.view.run_view import Money, RunView, StageRow, money_of, run_view
 from charter.engines.project import load_project
 from charter.errors import CharterError
 from charter.evaluate.outcome import EvaluationOutcome, outcome_of, read_results
@@ -40,10 +42,24 @@ from charter.tracking.base import metrics_file
 from charter.tracking.progress import EVENTS_FILE
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunPage(RunView):
+    """The run page: what runs, and the plan before and after."""
+
+    before: Piece | None
+    """The plan of a project that has not started."""
+    kept: KeptPlan | None
+    """The plan that the run was started with."""
+
+
 def build(context: Context) -> PageValues:
     """The run page."""
     project = context.project
-    return PageValues(title=project.name, model=run_view(project, outcomes=_outcomes(project)))
+    view = run_view(project, outcomes=_outcomes(project))
+    fresh = project.plan is None and not project.ledger.attempts and bool(project.stages)
+    before = piece(context, before_the_start(project), f"/p/{project.key}/plan/piece") if fresh else None
+    first = None if project.plan is None else kept_plan(project.plan)
+    return PageValues(title=project.name, model=RunPage(**vars(view), before=before, kept=first))
 
 
 def _outcomes(project: Snapshot) -> tuple[EvaluationOutcome, ...]:
