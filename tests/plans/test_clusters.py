@@ -79,6 +79,7 @@ def step_seconds(stage, *, without=()):
 @pytest.mark.parametrize("speed", SPEEDS)
 @pytest.mark.parametrize("machine", MACHINES[1:])
 def test_a_step_takes_its_devices_or_its_bytes(stages, machine, speed):
+    """Devices of the layout itself: one that recomputes sends less, and what it recomputes is work of them."""
     stage = stages[machine, speed]
     devices = step_seconds(stage, without=ON_THE_WIRE)
     bound = max(devices, least_bytes(*machine) / parse_bytes_per_second(speed))

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from charter.catalog.price_book import Market, offers
+from charter.errors import InfeasibleError
 from charter.plan.offers import places
 from charter.plan.phase import Role, RolePhase
 from charter.plan.processors import cpu_phase_terms
@@ -45,6 +46,11 @@ def test_without_infra_every_provider_that_offers_it_is_a_place(where):
     found, refused = where(Resources(accelerators=("H100:8",)))
     assert {"aws", "lambda", "nebius"} <= {place.infra for place in found}
     assert all("no such offer" in item.reason for item in refused)
+
+
+def test_a_stage_on_rented_processors_is_refused_plainly(where):
+    with pytest.raises(InfeasibleError, match="cpu on aws: models on rented processors are not planned yet"):
+        where(Resources(infra="aws", accelerators=("cpu",)))
 
 
 def test_stage_accelerator_wins_over_the_project(where):

@@ -247,6 +247,39 @@ def test_servers_of_the_file_are_planned_and_sent(words, count, given, tmp_path)
     assert entry["execution"]["nodes"] * 8 >= pools["judge"]["replicas"] * pools["judge"]["tensor"]
 
 
+EDITS = {
+    "on demand": ["resources.use_spot=false"],
+    "two kinds": [
+        "pipeline.sl_cai.resources={accelerators: 'A100-80GB:8'}",
+        "pipeline.label.resources={accelerators: 'H200:8', use_spot: false}",
+    ],
+    "half boxes": ["resources={infra: on_prem, price: $2/h, accelerators: ['H100:4'], network: 400Gbit/s}"],
+    "engines": ["pipeline.helpful.engine=deepspeed", "pipeline.sl_cai.engine=trl", "pipeline.ppo.engine=verl"],
+    "exactness": ["exact=record", "engines={trl: {}, deepspeed: {}}"],
+    "by hand": [
+        "pipeline.pm.resources={tensor: 2, num_nodes: 2}",
+        "serving.judge={pool: {replicas: 2, tensor: 4}}",
+        "pipeline.eval.resources={pools: {judge: {replicas: 1, tensor: 4}}}",
+    ],
+}
+
+
+@pytest.fixture(scope="module", params=EDITS)
+def edited(request, tmp_path_factory):
+    root = tmp_path_factory.mktemp("edited") / "project"
+    write_template(find_template("cai-8b"), root)
+    pipeline = build_pipeline(load_project(root / "charter.yaml", overrides=EDITS[request.param]), root)
+    found = plan_of_run(pipeline)
+    assert found.plan is not None, found.problem
+    return pipeline, found
+
+
+@pytest.mark.parametrize("given", [by_slurm, by_kubernetes, by_ray])
+def test_an_edit_of_the_file_reaches_the_launcher(edited, given, tmp_path):
+    for stage, job in jobs(edited, given.__name__.removeprefix("by_")):
+        assert differences(stage, given(job, tmp_path / stage["name"], edited[0].project)) == []
+
+
 NODE = NodeFacts(gpus=4, cpu_capability="AVX2", torch="2.13.0", transformers="5.23.0")
 
 

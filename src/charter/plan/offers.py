@@ -291,10 +291,10 @@ def _refusals(refused: list[RefusedPlace], book: PriceBook) -> Iterator[str]:
         places.setdefault((request, item.reason), []).append(place)
     for (request, reason), where in places.items():
         name = request.partition(":")[0]
-        sizes = book.machine_sizes(name)
+        sizes = book.machine_sizes(name) if reason.startswith(NO_OFFER) else ()
         counts = " or ".join(", ".join(map(str, sizes)).rsplit(", ", 1))
         has = f"; the machines on offer have {counts}, and resources.max_nodes takes several of them"
-        yield f"  {request} on {', '.join(where)}: {reason}{has if sizes and reason.startswith(NO_OFFER) else ''}"
+        yield f"  {request} on {', '.join(where)}: {reason}{has if sizes else ''}"
 
 
 def _no_site(resources: Resources) -> str:
@@ -321,7 +321,7 @@ def _place(
     if site.infra == LOCAL:
         return _local(name, per_node, site.price, machine, threads, is_spread=is_spread)
     if name == CPU:
-        return RefusedPlace(option=f"cpu on {site.infra}", reason="training on rented processors is not planned yet")
+        return RefusedPlace(option=f"cpu on {site.infra}", reason="models on rented processors are not planned yet")
     accelerator = accelerators.get(name)
     if site.infra in OWN_MACHINES:
         place: NodeOffer | RefusedPlace = NodeOffer(

@@ -199,8 +199,10 @@ def _not_planned(question: StageQuestion, pools: Sequence[ServerPool], accelerat
         if not _divides(question.work, alone, tensor):
             return f"{tensor} accelerators of a server, as the file says, do not divide the heads of its model"
         if (needed := (replicas + bool(alone)) * tensor) > accelerators:
-            where = " of one node, where an evaluation runs" if alone else ""
-            return f"the servers that the file describes need {needed} accelerators{where}"
+            if not alone:
+                return f"the servers that the file describes need {needed} accelerators"
+            servers = f"the servers that the file describes and the stage's own models need {needed} accelerators"
+            return f"{servers} of one node, where an evaluation runs; its resources.pools can describe fewer servers"
     return ""
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charter.catalog import accelerators, models
-from charter.errors import UsageError
+from charter.errors import InfeasibleError, UsageError
 from charter.plan import servers as answering_search
 from charter.plan.api_judge import ApiPrice, api_judgement
 from charter.plan.knowledge import shipped
@@ -23,7 +23,7 @@ from charter.report.plan_notes import placement_lines
 from charter.spec.checks import check_project
 from charter.spec.project import ModelSpec, Serving
 from charter.spec.quantity import EXECUTION
-from charter.spec.stage import GenerateStage, LabelStage, SftStage
+from charter.spec.stage import EvalStage, GenerateStage, LabelStage, SftStage
 from charter.spec.stage_base import ServerPool, StageResources
 
 ENDPOINT = "https://judge.example/v1"
@@ -365,3 +365,16 @@ def test_servers_of_the_file_that_divide_no_heads_are_refused():
     options, missed = answering_search.answering_options(replace(question, work=work, pools=pools), place, 1)
     assert options == ()
     assert "8 accelerators of a server, as the file says, do not divide the heads" in missed.rejected[0].reason
+
+
+def test_an_evaluation_counts_its_own_models_beside_servers(lab):
+    models = {"base": ModelSpec(architecture=lab.LLAMA_8B), "judge": ModelSpec(architecture=lab.LLAMA_70B)}
+    judging = {"judge": "judge", "pairs": ("pairs",), "suites": ("judge_agreement", "win_rate")}
+    judged = EvalStage(policy="base", against="base", prompts=("prompts",), num_prompts=500, **judging)
+    project = lab.project(models=models, pipeline={"eval": judged})
+    serving = {"judge": Serving(pool=ServerPool(replicas=2, tensor=4))}
+    with pytest.raises(InfeasibleError, match=r"own models need 12 accelerators .* its resources\.pools can describe"):
+        lab.planned(replace(project, serving=serving))
+    fewer = replace(judged, resources=StageResources(pools={"judge": ServerPool(replicas=1, tensor=4)}))
+    plan = lab.planned(replace(project, serving=serving, pipeline={"eval": fewer}))
+    assert plan.stages[0].option.num_accelerators == 8
