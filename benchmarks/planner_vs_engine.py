@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,7 @@ def main() -> int:
         "--again", type=Path, nargs="*", default=[], help="plan anew, but take what was measured from these rows"
     )
     options = parser.parse_args()
-    machine = probe_machine()
+    machine = replace(probe_machine(), busy_cores=0.0)  # CPU seconds are planned, whoever else is at work
     chosen = [case for case in cases() if options.only in case.label]
     rows = []
     measured = ("seconds", "bytes") if options.what == "both" else (options.what,)
