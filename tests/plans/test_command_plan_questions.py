@@ -186,4 +186,4 @@ def test_the_last_line_asks_about_this_plan(words, again, then):
 def test_the_last_line_names_the_project(plan, tmp_path):
     text = " ".join(plan("--objective", "fastest").stdout.split())
     assert f"Next: charter plan {tmp_path} --objective fastest --explain helpful \N{MIDDLE DOT}" in text
-    assert f"\N{MIDDLE DOT} charter run {tmp_path} " in text
+    assert text.endswith(f"\N{MIDDLE DOT} charter run {tmp_path}"), "nothing stands below the next step"

@@ -178,9 +178,7 @@ def _dates(plan: Plan) -> Iterator[Text]:
     median, high = (
         f"{finish_date(value, plan.start):%Y-%m-%d %H:%M}" for value in (plan.seconds.p50, plan.seconds.p90)
     )
-    yield Text(
-        f"Dates: if it starts on {plan.start:%Y-%m-%d %H:%M} UTC, the run ends on {median} (p50) to {high} (p90)."
-    )
+    yield Text(f"Dates: started on {plan.start:%Y-%m-%d %H:%M} UTC, the run ends on {median} (p50) to {high} (p90).")
 
 
 def _inexpressible(plan: Plan) -> Iterator[Text]:

@@ -93,7 +93,7 @@ def test_notes_stand_in_groups_and_the_next_step_ends_them(plan):
     """Dates and what was assumed had stood below the next step."""
     dated_plan = replace(plan, start=datetime(2026, 11, 20))
     text = shown(plan_table(dated_plan, assumed=("--nodes 1: one machine",)))
-    parts = ("Limits and dates", "if it starts on 2026-11-20", "What decides time and cost", "How far to trust it")
+    parts = ("Limits and dates", "started on 2026-11-20", "What decides time and cost", "How far to trust it")
     places = [text.index(part) for part in (*parts, "Assumed, where", "one machine", "Next: ")]
     assert places == sorted(places)
     assert text.splitlines()[-1].startswith("Next: ")
