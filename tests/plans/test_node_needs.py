@@ -234,7 +234,7 @@ def test_a_plan_and_mem_show_one_figure_to_plan_with(lab):
         assert line["peak_bytes"] < line["enough_bytes"] < line["peak_bytes_range"]["p90"]
         enough, limit = peak_of_limit(found)
         assert enough == gib(line["enough_bytes"])
-        assert f"planned with {enough} GiB, which 80 % of such jobs" in " ".join(text_of(found, lab.one(stage)).split())
+        assert f"planned with {enough} GiB, which 75 % of such jobs" in " ".join(text_of(found, lab.one(stage)).split())
         assert float(limit) < found.option.fullest_device.memory_bytes / GIB, (
             "what may be filled stays below the device"
         )

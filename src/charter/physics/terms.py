@@ -214,10 +214,10 @@ class PhaseTerms(Mapping[str, tuple[Term, ...]]):
 # -------- Memory of one configuration: the terms of its fullest phase, the other phases, the interval, and how much of
 # it to plan with.
 
-MEMORY_QUANTILE = 0.8
-"""The share of jobs like it that need no more than the memory a job is planned with: four in five.
+MEMORY_QUANTILE = 0.75
+"""The share of jobs like it that need no more than the memory a job is planned with: three in four.
 
-A quantile q costs least where too little costs q / (1 - q) times as much as the same distance too much: here four
+A quantile q costs least where too little costs q / (1 - q) times as much as the same distance too much: here three
 times. That ratio is judgement (a job that ran out of memory is lost, memory left over makes a step somewhat slower);
 docs/decisions/0043-memory-to-plan-with.md has what other quantiles would give on stacks left out of the fit.
 """
@@ -231,7 +231,7 @@ def enough_memory(need: Interval, group: str) -> float:
 
     >>> need = Interval.around(60.0, sigma=0.1)
     >>> round(enough_memory(need, "training memory"), 1), enough_memory(need, "inference memory")
-    (65.3, 60.0)
+    (64.2, 60.0)
     """
     return need.quantile(MEMORY_QUANTILE) if group in PLANNED_BY_QUANTILE else need.p50
 

@@ -204,7 +204,7 @@ def enough_line(sum_bytes: float, enough: float) -> str:
     """The sum of a job's terms of memory, and what it is planned with; empty where they are the same.
 
     >>> enough_line(2.0**36, 2.0**36), enough_line(2.0**36, 1.05 * 2.0**36)
-    ('', 'Terms sum to 64.0 GiB; planned with 67.2 GiB, which 80 % of such jobs stay under.')
+    ('', 'Terms sum to 64.0 GiB; planned with 67.2 GiB, which 75 % of such jobs stay under.')
     """
     if enough <= sum_bytes:
         return ""
