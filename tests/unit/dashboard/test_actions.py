@@ -21,6 +21,7 @@ from charter.dashboard.reading import key_of
 from charter.dashboard.site import Settings, check_settings
 from charter.engines.project import load_project
 from charter.errors import UsageError
+from charter.ledger.stored import CREDIT, FEE
 from charter.run import actions
 from charter.run.approval import read_approval
 from charter.run.events import ACTIONS
@@ -178,7 +179,7 @@ def test_actions_name_who_and_when_however_long_ago(enter, case):
 
 def test_every_action_leaves_who_did_it():
     found = set(re.findall(r'_write_down\(\s*[\w.]+, "(\w+)"', Path(actions.__file__).read_text()))
-    assert found | {"run_started"} == ACTIONS
+    assert found | {"run_started", *(f"{service.lower()}_added" for service in (FEE, CREDIT))} == ACTIONS
 
 
 def test_a_budget_is_raised_for_the_run(enter, case):

@@ -39,7 +39,9 @@ def apart(*, usd=0.0, seconds=0.0):
 def test_a_queue_counts_with_the_p90_of_an_exponential_wait(lab):
     stage = SftStage(init="base", data=("chat",), steps=100)
     made = lab.project(Resources(infra="aws", accelerators=("H100:8",), num_nodes=1), pipeline={"stage": stage})
-    facts = Facts(architectures={"base": lab.LLAMA_8B}, data={}, machine=lab.MACHINE, knowledge=shipped(), prices=None)
+    facts = Facts(
+        architectures={"base": lab.LLAMA_8B}, stored={}, data={}, machine=lab.MACHINE, knowledge=shipped(), prices=None
+    )
     found = gather(made, facts)
     (item,) = found.candidates
     option = item.options[0]

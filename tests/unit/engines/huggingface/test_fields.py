@@ -49,6 +49,7 @@ OTHER = {
     "hang_timeout": 60.0,
     "timeout": 60.0,
     "expected_fingerprint": "abc",
+    "divergence": "reverse",
     "zero": ZeroStage.PARAMETERS,
     "recompute": Recompute.FULL,
 }
