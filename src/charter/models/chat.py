@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,7 @@ def encode_documents(tokenizer: Any, conversations: Sequence[Sequence[Turn]]) ->
     return [ids if ids[-1:] == [end] else [*ids, end] for ids in ordered]
 
 
+@lru_cache(maxsize=16)
 def turn_end(tokenizer: Any) -> int:
     """The token that ends an assistant's turn in the chat template, where that ends it with a special token; else the
     end-of-text token. Gemma's and Phi-3's templates, and ChatML over a base model's tokenizer, have one of their own.

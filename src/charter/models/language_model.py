@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ class LanguageModel:
     def __post_init__(self) -> None:
         give_token_forward(self.model)
 
-    @cached_property
+    @property
     def end_id(self) -> int:
         """The end-of-turn token: generation stops there."""
         return turn_end(self.tokenizer)

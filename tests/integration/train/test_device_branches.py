@@ -451,7 +451,7 @@ def test_what_autocast_does_not_see_takes_its_type_there(monkeypatch, two_autoca
     for device, dtype in two_autocasts.items():
         with FakeTensorMode():
             hidden, weight = torch.empty(3, 4, device=device), torch.empty(5, 4, device=device)
-        assert {item.dtype for item in token_forward._matmul_inputs(hidden, weight)} == {dtype}
+        assert {item.dtype for item in token_forward.matmul_inputs(hidden, weight)} == {dtype}
     calls = []
     monkeypatch.setattr(fused.torch, "autocast", noting(calls, "autocast"))
     monkeypatch.setattr(fused, "_is_plain_decoder", lambda _: True)  # a fake parameter has a class of its own
