@@ -271,7 +271,8 @@ class Models:
         """Return the format in which vLLM holds a model: as the file asks for, else as its files are."""
         if name not in self.project.models:
             return "bf16"  # a stage has trained it
-        return QUANTISED.get(self.project.models[name].precision, self.stored.get(name, "bf16"))
+        asked_for = QUANTISED.get(self.project.models[name].precision)
+        return self.stored.get(name, "bf16") if asked_for is None else asked_for.stored
 
     def answering(self, role: str, name: str) -> Role | EndpointUse:
         """A model of which a stage wants answers alone: here, or at its address."""

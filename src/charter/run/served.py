@@ -13,12 +13,9 @@ from charter.launch.servers import PoolSpec
 from charter.run.graph import PlannedStage, serving_of
 from charter.spec.execution import shares_accelerators
 from charter.spec.ppo_stage import PpoStage
-from charter.spec.project import Project, batches_under_way
+from charter.spec.project import QUANTISED, Project, batches_under_way
 from charter.spec.stage import STAGE_KINDS
 from charter.spec.stage_base import MODEL, Sampling
-
-QUANTIZATION = {"fp8": "fp8", "int4": "bitsandbytes"}
-"""vLLM's names for `spec.project.QUANTISED`."""
 
 
 def stage_pools(project: Project, stage: PlannedStage) -> tuple[PoolSpec, ...]:
@@ -39,12 +36,18 @@ def stage_pools(project: Project, stage: PlannedStage) -> tuple[PoolSpec, ...]:
                 max_num_seqs=pool.most_at_once,
                 max_tokens=pool.max_tokens,
                 memory_share=pool.memory_share,
-                quantization=QUANTIZATION.get(project.models[name].precision) if name in project.models else None,
+                quantization=_quantization(project, name),
                 first_slot=0 if shares_accelerators(stage.spec) else 1,
                 threads=max(1, stage_threads(project, stage.spec) // pool.replicas),
             )
         )
     return tuple(pools)
+
+
+def _quantization(project: Project, name: str) -> str | None:
+    model = project.models.get(name)
+    asked_for = QUANTISED.get(model.precision) if model is not None else None
+    return None if asked_for is None else asked_for.method
 
 
 def accelerators_of_node(project: Project, stage: PlannedStage) -> int:

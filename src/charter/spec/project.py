@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from charter.spec.architecture import Architecture
 from charter.spec.launching import FORBID_EXTRA, Launch
@@ -36,8 +36,18 @@ class TokenizerSpec:
     vocab_size: Count = 2048
 
 
-QUANTISED: Mapping[str, str] = MappingProxyType({"fp8": "fp8", "int4": "nf4"})
-"""Precisions to which vLLM brings a model as it loads it, and the format that its matrices then have."""
+class Quantisation(NamedTuple):
+    """A precision to which vLLM brings a model as it loads it."""
+
+    stored: str
+    """Format that its matrices then have, by the names of `physics.precision`."""
+    method: str
+    """vLLM's name for it."""
+
+
+QUANTISED: Mapping[str, Quantisation] = MappingProxyType(
+    {"fp8": Quantisation("fp8", "fp8"), "int4": Quantisation("nf4", "bitsandbytes")}
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,10 +3,12 @@
 import json
 
 import pytest
+from typer.testing import CliRunner
 
 from charter.catalog import models
 from charter.catalog.config_readers import stored_format
 from charter.catalog.huggingface import read_config
+from charter.cli.main import app
 from charter.engines.project import load_project
 from charter.errors import SpecError
 from charter.plan.pipeline_names import Models
@@ -50,6 +52,15 @@ def test_a_judge_is_planned_as_its_servers_hold_it(tmp_path, precision, share):
     assert weights_of(stage) / (2 * 70.55e9) == pytest.approx(share, abs=0.03)
     assert stage.execution.roles["judge"].layout.dtype == {"bf16": "bf16", "fp8": "fp8", "int4": "nf4"}[precision]
     assert stage.execution.roles["policy"].layout.dtype == "bf16"
+
+
+@pytest.mark.parametrize(("precision", "method"), [("fp8", "fp8"), ("int4", "bitsandbytes")])
+def test_what_is_planned_is_what_servers_are_told(tmp_path, precision, method):
+    project_of(tmp_path, precision=precision)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hello?"}\n' * 40)
+    answer = CliRunner().invoke(app, ["submit", "-C", str(tmp_path), "--on", "slurm", "--print", "--json"])
+    assert answer.exit_code == 0, answer.output
+    assert f'"quantization\\":\\"{method}\\"' in answer.output, answer.output
 
 
 def test_eight_bits_answer_sooner_on_the_same_servers(tmp_path):
