@@ -205,7 +205,9 @@ def mem(
         int | None,
         typer.Option("--prefill-tokens", min=1, help="Tokens of one pass over prompts (infer); 8,192, or one prompt."),
     ] = None,
-    weights: Annotated[Weights, typer.Option("--weights", help="Stored weights (infer).")] = "bf16",
+    weights: Annotated[
+        Weights | None, typer.Option("--weights", help="Stored weights (infer); as they were released unless given.")
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Formulas as papers print them, beside ours.")] = False,
     json_: JsonOption = False,
 ) -> None:
@@ -243,7 +245,7 @@ def mem(
             usable,
             batch=batch,
             seq_len=seq_len,
-            weights=weights,
+            weights=weights or catalog_model.stored,
             prefill_tokens=prefill_tokens,
         )
     else:

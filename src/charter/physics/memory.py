@@ -494,7 +494,7 @@ def inference_alternatives(
     return tuple(alternatives)
 
 
-_BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "int4": 4}
+_BITS = {"fp32": 32, "fp8": 8, "int8": 8, "bnb-int8": 8, "int4": 4, "fp4": 4, "mxfp4": 4, "nf4": 4}
 
 
 # -------- Memory of very many layouts: rows that differ only in what memory does not depend on are computed once.

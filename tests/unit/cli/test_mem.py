@@ -28,6 +28,15 @@ def test_mem_prints_terms_that_add_up():
     assert all(term["formula"] and term["source"] for term in report["terms"])
 
 
+@pytest.mark.parametrize(("given", "byte_count"), [((), 1), (("--weights", "bf16"), 2)])
+def test_answers_are_counted_with_weights_as_released(given, byte_count):
+    """DeepSeek-V3 is released in fp8."""
+    options = ("--accelerator", "H200:8", "--mode", "infer", "--tensor", "8", "--json")
+    report = json.loads(ok("plan", "mem", "DeepSeek-V3", *options, *given, code=0 if byte_count == 1 else 3))
+    (weights,) = [term["bytes"] for term in report["terms"] if term["name"] == "weights"]
+    assert weights == pytest.approx(byte_count * 671e9 / 8, rel=0.02)
+
+
 def test_mem_says_what_does_not_fit_and_what_would():
     text = ok("plan", "mem", "Llama-3.1-8B", "-a", "H100", code=3)
     assert "does not fit" in text
