@@ -46,7 +46,7 @@ def stored_format(config: Config) -> str:
         return "bf16"
     bits: Any = weights.get("num_bits", weights.get("bits"))
     by_bits = {8: "fp8", 4: "fp4"} if weights.get("type") == "float" else {8: "int8", 4: "int4"}
-    return by_bits.get(bits, "bf16")
+    return by_bits.get(bits, "bf16") if isinstance(bits, int) else "bf16"
 
 
 def rope_theta(config: Config) -> float:

@@ -337,6 +337,7 @@ class ConfigReading:
     left_out: tuple[str, ...] = ()
     """Keys of the parts beside the decoder that are not in the architecture: `vision_config`, `audio_config`."""
     stored: str = "bf16"
+    """Format of its matrices in the files."""
 
     @property
     def sentence(self) -> str:

@@ -272,6 +272,7 @@ INSTEAD: Mapping[tuple[str, str], str] = {
     **{("charter submit", option): "charter submit asks no question" for option in ("--yes", "-y")},
     ("charter run", "--force"): "charter run again STAGE has a stage computed anew",
     ("charter check", "--json"): "its exit code is 2 where there are errors, and it prints each of them",
+    ("charter plan mem", "--dtype"): "it is --precision of what is trained, and --weights of what only answers",
     ("charter", "-v"): "it is --version; CHARTER_DEBUG=1 before a command shows where an error happened",
     ("charter", "-V"): "it is --version",
     ("charter", "--verbose"): "CHARTER_DEBUG=1 before a command shows where an error happened",

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from charter.errors import Problem
 from charter.spec.architecture import Architecture
+from charter.spec.execution import CPU, shares_accelerators
 from charter.spec.launching import Launch
 from charter.spec.project import QUANTISED, DataSpec, ModelSpec, Place, Project, Resources, Serving
 from charter.spec.quantity import (
@@ -31,7 +32,7 @@ from charter.spec.sections import (
     check_risk,
     check_tracking,
 )
-from charter.spec.stage import MAKES_RECORDS, references
+from charter.spec.stage import TRAINS, references
 from charter.spec.stage_base import ServerPool
 from charter.spec.sweep import check_sweeps
 
@@ -264,17 +265,16 @@ def check_accelerators(names: Iterable[str], path: str) -> Iterator[Problem]:
 def _not_served(name: str, project: Project) -> str | None:
     """Return the reason for which no vLLM that Charter starts holds a model; None where it does everywhere."""
     serving = project.serving.get(name)
-    pool = None if serving is None else serving.pool
     if serving is not None and serving.is_by_address:
         return f"{name} is reached by address"
-    if pool is not None and pool.engine != "vllm":
-        return f"the servers of {name} are of the engine {pool.engine}"
-    if pool is None and {item.partition(":")[0] for item in project.resources.accelerators} == {"cpu"}:
-        return "on processors a stage computes with its models itself"
+    if serving is not None and serving.pool is not None and serving.pool.engine != "vllm":
+        return f"the servers of {name} are of the engine {serving.pool.engine}"
+    if {item.partition(":")[0] for item in project.resources.accelerators} == {CPU}:
+        return "processors compute in 32 bits"
     for stage_name, stage in project.pipeline.items():
         for role, names in references(stage).items():
-            judges = role in ("judge", "also_judges") or name in getattr(stage, "judges", ())
-            if name in names and not judges and stage.kind not in MAKES_RECORDS:
+            is_served = stage.kind not in TRAINS and (shares_accelerators(stage) or role in ("judge", "also_judges"))
+            if name in names and not is_served:
                 return f"stage {stage_name} computes with the weights of {name} itself, as its `{role}`"
     return None
 

@@ -29,6 +29,16 @@ resources: {{accelerators: "{accelerators}", infra: on_prem, price: $2/h}}
 """
 
 
+JUDGED = """  grpo:
+    {kind: ppo, estimator: grpo, policy: base, prompts: [prompts], episodes: 1024, rollout_batch: 128, minibatch: 64,
+     samples_per_prompt: 8, max_new_tokens: 64, rewards: [{name: kind, kind: judge, model: judge}]}"""
+RELEASED = {
+    "fp8": {"deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3.2"}
+    | {"moonshotai/Kimi-K2-Instruct", "MiniMaxAI/MiniMax-M2"},
+    "mxfp4": {"openai/gpt-oss-20b", "openai/gpt-oss-120b"},
+}
+
+
 def project_of(directory, *, judge="Llama-3.1-70B-Instruct", precision="bf16", serving="{}", more="", on="H100:8"):
     text = YAML.format(judge=judge, precision=precision, serving=serving, more=more, accelerators=on)
     (directory / "charter.yaml").write_text(text)
@@ -83,6 +93,16 @@ def test_a_release_in_four_bits_is_served_in_four(tmp_path):
     assert "in mxfp4, which its servers compute with" in item.source
 
 
+def test_an_evaluation_loads_its_own_models_in_sixteen_bits(tmp_path):
+    roles = "policy: judge, against: judge, judge: judge"
+    more = f"  eval: {{kind: eval, {roles}, prompts: [prompts], suites: [judge_win_rate]}}"
+    plan = plan_project(project_of(tmp_path, judge="gpt-oss-20b", more=more), tmp_path)
+    stage = next(item for item in plan.stages if item.name == "eval")
+    sizes = {role: term.value for role, term in stage.option.peak.parts if term.name == "weights"}
+    assert max(sizes.values()) > 2 * 20.9e9, sizes
+    assert stage.execution.roles["judge"].layout.dtype == "mxfp4"
+
+
 def test_files_that_are_quantised_are_not_again(tmp_path):
     with pytest.raises(SpecError, match="are in mxfp4 already"):
         plan_project(project_of(tmp_path, judge="gpt-oss-120b", precision="fp8"), tmp_path)
@@ -94,12 +114,21 @@ def test_files_that_are_quantised_are_not_again(tmp_path):
         ({"more": "  sft: {kind: sft, init: judge, data: prompts}"}, "as its `init`"),
         ({"serving": "{judge: {endpoint: 'https://judge.example/v1'}}"}, "reached by address"),
         ({"serving": "{judge: {pool: {engine: charter}}}"}, "of the engine charter"),
-        ({"on": "cpu"}, "on processors"),
+        ({"more": JUDGED}, "stage grpo computes with the weights of judge itself, as its `judge`"),
+        ({"on": "cpu"}, "processors compute in 32 bits"),
+        ({"on": "cpu", "serving": "{judge: {pool: {}}}"}, "processors compute in 32 bits"),
     ],
 )
 def test_a_precision_that_nobody_would_keep_is_refused(tmp_path, changes, why):
     with pytest.raises(SpecError, match=why):
         project_of(tmp_path, precision="fp8", **changes)
+
+
+def test_the_catalog_knows_what_was_released_in_few_bits():
+    by_format = {}
+    for model in models.catalog():
+        by_format.setdefault(model.stored, set()).add(model.name)
+    assert {name: found for name, found in by_format.items() if name != "bf16"} == RELEASED
 
 
 def test_what_is_trained_is_held_in_sixteen_bits(tmp_path):
@@ -122,6 +151,7 @@ def test_what_is_trained_is_held_in_sixteen_bits(tmp_path):
         (grouped(num_bits=4, type="int"), "int4"),
         ({"quant_method": "compressed-tensors", "config_groups": {"g": None}}, "bf16"),
         ({"quant_method": "another"}, "bf16"),
+        ({"quant_method": "awq", "bits": [4]}, "bf16"),
         ("none", "bf16"),
     ],
 )
